@@ -1,0 +1,385 @@
+"""The model: layers recorded by name, from which a graph is built for any batch size.
+
+A graph has fixed shapes; a model does not. The model keeps the recorded layer calls and builds the
+training or inference graph of a batch size when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soapstone.frontend.layers import Layers
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, Role, TensorSpec
+
+if TYPE_CHECKING:
+    from soapstone.frontend.callbacks import Callback
+    from soapstone.frontend.optimizers import Optimizer
+    from soapstone.frontend.training import Trainer, TrainingResult
+    from soapstone.runtime import Machine
+
+Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A value of a model: what layers take and return. Arithmetic makes element-wise operators."""
+
+    model: Model
+    index: int
+    name: str
+    spec: TensorSpec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.dtype
+
+    def __add__(self, other: Tensor | float) -> Tensor:
+        if isinstance(other, Tensor):
+            return self.model.add(self, other)
+        return self.model.affine(self, shift=other)
+
+    def __sub__(self, other: Tensor | float) -> Tensor:
+        if isinstance(other, Tensor):
+            return self.model.sub(self, other)
+        return self.model.affine(self, shift=-other)
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        if isinstance(other, Tensor):
+            return self.model.mul(self, other)
+        return self.model.affine(self, scale=other)
+
+    def __truediv__(self, other: Tensor | float) -> Tensor:
+        if isinstance(other, Tensor):
+            return self.model.div(self, other)
+        return self.model.affine(self, scale=1 / other)
+
+    def __rsub__(self, other: float) -> Tensor:
+        return self.model.affine(self, scale=-1.0, shift=other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Tensor:
+        return self.model.neg(self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self.model.matmul(self, other)
+
+    def __pow__(self, exponent: float) -> Tensor:
+        return self.model.power(self, exponent)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name}: {self.spec})"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One recorded layer call; the tensors it takes and makes are indices on the model's tape."""
+
+    emit: Emit
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Model(Layers):
+    """A neural network under construction, then compiled, trained and run.
+
+    Example:
+        >>> model = Model("net")
+        >>> x = model.input("image", (64, 784))
+        >>> model.output(model.dense(model.dense(x, 1024, activation="relu"), 10))
+        >>> model.compile("sgd", loss="cross_entropy", metrics=["accuracy"])
+    """
+
+    def __init__(self, name: str = "model", seed: int = 0) -> None:
+        self.name = name
+        self.seed = seed
+        self._builder = GraphBuilder(name)
+        self._calls: list[_Call] = []
+        self._tensors: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._batch_size: int | None = None
+        self._trainer: Trainer | None = None
+
+    # Recording
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+        """Declare an input and return it; the first axis of every input runs over samples.
+
+        Raises:
+            GraphError: the name is taken, or the batch size differs from another input's.
+        """
+        batch = int(shape[0]) if shape else 0
+        if not shape or batch < 1:
+            raise GraphError(f"input {name!r}: shape {tuple(shape)} needs a first axis of 1 or more")
+        if self._batch_size not in (None, batch):
+            raise GraphError(
+                f"input {name!r}: batch size {batch} found, {self._batch_size} needed as in other inputs"
+            )
+        self._batch_size = batch
+        rest = tuple(int(extent) for extent in shape[1:])
+
+        def emit(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
+            size = self._building
+            return (builder.input(name, (size, *rest), dtype),)
+
+        return self.record(emit, ())[0]
+
+    def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Record a layer call and return its outputs; errors of shape appear here."""
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor) or tensor.model is not self:
+                raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
+        if self._trainer is not None:
+            raise GraphError(f"model {self.name!r} is compiled; layers are added before compile")
+        self._building = self._batch_size or 1
+        names = emit(self._builder, True, tuple(tensor.name for tensor in inputs))
+        made = tuple(
+            Tensor(self, len(self._tensors) + i, name, self._builder.spec(name))
+            for i, name in enumerate(names)
+        )
+        self._tensors += made
+        self._calls.append(
+            _Call(emit, tuple(t.index for t in inputs), tuple(t.index for t in made))
+        )
+        self.__dict__.pop("graph", None)
+        return made
+
+    def output(self, *tensors: Tensor) -> None:
+        """Mark tensors as the model's outputs; the loss is taken of the first."""
+        for tensor in tensors:
+            if tensor.model is not self:
+                raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
+            self._outputs.append(tensor)
+        self.__dict__.pop("graph", None)
+
+    # Graphs
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size the model was written for."""
+        if self._batch_size is None:
+            raise GraphError(f"model {self.name!r} has no input")
+        return self._batch_size
+
+    def build(self, batch_size: int | None = None, *, training: bool = False) -> Graph:
+        """Return the forward graph for a batch size, with dropout and batch statistics when training.
+
+        No weights are allocated.
+
+        Raises:
+            GraphError: the model has no output.
+        """
+        if not self._outputs:
+            raise GraphError(f"model {self.name!r} has no output; call model.output(tensor)")
+        self._building = batch_size or self.batch_size
+        builder = GraphBuilder(self.name)
+        names: dict[int, str] = {}
+        for call in self._calls:
+            made = call.emit(builder, training, tuple(names[i] for i in call.inputs))
+            names.update(zip(call.outputs, made))
+        builder.output(*(names[tensor.index] for tensor in self._outputs))
+        return builder.build().pruned()
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The inference graph at the model's own batch size."""
+        return self.build()
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the trained parameters, by name."""
+        graph = self.graph
+        return {name: graph.tensors[name].shape for name in graph.inputs(Role.PARAMETER)}
+
+    def summary(self) -> str:
+        """Return a table of layers: output shape, parameters and operations of each."""
+        graph = self.graph
+        rows = [("layer", "operator", "output", "parameters", "MFLOP")]
+        counted = 0
+        for node in graph.nodes:
+            sizes = [graph.tensors[i].size for i in node.inputs if graph.roles.get(i) == "parameter"]
+            counted += sum(sizes)
+            shape = "x".join(map(str, graph.tensors[node.outputs[0]].shape))
+            flops = node.spec.flops(graph.signature(node)) / 1e6
+            rows.append((node.name, node.operator, shape, f"{sum(sizes):,}", f"{flops:,.2f}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column < 3 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines.append(f"{counted:,} parameters, {graph.flops() / 1e6:,.1f} MFLOP forward")
+        return "\n".join([f"model {self.name}, batch size {self.batch_size}", *lines])
+
+    # Training and running
+
+    def compile(
+        self,
+        optimizer: Optimizer | str = "sgd",
+        loss: str = "cross_entropy",
+        metrics: Iterable[str] = (),
+        *,
+        machine: Machine | None = None,
+        cpus: int | None = None,
+        threads: int = 1,
+        mapper: object = "data_parallel",
+        strategy: Strategy | str | Path | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
+
+        Args:
+            machine: a described machine to run on; by default this one with `cpus` processors of
+                `threads` threads.
+            mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
+            strategy: a strategy or the path of its file; it is checked against the model's graph.
+
+        Raises:
+            GraphError, StrategyError, MachineError: an argument that does not fit.
+        """
+        from soapstone.frontend.training import Trainer
+
+        if seed is not None:
+            self.seed = seed
+        self.close()
+        self._trainer = Trainer(
+            self,
+            optimizer=optimizer,
+            loss=loss,
+            metrics=tuple(metrics),
+            machine=machine,
+            cpus=cpus,
+            threads=threads,
+            mapper=mapper,
+            strategy=strategy,
+        )
+
+    @property
+    def trainer(self) -> Trainer:
+        """The compiled model's trainer.
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
+        if self._trainer is None:
+            raise GraphError(f"model {self.name!r} is not compiled; call model.compile(…) first")
+        return self._trainer
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        validation_data: tuple[Any, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+        shuffle: bool = True,
+        resume: str | Path | None = None,
+        progress: bool = True,
+    ) -> TrainingResult:
+        """Train for a number of epochs and return the history.
+
+        Args:
+            x: (samples, …) float32, a dict by input name, a folder of npz files, or an iterable of
+                (x, y) batches; y: labels, (samples,) integers for `cross_entropy`.
+            resume: a checkpoint to continue from, in the middle of an epoch if that is where it was.
+
+        Raises:
+            DataError: arrays that do not fit the model.
+            NonFiniteLoss: the loss is NaN or infinite; names the step and the layer.
+        """
+        return self.trainer.fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            validation_data=validation_data,
+            callbacks=callbacks,
+            shuffle=shuffle,
+            resume=resume,
+            progress=progress,
+        )
+
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
+        """Return the mean loss and the metrics over a data set."""
+        return self.trainer.evaluate(x, y, batch_size=batch_size)
+
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
+        """Return the model's outputs for all samples of x."""
+        return self.trainer.predict(x, batch_size=batch_size)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write parameters, optimizer state, step and position in the data, atomically."""
+        self.trainer.save_checkpoint(path)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Read a checkpoint.
+
+        Raises:
+            CheckpointError: truncated, foreign, or of another model.
+        """
+        self.trainer.load_checkpoint(path)
+
+    def weights(self) -> dict[str, Array]:
+        """Return copies of the trained parameters and carried states, by name."""
+        return self.trainer.session.state()
+
+    def set_weights(self, values: Mapping[str, Array]) -> None:
+        """Replace parameters or states by name.
+
+        Raises:
+            GraphError: an unknown name or another shape.
+        """
+        self.trainer.session.load_state(values)
+
+    @property
+    def training_graph(self) -> Graph:
+        """Forward, backward and update operators at the model's batch size."""
+        return self.trainer.training_graph(self.batch_size)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of the training graph at the model's batch size."""
+        return self.trainer.strategy_for(self.batch_size)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of parameters, states, inputs and the arena of the largest bound graph."""
+        return self.trainer.session.peak_bytes
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Counters of the runtime and of training: step_us, samples_per_s, launches, copies, …"""
+        return self.trainer.statistics()
+
+    def profile(self, path: str | Path) -> AbstractContextManager[None]:
+        """Return a context in which steps are timed and written as a trace-event timeline."""
+        return self.trainer.session.profile(path)
+
+    def close(self) -> None:
+        """Stop the workers and free all memory of the compiled model."""
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

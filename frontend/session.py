@@ -1,0 +1,157 @@
+"""Bound graphs on a runtime: regions that outlive a step, and one trace for each graph that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from soapstone.frontend.initial import materialise
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, Role
+from soapstone.mappers.base import GraphMapper
+from soapstone.runtime import Machine, Region, Runtime, Timeline, Trace
+from soapstone.runtime.expand import Program, program
+from soapstone.runtime.lower import lower
+
+CARRIED = (Role.PARAMETER, Role.STATE)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A graph bound to regions and compiled to a trace.
+
+    `feeds` and `results` are the live arrays of its step inputs and outputs.
+    """
+
+    graph: Graph
+    strategy: Strategy
+    program: Program
+    trace: Trace
+    feeds: Mapping[str, Array]
+    results: Mapping[str, Array]
+
+    @property
+    def variants(self) -> Mapping[str, str]:
+        """Which kernel variant serves each launched node."""
+        return self.program.variants
+
+
+class Session:
+    """A runtime, the parameters and states of a model in it, and its bound graphs."""
+
+    def __init__(self, machine: Machine, mapper: GraphMapper, seed: int) -> None:
+        self.machine = machine
+        self.mapper = mapper
+        self.seed = seed
+        self.runtime = Runtime(machine=machine, mapper=mapper)
+        self._carried: dict[str, Region] = {}
+        self._bounds: list[Bound] = []
+        self._timeline: Timeline | None = None
+
+    def bind(self, graph: Graph, strategy: Strategy) -> Bound:
+        """Return the graph compiled under a strategy; parameters met for the first time are made.
+
+        Raises:
+            StrategyError: the strategy is not legal for the graph.
+            MemoryExhausted: the working set exceeds a memory; names what was needed.
+        """
+        lowered = lower(graph, strategy)
+        persistent: dict[str, Region] = {}
+        for name, role in graph.roles.items():
+            spec = graph.tensors[name]
+            if role in CARRIED:
+                persistent[name] = self._carry(graph, name)
+            else:
+                persistent[name] = Region(spec.shape, spec.dtype, name)
+        outputs = dict(zip(graph.outputs, lowered.outputs))
+        for name in outputs.values():
+            spec = lowered.tensors[name]
+            persistent.setdefault(name, Region(spec.shape, spec.dtype, name))
+        self.mapper.adopt(strategy)
+        made = program(lowered, strategy, persistent)
+        with self.runtime.capture(graph.name) as recording:
+            made.launch(self.runtime)
+        bound = Bound(
+            graph,
+            strategy,
+            made,
+            recording.trace,
+            {
+                name: self.runtime.array(persistent[name])
+                for name, role in graph.roles.items()
+                if role not in CARRIED
+            },
+            {name: self.runtime.array(persistent[low]) for name, low in outputs.items()},
+        )
+        self._bounds.append(bound)
+        return bound
+
+    def _carry(self, graph: Graph, name: str) -> Region:
+        region = self._carried.get(name)
+        spec = graph.tensors[name]
+        if region is None:
+            region = Region(spec.shape, spec.dtype, name)
+            self.runtime.write(
+                region, materialise(graph.initials.get(name), spec, self.seed, name)
+            )
+            self._carried[name] = region
+        elif region.shape != spec.shape:
+            raise GraphError(
+                f"parameter {name!r}: shape {spec.shape} found, {region.shape} needed as bound before"
+            )
+        return region
+
+    def run(self, bound: Bound) -> None:
+        """Run a bound graph once on what its feeds hold."""
+        if self._timeline is None:
+            bound.trace.replay()
+        else:
+            bound.trace.replay(profile=self._timeline)
+
+    def state(self) -> dict[str, Array]:
+        """Return copies of all parameters and states, by name."""
+        return {name: self.runtime.read(region) for name, region in self._carried.items()}
+
+    def load_state(self, values: Mapping[str, Array]) -> None:
+        """Replace parameters and states.
+
+        Raises:
+            GraphError: a name that is not carried, or another shape.
+        """
+        for name, value in values.items():
+            region = self._carried.get(name)
+            if region is None:
+                raise GraphError(f"parameter {name!r} does not exist in this model")
+            if np.shape(value) != region.shape:
+                raise GraphError(
+                    f"parameter {name!r}: shape {np.shape(value)} found, {region.shape} needed"
+                )
+        for name, value in values.items():
+            self.runtime.write(self._carried[name], np.asarray(value))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of everything allocated: carried regions, feeds, results and arenas."""
+        return self.runtime.allocated_bytes
+
+    @contextmanager
+    def profile(self, path: str | Path) -> Iterator[None]:
+        """Time every task run inside and write a trace-event timeline."""
+        self._timeline = Timeline(self.machine)
+        try:
+            yield
+        finally:
+            timeline, self._timeline = self._timeline, None
+            timeline.save(path)
+
+    def close(self) -> None:
+        """Stop the workers and free the memory."""
+        self._bounds.clear()
+        self._carried.clear()
+        self.runtime.close()

@@ -1,0 +1,418 @@
+"""Iteration dims and interval maps: how each operand of an operator is indexed.
+
+An operator iterates over named dims. An operand's axis maps intervals of those dims to an interval
+of the axis, so a tile of the iteration space names the tile of every operand. From this one
+declaration follow the shape rule, the legal configurations of the SOAP space (sample, operator,
+attribute, parameter; Jia, chapter 3.3) together with the reduced dims, each point task's input and
+output tiles, and the places where partial results must be reduced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.errors import ShapeError, StrategyError
+from soapstone.ir.tensor import TensorSpec
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Intervals = Mapping[str, Ints]
+
+
+class Kind(StrEnum):
+    """How a dim may be split."""
+
+    FREE = "free"  # every output is indexed by it
+    REDUCED = "reduced"  # some output lacks it: partial results are combined by its monoid
+    WHOLE = "whole"  # never split
+    LOWERED = "lowered"  # split only after the composite operator is lowered to primitives
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named index of an operator's iteration space, `0 <= index < extent`."""
+
+    name: str
+    extent: int
+    kind: Kind = Kind.FREE
+    monoid: str | None = None  # sum, max, min
+
+    def __str__(self) -> str:
+        mark = {Kind.FREE: "", Kind.REDUCED: f":{self.monoid}"}.get(self.kind, f":{self.kind}")
+        return f"{self.name}={self.extent}{mark}"
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An axis indexed by one dim: tile [lo, hi) reads [lo*stride+offset, (hi-1)*stride+offset+window).
+
+    The interval is clipped to the axis, so it may be empty. A window above the stride is a halo.
+    """
+
+    dim: str
+    extent: int
+    stride: int = 1
+    offset: int = 0
+    window: int = 1
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return (self.dim,)
+
+    @property
+    def overlaps(self) -> bool:
+        return self.window > self.stride
+
+    def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
+        first, last = lo[self.dim], hi[self.dim]
+        start = first * self.stride + self.offset
+        stop = (last - 1) * self.stride + self.offset + self.window
+        stop = np.where(last > first, stop, start)
+        start = np.clip(start, 0, self.extent)
+        return start, np.maximum(start, np.clip(stop, 0, self.extent))
+
+    def __str__(self) -> str:
+        if (self.stride, self.offset, self.window) == (1, 0, 1):
+            return self.dim
+        return f"{self.dim}*{self.stride}{self.offset:+d}~{self.window}"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An axis of which every point needs all: broadcast, gathered through an index, or not split."""
+
+    extent: int
+    gathered: bool = False
+
+    dims: tuple[str, ...] = ()
+    overlaps = False
+
+    def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
+        points = len(next(iter(lo.values()))) if lo else 1
+        return np.zeros(points, np.int64), np.full(points, self.extent, np.int64)
+
+    def __str__(self) -> str:
+        return f"@{self.extent}" if self.gathered else f"[{self.extent}]"
+
+
+@dataclass(frozen=True)
+class Product:
+    """An axis that enumerates several dims in row-major order: (group, channel), or a reshape.
+
+    A tile is one interval only when every dim outside a split one is split down to single indices.
+    """
+
+    dims: tuple[str, ...]
+    extents: tuple[int, ...]
+    overlaps = False
+
+    @property
+    def extent(self) -> int:
+        return math.prod(self.extents)
+
+    def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
+        start: Any = 0
+        last: Any = 0
+        empty: Any = False
+        for name, extent in zip(self.dims, self.extents):
+            start = start * extent + lo[name]
+            last = last * extent + hi[name] - 1
+            empty = empty | (hi[name] <= lo[name])
+        return start, np.where(empty, start, last + 1)
+
+    def __str__(self) -> str:
+        return f"({' '.join(self.dims)})"
+
+
+Axis = Affine | Whole | Product
+
+
+@dataclass(frozen=True)
+class Operand:
+    """The axes of one operand."""
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(axis.extent for axis in self.axes)
+
+    @cached_property
+    def dims(self) -> frozenset[str]:
+        return frozenset(name for axis in self.axes for name in axis.dims)
+
+    def tiles(self, lo: Intervals, hi: Intervals, points: int) -> tuple[Ints, Ints]:
+        """Return the boxes of all points: two (points, rank) arrays."""
+        starts = np.zeros((points, len(self.axes)), np.int64)
+        stops = np.zeros((points, len(self.axes)), np.int64)
+        for column, axis in enumerate(self.axes):
+            starts[:, column], stops[:, column] = axis.interval(lo, hi)
+        return starts, stops
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.axes)) or "()"
+
+
+def equal_cuts(extent: int, parts: int) -> tuple[int, ...]:
+    """Return the boundaries of `parts` nearly equal tiles of [0, extent)."""
+    return tuple(extent * part // parts for part in range(parts + 1))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operator bound to shapes: its dims, and how each operand is indexed by them."""
+
+    dims: tuple[Dim, ...]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    dtypes: tuple[str, ...] = field(default=("float32",))
+
+    @cached_property
+    def by_name(self) -> dict[str, Dim]:
+        return {dim.name: dim for dim in self.dims}
+
+    @property
+    def output_specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(o.shape, dtype) for o, dtype in zip(self.outputs, self.dtypes))
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        operands = (*self.inputs, *self.outputs)
+        return tuple({a for o in operands for a in o.axes if isinstance(a, Product)})
+
+    def lowers(self, degrees: Mapping[str, int]) -> bool:
+        """Return whether these degrees need the operator's lowering to primitives."""
+        return any(
+            degrees.get(dim.name, 1) > 1 and dim.kind is Kind.LOWERED for dim in self.dims
+        )
+
+    def check(self, degrees: Mapping[str, int], lowers: bool = True) -> None:
+        """Raise StrategyError, naming the dim, unless the degrees are legal for this operator."""
+        for name, degree in degrees.items():
+            dim = self.by_name.get(name)
+            if dim is None:
+                have = ", ".join(self.by_name) or "none"
+                raise StrategyError(f"dim {name!r} does not exist; dims are {have}")
+            if not 1 <= degree <= max(dim.extent, 1):
+                raise StrategyError(
+                    f"dim {name}: degree {degree} found, 1 to {max(dim.extent, 1)} needed"
+                )
+            if degree > 1 and (
+                dim.kind is Kind.WHOLE or (dim.kind is Kind.LOWERED and not lowers)
+            ):
+                raise StrategyError(f"dim {name} is never split; degree {degree} found, 1 needed")
+        for product in self.products:
+            for position, name in enumerate(product.dims):
+                if degrees.get(name, 1) == 1:
+                    continue
+                for outer in product.dims[:position]:
+                    extent = self.by_name[outer].extent
+                    if degrees.get(outer, 1) != extent:
+                        raise StrategyError(
+                            f"dim {name}: degree {degrees[name]} splits inside dim {outer}, whose"
+                            f" degree is {degrees.get(outer, 1)}; {extent} needed"
+                        )
+
+    def configurations(self, most_points: int, lowers: bool = True) -> Iterator[dict[str, int]]:
+        """Yield every legal choice of degrees with at most `most_points` point tasks."""
+        splittable = [
+            dim
+            for dim in self.dims
+            if dim.kind is not Kind.WHOLE and (lowers or dim.kind is not Kind.LOWERED)
+        ]
+        choices = [range(1, max(1, min(dim.extent, most_points)) + 1) for dim in splittable]
+        for degrees in itertools.product(*choices):
+            if math.prod(degrees) > most_points:
+                continue
+            candidate = {dim.name: d for dim, d in zip(splittable, degrees) if d > 1}
+            try:
+                self.check(candidate, lowers)
+            except StrategyError:
+                continue
+            yield candidate
+
+    def points(
+        self,
+        degrees: Mapping[str, int],
+        cuts: Mapping[str, Sequence[int]] | None = None,
+    ) -> tuple[tuple[int, ...], dict[str, Ints], dict[str, Ints]]:
+        """Return the grid and, for each dim, the interval of every point in row-major order."""
+        grid = tuple(degrees.get(dim.name, 1) for dim in self.dims)
+        count = math.prod(grid)
+        index = np.unravel_index(np.arange(count), grid) if grid else ()
+        lo: dict[str, Ints] = {}
+        hi: dict[str, Ints] = {}
+        for dim, parts, position in zip(self.dims, grid, index):
+            bounds = np.asarray(
+                (cuts or {}).get(dim.name) or equal_cuts(dim.extent, parts), np.int64
+            )
+            lo[dim.name], hi[dim.name] = bounds[position], bounds[position + 1]
+        return grid, lo, hi
+
+    def monoid(self, output: int, degrees: Mapping[str, int]) -> str | None:
+        """Return the monoid that folds an output's partial tiles, or None when tiles are final."""
+        operand = self.outputs[output]
+        for dim in self.dims:
+            if degrees.get(dim.name, 1) > 1 and dim.name not in operand.dims:
+                return dim.monoid or "sum"
+        for axis in operand.axes:
+            if axis.overlaps and any(degrees.get(name, 1) > 1 for name in axis.dims):
+                return "sum"
+        return None
+
+    def __str__(self) -> str:
+        left = ", ".join(map(str, self.inputs))
+        right = ", ".join(map(str, self.outputs))
+        return f"{left} -> {right}   {' '.join(map(str, self.dims))}"
+
+
+class DimTable:
+    """Collects dims while a signature is built, and checks that extents agree."""
+
+    def __init__(self) -> None:
+        self._extents: dict[str, tuple[int, str]] = {}
+        self._kinds: dict[str, tuple[Kind, str | None]] = {}
+
+    def add(
+        self,
+        name: str,
+        extent: int,
+        where: str,
+        kind: Kind = Kind.FREE,
+        monoid: str | None = None,
+    ) -> str:
+        known = self._extents.get(name)
+        if known is None:
+            self._extents[name] = (extent, where)
+        elif known[0] != extent:
+            raise ShapeError(f"dim {name} is {known[0]} in {known[1]} but {extent} in {where}")
+        if kind is not Kind.FREE or name not in self._kinds:
+            self._kinds[name] = (kind, monoid)
+        return name
+
+    def extent(self, name: str) -> int:
+        return self._extents[name][0]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._extents
+
+    def dims(self) -> tuple[Dim, ...]:
+        return tuple(
+            Dim(name, extent, *self._kinds[name]) for name, (extent, _) in self._extents.items()
+        )
+
+
+def along(table: DimTable, name: str, extent: int, where: str) -> Affine:
+    """Return the plain axis of a dim, recording its extent."""
+    return Affine(table.add(name, extent, where), extent)
+
+
+def einsum(
+    text: str,
+    inputs: Sequence[TensorSpec],
+    *,
+    dtypes: Sequence[str] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    monoid: str = "sum",
+) -> Signature:
+    """Return the signature written as `m k, k n -> m n`.
+
+    Operands are separated by commas, axes by spaces; `...` stands for leading dims `b0 b1 …`, which
+    broadcast as in NumPy; `1` is an axis of extent one. A dim that is missing from an output is
+    reduced by `monoid`, unless `kinds` says otherwise.
+
+    Raises:
+        ShapeError: the rank of an input, or two extents of a dim, do not agree.
+    """
+    left, right = (side.strip() for side in text.split("->"))
+    in_terms = [term.split() for term in left.split(",")] if left else []
+    out_terms = [term.split() for term in right.split(",")]
+    if len(in_terms) != len(inputs):
+        raise ShapeError(f"{len(inputs)} inputs found, {len(in_terms)} needed ({text})")
+    table = DimTable()
+    batch_rank = 0
+    for position, (terms, spec) in enumerate(zip(in_terms, inputs)):
+        named = len(terms) - ("..." in terms)
+        if spec.rank < named or ("..." not in terms and spec.rank != named):
+            raise ShapeError(
+                f"input {position} has rank {spec.rank} (shape {spec.shape});"
+                f" {' '.join(terms)} needs {named}{' or more' if '...' in terms else ''}"
+            )
+        if "..." in terms:
+            batch_rank = max(batch_rank, spec.rank - named)
+    batch = [f"b{i}" for i in range(batch_rank)]
+
+    def batch_axes(spec: TensorSpec, count: int, where: str) -> list[Axis]:
+        axes: list[Axis] = []
+        for name, extent in zip(batch[batch_rank - count :], spec.shape[:count]):
+            largest = batch_extent[name]
+            if extent == largest:
+                axes.append(along(table, name, extent, where))
+            elif extent == 1:
+                axes.append(Whole(1))
+            else:
+                raise ShapeError(f"dim {name} is {largest} but {extent} in {where}")
+        return axes
+
+    batch_extent: dict[str, int] = {}
+    for terms, spec in zip(in_terms, inputs):
+        if "..." in terms:
+            count = spec.rank - (len(terms) - 1)
+            for name, extent in zip(batch[batch_rank - count :], spec.shape[:count]):
+                if batch_extent.get(name, 1) == 1:
+                    batch_extent[name] = extent
+    operands: list[Operand] = []
+    for position, (terms, spec) in enumerate(zip(in_terms, inputs)):
+        where = f"input {position}"
+        axes: list[Axis] = []
+        for term in terms:
+            if term == "...":
+                axes += batch_axes(spec, spec.rank - (len(terms) - 1), where)
+                continue
+            extent = spec.shape[len(axes)]
+            if term == "1":
+                if extent != 1:
+                    raise ShapeError(f"axis {len(axes)} of {where} is {extent}; 1 needed ({text})")
+                axes.append(Whole(1))
+            else:
+                axes.append(along(table, term, extent, where))
+        operands.append(Operand(tuple(axes)))
+    outputs: list[Operand] = []
+    for terms in out_terms:
+        out_axes: list[Axis] = []
+        for term in terms:
+            if term == "...":
+                out_axes += [along(table, b, batch_extent[b], "output") for b in batch]
+            elif term == "1":
+                out_axes.append(Whole(1))
+            elif term != "()":
+                out_axes.append(Affine(term, table.extent(term)))
+        outputs.append(Operand(tuple(out_axes)))
+    return finish(table, operands, outputs, dtypes, kinds, monoid)
+
+
+def finish(
+    table: DimTable,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    dtypes: Sequence[str] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+    monoid: str = "sum",
+) -> Signature:
+    """Return the signature of collected operands, marking dims absent from an output as reduced."""
+    dims = []
+    for dim in table.dims():
+        kind = (kinds or {}).get(dim.name, dim.kind)
+        reduced = any(dim.name not in operand.dims for operand in outputs)
+        if kind is Kind.FREE and reduced:
+            kind = Kind.REDUCED
+        dims.append(Dim(dim.name, dim.extent, kind, monoid if reduced else None))
+    types = tuple(dtypes) if dtypes is not None else ("float32",) * len(outputs)
+    return Signature(tuple(dims), tuple(inputs), tuple(outputs), types)

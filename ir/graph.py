@@ -1,0 +1,392 @@
+"""The graph: operators over named values, frozen once built.
+
+A graph has fixed shapes. Values are named; a value that no node makes is an input, whose role says
+whether it is given each step, trained, or carried from step to step. Updates name, for a trained or
+carried input, the value that is its contents in the next step. Forward, backward and update
+operators live in one graph and are not distinguished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from soapstone.ir.dims import Signature
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.spec import OpSpec, operator
+from soapstone.ir.tensor import Role, TensorSpec
+
+
+@dataclass(frozen=True)
+class Initial:
+    """How a parameter or state begins: `uniform` in [-scale, scale), `normal` times scale, or `constant`."""
+
+    kind: str = "constant"
+    scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("uniform", "normal", "constant"):
+            raise GraphError(
+                f"initial value {self.kind!r} found; uniform, normal or constant needed"
+            )
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator applied to values.
+
+    `origin` names the node whose configuration this one follows: a gradient or a lowered primitive
+    follows its forward operator, dim by dim, through `rename` (own dim, origin's dim).
+    """
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    items: tuple[tuple[str, Any], ...] = ()
+    origin: str | None = None
+    rename: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Any]:
+        return MappingProxyType(dict(self.items))
+
+    @property
+    def spec(self) -> OpSpec:
+        return operator(self.operator)
+
+    @property
+    def label(self) -> str:
+        """The operator and the node, as errors name it: `matmul 'fc1'`."""
+        return f"{self.operator} {self.name!r}"
+
+    def __str__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in self.items if value is not None]
+        operands = ", ".join([*self.inputs, *shown])
+        return f"{', '.join(self.outputs)} = {self.operator}({operands})"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A frozen program over tensors, its nodes in topological order."""
+
+    name: str
+    tensors: Mapping[str, TensorSpec]
+    roles: Mapping[str, Role]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    updates: Mapping[str, str] = field(default_factory=dict)
+    initials: Mapping[str, Initial] = field(default_factory=dict)
+
+    def inputs(self, role: Role | None = None) -> tuple[str, ...]:
+        """Return the values no node makes, of one role or of all."""
+        return tuple(name for name, kind in self.roles.items() if role is None or kind is role)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        return {output: node for node in self.nodes for output in node.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        readers: dict[str, list[Node]] = {name: [] for name in self.tensors}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                readers[name].append(node)
+        return {name: tuple(nodes) for name, nodes in readers.items()}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def _signatures(self) -> dict[str, Signature]:
+        return {}
+
+    def signature(self, node: Node) -> Signature:
+        """Return the node's dims and operands, bound to its shapes."""
+        found = self._signatures.get(node.name)
+        if found is None:
+            found = node.spec.bind([self.tensors[i] for i in node.inputs], node.attributes)
+            self._signatures[node.name] = found
+        return found
+
+    def flops(self) -> float:
+        """Return the arithmetic operations of one execution."""
+        return sum(node.spec.flops(self.signature(node)) for node in self.nodes)
+
+    def nbytes(self, role: Role) -> int:
+        """Return the bytes of all inputs of a role."""
+        return sum(self.tensors[name].nbytes for name in self.inputs(role))
+
+    def pruned(self) -> Graph:
+        """Return the graph without nodes that no output or update needs."""
+        needed = {*self.outputs, *self.updates.values()}
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.outputs):
+                kept.append(node)
+                needed.update(node.inputs)
+        kept.reverse()
+        values = {*self.roles, *(o for node in kept for o in node.outputs)}
+        tensors = {name: spec for name, spec in self.tensors.items() if name in values}
+        return replace(self, nodes=tuple(kept), tensors=tensors)
+
+    @cached_property
+    def structural_hash(self) -> str:
+        """A digest of everything but names: equal for graphs that differ only in naming."""
+        number = {name: i for i, name in enumerate(self.roles)}
+        lines: list[Any] = [
+            [str(role), str(self.tensors[name]), list(vars(self.initials[name]).values())]
+            if name in self.initials
+            else [str(role), str(self.tensors[name])]
+            for name, role in self.roles.items()
+        ]
+        for node in self.nodes:
+            lines.append([node.operator, [number[name] for name in node.inputs], node.items])
+            for output in node.outputs:
+                number[output] = len(number)
+        lines.append([number[name] for name in self.outputs])
+        lines.append(sorted((number[a], number[b]) for a, b in self.updates.items()))
+        text = json.dumps(lines, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __str__(self) -> str:
+        """The graph as program text, one node a line with the types of what it makes."""
+        lines = [f"graph {self.name} {{"]
+        for name, role in self.roles.items():
+            lines.append(f"  {role} {name}: {self.tensors[name]}")
+        for node in self.nodes:
+            types = ", ".join(str(self.tensors[name]) for name in node.outputs)
+            lines.append(f"  {node}  # {types}")
+        for name, value in self.updates.items():
+            lines.append(f"  next {name} = {value}")
+        lines.append(f"  return {', '.join(self.outputs)}")
+        return "\n".join([*lines, "}"])
+
+
+class GraphBuilder:
+    """Builds a graph node by node; every value is checked as it is made."""
+
+    def __init__(self, name: str = "graph", base: Graph | None = None) -> None:
+        self.name = base.name if base else name
+        self._tensors: dict[str, TensorSpec] = dict(base.tensors) if base else {}
+        self._roles: dict[str, Role] = dict(base.roles) if base else {}
+        self._nodes: dict[str, Node] = {n.name: n for n in base.nodes} if base else {}
+        self._updates: dict[str, str] = dict(base.updates) if base else {}
+        self._initials: dict[str, Initial] = dict(base.initials) if base else {}
+        self._outputs: list[str] = list(base.outputs) if base else []
+        self._counts: dict[str, int] = {}
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._nodes.values())
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return a value's spec.
+
+        Raises:
+            GraphError: there is no such value.
+        """
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise GraphError(f"value {name!r} does not exist in graph {self.name!r}") from None
+
+    def has(self, name: str) -> bool:
+        """Return whether a value of this name exists."""
+        return name in self._tensors
+
+    def unique(self, base: str) -> str:
+        """Return a name that no node or value has yet."""
+        if base not in self._tensors and base not in self._nodes:
+            return base
+        count = self._counts.get(base, 1)
+        while f"{base}_{count}" in self._tensors or f"{base}_{count}" in self._nodes:
+            count += 1
+        self._counts[base] = count + 1
+        return f"{base}_{count}"
+
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "float32",
+        role: Role = Role.INPUT,
+        initial: Initial | None = None,
+    ) -> str:
+        """Declare a value that no node makes, and return its name.
+
+        Raises:
+            GraphError: the name is taken.
+        """
+        if name in self._tensors:
+            raise GraphError(f"value {name!r} exists already")
+        self._tensors[name] = TensorSpec(tuple(shape), dtype)
+        self._roles[name] = role
+        if initial is not None:
+            self._initials[name] = initial
+        return name
+
+    def apply(
+        self,
+        operator_name: str,
+        *inputs: str,
+        name: str | None = None,
+        origin: str | None = None,
+        rename: Mapping[str, str] | None = None,
+        **attributes: Any,
+    ) -> tuple[str, ...]:
+        """Add a node and return the names of its outputs.
+
+        Raises:
+            GraphError: unknown operator, attribute or value.
+            ShapeError: the inputs do not fit; names the operator, the node and the dim.
+        """
+        spec = operator(operator_name)
+        node_name = self.unique(name or operator_name)
+        label = f"{operator_name} {node_name!r}"
+        try:
+            items = tuple(sorted(spec.normalise(attributes).items()))
+            signature = spec.bind([self.spec(i) for i in inputs], dict(items))
+        except ShapeError as error:
+            raise ShapeError(f"{label}: {error}") from None
+        except GraphError as error:
+            raise GraphError(f"{label}: {error}") from None
+        specs = signature.output_specs
+        self._nodes[node_name] = Node(node_name, operator_name, inputs, ())  # reserves the name
+        outputs = [node_name if len(specs) == 1 else f"{node_name}.{i}" for i in range(len(specs))]
+        outputs = [o if o not in self._tensors else self.unique(o) for o in outputs]
+        self._nodes[node_name] = Node(
+            node_name,
+            operator_name,
+            inputs,
+            tuple(outputs),
+            items,
+            origin,
+            tuple(sorted((rename or {}).items())),
+        )
+        self._tensors.update(zip(outputs, specs))
+        return tuple(outputs)
+
+    def output(self, *names: str) -> None:
+        """Mark values as outputs of the graph."""
+        for name in names:
+            self.spec(name)
+            self._outputs.append(name)
+
+    def update(self, name: str, value: str) -> None:
+        """Declare that `value` is the contents of input `name` in the next step.
+
+        Raises:
+            GraphError: `name` is not an input, or its spec differs from the value's.
+        """
+        if name not in self._roles:
+            raise GraphError(f"update of {name!r}: not an input of the graph")
+        if self.spec(name) != self.spec(value):
+            raise ShapeError(
+                f"update of {name!r}: {self.spec(value)} found, {self.spec(name)} needed"
+            )
+        self._updates[name] = value
+
+    def build(self) -> Graph:
+        """Return the frozen graph."""
+        return Graph(
+            self.name,
+            MappingProxyType(dict(self._tensors)),
+            MappingProxyType(dict(self._roles)),
+            tuple(self._nodes.values()),
+            tuple(self._outputs),
+            MappingProxyType(dict(self._updates)),
+            MappingProxyType(dict(self._initials)),
+        )
+
+
+class Emitter:
+    """Emits nodes that follow one node's configuration: its gradient, or its lowering."""
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        origin: Node,
+        suffix: str,
+        rename: Mapping[str, str] | None = None,
+    ) -> None:
+        self._builder = builder
+        self._origin = origin
+        self._suffix = suffix
+        self._rename = dict(rename or {})
+
+    def renamed(self, rename: Mapping[str, str]) -> Emitter:
+        """Return an emitter that renames dims so, unless told otherwise, of every operator but the origin's."""
+        return Emitter(self._builder, self._origin, self._suffix, rename)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._builder.spec(name)
+
+    def __call__(
+        self,
+        operator_name: str,
+        *inputs: str,
+        rename: Mapping[str, str] | None = None,
+        **attributes: Any,
+    ) -> str:
+        """Add a node and return its only (or first) output."""
+        return self.all(operator_name, *inputs, rename=rename, **attributes)[0]
+
+    def all(
+        self,
+        operator_name: str,
+        *inputs: str,
+        rename: Mapping[str, str] | None = None,
+        **attributes: Any,
+    ) -> tuple[str, ...]:
+        """Add a node and return all its outputs.
+
+        `rename` maps the new node's dims to the origin's, where their names differ.
+        """
+        origin = self._origin
+        if rename is None and operator_name != origin.operator:
+            rename = self._rename
+        own, chain = dict(rename or {}), dict(origin.rename)
+        # Follow through to the node that owns the configuration.
+        follow = {
+            dim: chain.get(own.get(dim, dim), own.get(dim, dim)) for dim in (*chain, *own)
+        }
+        return self._builder.apply(
+            operator_name,
+            *inputs,
+            name=f"{origin.name}.{self._suffix}{operator_name}",
+            origin=origin.origin or origin.name,
+            rename=follow,
+            **attributes,
+        )
+
+
+def topological(nodes: Iterable[Node], available: Iterable[str]) -> tuple[Node, ...]:
+    """Return the nodes in an order in which every input is made before it is used.
+
+    Raises:
+        GraphError: a value is missing or the nodes form a cycle; names them.
+    """
+    known = set(available)
+    pending = list(nodes)
+    ordered: list[Node] = []
+    while pending:
+        rest = []
+        for node in pending:
+            if known.issuperset(node.inputs):
+                known.update(node.outputs)
+                ordered.append(node)
+            else:
+                rest.append(node)
+        if len(rest) == len(pending):
+            node = rest[0]
+            missing = [name for name in node.inputs if name not in known]
+            raise GraphError(f"{node.label}: input {missing[0]!r} is never made, or in a cycle")
+        pending = rest
+    return tuple(ordered)

@@ -1,0 +1,13 @@
+"""The operator declarations, one file per family; importing this package registers them all."""
+
+from soapstone.ir.ops import (
+    convolution,
+    elementwise,
+    matmul,
+)
+
+__all__ = [
+    "convolution",
+    "elementwise",
+    "matmul",
+]

@@ -1,0 +1,71 @@
+"""What signatures ask of their inputs and attributes before they name dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.spec import Attributes
+from soapstone.ir.tensor import TensorSpec
+
+
+def need_rank(inputs: Sequence[TensorSpec], position: int, axes: str) -> None:
+    """Check that an input has the named axes, written as `n c h w`.
+
+    Raises:
+        ShapeError: it has another rank.
+    """
+    spec, rank = inputs[position], len(axes.split())
+    if spec.rank != rank:
+        raise ShapeError(
+            f"input {position} has rank {spec.rank} (shape {spec.shape});"
+            f" {rank} needed ({axes or 'a scalar'})"
+        )
+
+
+def need_count(inputs: Sequence[TensorSpec], count: int) -> None:
+    """Check the number of inputs, where attributes decide it.
+
+    Raises:
+        ShapeError: there are fewer or more.
+    """
+    if len(inputs) != count:
+        raise ShapeError(f"{len(inputs)} inputs found, {count} needed")
+
+
+def need_float(inputs: Sequence[TensorSpec], *positions: int) -> None:
+    """Check that inputs are floating-point.
+
+    Raises:
+        ShapeError: one is not.
+    """
+    for position in positions:
+        if not inputs[position].is_float:
+            raise ShapeError(
+                f"input {position} has type {inputs[position].dtype}; float32 or float64 needed"
+            )
+
+
+def need_integer(inputs: Sequence[TensorSpec], position: int) -> None:
+    """Check that an input holds indices or counts.
+
+    Raises:
+        ShapeError: it is neither int32 nor int64.
+    """
+    if inputs[position].dtype not in ("int32", "int64"):
+        raise ShapeError(
+            f"input {position} has type {inputs[position].dtype}; int32 or int64 needed"
+        )
+
+
+def need_lengths(attributes: Attributes, **lengths: int) -> None:
+    """Check how many numbers attributes hold.
+
+    Raises:
+        GraphError: one holds fewer or more; names it.
+    """
+    for name, length in lengths.items():
+        if len(attributes[name]) != length:
+            raise GraphError(
+                f"attribute {name}: {len(attributes[name])} numbers found, {length} needed"
+            )

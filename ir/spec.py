@@ -1,0 +1,309 @@
+"""Operator declarations: one `OpSpec` says everything about an operator, once.
+
+The declaration gives the signature (dims and how operands are indexed), the attributes, the NumPy
+reference that defines the operator's meaning, its gradient as graph operators, what a tile's
+attributes become, the lowering of a composite, its work, its laws and its ONNX name. Shape rules,
+legal configurations, tiles and cost features follow from it; kernels only add speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from soapstone.ir.dims import Ints, Kind, Signature
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.tensor import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from soapstone.ir.graph import Emitter, Node
+
+Attributes = Mapping[str, Any]
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """The kind of an attribute (bool, int, float, str, ints, floats, program) and its default."""
+
+    kind: str
+    default: Any = REQUIRED
+    choices: tuple[Any, ...] | None = None
+    minimum: float | None = None
+
+    def normalise(self, name: str, value: Any) -> Any:
+        """Return the value in its frozen form.
+
+        Raises:
+            GraphError: the value has another kind or is out of range.
+        """
+        if value is None and self.default is None:
+            return None
+        try:
+            result = _NORMALISE[self.kind](value)
+        except (TypeError, ValueError, OverflowError):
+            raise GraphError(f"attribute {name}: {value!r} found, {self.kind} needed") from None
+        if self.choices is not None and result not in self.choices:
+            needed = ", ".join(map(repr, self.choices))
+            raise GraphError(f"attribute {name}: {value!r} found, one of {needed} needed")
+        if self.minimum is not None:
+            parts = result if isinstance(result, tuple) else (result,)
+            if any(part < self.minimum for part in parts):
+                raise GraphError(f"attribute {name}: {value!r} found, at least {self.minimum} needed")
+        return result
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value:
+        raise TypeError
+    return int(value)
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, bool | str):
+        raise TypeError
+    return float(value)
+
+
+def _boolean(value: Any) -> bool:
+    if value not in (0, 1):
+        raise TypeError
+    return bool(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+_NORMALISE: dict[str, Callable[[Any], Any]] = {
+    "int": _integer,
+    "float": _real,
+    "bool": _boolean,
+    "str": _text,
+    "ints": lambda value: tuple(_integer(item) for item in value),
+    "floats": lambda value: tuple(_real(item) for item in value),
+    "program": _freeze,
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One point task: the interval of every dim, and the boxes of its operands (lo, hi)."""
+
+    intervals: Mapping[str, tuple[int, int]]
+    inputs: tuple[tuple[Ints, Ints], ...]
+    outputs: tuple[tuple[Ints, Ints], ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+
+    def size(self, dim: str) -> int:
+        lo, hi = self.intervals[dim]
+        return hi - lo
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example call, from which the checks of an operator are made.
+
+    `inputs`: specs such as `"2 3"` (float32 of shape (2, 3)) or `"int32 4 <5"` (integers below 5).
+    `differentiable` names the inputs whose gradient is compared with finite differences; None means
+    every floating-point one.
+    """
+
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    differentiable: tuple[int, ...] | None = None
+    positive: bool = False  # draw inputs from (0.2, 0.9): logarithms, square roots, probabilities
+
+
+@dataclass(frozen=True)
+class GradientContext:
+    """What an operator's gradient is given: names of values, and an emitter of nodes.
+
+    `grads` has one entry an output, None where nothing depends on that output.
+    """
+
+    emit: Emitter
+    node: Node
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    grads: tuple[str | None, ...]
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.node.attributes
+
+    def grad(self, output: int = 0) -> str:
+        """Return the gradient of an output that the gradient cannot do without."""
+        name = self.grads[output]
+        if name is None:
+            raise GraphError(
+                f"{self.node.label}: output {output} takes no part in the loss, but its gradient is needed"
+            )
+        return name
+
+    def only_grad(self) -> str:
+        """Return the gradient of output 0 of an operator whose other outputs are saved values.
+
+        Raises:
+            GraphError: another output takes part in the loss, which the gradient would ignore.
+        """
+        for output, name in enumerate(self.grads[1:], 1):
+            if name is not None:
+                raise GraphError(
+                    f"{self.node.label}: output {output} is auxiliary and has no gradient,"
+                    " but takes part in the loss"
+                )
+        return self.grad()
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.emit.spec(name)
+
+
+Gradient = Callable[[GradientContext], Sequence[str | None]]
+SignatureRule = Callable[[tuple[TensorSpec, ...], Attributes], Signature]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """The declaration of an operator.
+
+    Attributes:
+        name: the operator's name in graphs.
+        inputs: operand names; a trailing `?` is optional, a trailing `*` repeats (one or more).
+        outputs: output names.
+        signature: from input specs and attributes to dims, operands and output types.
+        reference: `reference(attributes, *arrays)`, the meaning, in NumPy, of one tile. Partial
+            results of a split reduced dim are what `monoid` folds.
+        gradient: emits the operators that compute the inputs' gradients.
+        localize: the attributes of a tile, when they differ from the operator's.
+        lower: emits the primitives of a composite, and returns the output values.
+        flops_per_point: arithmetic operations per point of the iteration space.
+        updates: pairs (output, input) where the output is the input's next value.
+        elementwise: whether it may join a fused chain.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    signature: SignatureRule
+    reference: Callable[..., Any]
+    outputs: tuple[str, ...] = ("y",)
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    gradient: Gradient | None = None
+    localize: Callable[[Attributes, Tile], Attributes] | None = None
+    lower: Callable[[Emitter, Node], Sequence[str]] | None = None
+    flops_per_point: float = 1.0
+    updates: tuple[tuple[int, int], ...] = ()
+    elementwise: bool = False
+    laws: tuple[str, ...] = ()
+    onnx: str | None = None
+    cases: tuple[Case, ...] = ()
+    doc: str = ""
+
+    def bind(self, inputs: Sequence[TensorSpec], attributes: Attributes) -> Signature:
+        """Return the signature for these inputs.
+
+        Raises:
+            ShapeError: the inputs do not fit; the message names the dim.
+        """
+        required = [name for name in self.inputs if name[-1] != "?"]
+        most = math.inf if any(name.endswith("*") for name in self.inputs) else len(self.inputs)
+        if not len(required) <= len(inputs) <= most:
+            raise ShapeError(
+                f"{len(inputs)} inputs found, {len(required)} needed ({', '.join(self.inputs)})"
+            )
+        reals = {spec.dtype: position for position, spec in enumerate(inputs) if spec.is_float}
+        if len(reals) > 1:
+            found = " but ".join(f"{dtype} in input {position}" for dtype, position in reals.items())
+            raise ShapeError(f"floating-point types differ: {found}; cast one of them")
+        return self.signature(tuple(inputs), attributes)
+
+    def normalise(self, attributes: Attributes) -> dict[str, Any]:
+        """Return all attributes, defaults included, in their frozen form.
+
+        Raises:
+            GraphError: an unknown, missing or ill-typed attribute.
+        """
+        unknown = set(attributes) - set(self.attributes)
+        if unknown:
+            have = ", ".join(self.attributes) or "none"
+            raise GraphError(f"unknown attribute {sorted(unknown)[0]!r}; attributes are {have}")
+        result = {}
+        for name, attribute in self.attributes.items():
+            value = attributes.get(name, attribute.default)
+            if value is REQUIRED:
+                raise GraphError(f"attribute {name} is missing; {attribute.kind} needed")
+            result[name] = attribute.normalise(name, value)
+        return result
+
+    def flops(self, signature: Signature) -> float:
+        """Return the arithmetic operations of one execution."""
+        return self.flops_per_point * math.prod(dim.extent for dim in signature.dims)
+
+    def run(self, attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
+        """Return the outputs as the reference computes them."""
+        result = self.reference(attributes, *arrays)
+        return result if isinstance(result, tuple) else (result,)
+
+    @property
+    def is_composite(self) -> bool:
+        return self.lower is not None
+
+
+_REGISTRY: dict[str, OpSpec] = {}
+
+
+def register(spec: OpSpec) -> OpSpec:
+    """Add an operator to the registry and return it.
+
+    Raises:
+        GraphError: the name is taken.
+    """
+    if spec.name in _REGISTRY:
+        raise GraphError(f"operator {spec.name!r} is declared twice")
+    _REGISTRY[spec.name] = spec
+    return spec
+
+
+def operator(name: str) -> OpSpec:
+    """Return the declaration of an operator.
+
+    Raises:
+        GraphError: there is none of that name.
+    """
+    import soapstone.ir.ops  # noqa: F401  (declares the operators on first use)
+
+    try:
+        return _REGISTRY[name]
+    except KeyError:
+        raise GraphError(f"operator {name!r} is not declared; see `soapstone ops`") from None
+
+
+def operators() -> tuple[OpSpec, ...]:
+    """Return all declared operators, by name."""
+    import soapstone.ir.ops  # noqa: F401
+
+    return tuple(_REGISTRY[name] for name in sorted(_REGISTRY))
+
+
+__all__ = [
+    "REQUIRED",
+    "Attribute",
+    "Attributes",
+    "Case",
+    "GradientContext",
+    "Kind",
+    "OpSpec",
+    "Tile",
+    "operator",
+    "operators",
+    "register",
+]

@@ -1,0 +1,71 @@
+"""Tensor specs: the shape and element type of a value, with no place and no data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.errors import ShapeError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DTYPES = ("float32", "float64", "int32", "int64", "uint8", "bool")
+
+
+class Role(StrEnum):
+    """What a graph input is: where its contents come from, and whether it outlives a step."""
+
+    INPUT = "input"  # given anew each step: samples, labels
+    PARAMETER = "parameter"  # trained: its next value is an output
+    STATE = "state"  # carried from step to step: momentum, running statistics, counters
+    SCALAR = "scalar"  # set by the host between steps: the learning rate
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The shape and element type of a tensor.
+
+    Raises:
+        ShapeError: a negative extent or an element type outside `DTYPES`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
+        if any(extent < 0 for extent in self.shape):
+            raise ShapeError(f"shape {self.shape} has a negative extent; extents are 0 or more")
+        if self.dtype not in DTYPES:
+            raise ShapeError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith("float")
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
+    """Return the spec of an array."""
+    data = np.asarray(array)
+    return TensorSpec(data.shape, data.dtype.name)

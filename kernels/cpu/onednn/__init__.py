@@ -1,0 +1,9 @@
+"""Variants of operators served by oneDNN; importing this package registers them, loading nothing.
+
+`available()` loads the library, and tells whether the variants can be used.
+"""
+
+from soapstone.kernels.cpu.onednn import convolution
+from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
+
+__all__ = ["OneDnnError", "available", "convolution", "version"]

@@ -1,0 +1,252 @@
+"""Memory descriptors, memories and primitives: the vocabulary the families are written in.
+
+A `Layout` is a hashable shape with strides (or "any": oneDNN chooses), so primitives can be cached
+by layouts; a `Primitive` is shared by all entries of equal layouts, memories belong to one entry.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.onednn.library import Handle, create, engine, library, threads
+from soapstone.kernels.entry import Array
+
+F32, S32, U8, S8 = 3, 4, 6, 5
+TYPES = {"float32": F32, "int32": S32, "uint8": U8, "int8": S8}
+_ANY = 1
+_USER_SCRATCHPAD = 1
+_IMPLEMENTATION = 8
+
+# What `Primitive.descriptor` asks for (dnnl_query_t).
+SOURCE, DIFF_SOURCE, WEIGHTS, DIFF_WEIGHTS = 129, 130, 131, 132
+TARGET, DIFF_TARGET, WORKSPACE, SCRATCHPAD = 133, 134, 135, 136
+
+# Execution arguments (DNNL_ARG_*).
+ARG_SRC, ARG_DST, ARG_WEIGHTS, ARG_BIAS = 1, 17, 33, 41
+ARG_MEAN, ARG_VARIANCE, ARG_SCALE, ARG_SHIFT = 49, 50, 51, 52
+ARG_WORKSPACE, ARG_SCRATCHPAD = 64, 80
+ARG_DIFF_SRC, ARG_DIFF_DST, ARG_DIFF_WEIGHTS, ARG_DIFF_BIAS = 129, 145, 161, 169
+ARG_DIFF_SCALE, ARG_DIFF_SHIFT = 255, 256
+
+PLAIN_4D = (0, 1, 2, 3)
+CHANNELS_LAST_4D = (0, 2, 3, 1)
+
+
+def dims(values: Sequence[int]) -> Any:
+    """Return the values as a C array of int64."""
+    return (C.c_int64 * len(values))(*values)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor's shape and strides in elements; `strides` None lets the primitive choose."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: str = "float32"
+
+    @staticmethod
+    def any(shape: Sequence[int]) -> Layout:
+        """Return a layout left to the primitive."""
+        return Layout(tuple(shape), None)
+
+    @staticmethod
+    def dense(shape: Sequence[int], order: Sequence[int] | None = None) -> Layout:
+        """Return the dense layout whose axes run outermost to innermost in `order`."""
+        order = range(len(shape)) if order is None else order
+        strides, step = [0] * len(shape), 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= shape[axis]
+        return Layout(tuple(shape), tuple(strides))
+
+    @staticmethod
+    def of(array: Array, order: Sequence[int] | None = None) -> Layout:
+        """Return the array's layout; axes of size 1 get the stride they have in `order`.
+
+        NumPy gives axes of size 1 any stride, while oneDNN compares strides with those of its
+        known formats; `order` (default: the axes' own) decides which format that should be.
+        """
+        shape = array.shape
+        steps = [stride // array.itemsize for stride in array.strides]
+        order = tuple(range(array.ndim)) if order is None else tuple(order)
+        inner = 1
+        for axis in reversed(order):
+            if shape[axis] == 1:
+                steps[axis] = inner
+            inner = steps[axis] * shape[axis]
+        return Layout(tuple(shape), tuple(steps), str(array.dtype))
+
+    @property
+    def is_any(self) -> bool:
+        """Whether the primitive chooses."""
+        return self.strides is None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether elements may share memory (a broadcast axis): never right for an output."""
+        if self.strides is None:
+            return False
+        axes = sorted((s, n) for s, n in zip(self.strides, self.shape) if n > 1)
+        reach = 1
+        for stride, size in axes:
+            if stride < reach:
+                return True
+            reach = stride * (size - 1) + reach
+        return False
+
+    def is_dense(self, order: Sequence[int] | None = None) -> bool:
+        """Return whether this is exactly the dense layout of `order`."""
+        return self.strides == Layout.dense(self.shape, order).strides
+
+    @property
+    def descriptor(self) -> Handle:
+        """The memory descriptor (shared between equal layouts)."""
+        return _descriptor(self)
+
+
+@lru_cache(maxsize=4096)
+def _descriptor(layout: Layout) -> Handle:
+    rank, shape, kind = len(layout.shape), dims(layout.shape), TYPES[layout.dtype]
+    if layout.strides is None:
+        return create(
+            "memory_desc", "memory_desc_create_with_tag", rank, shape, kind, _ANY, what="format any"
+        )
+    return create(
+        "memory_desc",
+        "memory_desc_create_with_strides",
+        *(rank, shape, kind, dims(layout.strides)),
+        what=f"memory of shape {layout.shape}, strides {layout.strides}",
+    )
+
+
+def usable(array: Array) -> bool:
+    """Return whether oneDNN can address the array: a known type, strides whole and positive."""
+    return (
+        str(array.dtype) in TYPES
+        and array.dtype.isnative
+        and array.ctypes.data % array.itemsize == 0
+        and all(
+            size <= 1 or (stride > 0 and stride % array.itemsize == 0)
+            for size, stride in zip(array.shape, array.strides)
+        )
+    )
+
+
+def nbytes(descriptor: int) -> int:
+    """Return the bytes a memory of this descriptor needs."""
+    return int(library().dnnl_memory_desc_get_size(descriptor))
+
+
+def equal(first: int, second: int) -> bool:
+    """Return whether two memory descriptors describe the same layout."""
+    return bool(library().dnnl_memory_desc_equal(first, second))
+
+
+def buffer(size: int) -> Array:
+    """Return `size` private bytes on a cache line's boundary, uninitialised."""
+    block = np.empty(max(size, 1) + 64, np.uint8)
+    start = -block.ctypes.data % 64
+    return block[start : start + max(size, 1)]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function: oneDNN's algorithm with its two parameters."""
+
+    algorithm: int
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+RELU, TANH, SQRT, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x25, 0x26, 0x29, 0x2A
+GELU_TANH, LOG, POWER, GELU_ERF = 0x2B, 0x2D, 0x30, 0x31
+ACTIVATIONS: dict[str | None, Activation | None] = {
+    None: None,
+    "relu": Activation(RELU),
+    "leaky_relu": Activation(RELU, 0.01),
+    "gelu": Activation(GELU_ERF),
+    "sigmoid": Activation(LOGISTIC),
+    "tanh": Activation(TANH),
+}
+
+
+@lru_cache(maxsize=256)
+def attributes(activation: Activation | None = None) -> Handle:
+    """Return primitive attributes: the caller's scratchpad, strict float32, then `activation`."""
+    dnnl = library()
+    result = create("primitive_attr", "primitive_attr_create")
+    dnnl.dnnl_primitive_attr_set_scratchpad_mode(result.address, _USER_SCRATCHPAD)
+    if activation is not None:
+        chain = create("post_ops", "post_ops_create")
+        dnnl.dnnl_post_ops_append_eltwise(
+            chain.address, activation.algorithm, activation.alpha, activation.beta
+        )
+        dnnl.dnnl_primitive_attr_set_post_ops(result.address, chain.address)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Primitive:
+    """A compiled oneDNN primitive; safe to run from several threads, each with its own memory."""
+
+    name: str
+    primitive: Handle
+    description: Handle
+    scratch_bytes: int
+    implementation: str
+
+    def descriptor(self, what: int, index: int = 0) -> int:
+        """Return the memory descriptor the primitive uses for an operand (owned by it)."""
+        found = library().dnnl_primitive_desc_query_md(self.description.address, what, index)
+        return int(found or 0)
+
+
+def describe(name: str, *arguments: Any, what: str = "") -> Handle:
+    """Return the primitive descriptor made by `dnnl_<name>_primitive_desc_create`."""
+    function = f"{name}_primitive_desc_create"
+    return create("primitive_desc", function, *arguments, what=what or name)
+
+
+def compile_primitive(name: str, description: Handle) -> Primitive:
+    """Return the primitive of a descriptor."""
+    primitive = create("primitive", "primitive_create", description.address, what=name)
+    dnnl = library()
+    scratch = dnnl.dnnl_primitive_desc_query_md(description.address, SCRATCHPAD, 0)
+    text = C.c_char_p()
+    dnnl.dnnl_primitive_desc_query(description.address, _IMPLEMENTATION, 0, C.byref(text))
+    return Primitive(
+        name,
+        primitive,
+        description,
+        nbytes(scratch) if scratch else 0,
+        (text.value or b"").decode(),
+    )
+
+
+def implementation(description: Handle) -> str:
+    """Return the name of the implementation a primitive descriptor chose."""
+    text = C.c_char_p()
+    library().dnnl_primitive_desc_query(description.address, _IMPLEMENTATION, 0, C.byref(text))
+    return (text.value or b"").decode()
+
+
+def memory(descriptor: int, address: int, keep: object = None) -> Handle:
+    """Return a memory object on memory that the caller, or `keep`, keeps alive."""
+    return create("memory", "memory_create", descriptor, engine(), address, keep=keep)
+
+
+def reorder_primitive(source: int, target: int, count: int) -> Primitive:
+    """Return the primitive that copies between two descriptors, made for `count` threads."""
+    with threads(count):
+        description = describe(
+            "reorder",
+            *(source, engine(), target, engine(), attributes().address),
+        )
+        return compile_primitive("reorder", description)

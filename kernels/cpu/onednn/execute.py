@@ -1,0 +1,154 @@
+"""Entries out of oneDNN primitives: a list of (primitive, arguments) run by one native loop.
+
+An entry's block is int64: [dnnl_primitive_execute, stream, steps, first step of this run, first
+step of later runs, (primitive, nargs, args)*]. Steps before "first of later runs" run only once:
+they pack weights that never change. oneDNN's own status is the entry's. Scratchpads and staged copies are private to the entry, so two
+entries of one primitive may run at once.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ARG_DST,
+    ARG_SCRATCHPAD,
+    ARG_SRC,
+    SCRATCHPAD,
+    Layout,
+    Primitive,
+    buffer,
+    equal,
+    memory,
+    nbytes,
+    reorder_primitive,
+    usable,
+)
+from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, library, stream
+from soapstone.kernels.entry import Array, Call, Entry
+
+_HEADER = 5
+_STEP = 3
+_MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
+
+
+class _Argument(C.Structure):
+    _fields_ = (("index", C.c_int), ("memory", C.c_void_p))
+
+
+@cache
+def _trampoline() -> Any:
+    """Return the compiled loop (Numba is imported and the loop compiled, or loaded, here)."""
+    from soapstone.kernels.cpu.onednn import trampoline
+
+    return trampoline.execute
+
+
+@dataclass
+class Program:
+    """A sequence of primitives under construction; `entry()` freezes it.
+
+    Operands are given as arrays with the descriptor the primitive wants. Where that differs from
+    the array's own, a reorder through a private buffer goes before (`source`) or after (`target`).
+    """
+
+    threads: int
+    _once: list[tuple[Primitive, dict[int, Handle]]] = field(default_factory=list)
+    _steps: list[tuple[Primitive, dict[int, Handle]]] = field(default_factory=list)
+    _after: list[tuple[Primitive, dict[int, Handle]]] = field(default_factory=list)
+    _keep: list[object] = field(default_factory=list)
+
+    def private(self, descriptor: int) -> Handle:
+        """Return memory of the descriptor in a buffer of the entry's own (its `keep`)."""
+        store = buffer(nbytes(descriptor))
+        return memory(descriptor, store.ctypes.data, store)
+
+    def source(
+        self, array: Array, layout: Layout, wanted: int = 0, *, constant: bool = False
+    ) -> Handle:
+        """Return memory with the array's contents in the `wanted` descriptor (0: as it is).
+
+        A `constant` array is copied on the entry's first run only.
+        """
+        own = layout.descriptor
+        self._keep.extend((array, own))
+        here = memory(own.address, array.ctypes.data)
+        if not wanted or equal(own.address, wanted):
+            return here
+        staged = self.private(wanted)
+        step = reorder_primitive(own.address, wanted, self.threads)
+        (self._once if constant else self._steps).append((step, {ARG_SRC: here, ARG_DST: staged}))
+        return staged
+
+    def target(self, array: Array, layout: Layout, wanted: int = 0) -> Handle:
+        """Return memory in the `wanted` descriptor whose contents end up in the array."""
+        own = layout.descriptor
+        self._keep.extend((array, own))
+        here = memory(own.address, array.ctypes.data)
+        if not wanted or equal(own.address, wanted):
+            return here
+        staged = self.private(wanted)
+        step = reorder_primitive(wanted, own.address, self.threads)
+        self._after.append((step, {ARG_SRC: staged, ARG_DST: here}))
+        return staged
+
+    def step(self, primitive: Primitive, arguments: Mapping[int, Handle]) -> None:
+        """Append a primitive; its scratchpad is added here."""
+        self._steps.append((primitive, dict(arguments)))
+
+    def copy(self, source: Handle, source_md: int, target: Handle, target_md: int) -> None:
+        """Append a reorder between two memories."""
+        step = reorder_primitive(source_md, target_md, self.threads)
+        self._steps.append((step, {ARG_SRC: source, ARG_DST: target}))
+
+    def entry(self) -> Entry:
+        """Return the native entry that runs the steps, then the reorders of the targets."""
+        steps = self._once + self._steps + self._after
+        lane = stream()
+        largest = max((primitive.scratch_bytes for primitive, _ in steps), default=0)
+        scratch = buffer(largest)  # steps run one after another: one scratchpad serves all
+        block = np.zeros(_HEADER + _STEP * len(steps), np.int64)
+        execute = C.cast(library().dnnl_primitive_execute, C.c_void_p).value
+        block[:_HEADER] = execute, lane.address, len(steps), 0, len(self._once)
+        keep: list[object] = [self._keep, scratch, lane, block]
+        for index, (primitive, arguments) in enumerate(steps):
+            given = dict(arguments)
+            if primitive.scratch_bytes:
+                md = primitive.descriptor(SCRATCHPAD)
+                given[ARG_SCRATCHPAD] = memory(md, scratch.ctypes.data)
+            packed = (_Argument * len(given))(*[_Argument(k, m.address) for k, m in given.items()])
+            begin = _HEADER + _STEP * index
+            block[begin : begin + _STEP] = (
+                primitive.primitive.address,
+                len(given),
+                C.addressof(packed),
+            )
+            keep.extend((primitive, given, packed))
+        loop = _trampoline()
+        return Entry(loop.address, block.ctypes.data, tuple(keep), _MESSAGES)
+
+
+def empty() -> Entry:
+    """Return an entry that does nothing: for outputs without elements."""
+    return Program(1).entry()
+
+
+def float32(call: Call, rank: int | None = None, only: tuple[int, ...] | None = None) -> bool:
+    """Return whether every operand is float32 memory that oneDNN can address.
+
+    `rank`, where given, is asked of the operands numbered in `only` (inputs, then outputs).
+    Outputs must not overlap themselves.
+    """
+    operands = (*call.inputs, *call.outputs)
+    chosen = operands if only is None else [operands[index] for index in only]
+    return (
+        all(array.dtype == np.float32 and usable(array) for array in operands)
+        and (rank is None or all(array.ndim == rank for array in chosen))
+        and not any(Layout.of(array).overlaps for array in call.outputs)
+    )

@@ -1,0 +1,306 @@
+"""oneDNN's C library: found, loaded and checked on first use, with its functions' types.
+
+Only the C API of version 3 is used, which is stable over all of 3.x, so that the library of the
+`onednn-cpu-gomp` wheel and a newer one of the system serve alike. Nothing is loaded on import.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import os
+import site
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes.util import find_library
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "SOAPSTONE_ONEDNN"
+MAJOR = 3
+_FILE = "libdnnl.so.3"
+_CPU = 1
+_IN_ORDER = 1
+# CPU runtimes of a build (`dnnl_version_t.cpu_runtime`) that run on plain memory and a plain
+# stream. Thread pools must come from the caller and SYCL from its own runtime: both refused.
+_RUNTIMES = {1: "sequential", 2: "OpenMP", 4: "TBB"}
+
+STATUSES = {
+    1: "out of memory",
+    2: "invalid arguments",
+    3: "unimplemented",
+    4: "no implementation left",
+    5: "runtime error",
+    6: "not required",
+}
+
+POINTER = C.c_void_p
+DIMS = C.POINTER(C.c_int64)
+_OUT = C.POINTER(C.c_void_p)
+_INT, _FLOAT, _UNSIGNED = C.c_int, C.c_float, C.c_uint
+_P = POINTER
+# Every function used, with its argument types; all return a status unless `_RETURNS` says.
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "dnnl_version": (),
+    "dnnl_engine_create": (_OUT, _INT, C.c_size_t),
+    "dnnl_stream_create": (_OUT, _P, _UNSIGNED),
+    "dnnl_stream_destroy": (_P,),
+    "dnnl_memory_desc_create_with_strides": (_OUT, _INT, DIMS, _INT, DIMS),
+    "dnnl_memory_desc_create_with_tag": (_OUT, _INT, DIMS, _INT, _INT),
+    "dnnl_memory_desc_destroy": (_P,),
+    "dnnl_memory_desc_get_size": (_P,),
+    "dnnl_memory_desc_equal": (_P, _P),
+    "dnnl_memory_desc_query": (_P, _INT, _P),
+    "dnnl_memory_create": (_OUT, _P, _P, _P),
+    "dnnl_memory_destroy": (_P,),
+    "dnnl_primitive_attr_create": (_OUT,),
+    "dnnl_primitive_attr_destroy": (_P,),
+    "dnnl_primitive_attr_set_scratchpad_mode": (_P, _INT),
+    "dnnl_primitive_attr_set_post_ops": (_P, _P),
+    "dnnl_post_ops_create": (_OUT,),
+    "dnnl_post_ops_destroy": (_P,),
+    "dnnl_post_ops_append_eltwise": (_P, _INT, _FLOAT, _FLOAT),
+    "dnnl_primitive_desc_destroy": (_P,),
+    "dnnl_primitive_desc_query": (_P, _INT, _INT, _P),
+    "dnnl_primitive_desc_query_md": (_P, _INT, _INT),
+    "dnnl_primitive_create": (_OUT, _P),
+    "dnnl_primitive_destroy": (_P,),
+    "dnnl_primitive_execute": (_P, _P, _INT, _P),
+    "dnnl_reorder_primitive_desc_create": (_OUT, _P, _P, _P, _P, _P),
+    "dnnl_convolution_forward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _INT, _P, _P, _P, _P),
+        *(DIMS, DIMS, DIMS, DIMS, _P),
+    ),
+    "dnnl_convolution_backward_data_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _P),
+        *(DIMS, DIMS, DIMS, DIMS, _P, _P),
+    ),
+    "dnnl_convolution_backward_weights_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _P, _P),
+        *(DIMS, DIMS, DIMS, DIMS, _P, _P),
+    ),
+    "dnnl_matmul_primitive_desc_create": (_OUT, _P, _P, _P, _P, _P, _P),
+    "dnnl_pooling_forward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _INT, _P, _P),
+        *(DIMS, DIMS, DIMS, DIMS, DIMS, _P),
+    ),
+    "dnnl_pooling_backward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P),
+        *(DIMS, DIMS, DIMS, DIMS, DIMS, _P, _P),
+    ),
+    "dnnl_eltwise_forward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _INT, _P, _P, _FLOAT, _FLOAT, _P),
+    ),
+    "dnnl_eltwise_backward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _P, _FLOAT, _FLOAT, _P, _P),
+    ),
+    "dnnl_softmax_forward_primitive_desc_create": (_OUT, _P, _INT, _INT, _P, _P, _INT, _P),
+    "dnnl_softmax_backward_primitive_desc_create": (_OUT, _P, _INT, _P, _P, _P, _INT, _P, _P),
+    "dnnl_batch_normalization_forward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _FLOAT, _UNSIGNED, _P),
+    ),
+    "dnnl_batch_normalization_backward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _P, _FLOAT, _UNSIGNED, _P, _P),
+    ),
+    "dnnl_layer_normalization_forward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _P, _FLOAT, _UNSIGNED, _P),
+    ),
+    "dnnl_layer_normalization_backward_primitive_desc_create": (
+        *(_OUT, _P, _INT, _P, _P, _P, _P, _FLOAT, _UNSIGNED, _P, _P),
+    ),
+}
+_RETURNS: dict[str, Any] = {
+    "dnnl_version": None,  # set to a pointer to _Version when the library is loaded
+    "dnnl_memory_desc_get_size": C.c_size_t,
+    "dnnl_primitive_desc_query_md": C.c_void_p,
+}
+
+
+class OneDnnError(RuntimeError):
+    """oneDNN is absent, unusable, or refused a call; the message says which and why.
+
+    `status` is the code of a refused call, 0 otherwise.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether oneDNN cannot do what was asked (rather than failed at it)."""
+        return self.status in (2, 3, 4)
+
+
+class _Version(C.Structure):
+    _fields_ = (
+        ("major", C.c_int),
+        ("minor", C.c_int),
+        ("patch", C.c_int),
+        ("hash", C.c_char_p),
+        ("cpu_runtime", C.c_uint),
+        ("gpu_runtime", C.c_uint),
+    )
+
+
+def candidates() -> tuple[str, ...]:
+    """Return the names to load oneDNN by, in the order they are tried.
+
+    The environment variable SOAPSTONE_ONEDNN, where set, is the only one.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        return (named,)
+    roots = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
+    files = [Path(root) / folder / _FILE for root in roots for folder in ("lib", "lib64")]
+    found = [str(file) for file in files if file.exists()]
+    system = find_library("dnnl")
+    return (*found, *((system,) if system else ()), _FILE)
+
+
+def _load(name: str) -> C.CDLL:
+    """Return the library `name`, typed and checked.
+
+    Raises:
+        OneDnnError: it does not load, lacks a function, or is of a version or runtime not usable.
+    """
+    try:
+        handle = C.CDLL(name)
+    except OSError as error:
+        raise OneDnnError(f"{name}: {error}") from error
+    for function, arguments in _FUNCTIONS.items():
+        try:
+            entry = getattr(handle, function)
+        except AttributeError as error:
+            raise OneDnnError(
+                f"{name}: no function {function}; oneDNN {MAJOR}.x is needed"
+            ) from error
+        entry.argtypes = arguments
+        entry.restype = _RETURNS.get(function, C.c_int)
+    handle.dnnl_version.restype = C.POINTER(_Version)
+    version = handle.dnnl_version().contents
+    if version.major != MAJOR:
+        raise OneDnnError(
+            f"{name}: version {version.major}.{version.minor}, but {MAJOR}.x is needed"
+        )
+    if version.cpu_runtime not in _RUNTIMES:
+        raise OneDnnError(
+            f"{name}: built for CPU runtime {version.cpu_runtime}, but one of "
+            f"{', '.join(_RUNTIMES.values())} is needed"
+        )
+    return handle
+
+
+@cache
+def _attempt() -> tuple[C.CDLL | None, str]:
+    """Return the library and "", or None and why no candidate serves."""
+    reasons = []
+    for name in candidates():
+        try:
+            return _load(name), ""
+        except OneDnnError as error:
+            reasons.append(str(error))
+    return None, "; ".join(reasons)
+
+
+def available() -> bool:
+    """Return whether a usable oneDNN is installed (loads it)."""
+    return _attempt()[0] is not None
+
+
+def library() -> C.CDLL:
+    """Return the loaded library.
+
+    Raises:
+        OneDnnError: none is usable; the message lists what was tried and how to get one.
+    """
+    handle, reasons = _attempt()
+    if handle is None:
+        raise OneDnnError(
+            f"oneDNN {MAJOR}.x not found ({reasons}); install the wheel onednn-cpu-gomp or set "
+            f"{VARIABLE} to the path of {_FILE}"
+        )
+    return handle
+
+
+def version() -> str:
+    """Return the loaded library's version and CPU runtime, as "3.2.0 OpenMP"."""
+    found = library().dnnl_version().contents
+    return f"{found.major}.{found.minor}.{found.patch} {_RUNTIMES[found.cpu_runtime]}"
+
+
+def check(status: int, what: str) -> None:
+    """Raise OneDnnError naming `what` unless the status is success."""
+    if status:
+        raise OneDnnError(f"oneDNN {what}: {STATUSES.get(status, f'status {status}')}", status)
+
+
+class Handle:
+    """An object of oneDNN's, destroyed with this one. `address` is the C handle."""
+
+    __slots__ = ("_destroy", "address", "keep")
+
+    def __init__(self, address: int, destroy: Any = None, keep: object = None) -> None:
+        self.address = address
+        self.keep = keep
+        self._destroy = destroy
+
+    def __del__(self) -> None:
+        if self._destroy is not None:
+            self._destroy(self.address)
+
+
+def create(kind: str, function: str, *arguments: Any, what: str = "", keep: object = None) -> Handle:
+    """Return a new object made by `dnnl_<function>`, destroyed by `dnnl_<kind>_destroy`.
+
+    Raises:
+        OneDnnError: oneDNN refused; the message names `what` (or the function).
+    """
+    dnnl = library()
+    result = C.c_void_p()
+    check(getattr(dnnl, f"dnnl_{function}")(C.byref(result), *arguments), what or function)
+    destroy = getattr(dnnl, f"dnnl_{kind}_destroy")
+    return Handle(int(result.value or 0), destroy, keep)
+
+
+@cache
+def engine() -> int:
+    """Return the CPU engine's handle: one for the process, which is never destroyed."""
+    result = C.c_void_p()
+    check(library().dnnl_engine_create(C.byref(result), _CPU, 0), "CPU engine")
+    return int(result.value or 0)
+
+
+def stream() -> Handle:
+    """Return a new in-order stream. One per entry: streams are not for concurrent use."""
+    return create("stream", "stream_create", engine(), _IN_ORDER)
+
+
+@cache
+def _openmp() -> tuple[Any, Any] | None:
+    """Return omp_get_max_threads and omp_set_num_threads of the OpenMP that oneDNN links."""
+    try:
+        return library().omp_get_max_threads, library().omp_set_num_threads
+    except AttributeError:  # a sequential or TBB build
+        return None
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Make the calling thread's OpenMP teams `count` wide inside the block.
+
+    oneDNN fixes a primitive's thread count when it is created. The setting belongs to the
+    calling thread, so two threads may bind with different counts.
+    """
+    functions = _openmp()
+    if functions is None:
+        yield
+        return
+    get, put = functions
+    before = get()
+    put(count)
+    try:
+        yield
+    finally:
+        put(before)

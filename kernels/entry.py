@@ -1,0 +1,39 @@
+"""The native entry, the one calling convention of every kernel, and the call a kernel is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NO_STATUSES: Mapping[int, str] = MappingProxyType({})
+
+
+class Entry(NamedTuple):
+    """A kernel bound to concrete arrays: `int32 fn(void *block)`, where 0 means success.
+
+    `keep` holds whatever the block points to; `statuses` explains the kernel's non-zero codes.
+    """
+
+    address: int
+    block: int
+    keep: object
+    statuses: Mapping[int, str] = NO_STATUSES
+
+
+@dataclass(frozen=True)
+class Call:
+    """One execution of an operator on concrete arrays, at the addresses it will always use.
+
+    `attributes` are those of the point's tile; `threads` is the processor's thread count.
+    """
+
+    operator: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    threads: int = 1

@@ -1,0 +1,59 @@
+"""The table of kernel variants: which kernels can serve an operator on a kind of processor.
+
+As in Legion, one task may have several variants; which of them runs is decided by measured cost
+(`kernels.select`), never by the operator's meaning.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from soapstone.kernels.entry import Call, Entry
+
+Bind = Callable[[Call], Entry | None]
+
+# Modules that register variants of a processor kind when imported.
+MODULES: dict[str, tuple[str, ...]] = {
+    "cpu": ("soapstone.kernels.cpu",),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel that may serve `operator` on processors of one kind.
+
+    `bind` returns None when it does not serve a particular call (dtype, strides, sizes).
+    """
+
+    operator: str
+    name: str
+    processor: str
+    bind: Bind
+
+
+_VARIANTS: dict[tuple[str, str], list[Variant]] = {}
+
+
+def variant(
+    operators: str | Iterable[str], name: str, *, processor: str = "cpu"
+) -> Callable[[Bind], Bind]:
+    """Return a decorator that registers a bind function as a variant of the operators."""
+    names = (operators,) if isinstance(operators, str) else tuple(operators)
+
+    def register(bind: Bind) -> Bind:
+        for operator in names:
+            _VARIANTS.setdefault((operator, processor), []).append(
+                Variant(operator, name, processor, bind)
+            )
+        return bind
+
+    return register
+
+
+def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
+    """Return the native variants of an operator for a processor kind, in registration order."""
+    for module in MODULES.get(processor, ()):
+        importlib.import_module(module)
+    return tuple(_VARIANTS.get((operator, processor), ()))

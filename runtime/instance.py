@@ -1,0 +1,319 @@
+"""Physical instances: where a region's elements are, which of them are valid, who uses them.
+
+Validity is a boolean array over a grid of cells: the region cut at every tile face seen so far.
+Sets that are everything or nothing are just True or False, so that one memory costs no arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .region import Region
+from .tiling import Box, Shape, Tiling, cells_of, covered_by, overlaps
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Cells = bool | Array  # a set of elements: all, none, or the cells where the array is True
+
+READ, WRITE = 1, 2
+
+
+def aligned_bytes(nbytes: int, zero: bool) -> Array:
+    """A uint8 array of `nbytes` at a 64-byte boundary."""
+    raw: Array = (np.zeros if zero else np.empty)(nbytes + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes]
+
+
+class Storage:
+    """The bytes of one instance: a box of a region in a memory, with an axis order.
+
+    `array` has the box's logical shape (a permuted view for an order other than C); it is None
+    for a transient instance of a trace until the arena is planned.
+    """
+
+    __slots__ = ("array", "box", "dtype", "memory", "name", "nbytes", "order", "shape", "transient")
+
+    def __init__(
+        self, region: Region, memory: int, box: Box, order: tuple[int, ...] | None
+    ) -> None:
+        self.memory = memory
+        self.box = box
+        self.shape: Shape = tuple(high - low for low, high in zip(*box))
+        self.dtype = region.dtype
+        self.order = order
+        self.nbytes = math.prod(self.shape) * region.dtype.itemsize
+        self.name = region.name
+        self.transient = region.transient
+        self.array: Array | None = None
+
+    def attach(self, buffer: Array) -> None:
+        """Use the first bytes of a uint8 buffer."""
+        flat = buffer[: self.nbytes].view(self.dtype)
+        if self.order is None:
+            self.array = flat.reshape(self.shape)
+        else:
+            physical = flat.reshape([self.shape[axis] for axis in self.order])
+            self.array = physical.transpose(np.argsort(self.order))
+
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each axis, known before the bytes are."""
+        order = self.order if self.order is not None else range(len(self.shape))
+        found = [0] * len(self.shape)
+        step = self.dtype.itemsize
+        for axis in reversed(list(order)):
+            found[axis] = step
+            step *= self.shape[axis]
+        return tuple(found)
+
+    def span(self, box: Box) -> tuple[int, int]:
+        """The byte range inside the storage that a box of the region touches."""
+        low = high = 0
+        for a, b, base, stride in zip(box[0], box[1], self.box[0], self.strides()):
+            if b <= a:
+                return (0, 0)
+            low += (a - base) * stride
+            high += (b - 1 - base) * stride
+        return (low, high + self.dtype.itemsize)
+
+    def view(self, box: Box) -> Array:
+        """The NumPy view of a box of the region."""
+        array = self.array
+        if array is None:
+            raise ValueError(f"instance of region {self.name!r} has no bytes yet")
+        if box == self.box:
+            return array
+        base = self.box[0]
+        return array[
+            tuple(slice(a - o, b - o) for a, b, o in zip(box[0], box[1], base, strict=True))
+        ]
+
+
+class Users:
+    """The point tasks of one launch that use an instance through one tiling."""
+
+    __slots__ = ("access", "ids", "tiling")
+
+    def __init__(self, tiling: Tiling, ids: Array, access: int) -> None:
+        self.tiling = tiling
+        self.ids = ids
+        self.access = access
+
+
+class Instance:
+    """What an analysis knows about a storage: valid cells and users since the last writes.
+
+    `inherited` are the cells still as they were when a capture began, `required` those of them
+    that the capture read: the trace's precondition.
+    """
+
+    __slots__ = ("inherited", "required", "storage", "users", "valid")
+
+    def __init__(self, storage: Storage, valid: Cells, inherited: Cells = False) -> None:
+        self.storage = storage
+        self.users: list[Users] = []
+        self.valid = valid
+        self.inherited = inherited
+        self.required: Cells = False
+
+    def depend(self, tiling: Tiling, ids: Array, access: int) -> list[tuple[Array, Array]]:
+        """The dependences of new point tasks on this instance's users; records the new ones.
+
+        Readers follow writers; writers follow everyone. Users whose boxes a writer covers are
+        forgotten: whoever conflicts with them later conflicts with the writer too.
+        Returns pairs of int64 arrays (sources, targets).
+        """
+        edges: list[tuple[Array, Array]] = []
+        writes = access & WRITE
+        kept: list[Users] = []
+        for user in self.users:
+            if not writes and not user.access & WRITE:
+                kept.append(user)
+                continue
+            if user.tiling is tiling and tiling.disjoint:
+                if tiling.empty:
+                    filled = tiling.volume > 0
+                    edges.append((user.ids[filled], ids[filled]))
+                else:
+                    edges.append((user.ids, ids))
+                if not writes:
+                    kept.append(user)
+                continue
+            first, second = overlaps(user.tiling, tiling)
+            if first.size:
+                edges.append((user.ids[first], ids[second]))
+            if not writes:
+                kept.append(user)
+                continue
+            left = ~covered_by(tiling, user.tiling)
+            if left.all():
+                kept.append(user)
+            elif left.any():
+                points = np.nonzero(left)[0]
+                kept.append(Users(user.tiling.subset(points), user.ids[points], user.access))
+        kept.append(Users(tiling, ids, access))
+        self.users = kept
+        return edges
+
+    def forget(self, below: int) -> None:
+        """Forget users that ended: all of their ids are below a watermark."""
+        self.users = [user for user in self.users if int(user.ids.max(initial=-1)) >= below]
+
+
+class Instances:
+    """All instances of one region, and the cell grid their validity is kept on."""
+
+    __slots__ = ("_masks", "by_key", "cuts", "name", "nbytes", "shape", "touched")
+
+    def __init__(self, region: Region) -> None:
+        self.shape = region.shape
+        self.name = region.name
+        self.nbytes = region.nbytes
+        self.by_key: dict[tuple[int, Box | None], Instance] = {}
+        self.cuts: list[Array] = [np.array([0, max(1, n)], dtype=np.int64) for n in region.shape]
+        self._masks: dict[int, Cells] = {}
+        self.touched = False
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self.by_key.values())
+
+    # -- sets of cells
+
+    def cells(self, value: Cells) -> Array:
+        """A set as an array over the cells (a copy for True and False)."""
+        if isinstance(value, bool):
+            return np.full([cut.size - 1 for cut in self.cuts], value, dtype=bool)
+        return value
+
+    def mask(self, tiling: Tiling) -> Cells:
+        """The cells in the union of a tiling's boxes."""
+        found = self._masks.get(tiling.uid)
+        if found is not None:
+            return found
+        if tiling.complete:
+            found = True
+        else:
+            self._refine(tiling)
+            cells = self.cells(False)
+            for low, high in tiling.boxes:
+                cells[cells_of(self.cuts, low, high)] = True
+            found = simplify(cells)
+        self._masks[tiling.uid] = found
+        return found
+
+    def _refine(self, tiling: Tiling) -> None:
+        """Cut the cells at every face of a tiling."""
+        cuts = [
+            np.unique(np.concatenate([cut, tiling.lo[:, axis], tiling.hi[:, axis]]))
+            for axis, cut in enumerate(self.cuts)
+        ]
+        if all(new.size == old.size for new, old in zip(cuts, self.cuts)):
+            return
+        source = [
+            np.searchsorted(old, new[:-1], side="right") - 1 for new, old in zip(cuts, self.cuts)
+        ]
+        picks = np.ix_(*source)
+        for instance in self:
+            for name in ("valid", "inherited", "required"):
+                value = getattr(instance, name)
+                if not isinstance(value, bool):
+                    setattr(instance, name, value[picks])
+        self.cuts = cuts
+        self._masks.clear()
+
+    # -- validity
+
+    def missing(self, instance: Instance, tiling: Tiling) -> Cells:
+        """The cells of a tiling's union that are not valid in an instance."""
+        if instance.valid is True:
+            return False
+        return minus(self.mask(tiling), instance.valid)
+
+    def wrote(self, instance: Instance, tiling: Tiling) -> None:
+        """Record that the union of a tiling was written in one instance: others are stale there."""
+        if instance.valid is True and len(self.by_key) == 1:
+            if tiling.complete:
+                instance.inherited = False
+            return
+        written = self.mask(tiling)
+        for other in self:
+            if other is instance:
+                other.valid = union(other.valid, written)
+            else:
+                other.valid = minus(other.valid, written)
+            other.inherited = minus(other.inherited, written)
+
+    def copied(self, source: Instance, target: Instance, tiling: Tiling) -> None:
+        """Record a copy of a tiling's union between two instances."""
+        cells = self.mask(tiling)
+        self.read(source, tiling)
+        target.valid = union(target.valid, cells)
+        target.inherited = minus(target.inherited, cells)
+
+    def read(self, instance: Instance, tiling: Tiling) -> None:
+        """Record what a read needs to be valid before the capture began."""
+        if instance.inherited is False or instance.required is True:
+            return
+        if instance.inherited is True and len(self.by_key) == 1:
+            instance.required = True
+            return
+        needed = both(self.mask(tiling), instance.inherited)
+        instance.required = union(instance.required, needed)
+
+    def boxes(self, cells: Array, offset: tuple[int, ...]) -> Iterator[Box]:
+        """The boxes that make up a set, found greedily; `offset` is the cell its array starts at.
+
+        Empties the set.
+        """
+        while cells.any():
+            start = tuple(int(i) for i in np.unravel_index(int(cells.argmax()), cells.shape))
+            stop = [i + 1 for i in start]
+            for axis in reversed(range(len(start))):
+                while stop[axis] < cells.shape[axis]:
+                    grown = [slice(a, b) for a, b in zip(start, stop)]
+                    grown[axis] = slice(stop[axis], stop[axis] + 1)
+                    if not cells[tuple(grown)].all():
+                        break
+                    stop[axis] += 1
+            cells[tuple(slice(a, b) for a, b in zip(start, stop))] = False
+            yield (
+                tuple(int(cut[a + o]) for cut, a, o in zip(self.cuts, start, offset)),
+                tuple(int(cut[b + o]) for cut, b, o in zip(self.cuts, stop, offset)),
+            )
+
+
+def simplify(cells: Array) -> Cells:
+    """A set as True or False where it is everything or nothing."""
+    if cells.all():
+        return True
+    return cells if cells.any() else False
+
+
+def union(a: Cells, b: Cells) -> Cells:
+    """Elements of either set."""
+    if a is True or b is True:
+        return True
+    if a is False:
+        return b
+    return a if b is False else simplify(a | b)
+
+
+def both(a: Cells, b: Cells) -> Cells:
+    """Elements of both sets."""
+    if a is False or b is False:
+        return False
+    if a is True:
+        return b
+    return a if b is True else simplify(a & b)
+
+
+def minus(a: Cells, b: Cells) -> Cells:
+    """Elements of the first set that are not in the second."""
+    if a is False or b is True:
+        return False
+    if b is False:
+        return a
+    return simplify(~b if a is True else a & ~b)

@@ -1,0 +1,291 @@
+"""Machines: processors, memories and the links between them, real or only described."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import MachineError
+
+VERSION = 1
+_T = TypeVar("_T")
+
+
+def _text(owner: str, name: str, found: object) -> None:
+    if not isinstance(found, str) or not found:
+        raise MachineError(f"{owner}: field {name!r} is {found!r}, a non-empty string needed")
+
+
+def _number(
+    owner: str, name: str, found: object, *, whole: bool, least: float, optional: bool = False
+) -> None:
+    if optional and found is None:
+        return
+    kind = "an integer" if whole else "a finite number"
+    good = isinstance(found, int) if whole else isinstance(found, int | float)
+    if good and not isinstance(found, bool):
+        value = float(found)  # type: ignore[arg-type]
+        if math.isfinite(value) and value >= least:
+            return
+    also = " or null" if optional else ""
+    raise MachineError(f"{owner}: field {name!r} is {found!r}, {kind} >= {least:g}{also} needed")
+
+
+@dataclass(frozen=True)
+class Processor:
+    """One worker: `threads` hardware threads that run one point task at a time.
+
+    `memory` names the memory its instances live in by default; `flops` is its peak rate in
+    floating-point operations a second, or None when unknown.
+
+    Raises: MachineError.
+    """
+
+    name: str
+    kind: str = "cpu"
+    threads: int = 1
+    memory: str = "system"
+    flops: float | None = None
+
+    def __post_init__(self) -> None:
+        _text("processor", "name", self.name)
+        owner = f"processor {self.name!r}"
+        _text(owner, "kind", self.kind)
+        _text(owner, "memory", self.memory)
+        _number(owner, "threads", self.threads, whole=True, least=1)
+        _number(owner, "flops", self.flops, whole=False, least=0, optional=True)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory of `capacity_bytes`, read and written at `bytes_per_s` (None when unknown).
+
+    Raises: MachineError.
+    """
+
+    name: str
+    capacity_bytes: int
+    bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _text("memory", "name", self.name)
+        owner = f"memory {self.name!r}"
+        _number(owner, "capacity_bytes", self.capacity_bytes, whole=True, least=1)
+        _number(owner, "bytes_per_s", self.bytes_per_s, whole=False, least=0, optional=True)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A one-way link between two memories: seconds of latency and bytes a second.
+
+    Raises: MachineError.
+    """
+
+    source: str
+    target: str
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _text("link", "source", self.source)
+        _text("link", "target", self.target)
+        owner = f"link {self.source!r} -> {self.target!r}"
+        _number(owner, "latency_s", self.latency_s, whole=False, least=0)
+        _number(owner, "bytes_per_s", self.bytes_per_s, whole=False, least=1e-300)
+
+
+def _parse(kind: type[_T], what: str, found: object) -> _T:
+    """One dataclass from one JSON object: unknown and missing keys are errors."""
+    if not isinstance(found, Mapping):
+        raise MachineError(f"{what}: found {type(found).__name__}, an object needed")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in found:
+        if key not in known:
+            raise MachineError(f"{what}: unknown field {key!r}; known: {', '.join(known)}")
+    required = {"Processor": {"name"}, "Memory": {"name", "capacity_bytes"}}
+    needed = required.get(kind.__name__, set(known))
+    for name in known:
+        if name in needed and name not in found:
+            raise MachineError(f"{what}: field {name!r} is missing")
+    return kind(**found)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processors, memories and links; order is meaning: processor index i is `processors[i]`.
+
+    The first memory is the host memory: what Python reads and writes.
+
+    Raises: MachineError for duplicate names, unknown memories or an empty machine.
+    """
+
+    name: str
+    processors: tuple[Processor, ...]
+    memories: tuple[Memory, ...]
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        _text("machine", "name", self.name)
+        owner = f"machine {self.name!r}"
+        wanted = (("processors", Processor), ("memories", Memory), ("links", Link))
+        for name, kind in wanted:
+            found = tuple(getattr(self, name))
+            object.__setattr__(self, name, found)
+            if not found and name != "links":
+                raise MachineError(f"{owner}: field {name!r} is empty, at least one needed")
+            for item in found:
+                if not isinstance(item, kind):
+                    raise MachineError(
+                        f"{owner}: field {name!r} holds {item!r}, a {kind.__name__} needed"
+                    )
+        for name, names in (
+            ("processors", [item.name for item in self.processors]),
+            ("memories", [item.name for item in self.memories]),
+            ("links", [(item.source, item.target) for item in self.links]),
+        ):
+            for item in names:
+                if names.count(item) > 1:  # type: ignore[arg-type]
+                    raise MachineError(f"{owner}: field {name!r} has {item!r} more than once")
+        present = {memory.name for memory in self.memories}
+        for processor in self.processors:
+            if processor.memory not in present:
+                raise MachineError(
+                    f"{owner}: processor {processor.name!r}: field 'memory' is "
+                    f"{processor.memory!r}, needed one of {sorted(present)}"
+                )
+        for link in self.links:
+            for name, end in (("source", link.source), ("target", link.target)):
+                if end not in present:
+                    raise MachineError(
+                        f"{owner}: link {link.source!r} -> {link.target!r}: field {name!r} is "
+                        f"{end!r}, needed one of {sorted(present)}"
+                    )
+            if link.source == link.target:
+                raise MachineError(f"{owner}: link from memory {link.source!r} to itself")
+
+    @property
+    def host(self) -> Memory:
+        """The memory that Python reads and writes: the first."""
+        return self.memories[0]
+
+    @staticmethod
+    def local(
+        cpus: int | None = None,
+        threads: int = 1,
+        memory_bytes: int | None = None,
+        memories: int = 1,
+    ) -> Machine:
+        """This computer: `cpus` processors (default: all cores) of `threads` threads each.
+
+        With `memories` > 1 the processors are spread over separate memories, linked pairwise:
+        all are this computer's memory, so this is for testing copies. `memory_bytes` is the
+        capacity of each (default: the physical memory, divided equally).
+
+        Raises: MachineError.
+        """
+        if cpus is None:
+            cpus = max(1, (os.cpu_count() or 1) // threads)
+        _number("Machine.local", "cpus", cpus, whole=True, least=1)
+        _number("Machine.local", "memories", memories, whole=True, least=1)
+        if memory_bytes is None:
+            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // memories
+        names = ["system"] if memories == 1 else [f"memory{m}" for m in range(memories)]
+        return Machine(
+            name="local",
+            processors=tuple(
+                Processor(f"cpu{p}", threads=threads, memory=names[p * memories // cpus])
+                for p in range(cpus)
+            ),
+            memories=tuple(Memory(name, memory_bytes) for name in names),
+            links=tuple(
+                Link(a, b, latency_s=1e-6, bytes_per_s=10e9)
+                for a in names
+                for b in names
+                if a != b
+            ),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """A stable dictionary of everything in the machine; `from_json` reads it back."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "processors": [
+                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.processors
+            ],
+            "memories": [
+                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.memories
+            ],
+            "links": [
+                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.links
+            ],
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine as a JSON-ready dictionary (versioned)."""
+        return self.describe()
+
+    @staticmethod
+    def from_json(data: object) -> Machine:
+        """The machine a dictionary describes.
+
+        Raises: MachineError naming the field, what was found and what was needed.
+        """
+        if not isinstance(data, Mapping):
+            raise MachineError(f"machine: found {type(data).__name__}, an object needed")
+        known = {"version", "name", "processors", "memories", "links"}
+        for key in data:
+            if key not in known:
+                raise MachineError(f"machine: unknown field {key!r}; known: {sorted(known)}")
+        for key in ("version", "name", "processors", "memories"):
+            if key not in data:
+                raise MachineError(f"machine: field {key!r} is missing")
+        version = data["version"]
+        if version != VERSION or isinstance(version, bool):
+            raise MachineError(f"machine: field 'version' is {version!r}, {VERSION} needed")
+        lists: dict[str, list[Any]] = {}
+        for key in ("processors", "memories", "links"):
+            found = data.get(key, [])
+            if not isinstance(found, list):
+                raise MachineError(
+                    f"machine: field {key!r} is {type(found).__name__}, a list needed"
+                )
+            lists[key] = found
+        return Machine(
+            name=data["name"],
+            processors=tuple(
+                _parse(Processor, f"processors[{i}]", item)
+                for i, item in enumerate(lists["processors"])
+            ),
+            memories=tuple(
+                _parse(Memory, f"memories[{i}]", item) for i, item in enumerate(lists["memories"])
+            ),
+            links=tuple(
+                _parse(Link, f"links[{i}]", item) for i, item in enumerate(lists["links"])
+            ),
+        )
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Machine:
+        """The machine in a JSON file.
+
+        Raises: MachineError for a file that is not JSON or not a machine; OSError.
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise MachineError(f"machine file {os.fspath(path)}: not JSON: {error}") from error
+        try:
+            return Machine.from_json(data)
+        except MachineError as error:
+            raise MachineError(f"machine file {os.fspath(path)}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the machine to a JSON file that `load` reads."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")

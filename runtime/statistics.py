@@ -1,0 +1,32 @@
+"""What a runtime has done, counted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Statistics:
+    """Counters of a runtime; all only grow.
+
+    launches: index launches analysed (copies and folds not counted). points: their point tasks.
+    edges: dependences found. interference_tests: pairs of tilings compared (each once).
+    allocations: instances and arenas. steps_replayed: completed trace replays.
+    """
+
+    launches: int = 0
+    points: int = 0
+    edges: int = 0
+    interference_tests: int = 0
+    copies: int = 0
+    bytes_copied: int = 0
+    folds: int = 0
+    allocations: int = 0
+    bytes_allocated: int = 0
+    captures: int = 0
+    steps_replayed: int = 0
+    fixup_copies: int = 0
+
+    def describe(self) -> dict[str, int]:
+        """The counters as a dictionary, in a stable order."""
+        return asdict(self)

@@ -1,0 +1,211 @@
+"""The geometry of partitions: arrays of boxes, interned on content, with memoised interference.
+
+A tiling knows no region, so equal shapes cut equally share one analysis: the interference of two
+tilings is computed once, vectorised over all pairs of points, whichever regions they cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shape = tuple[int, ...]
+Box = tuple[Shape, Shape]
+
+_PAIR_LIMIT = 1 << 22  # cells of one block of the pairwise overlap test
+_MEMO_LIMIT = 1 << 16  # remembered interferences before the memo is emptied
+
+
+class Tiling:
+    """Boxes `[lo[p], hi[p])` inside `shape`, one a point; equal contents are one object.
+
+    Make one with `intern`. lo, hi: int64 (points, rank), read-only.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_boxes",
+        "_complete",
+        "_cover",
+        "_disjoint",
+        "_subsets",
+        "empty",
+        "hi",
+        "lo",
+        "points",
+        "shape",
+        "uid",
+        "volume",
+    )
+
+    def __init__(self, shape: Shape, lo: Array, hi: Array, uid: int) -> None:
+        self.shape = shape
+        self.lo = lo
+        self.hi = hi
+        self.uid = uid
+        self.points = lo.shape[0]
+        self.volume: Array = np.prod(hi - lo, axis=1, dtype=np.int64)
+        self.empty: bool = bool((self.volume == 0).any())
+        self._disjoint: bool | None = None
+        self._complete: bool | None = None
+        self._subsets: dict[bytes, Tiling] = {}
+        self._boxes: list[Box] | None = None
+        self._cover: dict[int, Array] = {}
+
+    @property
+    def boxes(self) -> list[Box]:
+        """Each point's box as two tuples of ints."""
+        if self._boxes is None:
+            lows, highs = self.lo.tolist(), self.hi.tolist()
+            self._boxes = [(tuple(low), tuple(high)) for low, high in zip(lows, highs)]
+        return self._boxes
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no element lies in the boxes of two points."""
+        if self._disjoint is None:
+            first, _ = overlaps(self, self)
+            self._disjoint = bool(first.size == np.count_nonzero(self.volume))
+        return self._disjoint
+
+    @property
+    def complete(self) -> bool:
+        """Whether every element of the shape lies in some box."""
+        if self._complete is None:
+            self._complete = self._is_complete()
+        return self._complete
+
+    def declare(self, disjoint: bool, complete: bool) -> Tiling:
+        """This tiling, with properties its constructor knows and need not be computed."""
+        self._disjoint = disjoint
+        self._complete = complete
+        return self
+
+    def _is_complete(self) -> bool:
+        total = math.prod(self.shape)
+        if total == 0:
+            return True
+        if bool(((self.volume == total)).any()):
+            return True
+        if self.disjoint:
+            return int(self.volume.sum()) == total
+        cuts = [
+            np.unique(np.concatenate([[0, extent], self.lo[:, axis], self.hi[:, axis]]))
+            for axis, extent in enumerate(self.shape)
+        ]
+        covered = np.zeros([cut.size - 1 for cut in cuts], dtype=bool)
+        for low, high in self.boxes:
+            covered[cells_of(cuts, low, high)] = True
+        return bool(covered.all())
+
+    def subset(self, points: Array) -> Tiling:
+        """The tiling of some of the points, in the order given. points: int64 (n,)."""
+        if points.size == self.points and bool((points == np.arange(self.points)).all()):
+            return self
+        key = points.tobytes()
+        found = self._subsets.get(key)
+        if found is None:
+            found = intern(self.shape, self.lo[points], self.hi[points])
+            if self._disjoint:
+                found._disjoint = True
+            self._subsets[key] = found
+        return found
+
+
+_interned: weakref.WeakValueDictionary[tuple[Shape, bytes, bytes], Tiling]
+_interned = weakref.WeakValueDictionary()
+_uids = itertools.count(1)
+_pairs: dict[tuple[int, int], tuple[Array, Array]] = {}
+_covers: dict[tuple[int, int], Array] = {}
+interference_tests = 0
+
+
+def intern(shape: Shape, lo: Array, hi: Array) -> Tiling:
+    """The tiling with this content; the same object as long as one is alive."""
+    lo = np.ascontiguousarray(lo, dtype=np.int64)
+    hi = np.ascontiguousarray(hi, dtype=np.int64)
+    key = (shape, lo.tobytes(), hi.tobytes())
+    found = _interned.get(key)
+    if found is None:
+        lo.flags.writeable = False
+        hi.flags.writeable = False
+        found = Tiling(shape, lo, hi, next(_uids))
+        _interned[key] = found
+    return found
+
+
+def single(shape: Shape, low: Sequence[int], high: Sequence[int]) -> Tiling:
+    """The tiling of one box."""
+    rank = len(shape)
+    lo = np.array(low, dtype=np.int64).reshape(1, rank)
+    hi = np.array(high, dtype=np.int64).reshape(1, rank)
+    return intern(shape, lo, hi)
+
+
+def cells_of(cuts: Sequence[Array], low: Shape, high: Shape) -> tuple[slice, ...]:
+    """The cells of a grid of cuts that make up a box whose faces lie on cuts."""
+    return tuple(
+        slice(int(np.searchsorted(cut, a)), int(np.searchsorted(cut, b)) if b > a else 0)
+        for cut, a, b in zip(cuts, low, high)
+    )
+
+
+def overlaps(first: Tiling, second: Tiling) -> tuple[Array, Array]:
+    """The pairs of points (i of `first`, j of `second`) whose boxes share an element.
+
+    Vectorised over all pairs, once for each pair of tilings. Returns two int64 arrays (pairs,).
+    """
+    global interference_tests
+    key = (first.uid, second.uid)
+    found = _pairs.get(key)
+    if found is not None:
+        return found
+    interference_tests += 1
+    if len(_pairs) > _MEMO_LIMIT:
+        _pairs.clear()
+        _covers.clear()
+    rank = len(first.shape)
+    step = max(1, _PAIR_LIMIT // max(1, second.points))
+    parts: list[tuple[Array, Array]] = []
+    alive = (second.volume > 0)[None, :]
+    for start in range(0, first.points, step):
+        stop = min(first.points, start + step)
+        hit = (first.volume[start:stop] > 0)[:, None] & alive
+        for axis in range(rank):
+            hit &= first.lo[start:stop, axis, None] < second.hi[None, :, axis]
+            hit &= second.lo[None, :, axis] < first.hi[start:stop, axis, None]
+        rows, columns = np.nonzero(hit)
+        parts.append((rows + start, columns))
+    found = (
+        np.concatenate([rows for rows, _ in parts]) if parts else np.zeros(0, np.int64),
+        np.concatenate([columns for _, columns in parts]) if parts else np.zeros(0, np.int64),
+    )
+    _pairs[key] = found
+    return found
+
+
+def covered_by(writer: Tiling, user: Tiling) -> Array:
+    """Which boxes of `user` lie inside the union of the boxes of a disjoint `writer`.
+
+    Returns bool (user.points,).
+    """
+    key = (writer.uid, user.uid)
+    found = _covers.get(key)
+    if found is None:
+        if writer.complete:
+            found = np.ones(user.points, dtype=bool)
+        else:
+            rows, columns = overlaps(writer, user)
+            low = np.maximum(writer.lo[rows], user.lo[columns])
+            high = np.minimum(writer.hi[rows], user.hi[columns])
+            shared = np.zeros(user.points, dtype=np.int64)
+            np.add.at(shared, columns, np.prod(high - low, axis=1, dtype=np.int64))
+            found = shared == user.volume
+        _covers[key] = found
+    return found

@@ -1,0 +1,82 @@
+"""soapstone: deep learning where everything about how a model runs is searched, proved or measured.
+
+The public names; each is imported on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from soapstone.frontend.app import run_app
+    from soapstone.frontend.data import DataError, digits
+    from soapstone.frontend.checkpoint import CheckpointError
+    from soapstone.frontend.model import Model, Tensor
+    from soapstone.frontend.optimizers import SGD, Adam, AdamW
+    from soapstone.frontend.training import NonFiniteLoss
+    from soapstone.ir.errors import GraphError, ShapeError, StrategyError
+    from soapstone.ir.files import load_graph, save_graph
+    from soapstone.ir.graph import Graph, GraphBuilder
+    from soapstone.ir.strategy import Configuration, Strategy
+    from soapstone.runtime.machine import Machine
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Adam": "soapstone.frontend.optimizers",
+    "AdamW": "soapstone.frontend.optimizers",
+    "CheckpointError": "soapstone.frontend.checkpoint",
+    "Configuration": "soapstone.ir.strategy",
+    "DataError": "soapstone.frontend.data",
+    "Graph": "soapstone.ir.graph",
+    "GraphBuilder": "soapstone.ir.graph",
+    "GraphError": "soapstone.ir.errors",
+    "Machine": "soapstone.runtime.machine",
+    "Model": "soapstone.frontend.model",
+    "NonFiniteLoss": "soapstone.frontend.training",
+    "SGD": "soapstone.frontend.optimizers",
+    "ShapeError": "soapstone.ir.errors",
+    "Strategy": "soapstone.ir.strategy",
+    "StrategyError": "soapstone.ir.errors",
+    "Tensor": "soapstone.frontend.model",
+    "digits": "soapstone.frontend.data",
+    "load_graph": "soapstone.ir.files",
+    "run_app": "soapstone.frontend.app",
+    "save_graph": "soapstone.ir.files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'soapstone' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])
+
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "CheckpointError",
+    "Configuration",
+    "DataError",
+    "Graph",
+    "GraphBuilder",
+    "GraphError",
+    "Machine",
+    "Model",
+    "NonFiniteLoss",
+    "ShapeError",
+    "Strategy",
+    "StrategyError",
+    "Tensor",
+    "digits",
+    "load_graph",
+    "run_app",
+    "save_graph",
+]
