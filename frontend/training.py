@@ -211,7 +211,7 @@ class Trainer:
                     hook.on_epoch_begin(state)
                 for inputs, labels in batches.epoch(position.epoch, position.batch):
                     start = time.perf_counter()
-                    count = self._step(inputs, labels, state)
+                    count = self.step(inputs, labels, state)
                     spent = time.perf_counter() - start
                     busy.append(spent)
                     state.step_us = spent * 1e6
@@ -239,7 +239,7 @@ class Trainer:
                 hook.on_train_end(state)
         return result
 
-    def _step(self, inputs: Mapping[str, Array], labels: Array, state: TrainingState) -> int:
+    def step(self, inputs: Mapping[str, Array], labels: Array, state: TrainingState) -> int:
         """Run one training step on a batch and return its sample count."""
         position = self._position
         count = len(labels)

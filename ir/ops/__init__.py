@@ -4,10 +4,12 @@ from soapstone.ir.ops import (
     convolution,
     elementwise,
     matmul,
+    pooling,
 )
 
 __all__ = [
     "convolution",
     "elementwise",
     "matmul",
+    "pooling",
 ]

@@ -1,0 +1,122 @@
+"""What all benchmarks share: peers in processes of their own, run in turns, medians and ratios.
+
+Every peer is a long-lived process that waits for a line, does one round and prints one JSON object;
+only one works at a time. Results go to a JSON file, and a table of them to RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def machine() -> str:
+    """Return the machine as the tables name it."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def status_bytes(field: str) -> int:
+    """Return a memory figure of this process: VmRSS now, VmHWM at its peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def serve(do_round: Callable[[], Mapping[str, Any]]) -> None:
+    """Be a peer: do one round for each line on standard input."""
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(do_round()), flush=True)
+
+
+class Peer:
+    """A peer process."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        if self._process.stdout is None:
+            raise RuntimeError("the peer has no output")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"peer {self._process.args} ended with {self._process.wait()}")
+        result: dict[str, Any] = json.loads(line)
+        return result
+
+    def round(self) -> dict[str, Any]:
+        """Do one round and return what the peer measured."""
+        if self._process.stdin is None:
+            raise RuntimeError("the peer has no input")
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Return what every peer measured, in rounds taken in turns."""
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    for index in range(rounds):
+        names = list(peers) if index % 2 == 0 else list(peers)[::-1]
+        for name in names:
+            measured[name].append(peers[name].round())
+    return measured
+
+
+def median(measured: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Return the median of a figure over rounds."""
+    return float(statistics.median(float(item[key]) for item in measured))
+
+
+def write(name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
+    """Write results as JSON, and replace this benchmark's section in RESULTS.md."""
+    record = {"benchmark": name, "machine": machine(), "command": command, "rows": rows}
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+    def cell(value: object) -> str:
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    lines = [f"## {title}", "", f"`{command}` on {machine()}", ""]
+    lines.append("| " + " | ".join(columns) + " |")
+    lines.append("|" + " --- |" * len(columns))
+    lines += ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
+    section = "\n".join(lines) + "\n"
+    path = HERE / "RESULTS.md"
+    text = path.read_text() if path.exists() else "# Results\n"
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    if begin in text:
+        head, rest = text.split(begin, 1)
+        text = head + begin + section + end + rest.split(end, 1)[1]
+    else:
+        text = text.rstrip("\n") + "\n\n" + begin + section + end
+    path.write_text(text)
+    print(section)
