@@ -42,7 +42,7 @@ NULL = None
 FORWARD_TRAINING, AUTO, MAX, WORKSPACE = 64, 3, 0x1FF, 64
 
 
-def milliseconds(entry: Entry, threads_: int, budget_s: float = 0.25) -> float:
+def milliseconds(entry: Entry, threads_: int, budget_s: float = 0.15) -> float:
     """Return the best time of an entry."""
     call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(entry.address)
     best, end = 1e9, time.perf_counter() + budget_s

@@ -15,7 +15,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers.base import GraphMapper
-from soapstone.runtime import Machine, Region, Runtime, Timeline, Trace
+from soapstone.runtime import Machine, Profile, Region, Runtime, Trace
 from soapstone.runtime.expand import Program, program
 from soapstone.runtime.lower import lower
 
@@ -52,7 +52,7 @@ class Session:
         self.runtime = Runtime(machine=machine, mapper=mapper)
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
-        self._timeline: Timeline | None = None
+        self._timeline: Profile | None = None
 
     def bind(self, graph: Graph, strategy: Strategy) -> Bound:
         """Return the graph compiled under a strategy; parameters met for the first time are made.
@@ -74,21 +74,13 @@ class Session:
             spec = lowered.tensors[name]
             persistent.setdefault(name, Region(spec.shape, spec.dtype, name))
         self.mapper.adopt(strategy)
+        fed = [name for name, role in graph.roles.items() if role not in CARRIED]
+        feeds = {name: self.runtime.array(persistent[name]) for name in fed}
         made = program(lowered, strategy, persistent)
         with self.runtime.capture(graph.name) as recording:
             made.launch(self.runtime)
-        bound = Bound(
-            graph,
-            strategy,
-            made,
-            recording.trace,
-            {
-                name: self.runtime.array(persistent[name])
-                for name, role in graph.roles.items()
-                if role not in CARRIED
-            },
-            {name: self.runtime.array(persistent[low]) for name, low in outputs.items()},
-        )
+        results = {name: self.runtime.array(persistent[low]) for name, low in outputs.items()}
+        bound = Bound(graph, strategy, made, recording.trace, feeds, results)
         self._bounds.append(bound)
         return bound
 
@@ -109,10 +101,7 @@ class Session:
 
     def run(self, bound: Bound) -> None:
         """Run a bound graph once on what its feeds hold."""
-        if self._timeline is None:
-            bound.trace.replay()
-        else:
-            bound.trace.replay(profile=self._timeline)
+        bound.trace.replay(self._timeline)
 
     def state(self) -> dict[str, Array]:
         """Return copies of all parameters and states, by name."""
@@ -138,12 +127,12 @@ class Session:
     @property
     def peak_bytes(self) -> int:
         """Bytes of everything allocated: carried regions, feeds, results and arenas."""
-        return self.runtime.allocated_bytes
+        return sum(self.runtime.memory.used(i) for i in range(len(self.machine.memories)))
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
         """Time every task run inside and write a trace-event timeline."""
-        self._timeline = Timeline(self.machine)
+        self._timeline = Profile(self.machine, "soapstone")
         try:
             yield
         finally:

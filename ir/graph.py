@@ -61,6 +61,12 @@ class Node:
         return operator(self.operator)
 
     @property
+    def overwrites(self) -> Mapping[str, str]:
+        """The inputs that outputs are the next values of, by output; an absent state is left out."""
+        pairs = self.spec.updates
+        return {self.outputs[o]: self.inputs[i] for o, i in pairs if o < len(self.outputs)}
+
+    @property
     def label(self) -> str:
         """The operator and the node, as errors name it: `matmul 'fc1'`."""
         return f"{self.operator} {self.name!r}"
@@ -322,7 +328,7 @@ class Emitter:
         self._rename = dict(rename or {})
 
     def renamed(self, rename: Mapping[str, str]) -> Emitter:
-        """Return an emitter that renames dims so, unless told otherwise, of every operator but the origin's."""
+        """Return an emitter that renames so, by default, the dims of operators unlike the origin."""
         return Emitter(self._builder, self._origin, self._suffix, rename)
 
     def spec(self, name: str) -> TensorSpec:

@@ -113,7 +113,8 @@ class Tile:
 class Case:
     """An example call, from which the checks of an operator are made.
 
-    `inputs`: specs such as `"2 3"` (float32 of shape (2, 3)) or `"int32 4 <5"` (integers below 5).
+    `inputs`: specs such as `"2 3"` (float32 of shape (2, 3)) or `"int32 4 >=1 <5"` (integers from 1
+    to 4; from 0 to 9 where limits are missing).
     `differentiable` names the inputs whose gradient is compared with finite differences; None means
     every floating-point one.
     """

@@ -1,0 +1,65 @@
+"""The runtime core: regions, partitions, tasks with privileges, mappers, traces (after Legion).
+
+Usable alone: it knows neither operators nor kernels. Importing it imports no compiler; Numba is
+imported when a trace is compiled.
+"""
+
+from __future__ import annotations
+
+from .core import Recording, Runtime
+from .errors import (
+    BoundsError,
+    LaunchError,
+    MachineError,
+    MapperError,
+    MemoryExhausted,
+    PrivilegeError,
+    RuntimeCoreError,
+    StoppedError,
+    TaskError,
+    UnwrittenError,
+)
+from .launch import Launch
+from .machine import Link, Machine, Memory, Processor
+from .mapper import DefaultMapper, Mapper
+from .partition import Partition
+from .profile import Profile
+from .region import Region
+from .statistics import Statistics
+from .task import PointContext, Privilege, Read, ReadWrite, Reduce, Task, Write, task
+from .trace import Trace
+
+__all__ = [
+    "BoundsError",
+    "DefaultMapper",
+    "Launch",
+    "LaunchError",
+    "Link",
+    "Machine",
+    "MachineError",
+    "Mapper",
+    "MapperError",
+    "Memory",
+    "MemoryExhausted",
+    "Partition",
+    "PointContext",
+    "Privilege",
+    "PrivilegeError",
+    "Processor",
+    "Profile",
+    "Read",
+    "ReadWrite",
+    "Recording",
+    "Reduce",
+    "Region",
+    "Runtime",
+    "RuntimeCoreError",
+    "Statistics",
+    "StoppedError",
+    "Task",
+    "TaskError",
+    "Trace",
+    "UnwrittenError",
+    "Write",
+    "task",
+]

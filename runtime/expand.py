@@ -118,11 +118,9 @@ def _node_launch(
         inputs.append(len(arguments))
         arguments.append(Argument(name, *operand.tiles(lo, hi, points), Read))
     outputs: list[int] = []
-    overwrites = {node.outputs[o]: i for o, i in node.spec.updates}
     for position, (name, operand) in enumerate(zip(node.outputs, signature.outputs)):
-        old = overwrites.get(name)
-        if old is not None and aliases.get(name) == node.inputs[old]:
-            index = inputs[old]
+        if name in aliases:
+            index = inputs[node.inputs.index(aliases[name])]
             shared = arguments[index]
             arguments[index] = Argument(shared.region, shared.lo, shared.hi, ReadWrite)
             outputs.append(index)

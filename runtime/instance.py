@@ -7,7 +7,7 @@ Sets that are everything or nothing are just True or False, so that one memory c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,18 @@ class Storage:
     for a transient instance of a trace until the arena is planned.
     """
 
-    __slots__ = ("array", "box", "dtype", "memory", "name", "nbytes", "order", "shape", "transient")
+    __slots__ = (
+        "__weakref__",
+        "array",
+        "box",
+        "dtype",
+        "memory",
+        "name",
+        "nbytes",
+        "order",
+        "shape",
+        "transient",
+    )
 
     def __init__(
         self, region: Region, memory: int, box: Box, order: tuple[int, ...] | None
@@ -166,9 +177,21 @@ class Instance:
 class Instances:
     """All instances of one region, and the cell grid their validity is kept on."""
 
-    __slots__ = ("_masks", "by_key", "cuts", "name", "nbytes", "shape", "touched")
+    __slots__ = (
+        "_masks",
+        "by_key",
+        "cuts",
+        "live",
+        "name",
+        "nbytes",
+        "pinned",
+        "shape",
+        "touched",
+        "tracking",
+        "written",
+    )
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, tracking: bool = False) -> None:
         self.shape = region.shape
         self.name = region.name
         self.nbytes = region.nbytes
@@ -176,6 +199,10 @@ class Instances:
         self.cuts: list[Array] = [np.array([0, max(1, n)], dtype=np.int64) for n in region.shape]
         self._masks: dict[int, Cells] = {}
         self.touched = False
+        self.tracking = tracking
+        self.written: Cells = False  # by a capture, when tracking
+        self.live = False  # the host holds an array of it, and may write it between steps
+        self.pinned = False  # a trace uses its storages
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.by_key.values())
@@ -206,10 +233,13 @@ class Instances:
 
     def _refine(self, tiling: Tiling) -> None:
         """Cut the cells at every face of a tiling."""
-        cuts = [
-            np.unique(np.concatenate([cut, tiling.lo[:, axis], tiling.hi[:, axis]]))
-            for axis, cut in enumerate(self.cuts)
-        ]
+        self.cut(
+            [np.concatenate([tiling.lo[:, a], tiling.hi[:, a]]) for a in range(len(self.cuts))]
+        )
+
+    def cut(self, faces: Sequence[Array]) -> None:
+        """Cut the cells at more faces. faces: coordinates for each axis."""
+        cuts = [np.unique(np.concatenate([cut, more])) for cut, more in zip(self.cuts, faces)]
         if all(new.size == old.size for new, old in zip(cuts, self.cuts)):
             return
         source = [
@@ -221,8 +251,22 @@ class Instances:
                 value = getattr(instance, name)
                 if not isinstance(value, bool):
                     setattr(instance, name, value[picks])
+        if not isinstance(self.written, bool):
+            self.written = self.written[picks]
         self.cuts = cuts
         self._masks.clear()
+
+    def translated(self, value: Cells, other: Instances) -> Cells:
+        """A set over another state's cells as a set over this one's, cut to be fine enough."""
+        if isinstance(value, bool):
+            return value
+        self.cut(other.cuts)
+        source = [
+            np.searchsorted(theirs, mine[:-1], side="right") - 1
+            for theirs, mine in zip(other.cuts, self.cuts)
+        ]
+        picked: Array = value[np.ix_(*source)]
+        return simplify(picked)
 
     # -- validity
 
@@ -234,11 +278,11 @@ class Instances:
 
     def wrote(self, instance: Instance, tiling: Tiling) -> None:
         """Record that the union of a tiling was written in one instance: others are stale there."""
-        if instance.valid is True and len(self.by_key) == 1:
-            if tiling.complete:
-                instance.inherited = False
+        if instance.valid is True and len(self.by_key) == 1 and not self.tracking:
             return
         written = self.mask(tiling)
+        if self.tracking:
+            self.written = union(self.written, written)
         for other in self:
             if other is instance:
                 other.valid = union(other.valid, written)
@@ -256,9 +300,6 @@ class Instances:
     def read(self, instance: Instance, tiling: Tiling) -> None:
         """Record what a read needs to be valid before the capture began."""
         if instance.inherited is False or instance.required is True:
-            return
-        if instance.inherited is True and len(self.by_key) == 1:
-            instance.required = True
             return
         needed = both(self.mask(tiling), instance.inherited)
         instance.required = union(instance.required, needed)

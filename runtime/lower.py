@@ -29,10 +29,8 @@ def in_place(graph: Graph) -> dict[str, str]:
     result = {}
     for name, value in graph.updates.items():
         node = graph.producers.get(value)
-        if node is not None:
-            pairs = {(node.outputs[o], node.inputs[i]) for o, i in node.spec.updates}
-            if (value, name) in pairs:
-                result[value] = name
+        if node is not None and node.overwrites.get(value) == name:
+            result[value] = name
     return result
 
 
@@ -105,10 +103,9 @@ def hoist_updates(graph: Graph) -> Graph:
     for index, node in enumerate(graph.nodes):
         place = index
         if node.spec.updates and not any(graph.consumers[o] for o in node.outputs):
-            overwritten = [node.inputs[i] for _, i in node.spec.updates]
             before = [
                 position[reader.name]
-                for name in overwritten
+                for name in node.overwrites.values()
                 for reader in graph.consumers[name]
                 if reader is not node
             ]

@@ -60,7 +60,7 @@ def pause(typingctx: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _X86:
             kind = ir.FunctionType(ir.VoidType(), [])
-            builder.asm(kind, "pause", "", [], True)
+            builder.call(_declare(builder.module, kind, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
     return types.void(), codegen

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LINE = 8  # int64 words of a cache line: progress words are kept apart
 ABORT = 0  # control[0]: any other value than 0 stops all workers
-SPINS = 2000  # polls before a waiting worker lets other threads run
+SPINS = 256  # polls before a waiting worker lets other threads run
 
 
 @cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]

@@ -101,12 +101,7 @@ def plan(
     fold names the slices it needs one by one, so that only those are copied.
     """
     members, groups = _groups(tiling)
-    distinct = Tiling(
-        tiling.shape,
-        np.array([box[0] for box in groups], dtype=np.int64).reshape(len(groups), -1),
-        np.array([box[1] for box in groups], dtype=np.int64).reshape(len(groups), -1),
-        0,
-    )
+    distinct = _tiling(tiling.shape, groups)
     disjoint = distinct.disjoint
     buckets, place = _buckets(tiling, members)
     if disjoint:

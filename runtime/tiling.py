@@ -118,7 +118,7 @@ class Tiling:
         return found
 
 
-_interned: weakref.WeakValueDictionary[tuple[Shape, bytes, bytes], Tiling]
+_interned: weakref.WeakValueDictionary[tuple[Shape, int, bytes, bytes], Tiling]
 _interned = weakref.WeakValueDictionary()
 _uids = itertools.count(1)
 _pairs: dict[tuple[int, int], tuple[Array, Array]] = {}
@@ -130,7 +130,7 @@ def intern(shape: Shape, lo: Array, hi: Array) -> Tiling:
     """The tiling with this content; the same object as long as one is alive."""
     lo = np.ascontiguousarray(lo, dtype=np.int64)
     hi = np.ascontiguousarray(hi, dtype=np.int64)
-    key = (shape, lo.tobytes(), hi.tobytes())
+    key = (shape, lo.shape[0], lo.tobytes(), hi.tobytes())
     found = _interned.get(key)
     if found is None:
         lo.flags.writeable = False

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .task import PointContext, Read, Task, Write, identity
+from .task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIRST, COMBINE, IDENTITY = 0, 1, 2
@@ -186,7 +186,7 @@ def fold_task(
         out = arrays[0]
         found = []
         for part in parts[context.point]:
-            given = arrays[part.argument][part.index]
+            given = arrays[part.argument][part.index, ...]
             found.append(
                 (
                     out if part.target is None else out[part.target],
@@ -201,5 +201,6 @@ def fold_task(
     def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry | None:
         return fold_entry(reduction, mode, arrays[0], views(context, arrays))
 
-    privileges = (Write, *[Read] * arguments)
+    output = ReadWrite if mode == COMBINE else Write
+    privileges = (output, *[Read] * arguments)
     return Task("fold", privileges, body=body, bind=bind, context=True, kind="fold")

@@ -1,4 +1,4 @@
-"""Checks made from an operator's declaration: its cases run whole, tile by tile, lowered, and natively.
+"""Checks made from an operator's declaration: cases run whole, tile by tile and lowered.
 
 Nothing here knows an operator by name, so a newly declared operator is checked without more code.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from soapstone.ir.dims import Kind, Signature, equal_cuts
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Emitter, GraphBuilder, Node
 from soapstone.ir.spec import Case, GradientContext, OpSpec, Tile, operators
@@ -44,22 +44,24 @@ def registry_cases() -> Iterator[tuple[str, OpSpec, Case]]:
             yield f"{spec.name}-{number}", spec, case
 
 
-def parse(text: str) -> tuple[TensorSpec, int | None]:
-    """Return the spec and the upper limit written as `"int32 4 3 <5"`; float32 is the default."""
-    dtype, limit, shape = "float32", None, []
+def parse(text: str) -> tuple[TensorSpec, int, int | None]:
+    """Return the spec and the limits written as `"int32 4 3 >=2 <5"`; float32 is the default."""
+    dtype, low, high, shape = "float32", 0, None, []
     for term in text.split():
         if term in DTYPES:
             dtype = term
         elif term.startswith("<"):
-            limit = int(term[1:])
+            high = int(term[1:])
+        elif term.startswith(">="):
+            low = int(term[2:])
         else:
             shape.append(int(term))
-    return TensorSpec(tuple(shape), dtype), limit
+    return TensorSpec(tuple(shape), dtype), low, high
 
 
 def draw(text: str, generator: np.random.Generator, positive: bool, real: str) -> Array:
     """Return a random array of a case's spec; floating-point ones have the type `real`."""
-    spec, limit = parse(text)
+    spec, low, high = parse(text)
     if spec.is_float:
         values = (
             generator.uniform(0.2, 0.9, spec.shape)
@@ -67,8 +69,9 @@ def draw(text: str, generator: np.random.Generator, positive: bool, real: str) -
             else generator.standard_normal(spec.shape)
         )
         return np.asarray(values, real)
-    high = limit if limit is not None else 2 if spec.dtype == "bool" else 10
-    return np.asarray(generator.integers(0, high, spec.shape), spec.dtype)
+    if high is None:
+        high = 2 if spec.dtype == "bool" else 10
+    return np.asarray(generator.integers(low, high, spec.shape), spec.dtype)
 
 
 def subject(spec: OpSpec, case: Case, real: str = "float64") -> Subject:
@@ -165,7 +168,7 @@ def run_split(
 
 
 def inherited(node: Node, signature: Signature, degrees: Mapping[str, int]) -> dict[str, int]:
-    """Return the degrees a node takes over from its origin, by dim name and where they are legal."""
+    """Return the degrees a node takes over from its origin, by dim name, where they are legal."""
     rename = dict(node.rename)
     taken: dict[str, int] = {}
     for dim in signature.dims:
@@ -200,20 +203,23 @@ def run_lowered(
     builder, node = declared(spec, attributes, arrays)
     outputs = spec.lower(Emitter(builder, node, "lower."), node)
     assert len(outputs) == len(node.outputs)
+    forward = spec.bind([spec_of(array) for array in arrays], attributes)
     values = {f"in{i}": array for i, array in enumerate(arrays)}
+    followed: set[str] = set()
     for primitive in builder.nodes[1:]:
         operands = [values[name] for name in primitive.inputs]
         signature = primitive.spec.bind([spec_of(a) for a in operands], primitive.attributes)
-        check_carried(node, spec.bind([spec_of(a) for a in arrays], attributes), primitive, signature)
-        made = run_split(
-            primitive.spec, primitive.attributes, operands, inherited(primitive, signature, degrees)
-        )
+        check_carried(node, forward, primitive, signature)
+        taken = inherited(primitive, signature, degrees)
+        followed.update(dict(primitive.rename).get(dim, dim) for dim in taken)
+        made = run_split(primitive.spec, primitive.attributes, operands, taken)
         values.update(zip(primitive.outputs, made))
+    assert followed.issuperset(degrees), f"{spec.name}: no primitive follows {dict(degrees)}"
     return [values[name] for name in outputs]
 
 
 def check_carried(origin: Node, forward: Signature, node: Node, signature: Signature) -> None:
-    """Assert that dims which take over a degree mean the same dim: equal extents, or groups of it."""
+    """Assert that dims which take over a degree mean the same dim: equal extents, or groups."""
     rename = dict(node.rename)
     for dim in signature.dims:
         source = forward.by_name.get(rename.get(dim.name, dim.name))
@@ -331,7 +337,7 @@ def mutations(specs: Sequence[TensorSpec]) -> Iterator[tuple[str, list[TensorSpe
 
 __all__ = [
     "Subject",
-    "equal_cuts",
+    "box",
     "localized",
     "mutations",
     "registry_cases",

@@ -15,8 +15,6 @@ from soapstone.kernels.cpu.onednn import library
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variants
 
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="oneDNN is not installed")
-
 LAYOUTS = ("plain", "channels_last", "tile", "channels_last_tile")
 
 
@@ -207,3 +205,181 @@ def test_convolution_and_gradients(name: str, layout: str) -> None:
         "conv2d_grad_weight", (x, dy), [w.shape], layout, kernel=kernel, bias=False, **at
     )
     close(actual, dw)
+
+
+@pytest.mark.parametrize("activation", ACTIVATE)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_convolution_activations(layout: str, activation: str | None) -> None:
+    x, w, at = problem("uneven")
+    expected = convolve(x, w, at)
+    (y,) = execute(
+        "conv2d", (x, w), [expected.shape], layout, bias=False, activation=activation, **at
+    )
+    close(y, ACTIVATE[activation](expected))
+
+
+def test_convolution_two_threads() -> None:
+    for name in ("wide", "groups", "strided"):
+        x, w, at = problem(name)
+        expected = convolve(x, w, at)
+        dy = random(*expected.shape, seed=3)
+        dx, dw = convolve_gradients(x, w, dy, at)
+        common = dict(threads=2, **at)
+        (y,) = execute("conv2d", (x, w), [expected.shape], "channels_last", bias=False, **common)
+        close(y, expected)
+        (got,) = execute("conv2d_grad_input", (dy, w), [x.shape], "plain", **common)
+        close(got, dx)
+        (got,) = execute("conv2d_grad_weight", (x, dy), [w.shape], "plain", bias=False, **common)
+        close(got, dw)
+
+
+def test_convolution_of_part_of_the_channels() -> None:
+    """Tiles cut along the channels of a channels-last array."""
+    x, w, at = problem("wide")
+    whole = place(random(2, 80, 7, 7), "channels_last")
+    tile = whole[:, 16:48]
+    tile[...] = x
+    out = place(np.zeros((2, 64, 7, 7), np.float32), "channels_last")
+    y = out[:, 8:56]
+    entry = bind(Call("conv2d", dict(bias=False, activation=None, **at), (tile, w), (y,)))
+    assert entry is not None
+    assert run(entry) == 0
+    close(y, convolve(x, w, at))
+    assert not out[:, :8].any() and not out[:, 56:].any()
+
+
+def test_constant_weights_are_packed_once() -> None:
+    x, w, at = problem("wide")
+    w = w.copy()
+    y = np.empty(convolve(x, w, at).shape, np.float32)
+    call = Call("conv2d", dict(constant_weights=True, bias=False, **at), (x, w), (y,))
+    entry = bind(call)
+    assert entry is not None
+    first = convolve(x, w, at)
+    for _ in range(3):
+        y.fill(0)
+        assert run(entry) == 0
+        close(y, first)
+        w.fill(0)  # the packed copy serves from the second run on
+
+
+def test_convolution_refuses_what_it_cannot_do() -> None:
+    x, w, at = problem("plain")
+    y = np.empty((2, 7, 9, 8), np.float32)
+    ok = dict(bias=False, activation=None, **at)
+    assert bind(Call("conv2d", ok, (x, w), (y,))) is not None
+    assert bind(Call("conv2d", ok, (x.astype(np.float64), w), (y,))) is None
+    assert bind(Call("conv2d", ok, (x, w), (y[:, :, 1:],))) is None
+    assert bind(Call("conv2d", {**ok, "activation": "swish"}, (x, w), (y,))) is None
+    assert bind(Call("conv2d", {**ok, "groups": 2}, (x, w), (y,))) is None
+    assert bind(Call("conv2d", ok, (x[:, :, :, ::-1], w), (y,))) is None
+    stretched = np.broadcast_to(x[:1], x.shape)
+    assert bind(Call("conv2d", ok, (stretched, w), (y,))) is None
+    negative = {**ok, "padding": (-1, 1, 1, 1)}
+    assert bind(Call("conv2d", negative, (x, w), (np.empty((2, 7, 7, 8), np.float32),))) is None
+
+
+@pytest.mark.parametrize("operator", ["conv2d", "conv2d_grad_input", "conv2d_grad_weight"])
+def test_convolution_without_elements(operator: str) -> None:
+    _, w, at = problem("plain")
+    x, y = np.empty((0, 5, 9, 8), np.float32), np.empty((0, 7, 9, 8), np.float32)
+    operands = {
+        "conv2d": ((x, w), (y,)),
+        "conv2d_grad_input": ((y, w), (x,)),
+        "conv2d_grad_weight": ((x, y), (np.empty((0, 5, 3, 3), np.float32),)),
+    }
+    inputs, outputs = operands[operator]
+    entry = bind(Call(operator, dict(bias=False, **at), inputs, outputs))
+    assert entry is not None
+    assert run(entry) == 0
+
+
+# ---------------------------------------------------------------- matrix products
+
+PRODUCTS = [
+    ((6, 5), (5, 7)),
+    ((1, 300), (300, 40)),
+    ((33, 1), (1, 17)),
+    ((8, 64), (64, 1)),
+    ((1, 1), (1, 1)),
+    ((64, 800), (800, 700)),
+    ((4, 6, 5), (4, 5, 7)),
+    ((4, 6, 5), (5, 7)),
+    ((6, 5), (4, 5, 7)),
+    ((2, 3, 6, 5), (2, 3, 5, 7)),
+    ((2, 3, 6, 5), (3, 5, 7)),
+    ((2, 1, 6, 5), (1, 3, 5, 7)),
+    ((2, 3, 1, 5), (2, 1, 5, 7)),
+]
+
+
+@pytest.mark.parametrize("transposes", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("layout", ["plain", "tile"])
+@pytest.mark.parametrize("shapes", PRODUCTS, ids=str)
+def test_matmul(shapes: Any, layout: str, transposes: tuple[bool, bool]) -> None:
+    a, b = random(*shapes[0]), random(*shapes[1], seed=1)
+    expected = a.astype(float) @ b.astype(float)
+    a = np.ascontiguousarray(a.swapaxes(-1, -2)) if transposes[0] else a
+    b = np.ascontiguousarray(b.swapaxes(-1, -2)) if transposes[1] else b
+    for threads in (1, 2):
+        (y,) = execute(
+            *("matmul", (a, b), [expected.shape], layout),
+            transpose_a=transposes[0], transpose_b=transposes[1], threads=threads,
+        )  # fmt: skip
+        close(y, expected)
+
+
+def test_matmul_of_odd_strides() -> None:
+    """Columns of outputs, and operands with no unit stride at all."""
+    a, b = random(12, 20), random(20, 18, seed=1)
+    for x in (a, a[::2], a[:, ::2], a[::2, ::2]):
+        right = b[: x.shape[1]]
+        y = np.empty((x.shape[0], 18), np.float32, order="F")
+        entry = bind(Call("matmul", {}, (x, right), (y,)))
+        assert entry is not None
+        assert run(entry) == 0
+        close(y, x.astype(float) @ right)
+
+
+@pytest.mark.parametrize("activation", ACTIVATE)
+@pytest.mark.parametrize("layout", ["plain", "tile"])
+def test_linear(layout: str, activation: str | None) -> None:
+    w, b = random(20, 12, seed=1), random(12, seed=2)
+    for shape in ((9, 20), (1, 20), (20,), (3, 4, 20), (2, 3, 4, 20)):
+        x = random(*shape)
+        product = x.astype(float) @ w
+        (y,) = execute(
+            "linear", (x, w), [product.shape], layout, bias=False, activation=activation
+        )
+        close(y, ACTIVATE[activation](product))
+        for constant in (False, True):
+            (y,) = execute(
+                *("linear", (x, w, b), [product.shape], layout),
+                bias=True, activation=activation, constant_weights=constant,
+            )  # fmt: skip
+            close(y, ACTIVATE[activation](product + b))
+
+
+def test_linear_with_wide_weights_and_bias() -> None:
+    x, w, b = random(16, 700), random(700, 800, seed=1), random(800, seed=2)
+    expected = np.maximum(x.astype(float) @ w + b, 0)
+    for threads in (1, 2):
+        for rows in (1, 16):
+            (y,) = execute(
+                *("linear", (x[:rows], w, b), [(rows, 800)]),
+                bias=True, activation="relu", threads=threads,
+            )  # fmt: skip
+            close(y, expected[:rows])
+
+
+def test_products_refuse_and_do_nothing() -> None:
+    x, w = random(4, 5), random(5, 6)
+    y = np.empty((4, 6), np.float32)
+    at = dict(bias=False, activation=None)
+    assert bind(Call("linear", {**at, "bias": True}, (x, w), (y,))) is None
+    assert bind(Call("linear", at, (x, w.astype(np.float64)), (y,))) is None
+    assert bind(Call("matmul", {}, (x, w), (np.empty((4, 7), np.float32),))) is None
+    assert bind(Call("matmul", {}, (x, w), (np.broadcast_to(y[:1], y.shape),))) is None
+    none = bind(Call("matmul", {}, (x[:0], w), (y[:0],)))
+    assert none is not None
+    assert run(none) == 0

@@ -18,9 +18,16 @@ from operator_checks import (
     tiles,
     uneven_cuts,
 )
+from soapstone.ir.autodiff import gradients
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.spec import Case, OpSpec, operators
-from soapstone.ir.tensor import spec_of
+from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.interpret import interpret
+from soapstone.ir.ops.dropout import random_bits
+from soapstone.ir.spec import Case, OpSpec, operator, operators
+from soapstone.ir.tensor import Array, TensorSpec, spec_of
+from soapstone.kernels.cpu import native
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
 
 CASES = list(registry_cases())
 every_case = pytest.mark.parametrize(
@@ -97,12 +104,8 @@ def test_misfits_are_shape_errors_that_name_the_dim(spec: OpSpec, case: Case) ->
 
 @every_case
 def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
-    native = pytest.importorskip("soapstone.kernels.cpu.native")
-    from soapstone.kernels.entry import Call
-    from soapstone.kernels.registry import variants
-
     item = subject(spec, case, "float32")
-    plans = [degrees for degrees in item.signature.configurations(2, lowers=False)]
+    plans = list(item.signature.configurations(2, lowers=False))
     for variant in variants(spec.name):
         for degrees in plans:
             for tile in tiles(item.signature, degrees):
@@ -117,3 +120,136 @@ def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
                 assert native.run(entry) == 0, where
                 for output, value in zip(outputs, expected):
                     np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
+
+
+def run(name: str, *arrays: Array, **attributes: object) -> tuple[Array, ...]:
+    spec = operator(name)
+    return spec.run(spec.normalise(attributes), *arrays)
+
+
+def test_conv2d_is_the_sum_over_its_windows() -> None:
+    generator = np.random.default_rng(0)
+    x, w = generator.standard_normal((2, 4, 6, 7)), generator.standard_normal((6, 2, 2, 3))
+    (y,) = run(
+        "conv2d", x, w, bias=False, groups=2, stride=(2, 1), dilation=(2, 1), padding=(1, 0, 2, 1)
+    )
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (0, 1)))
+    assert y.shape == (2, 6, 4, 6)
+    for n, o, i, j in np.ndindex(y.shape):
+        first = o // 3 * 2  # three output and two input channels a group
+        window = padded[n, first : first + 2, 2 * i : 2 * i + 3 : 2, j : j + 3]
+        np.testing.assert_allclose(y[n, o, i, j], np.sum(window * w[o]), rtol=1e-12, atol=1e-13)
+
+
+def test_max_pool2d_takes_the_first_maximum_and_never_padding() -> None:
+    x = np.full((1, 1, 3, 3), -np.inf)
+    x[0, 0, 1, 1:] = 5
+    y, index = run(
+        "max_pool2d", x, kernel=(2, 2), stride=(2, 2), padding=(1, 1, 0, 0), indices=True
+    )
+    np.testing.assert_array_equal(y[0, 0], [[-np.inf, -np.inf], [-np.inf, 5]])
+    np.testing.assert_array_equal(index[0, 0], [[3, 2], [1, 0]])
+
+
+def test_avg_pool2d_counts_padding_or_not() -> None:
+    x = np.ones((1, 1, 2, 2))
+    attributes = {"kernel": (2, 2), "stride": (2, 2), "padding": (1, 1, 1, 1)}
+    (with_pad,) = run("avg_pool2d", x, **attributes)
+    (without,) = run("avg_pool2d", x, **attributes, include_pad=False)
+    np.testing.assert_array_equal(with_pad, np.full((1, 1, 2, 2), 0.25))
+    np.testing.assert_array_equal(without, np.ones((1, 1, 2, 2)))
+
+
+def test_batch_norm_keeps_running_statistics() -> None:
+    x = np.random.default_rng(1).standard_normal((5, 2, 3, 3))
+    old_mean, old_var = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    y, mean, var, _, _ = run(
+        "batch_norm", x, np.ones(2), np.zeros(2), old_mean, old_var, momentum=0.25, epsilon=0.0
+    )
+    np.testing.assert_allclose(y.mean(axis=(0, 2, 3)), 0, atol=1e-12)
+    np.testing.assert_allclose(y.var(axis=(0, 2, 3)), 1)
+    np.testing.assert_allclose(mean, 0.75 * old_mean + 0.25 * x.mean(axis=(0, 2, 3)))
+    np.testing.assert_allclose(var, 0.75 * old_var + 0.25 * x.var(axis=(0, 2, 3), ddof=1))
+
+
+def test_embedding_rejects_an_index_outside_the_table() -> None:
+    with pytest.raises(GraphError, match="index 4 found, 0 to 3 needed"):
+        run("embedding", np.array([0, 4]), np.ones((4, 2)))
+    with pytest.raises(GraphError, match="index -1 found"):
+        run("embedding", np.array([-1]), np.ones((4, 2)))
+
+
+def test_dropout_draws_by_seed_step_and_index() -> None:
+    # SplitMix64's finaliser of zero is zero, and its first output from seed 0 is known.
+    assert random_bits(0, 0, np.arange(2)).tolist() == [0, 0xE220A839]
+    x = np.ones(20_000, np.float32)
+    drawn = [
+        run("dropout", x, np.int64(s), rate=0.3, seed=k)[0] for s, k in ((1, 5), (2, 5), (1, 6))
+    ]
+    for y in drawn:
+        assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.7)}
+        assert abs(np.count_nonzero(y) / x.size - 0.7) < 0.02
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+    with pytest.raises(GraphError, match="rate"):
+        operator("dropout").bind(
+            [TensorSpec((2,)), TensorSpec((), "int64")], {"rate": 1.0, "seed": 0}
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "attributes", "message"),
+    [
+        ("conv2d", ((1, 3, 8, 8), (4, 2, 3, 3)), {}, "dim ci is 3 in input 0 but 2 in input 1"),
+        ("conv2d", ((1, 3, 8, 8), (4, 1, 3, 3)), {"groups": 2}, "dim g: 2 groups do not divide 3"),
+        ("conv2d", ((1, 3, 2, 8), (4, 3, 3, 3)), {}, "dim h: the window spans 3 positions"),
+        ("conv2d", ((3, 8, 8), (4, 3, 3, 3)), {}, "input 0 has rank 3"),
+        ("max_pool2d", ((1, 3, 8, 8),), {"kernel": (2, 2), "padding": (2, 0, 0, 0)}, "dim h: pad"),
+        ("batch_norm_inference", ((2, 3, 4, 4), (2,), (3,), (3,), (3,)), {}, "dim c is 3 in inp"),
+        ("layer_norm", ((2, 3), (3,), (4,)), {}, "dim c is 3 in input 0 but 4 in input 2"),
+        ("softmax", ((2, 3),), {"axis": 2}, "no axis 2"),
+        ("matmul", ((2, 3), (4, 5)), {}, "dim k is 3 in input 0 but 4 in input 1"),
+    ],
+)
+def test_errors_name_the_operator_and_the_dim(
+    name: str, shapes: tuple[tuple[int, ...], ...], attributes: dict[str, object], message: str
+) -> None:
+    builder = GraphBuilder()
+    values = [builder.input(f"x{i}", shape) for i, shape in enumerate(shapes)]
+    if name == "conv2d":
+        attributes = {"bias": False, **attributes}
+    with pytest.raises(ShapeError, match=f"{name} 'layer': .*{message}"):
+        builder.apply(name, *values, name="layer", **attributes)
+
+
+def test_types_that_differ_are_refused() -> None:
+    with pytest.raises(ShapeError, match="float32 in input 0 but float64 in input 1"):
+        operator("add").bind([TensorSpec((2,)), TensorSpec((2,), "float64")], {})
+
+
+def test_a_small_network_differentiates() -> None:
+    builder = GraphBuilder()
+    shapes = {"x": (2, 2, 6, 6), "w": (4, 2, 3, 3), "b": (4,), "v": (36, 3), "c": (3,)}
+    for name, shape in shapes.items():
+        builder.input(name, shape, "float64")
+    (y,) = builder.apply("conv2d", "x", "w", "b", padding=(1, 1, 1, 1), activation="tanh")
+    y = builder.apply("max_pool2d", y, kernel=(2, 2), stride=(2, 2), indices=True)[0]
+    (y,) = builder.apply("add", y, *builder.apply("sigmoid", y))  # a value with two readers
+    (y,) = builder.apply("reshape", y, shape=(2, 36))
+    (y,) = builder.apply("linear", y, "v", "c", activation="gelu")
+    (y,) = builder.apply("log_softmax", y)
+    (loss,) = builder.apply("reduce_mean", y, axes=(0, 1))
+    found = gradients(builder, loss, list(shapes))
+    builder.output(loss, *found.values())
+    graph = builder.build()
+    generator = np.random.default_rng(2)
+    values = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
+    results = interpret(graph, values)
+    for name, shape in shapes.items():
+        direction = generator.standard_normal(shape)
+        ends = [
+            interpret(graph, values | {name: values[name] + sign * 1e-6 * direction})[loss]
+            for sign in (1, -1)
+        ]
+        exact = np.sum(results[found[name]] * direction)
+        np.testing.assert_allclose(exact, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-9)

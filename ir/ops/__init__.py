@@ -2,14 +2,36 @@
 
 from soapstone.ir.ops import (
     convolution,
+    cross_entropy,
+    dropout,
     elementwise,
+    embedding,
+    fused,
+    loss,
     matmul,
+    movement,
+    normalization,
     pooling,
+    reduction,
+    slicing,
+    softmax,
+    update,
 )
 
 __all__ = [
     "convolution",
+    "cross_entropy",
+    "dropout",
     "elementwise",
+    "embedding",
+    "fused",
+    "loss",
     "matmul",
+    "movement",
+    "normalization",
     "pooling",
+    "reduction",
+    "slicing",
+    "softmax",
+    "update",
 ]

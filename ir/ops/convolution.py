@@ -1,13 +1,14 @@
 """Two-dimensional convolution, with groups, a bias and an activation, and its gradients.
 
-Dims: n; channels as (group, channel of the group): g co for outputs, g ci for inputs; h w are output
-positions, through which the input has a halo; kh kw.
+Dims: n; channels as (group, channel of the group): g co for outputs, g ci for inputs; h w are
+output positions, through which the input has a halo; kh kw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,9 @@ class _Axes:
     def channels(self, inner: str, extent: int, where: str) -> Product:
         """Return the axis of input or output channels."""
         if extent % self.groups:
-            raise ShapeError(f"dim g: {self.groups} groups do not divide {extent} channels ({where})")
+            raise ShapeError(
+                f"dim g: {self.groups} groups do not divide {extent} channels of {where}"
+            )
         self.table.add("g", self.groups, "attribute groups")
         self.table.add(inner, extent // self.groups, where)
         return Product(("g", inner), (self.groups, extent // self.groups))
@@ -176,7 +179,7 @@ def _grad_input_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes
 
 
 def _grad_input(attributes: Attributes, dy: Array, w: Array) -> Array:
-    groups, (co, ci, kh, kw) = attributes["groups"], w.shape
+    groups, (ci, kh, kw) = attributes["groups"], w.shape[1:]
     n, _, *count = dy.shape
     parts = np.matmul(_outputs(dy, groups), _filters(w, groups))
     parts = parts.reshape(groups, n, *count, ci, kh, kw).transpose(1, 0, 4, 2, 3, 5, 6)
@@ -232,7 +235,7 @@ def _grad_weight_lower(emit: Emitter, node: Node) -> Sequence[str]:
     return [dw, follow("reduce_sum", dy, axes=(0, 2, 3), keepdims=False)]
 
 
-def _window(**attributes: object) -> dict[str, object]:
+def _window(**attributes: Any) -> dict[str, Any]:
     return dict(attributes)
 
 
@@ -289,9 +292,7 @@ register(
                 _window(groups=2, stride=(2, 1), padding=(0, 1, 2, 0), size=(7, 6)),
                 (),
             ),
-            Case(
-                ("1 3 6 2", "3 2 2 3"), _window(dilation=(2, 2), stride=(1, 2), size=(8, 7)), ()
-            ),
+            Case(("1 3 6 2", "3 2 2 3"), _window(dilation=(2, 2), stride=(1, 2), size=(8, 7)), ()),
             Case(("2 2 3 3", "2 2 1 1"), _window(stride=(2, 3), size=(6, 9)), ()),
             Case(("1 2 2 2", "2 1 2 2"), _window(stride=(3, 3), size=(7, 7)), ()),
             Case(("0 2 2 2", "2 2 3 3"), _window(size=(4, 4)), ()),
@@ -324,9 +325,7 @@ register(
             ),
             Case(
                 ("2 4 7 6", "2 4 4 6"),
-                _window(
-                    groups=2, stride=(2, 1), padding=(0, 1, 2, 0), kernel=(3, 2), bias=True
-                ),
+                _window(groups=2, stride=(2, 1), padding=(0, 1, 2, 0), kernel=(3, 2), bias=True),
                 (),
             ),
             Case(
@@ -334,7 +333,9 @@ register(
                 _window(dilation=(2, 2), stride=(1, 2), kernel=(2, 3)),
                 (),
             ),
-            Case(("2 3 5 5", "2 3 5 5"), _window(groups=3, padding=(1, 1, 1, 1), kernel=(3, 3)), ()),
+            Case(
+                ("2 3 5 5", "2 3 5 5"), _window(groups=3, padding=(1, 1, 1, 1), kernel=(3, 3)), ()
+            ),
             Case(("0 2 4 4", "0 2 2 2"), _window(kernel=(3, 3), bias=True), ()),
             Case(
                 ("1 1 3 3", "1 2 4 4"),

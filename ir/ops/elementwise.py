@@ -1,4 +1,4 @@
-"""Element-wise operators: arithmetic and activations, broadcasting as in NumPy, and their gradients.
+"""Element-wise operators: arithmetic and activations, broadcasting as in NumPy; their gradients.
 
 Dims are named by the output's axes: d0, d1, …
 """
@@ -97,7 +97,9 @@ def _same_shapes(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Sign
             )
         for axis, (extent, first) in enumerate(zip(spec.shape, inputs[0].shape)):
             if extent != first:
-                raise ShapeError(f"dim d{axis} is {first} in input 0 but {extent} in input {position}")
+                raise ShapeError(
+                    f"dim d{axis} is {first} in input 0 but {extent} in input {position}"
+                )
     return pointwise(inputs)
 
 
@@ -150,8 +152,10 @@ def sigmoid(x: Array) -> Array:
 def gelu(attributes: Attributes, x: Array) -> Array:
     """Return x Phi(x), exactly or by the tanh approximation (Hendrycks and Gimpel 2016)."""
     if attributes["approximate"] == "tanh":
-        return (0.5 * x * (1 + np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3)))).astype(x.dtype)
-    return (0.5 * x * (1 + erf(x / math.sqrt(2)))).astype(x.dtype)
+        twice = 1 + np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3))
+    else:
+        twice = 1 + erf(x / math.sqrt(2))
+    return np.asarray(0.5 * x * twice, x.dtype)
 
 
 _ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -161,9 +165,9 @@ def _gelu_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
     if attributes["approximate"] == "tanh":
         t = np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3))
         slope = _ROOT_2_OVER_PI * (1 + 3 * 0.044715 * x**2)
-        return (dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * slope)).astype(x.dtype)
+        return np.asarray(dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * slope), x.dtype)
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return (dy * (0.5 * (1 + erf(x / math.sqrt(2))) + x * density)).astype(x.dtype)
+    return np.asarray(dy * (0.5 * (1 + erf(x / math.sqrt(2))) + x * density), x.dtype)
 
 
 def _accumulate(attributes: Attributes, *parts: Array) -> Array:

@@ -63,7 +63,7 @@ def _matmul(attributes: Attributes, a: Array, b: Array) -> Array:
         a = np.swapaxes(a, -1, -2)
     if attributes["transpose_b"]:
         b = np.swapaxes(b, -1, -2)
-    return np.matmul(a, b)
+    return np.asarray(np.matmul(a, b))
 
 
 def _matmul_grad(g: GradientContext) -> Sequence[str | None]:
@@ -102,7 +102,10 @@ register(
         inputs=("a", "b"),
         signature=_signature,
         reference=_matmul,
-        attributes={"transpose_a": Attribute("bool", False), "transpose_b": Attribute("bool", False)},
+        attributes={
+            "transpose_a": Attribute("bool", False),
+            "transpose_b": Attribute("bool", False),
+        },
         gradient=_matmul_grad,
         flops_per_point=2,
         laws=("associative", "distributes over add"),
@@ -200,9 +203,7 @@ register(
     OpSpec(
         name="linear_grad_input",
         inputs=("dy", "w"),
-        signature=lambda inputs, a: einsum(
-            "... n, k n -> ... k", inputs, dtypes=[inputs[0].dtype]
-        ),
+        signature=lambda inputs, a: einsum("... n, k n -> ... k", inputs, dtypes=[inputs[0].dtype]),
         reference=lambda a, dy, w: np.matmul(dy, w.T),
         flops_per_point=2,
         cases=(Case(("4 3", "5 3"), {}, ()), Case(("2 4 3", "5 3"), {}, ())),
@@ -212,9 +213,7 @@ register(
     OpSpec(
         name="linear_grad_weight",
         inputs=("x", "dy"),
-        signature=lambda inputs, a: einsum(
-            "... k, ... n -> k n", inputs, dtypes=[inputs[0].dtype]
-        ),
+        signature=lambda inputs, a: einsum("... k, ... n -> k n", inputs, dtypes=[inputs[0].dtype]),
         reference=lambda a, x, dy: np.matmul(_rows(x).T, _rows(dy)),
         flops_per_point=2,
         cases=(

@@ -6,10 +6,11 @@ Dims: n c; h w are output positions, through which the input has a halo; kh kw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import Affine, Axis, DimTable, Ints, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_lengths, need_rank
 from soapstone.ir.ops.window import SPATIAL, Window, gather, local_padding, scatter, windows_of
@@ -77,26 +78,31 @@ def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     windows = _windows(table, attributes, attributes["size"])
     operands = []
     for position, spec in enumerate(inputs):
-        where = f"input {position}"
-        operands.append(
-            Operand(tuple(along(table, d, e, where) for d, e in zip(("n", "c", *SPATIAL), spec.shape)))
-        )
+        names, where = ("n", "c", *SPATIAL), f"input {position}"
+        axes = (along(table, d, e, where) for d, e in zip(names, spec.shape))
+        operands.append(Operand(tuple(axes)))
     dx = Operand((*lead, *(window.written() for window in windows)))
     return finish(table, operands, [dx], [inputs[0].dtype])
 
 
+def _local(attributes: Attributes, tile: Tile, box: tuple[Ints, Ints]) -> dict[str, Any]:
+    """Return the attributes of a tile, which is an image of its own.
+
+    Its box ends where the image ends, so local padding, `origin` and `full_size` give the averages
+    at the borders the divisors that they have in the whole image.
+    """
+    size = tuple(int(extent) for extent in (box[1] - box[0])[2:])
+    padding = local_padding(attributes, tile, box, attributes["kernel"])
+    return {**attributes, "padding": padding, "origin": (0, 0), "full_size": size}
+
+
 def _localize(attributes: Attributes, tile: Tile) -> Attributes:
-    padding = local_padding(attributes, tile, tile.inputs[0], attributes["kernel"])
-    return {**attributes, "padding": padding}
+    return _local(attributes, tile, tile.inputs[0])
 
 
 def _grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
-    lo, hi = tile.outputs[0]
-    return {
-        **attributes,
-        "padding": local_padding(attributes, tile, tile.outputs[0], attributes["kernel"]),
-        "size": tuple(int(extent) for extent in (hi - lo)[2:]),
-    }
+    local = _local(attributes, tile, tile.outputs[0])
+    return {**local, "size": local["full_size"]}
 
 
 def _count(attributes: Attributes, size: Sequence[int]) -> list[int]:
@@ -108,15 +114,15 @@ def _count(attributes: Attributes, size: Sequence[int]) -> list[int]:
 
 def _inside(attributes: Attributes, size: Sequence[int], count: Sequence[int]) -> Array:
     """Return which window positions hold an element: (h, w, kh, kw)."""
-    inside = gather(np.ones((1, 1, *size), bool), attributes, attributes["kernel"], count)
-    return inside[0, 0]
+    inside: Array = gather(np.ones((1, 1, *size), bool), attributes, attributes["kernel"], count)
+    return np.asarray(inside[0, 0])
 
 
 def _max_pool2d(attributes: Attributes, x: Array) -> Array | tuple[Array, Array]:
     count = _count(attributes, x.shape[2:])
     windows = gather(x, attributes, attributes["kernel"], count, -np.inf)
     flat = windows.reshape(*windows.shape[:4], windows.shape[4] * windows.shape[5])
-    y = flat.max(axis=-1)
+    y = np.asarray(flat.max(axis=-1))
     if not attributes["indices"]:
         return y
     # Padding never wins, not even against an element of -inf.
@@ -128,7 +134,8 @@ def _max_pool2d(attributes: Attributes, x: Array) -> Array | tuple[Array, Array]
 def _max_pool2d_grad(attributes: Attributes, dy: Array, index: Array) -> Array:
     kh, kw = attributes["kernel"]
     chosen = index[..., None] == np.arange(kh * kw)
-    parts = np.where(chosen, dy[..., None], dy.dtype.type(0)).reshape(*dy.shape, kh, kw)
+    parts = np.asarray(np.where(chosen, dy[..., None], dy.dtype.type(0)))
+    parts = parts.reshape(*dy.shape, kh, kw)
     return scatter(parts, attributes, attributes["size"])
 
 
@@ -154,7 +161,7 @@ def _avg_pool2d_grad(attributes: Attributes, dy: Array) -> Array:
     return scatter(parts, attributes, attributes["size"])
 
 
-def _pick(g: GradientContext) -> dict[str, object]:
+def _pick(g: GradientContext) -> dict[str, Any]:
     size = g.spec(g.inputs[0]).shape[2:]
     return {name: g.attributes[name] for name in _WINDOW} | {"size": size}
 
@@ -173,7 +180,7 @@ def _avg_grad(g: GradientContext) -> Sequence[str | None]:
     return [g.emit("avg_pool2d_grad", g.grad(), include_pad=include_pad, **_pick(g))]
 
 
-def _window(**attributes: object) -> dict[str, object]:
+def _window(**attributes: Any) -> dict[str, Any]:
     return dict(attributes)
 
 
@@ -181,18 +188,19 @@ _HALO = _window(kernel=(3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
 _PLAIN = _window(kernel=(2, 2), stride=(2, 2))
 _UNEVEN = _window(kernel=(2, 3), stride=(1, 2), padding=(0, 2, 1, 1))
 _SPARSE = _window(kernel=(2, 1), stride=(3, 2))
+# The window, the input, the output, and indices that no window has in its padding.
 _SHAPES = (
-    (_HALO, "2 3 7 6", "2 3 4 3"),
-    (_PLAIN, "2 3 4 6", "2 3 2 3"),
-    (_PLAIN, "1 2 5 7", "1 2 2 3"),
-    (_UNEVEN, "1 2 5 6", "1 2 5 4"),
-    (_SPARSE, "1 2 7 6", "1 2 2 3"),
-    (_PLAIN, "0 2 4 4", "0 2 2 2"),
-    (_window(kernel=(1, 1)), "1 1 1 1", "1 1 1 1"),
+    (_HALO, "2 3 7 6", "2 3 4 3", ">=4 <6"),
+    (_PLAIN, "2 3 4 6", "2 3 2 3", "<4"),
+    (_PLAIN, "1 2 5 7", "1 2 2 3", "<4"),
+    (_UNEVEN, "1 2 5 7", "1 2 5 4", ">=2 <3"),
+    (_SPARSE, "1 2 7 6", "1 2 2 3", "<2"),
+    (_PLAIN, "0 2 4 4", "0 2 2 2", "<4"),
+    (_window(kernel=(1, 1)), "1 1 1 1", "1 1 1 1", "<1"),
 )
 
 
-def _size(shape: str) -> dict[str, object]:
+def _size(shape: str) -> dict[str, Any]:
     return {"size": tuple(int(extent) for extent in shape.split()[2:])}
 
 
@@ -210,7 +218,7 @@ register(
         laws=("max_pool2d(relu(x)) = relu(max_pool2d(x))", "commutes with concat over channels"),
         cases=tuple(
             Case((shape,), {**window, "indices": bool(number % 2)})
-            for number, (window, shape, _) in enumerate(_SHAPES)
+            for number, (window, shape, *_) in enumerate(_SHAPES)
         ),
         doc="the maximum of each window; index: its first position in the window, row by row",
     )
@@ -225,9 +233,8 @@ register(
         attributes=_WINDOW | _SIZE,
         localize=_grad_localize,
         cases=tuple(
-            Case((made, f"uint8 {made} <{kh * kw}"), {**window, **_size(shape)}, ())
-            for window, shape, made in _SHAPES
-            for kh, kw in [window["kernel"]]  # type: ignore[misc]
+            Case((made, f"uint8 {made} {indices}"), {**window, **_size(shape)}, ())
+            for window, shape, made, indices in _SHAPES
         ),
         doc="dy of each window, added to the element that was its maximum",
     )
@@ -245,7 +252,7 @@ register(
         laws=("linear in x", "commutes with concat over channels"),
         cases=tuple(
             Case((shape,), {**window, "include_pad": include_pad})
-            for number, (window, shape, _) in enumerate(_SHAPES)
+            for number, (window, shape, *_) in enumerate(_SHAPES)
             for include_pad in ((True, False) if window.get("padding") else (number % 2 == 0,))
         ),
         doc="the average of each window, over all its positions or only those inside x",
@@ -262,7 +269,7 @@ register(
         localize=_grad_localize,
         cases=tuple(
             Case((made,), {**window, **_size(shape), "include_pad": include_pad}, ())
-            for number, (window, shape, made) in enumerate(_SHAPES)
+            for number, (window, shape, made, _) in enumerate(_SHAPES)
             for include_pad in ((True, False) if window.get("padding") else (number % 2 == 0,))
         ),
         doc="dy of each window, shared equally among the elements it averaged",

@@ -10,12 +10,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.elementwise import unbroadcast
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.spec import (
+    Attribute,
+    Attributes,
+    Case,
+    GradientContext,
+    OpSpec,
+    SignatureRule,
+    Tile,
+    register,
+)
 from soapstone.ir.tensor import Array, TensorSpec
 
 _AXES = {"axes": Attribute("ints", minimum=0), "keepdims": Attribute("bool", False)}
@@ -52,7 +60,9 @@ def _check_axes(spec: TensorSpec, axes: Sequence[int]) -> None:
                 f"dim d{axis} of attribute axes does not exist; input 0 has rank {spec.rank}"
             )
     if len(set(axes)) != len(axes):
-        raise ShapeError(f"attribute axes {tuple(axes)} names dim d{max(axes, key=axes.count)} twice")
+        raise ShapeError(
+            f"attribute axes {tuple(axes)} names dim d{max(axes, key=axes.count)} twice"
+        )
 
 
 def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
@@ -102,6 +112,10 @@ def _sum_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Si
 def _mean_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, 0)
     return _signature(inputs, attributes, "sum", False)
+
+
+def _extreme_signature(monoid: str) -> SignatureRule:
+    return lambda inputs, attributes: _signature(inputs, attributes, monoid, False)
 
 
 def _mean_count(attributes: Attributes, shape: Sequence[int]) -> int:
@@ -242,15 +256,15 @@ register(
 )
 _BOOLEAN = Case(("bool 3 4",), {"axes": (1,)}, ())
 _INTEGER = Case(("int64 3 4 <9",), {"axes": (0,), "keepdims": True}, ())
-for _name, _monoid, _reference, _onnx in (
-    ("reduce_max", "max", _extreme(np.max, smallest), "ReduceMax"),
-    ("reduce_min", "min", _extreme(np.min, largest), "ReduceMin"),
+for _name, _rule, _reference, _onnx in (
+    ("reduce_max", _extreme_signature("max"), _extreme(np.max, smallest), "ReduceMax"),
+    ("reduce_min", _extreme_signature("min"), _extreme(np.min, largest), "ReduceMin"),
 ):
     register(
         OpSpec(
             name=_name,
             inputs=("x",),
-            signature=lambda inputs, a, monoid=_monoid: _signature(inputs, a, monoid, False),
+            signature=_rule,
             reference=_reference,
             attributes=_AXES,
             gradient=_extreme_grad,

@@ -124,9 +124,7 @@ def gather(
     part[...] = x[:, :, : part.shape[2], : part.shape[3]]
     rows, columns = windows
     views = np.lib.stride_tricks.sliding_window_view(padded, (rows.span, columns.span), (2, 3))
-    return views[
-        :, :, :: rows.stride, :: columns.stride, :: rows.dilation, :: columns.dilation
-    ]
+    return views[:, :, :: rows.stride, :: columns.stride, :: rows.dilation, :: columns.dilation]
 
 
 def scatter(parts: Array, attributes: Attributes, size: Sequence[int]) -> Array:

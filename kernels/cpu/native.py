@@ -8,18 +8,23 @@ read from the block, never baked into the code: that is what makes the compiled 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import sigutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
-
 from soapstone.kernels.entry import NO_STATUSES, Entry
 
 Kind = Literal["entry", "body", "team"]
@@ -47,13 +52,35 @@ class Native:
         if self._compiled is None:
             with _COMPILING:
                 if self._compiled is None:
-                    wrap = numba.cfunc(_SIGNATURES[self.kind], cache=True, error_model="numpy")
-                    self._compiled = wrap(self.function)
+                    self._compiled = _compile(self.function, _SIGNATURES[self.kind])
         return int(self._compiled.address)
 
     def __repr__(self) -> str:
         state = "compiled" if self._compiled is not None else "not compiled"
         return f"Native({self.function.__name__}, {self.kind}, {state})"
+
+
+def _compile(function: Callable[..., Any], signature: str) -> Any:
+    made = CFunc(function, sigutils.normalize_signature(signature), {}, {"error_model": "numpy"})
+    # A RuntimeError says that no directory to cache in is writable: then compile every time.
+    with contextlib.suppress(RuntimeError):
+        made.enable_caching()
+        # Numba's stamp covers the file of the kernel only; what it inlines may change too.
+        index = getattr(made._cache, "_cache_file", None)
+        if hasattr(index, "_source_stamp"):
+            index._source_stamp = (index._source_stamp, _shared_stamp())
+    made.compile()
+    return made
+
+
+@lru_cache(maxsize=1)
+def _shared_stamp() -> str:
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in ("native.py", "simd.py", "mathematics.py", "opcodes.py"):
+        if (here / name).exists():
+            digest.update((here / name).read_bytes())
+    return digest.hexdigest()
 
 
 def native(kind: Kind = "entry") -> Callable[[Callable[..., Any]], Native]:
@@ -132,7 +159,17 @@ def stack(typing: Any, nbytes: Any) -> Any:
     return types.int64(nbytes), emit
 
 
-def _call(result: Any, count: int) -> Any:
+def fixed_arity(typer: Callable[..., Any], count: int) -> Any:
+    """Return the intrinsic of a variadic typer, of `count` arguments as Numba wants to see it."""
+    names = ["typing"] + [f"a{i}" for i in range(count)]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    typer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind) for name in names]
+    )
+    return intrinsic(typer)
+
+
+def _call(result: str, count: int) -> Any:
     """An intrinsic that calls the C function at an address with 64-bit or pointer arguments."""
     pointer = ir.IntType(8).as_pointer()
     shapes = {
@@ -143,10 +180,7 @@ def _call(result: Any, count: int) -> Any:
     }
     returns, wants = shapes[result]
 
-    def typer(typing: Any, function: Any, *given: Any) -> Any:
-        if len(given) != count:
-            return None
-
+    def typer(typing: Any, *given: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             target = builder.inttoptr(args[0], ir.FunctionType(returns, wants).as_pointer())
             passed = []
@@ -161,7 +195,7 @@ def _call(result: Any, count: int) -> Any:
         kind = types.void if returns == ir.VoidType() else types.int32
         return kind(*([types.int64] * (count + 1))), emit
 
-    return intrinsic(typer)
+    return fixed_arity(typer, count + 1)
 
 
 call_entry: Any = _call("entry", 1)  # (function, block) -> status

@@ -3,7 +3,7 @@
 `available()` loads the library, and tells whether the variants can be used.
 """
 
-from soapstone.kernels.cpu.onednn import convolution
+from soapstone.kernels.cpu.onednn import convolution, matmul
 from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 
-__all__ = ["OneDnnError", "available", "convolution", "version"]
+__all__ = ["OneDnnError", "available", "convolution", "matmul", "version"]

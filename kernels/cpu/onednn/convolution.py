@@ -26,6 +26,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     DIFF_SOURCE,
     DIFF_TARGET,
     DIFF_WEIGHTS,
+    LOGISTIC,
     PLAIN_4D,
     SOURCE,
     TARGET,
@@ -148,7 +149,10 @@ def _primitive(problem: _Problem, plain: bool) -> tuple[Primitive, tuple[int, ..
     orders = [CHANNELS_LAST_4D, PLAIN_4D]
     narrow = problem.direction == "input" and problem.x[1] <= _NARROW and max(problem.stride) > 1
     # brgconv_strided wastes the vector on few channels; a plain matrix product needs no staging.
-    if narrow or (plain and problem.pointwise and problem.direction != "weights"):
+    pointwise = plain and problem.pointwise and problem.direction != "weights"
+    # The plain implementation's sigmoid turns NaN into 0.
+    lossy = problem.activation is not None and problem.activation.algorithm == LOGISTIC
+    if narrow or (pointwise and not lossy):
         orders.reverse()
     best: tuple[int, Handle, tuple[int, ...]] | None = None
     with threads(problem.threads):

@@ -91,7 +91,7 @@ class Layout:
     @property
     def overlaps(self) -> bool:
         """Whether elements may share memory (a broadcast axis): never right for an output."""
-        if self.strides is None:
+        if self.strides is None or 0 in self.shape:
             return False
         axes = sorted((s, n) for s, n in zip(self.strides, self.shape) if n > 1)
         reach = 1
@@ -133,7 +133,7 @@ def usable(array: Array) -> bool:
         and array.dtype.isnative
         and array.ctypes.data % array.itemsize == 0
         and all(
-            size <= 1 or (stride > 0 and stride % array.itemsize == 0)
+            array.size == 0 or size == 1 or (stride > 0 and stride % array.itemsize == 0)
             for size, stride in zip(array.shape, array.strides)
         )
     )
@@ -166,10 +166,13 @@ class Activation:
 
 
 RELU, TANH, SQRT, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x25, 0x26, 0x29, 0x2A
-GELU_TANH, LOG, POWER, GELU_ERF = 0x2B, 0x2D, 0x30, 0x31
+GELU_TANH, LOG, POWER, GELU_ERF, HARD_SWISH = 0x2B, 0x2D, 0x30, 0x31, 0x34
+# oneDNN's relu is max(x, 0) with the operands so ordered that NaN becomes 0: a diverged step would
+# pass for a finite one. x * clip(2^127 * x, 0, 1) keeps NaN and costs three instructions more.
+NAN_SAFE_RELU = Activation(HARD_SWISH, 2.0**127, 0.0)
 ACTIVATIONS: dict[str | None, Activation | None] = {
     None: None,
-    "relu": Activation(RELU),
+    "relu": NAN_SAFE_RELU,
     "leaky_relu": Activation(RELU, 0.01),
     "gelu": Activation(GELU_ERF),
     "sigmoid": Activation(LOGISTIC),
@@ -235,6 +238,27 @@ def implementation(description: Handle) -> str:
     text = C.c_char_p()
     library().dnnl_primitive_desc_query(description.address, _IMPLEMENTATION, 0, C.byref(text))
     return (text.value or b"").decode()
+
+
+def next_implementation(description: Handle) -> bool:
+    """Move a primitive descriptor on to oneDNN's next implementation; return whether there is."""
+    return not library().dnnl_primitive_desc_next_impl(description.address)
+
+
+def merged(array: Array, axis: int) -> Array | None:
+    """Return a view with axes `axis` and `axis + 1` made one, or None where strides forbid it."""
+    (outer, inner), (far, near) = (v[axis : axis + 2] for v in (array.shape, array.strides))
+    if outer == 1:
+        stride = near
+    elif inner == 1:
+        stride = far
+    elif far == inner * near:
+        stride = near
+    else:
+        return None
+    shape = (*array.shape[:axis], outer * inner, *array.shape[axis + 2 :])
+    strides = (*array.strides[:axis], stride, *array.strides[axis + 2 :])
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
 
 
 def memory(descriptor: int, address: int, keep: object = None) -> Handle:

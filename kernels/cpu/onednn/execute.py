@@ -98,6 +98,31 @@ class Program:
         self._after.append((step, {ARG_SRC: staged, ARG_DST: here}))
         return staged
 
+    def dense_source(self, array: Array) -> Array:
+        """Return a private C-contiguous array that is given the array's contents on each run."""
+        own, flat = Layout.of(array), Layout.dense(array.shape)
+        store = _private_array(array)
+        self._keep.extend((array, store))
+        here = memory(own.descriptor.address, array.ctypes.data)
+        self.copy(
+            *(here, own.descriptor.address),
+            *(memory(flat.descriptor.address, store.ctypes.data), flat.descriptor.address),
+        )
+        return store
+
+    def dense_target(self, array: Array) -> Array:
+        """Return a private C-contiguous array whose contents end up in the array."""
+        own, flat = Layout.of(array), Layout.dense(array.shape)
+        store = _private_array(array)
+        self._keep.extend((array, store))
+        step = reorder_primitive(flat.descriptor.address, own.descriptor.address, self.threads)
+        arguments = {
+            ARG_SRC: memory(flat.descriptor.address, store.ctypes.data),
+            ARG_DST: memory(own.descriptor.address, array.ctypes.data),
+        }
+        self._after.append((step, arguments))
+        return store
+
     def step(self, primitive: Primitive, arguments: Mapping[int, Handle]) -> None:
         """Append a primitive; its scratchpad is added here."""
         self._steps.append((primitive, dict(arguments)))
@@ -132,6 +157,11 @@ class Program:
             keep.extend((primitive, given, packed))
         loop = _trampoline()
         return Entry(loop.address, block.ctypes.data, tuple(keep), _MESSAGES)
+
+
+def _private_array(like: Array) -> Array:
+    """Return an uninitialised C-contiguous float32 array of the shape, on a cache line's bound."""
+    return buffer(like.size * 4).view(np.float32).reshape(like.shape)
 
 
 def empty() -> Entry:

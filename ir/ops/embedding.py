@@ -1,0 +1,125 @@
+"""Rows of a table gathered by index, and the gradient of the table.
+
+Dims: d0, d1, … of the indices; v, the table's rows; d, a row's elements. Split over v, a tile holds
+some of the rows and gives zeros for the others, so that the tiles' sum is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.ir.dims import Axis, DimTable, Operand, Signature, along, finish
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.ops.checks import need_float, need_integer, need_rank
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.tensor import Array, TensorSpec
+
+
+def _index_axes(table: DimTable, spec: TensorSpec, where: str) -> list[Axis]:
+    return [along(table, f"d{axis}", extent, where) for axis, extent in enumerate(spec.shape)]
+
+
+def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_integer(inputs, 0)
+    need_rank(inputs, 1, "v d")
+    need_float(inputs, 1)
+    table = DimTable()
+    ids = _index_axes(table, inputs[0], "input 0")
+    rows = [along(table, name, e, "input 1") for name, e in zip("vd", inputs[1].shape)]
+    y = Operand((*ids, rows[1]))
+    return finish(table, [Operand(tuple(ids)), Operand(tuple(rows))], [y], [inputs[1].dtype])
+
+
+def _embedding(attributes: Attributes, ids: Array, rows: Array) -> Array:
+    place = ids.astype(np.int64) - attributes.get("base", 0)
+    held = (place >= 0) & (place < rows.shape[0])
+    if not attributes.get("partial", False) and not held.all():
+        found = ids[~held].flat[0]
+        raise GraphError(f"embedding: index {found} found, 0 to {rows.shape[0] - 1} needed")
+    y = np.zeros((*ids.shape, rows.shape[1]), rows.dtype)
+    y[held] = rows[place[held]]
+    return y
+
+
+def _localize(attributes: Attributes, tile: Tile) -> Attributes:
+    lo, hi = tile.intervals["v"]
+    return {**attributes, "base": lo, "partial": hi - lo < tile.input_shapes[1][0]}
+
+
+def _gradient(g: GradientContext) -> Sequence[str | None]:
+    ids, table = g.inputs
+    return [None, g.emit("embedding_grad", g.grad(), ids, vocabulary=g.spec(table).shape[0])]
+
+
+def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_integer(inputs, 1)
+    need_float(inputs, 0)
+    if inputs[0].rank != inputs[1].rank + 1:
+        raise ShapeError(
+            f"input 0 has rank {inputs[0].rank} (shape {inputs[0].shape}); {inputs[1].rank + 1}"
+            " needed (the axes of input 1, then d)"
+        )
+    table = DimTable()
+    ids = _index_axes(table, inputs[1], "input 1")
+    lead = _index_axes(table, TensorSpec(inputs[0].shape[:-1]), "input 0")
+    v = along(table, "v", attributes["vocabulary"], "attribute vocabulary")
+    d = along(table, "d", inputs[0].shape[-1], "input 0")
+    operands = [Operand((*lead, d)), Operand(tuple(ids))]
+    return finish(table, operands, [Operand((v, d))], [inputs[0].dtype])
+
+
+def _embedding_grad(attributes: Attributes, dy: Array, ids: Array) -> Array:
+    rows = attributes["vocabulary"]
+    place = ids.astype(np.int64) - attributes.get("base", 0)
+    held = (place >= 0) & (place < rows)
+    dtable = np.zeros((rows, dy.shape[-1]), dy.dtype)
+    np.add.at(dtable, place[held], dy[held])
+    return dtable
+
+
+def _grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
+    return {**attributes, "base": tile.intervals["v"][0], "vocabulary": tile.size("v")}
+
+
+register(
+    OpSpec(
+        name="embedding",
+        inputs=("ids", "table"),
+        signature=_signature,
+        reference=_embedding,
+        gradient=_gradient,
+        localize=_localize,
+        onnx="Gather",
+        laws=("linear in table",),
+        cases=(
+            Case(("int32 4 <5", "5 3")),
+            Case(("int64 2 3 <7", "7 2")),
+            Case(("int32 <4", "4 3")),
+            Case(("int32 1 <1", "1 1")),
+            Case(("int64 0 <3", "3 2")),
+            Case(("int32 3 2 <6", "6 0")),
+        ),
+        doc="the rows of the table (v, d) that ids (any shape) name: (…, d)",
+    )
+)
+register(
+    OpSpec(
+        name="embedding_grad",
+        inputs=("dy", "ids"),
+        outputs=("dtable",),
+        signature=_grad_signature,
+        reference=_embedding_grad,
+        attributes={"vocabulary": Attribute("int", minimum=0)},
+        localize=_grad_localize,
+        cases=(
+            Case(("4 3", "int32 4 <5"), {"vocabulary": 5}, ()),
+            Case(("2 3 2", "int64 2 3 <7"), {"vocabulary": 7}, ()),
+            Case(("3", "int32 <4"), {"vocabulary": 4}, ()),
+            Case(("1 1", "int32 1 <1"), {"vocabulary": 1}, ()),
+            Case(("0 2", "int64 0 <3"), {"vocabulary": 3}, ()),
+        ),
+        doc="dy added up by the row it came from: (vocabulary, d)",
+    )
+)

@@ -1,0 +1,246 @@
+"""Matrix products: `matmul` with transposes and broadcast batches, `linear` with bias and activation.
+
+Of oneDNN's two fast implementations, "brg" copies panels of a transposed right operand well but
+crawls through a wide row-major one (64 x 4096 x 4096: 65 ms against 38 for "gemm"), and takes only
+dense operands; "gemm" packs whatever it is given. Packing weights in the entry on every run gains
+nothing over "gemm"; weights that never change are packed once (`constant_weights`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ACTIVATIONS,
+    ARG_BIAS,
+    ARG_DST,
+    ARG_SRC,
+    ARG_WEIGHTS,
+    WEIGHTS,
+    Activation,
+    Layout,
+    Primitive,
+    attributes,
+    compile_primitive,
+    describe,
+    implementation,
+    merged,
+    next_implementation,
+)
+from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
+from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_WIDE = 1 << 19  # elements of a row-major right operand from which "gemm" is faster
+_WIDE_TRANSPOSED = 1 << 17  # the same where the left operand is transposed
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Layouts of y = activation(a @ b + bias), all of one rank; `b` may be left to oneDNN."""
+
+    a: Layout
+    b: Layout
+    y: Layout
+    bias: bool
+    activation: Activation | None
+    threads: int
+
+
+def _prefers_gemm(product: _Product) -> bool:
+    """Return whether "gemm" is the faster implementation (measured on AVX-512)."""
+    if product.a.strides is None or product.b.strides is None:
+        return False
+    (rows, depth), columns = product.a.shape[-2:], product.b.shape[-1]
+    if rows == 1:
+        return True
+    if len(product.y.shape) > 2 or product.b.strides[-1] != 1:
+        return False
+    transposed = product.a.strides[-1] != 1 and depth > 1
+    return depth * columns >= (_WIDE_TRANSPOSED if transposed else _WIDE)
+
+
+def _description(product: _Product) -> Handle:
+    columns = product.b.shape[-1]
+    shape = (1,) * (len(product.y.shape) - 1) + (columns,)
+    bias = Layout.dense(shape).descriptor.address if product.bias else None
+    return describe(
+        "matmul",
+        *(engine(), product.a.descriptor.address, product.b.descriptor.address, bias),
+        *(product.y.descriptor.address, attributes(product.activation).address),
+        what=f"matmul {product}",
+    )
+
+
+@lru_cache(maxsize=2048)
+def _primitive(product: _Product) -> Primitive | None:
+    """Return the primitive, or None where oneDNN has none but plain loops."""
+    with threads(product.threads):
+        try:
+            found = _description(product)
+        except OneDnnError as error:
+            if error.unsupported:
+                return None
+            raise
+        if _prefers_gemm(product):
+            other = _description(product)
+            while "gemm" not in implementation(other) and next_implementation(other):
+                pass
+            if "gemm" in implementation(other):
+                found = other
+        if "ref" in implementation(found):
+            return None
+        return compile_primitive("matmul", found)
+
+
+def _matrix(array: Array) -> Layout | None:
+    """Return the layout of the array's matrices, or None unless rows or columns are contiguous."""
+    rank = array.ndim
+    rows, columns = (stride // array.itemsize for stride in array.strides[-2:])
+    row_major = columns == 1 or array.shape[-1] == 1
+    if not row_major and rows != 1 and array.shape[-2] != 1:
+        return None
+    order = (*range(rank - 2), *((rank - 2, rank - 1) if row_major else (rank - 1, rank - 2)))
+    layout = Layout.of(array, order)
+    if layout.strides is None:
+        return None
+    # A leading dimension shorter than the row is an overlapping window: not a matrix to BLAS.
+    inner, outer = (rank - 1, rank - 2) if row_major else (rank - 2, rank - 1)
+    short = layout.strides[outer] < layout.shape[inner] and layout.shape[outer] > 1
+    return None if short or layout.strides[inner] != 1 else layout
+
+
+def _product(
+    program: Program,
+    operands: tuple[Array, Array, Array],
+    bias: Array | None,
+    activation: Activation | None,
+    constant: bool,
+) -> Entry | None:
+    """Return the entry of y = activation(a @ b + bias) on views of equal rank.
+
+    Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
+    plain loops, are staged through dense copies.
+    """
+    a, b, y = operands
+    layouts = [_matrix(array) for array in operands]
+    dense = [Layout.dense(array.shape) for array in operands]
+    choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
+    for used in choices:
+        left, right, out = used
+        if out.strides is not None and out.strides[-1] != 1:
+            out = dense[2]  # no implementation writes columns
+        packed = constant and a.shape[-2] > 1
+        right = Layout.any(b.shape) if packed else right
+        product = _Product(left, right, out, bias is not None, activation, program.threads)
+        primitive = _primitive(product)
+        if primitive is not None:
+            break
+    else:
+        return None
+    wanted = primitive.descriptor(WEIGHTS) if packed else right.descriptor.address
+    own = [layout or Layout.of(array) for layout, array in zip(layouts, operands)]
+    arguments = {
+        ARG_SRC: program.source(a, own[0], left.descriptor.address),
+        ARG_WEIGHTS: program.source(b, own[1], wanted, constant=constant),
+        ARG_DST: program.target(y, own[2], out.descriptor.address),
+    }
+    if bias is not None:
+        row = bias.reshape((1,) * (y.ndim - 1) + bias.shape)
+        flat = Layout.dense(row.shape).descriptor.address
+        arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat)
+    program.step(primitive, arguments)
+    return program.entry()
+
+
+def _batched(array: Array, rank: int) -> Array:
+    """Return the array with axes of size 1 put before it up to the rank."""
+    return array[(None,) * (rank - array.ndim)]
+
+
+def _shared_batch(arrays: list[Array]) -> list[Array]:
+    """Return the arrays with batch axes that all of them share merged, so far as strides allow."""
+    while arrays[0].ndim > 3:
+        views = [merged(array, 0) for array in arrays]
+        same = all(array.shape[:2] == arrays[-1].shape[:2] for array in arrays)
+        ones = all(
+            array.shape[:2] == (1, 1) or array.shape[:2] == arrays[-1].shape[:2] for array in arrays
+        )
+        if not (same or ones) or any(view is None for view in views):
+            return arrays
+        arrays = [view for view in views if view is not None]
+    return arrays
+
+
+@variant("matmul", "onednn")
+def matmul(call: Call) -> Entry | None:
+    """Return the entry of y = a @ b with the attributes' transposes.
+
+    With the attribute `constant_weights` the right operand is packed on the first run only.
+    """
+    a, b = call.inputs
+    (y,) = call.outputs
+    if not float32(call) or min(a.ndim, b.ndim, y.ndim) < 2:
+        return None
+    if y.size == 0:
+        return empty()
+    if a.size == 0 or b.size == 0:
+        return None
+    a = a.swapaxes(-1, -2) if call.attributes.get("transpose_a", False) else a
+    b = b.swapaxes(-1, -2) if call.attributes.get("transpose_b", False) else b
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if a.shape[-1] != b.shape[-2] or y.shape != (*batch, a.shape[-2], b.shape[-1]):
+        return None
+    rank = y.ndim
+    a, b = _batched(a, rank), _batched(b, rank)
+    constant = bool(call.attributes.get("constant_weights", False))
+    program = Program(call.threads)
+    if b.shape[:-2] == (1,) * (rank - 2) and a.shape[:-2] == y.shape[:-2]:
+        rows = _rows(a), _rows(y)
+        if rows[0] is not None and rows[1] is not None:
+            flat = b.reshape(b.shape[-2:])  # only axes of size 1 go: always a view
+            return _product(program, (rows[0], flat, rows[1]), None, None, constant)
+    a, b, y = _shared_batch([a, b, y])
+    return _product(program, (a, b, y), None, None, constant)
+
+
+def _rows(array: Array) -> Array | None:
+    """Return the array as one matrix of its last axis' rows, or None where strides forbid it."""
+    view: Array | None = array
+    while view is not None and view.ndim > 2:
+        view = merged(view, 0)
+    return view
+
+
+@variant("linear", "onednn")
+def linear(call: Call) -> Entry | None:
+    """Return the entry of y = activation(x @ w + b) over x's last axis.
+
+    With the attribute `constant_weights` the weights are packed on the first run only.
+    """
+    x, w, *rest = call.inputs
+    (y,) = call.outputs
+    activation = call.attributes.get("activation")
+    if not float32(call) or activation not in ACTIVATIONS or w.ndim != 2 or x.ndim < 1:
+        return None
+    if y.size == 0:
+        return empty()
+    if x.size == 0 or x.shape[-1] != w.shape[0] or y.shape != (*x.shape[:-1], w.shape[1]):
+        return None
+    bias = rest[0] if rest else None
+    if (bias is None) == bool(call.attributes.get("bias", False)):
+        return None
+    if x.ndim == 1:
+        x, y = x[None], y[None]
+    program = Program(call.threads)
+    rows_x, rows_y = _rows(x), _rows(y)
+    if rows_x is None:
+        rows_x = program.dense_source(x).reshape(-1, x.shape[-1])
+    if rows_y is None:
+        rows_y = program.dense_target(y).reshape(-1, y.shape[-1])
+    constant = bool(call.attributes.get("constant_weights", False))
+    return _product(program, (rows_x, w, rows_y), bias, ACTIVATIONS[activation], constant)

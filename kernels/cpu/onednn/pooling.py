@@ -1,0 +1,242 @@
+"""Maximum and average pooling and their gradients.
+
+oneDNN pools dense activations only, so tiles of larger arrays are staged. Its workspace of maxima
+holds, as our indices do, the position in the window row by row in a byte, in the activations' layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ARG_DIFF_DST,
+    ARG_DIFF_SRC,
+    ARG_DST,
+    ARG_SRC,
+    ARG_WORKSPACE,
+    CHANNELS_LAST_4D,
+    DIFF_SOURCE,
+    DIFF_TARGET,
+    PLAIN_4D,
+    SOURCE,
+    TARGET,
+    WORKSPACE,
+    Layout,
+    Primitive,
+    attributes,
+    compile_primitive,
+    describe,
+    dims,
+    equal,
+    is_plain,
+    usable,
+)
+from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
+from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_TRAINING, _INFERENCE = 64, 96
+_MAX, _AVERAGE_ALL, _AVERAGE_INSIDE = 0x1FF, 0x2FF, 0x3FF
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A pooling problem; `x` and `y` are dense in `order`."""
+
+    algorithm: int
+    direction: int
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    order: tuple[int, ...]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    threads: int
+
+    def legal(self) -> bool:
+        """Return whether sizes agree and every window holds an element."""
+        top, left, bottom, right = self.padding
+        spans = zip(
+            *(self.x[2:], self.y[2:], self.kernel, self.stride, (top, left), (bottom, right))
+        )
+        return (
+            min(self.padding) >= 0
+            and self.x[:2] == self.y[:2]
+            and all(
+                (size + low + high - extent) // stride + 1 == count
+                and low < extent
+                and (count - 1) * stride - low < size
+                for size, count, extent, stride, low, high in spans
+            )
+        )
+
+
+def _pool(call: Call, algorithm: int, direction: int, x: Array, y: Array) -> _Pool | None:
+    """Return the call's problem, or None when its windows are not oneDNN's."""
+    at = call.attributes
+    order = PLAIN_4D if is_plain(x) and is_plain(y) else CHANNELS_LAST_4D
+    window = (tuple(at["kernel"]), tuple(at["stride"]), tuple(at["padding"]))
+    pool = _Pool(algorithm, direction, x.shape, y.shape, order, *window, call.threads)
+    return pool if x.size and pool.legal() else None
+
+
+@lru_cache(maxsize=512)
+def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
+    """Return the primitive on dense activations, or None where oneDNN has only plain loops."""
+    window: tuple[Any, ...] = (
+        *(dims(pool.stride), dims(pool.kernel), dims((0, 0))),
+        *(dims(pool.padding[:2]), dims(pool.padding[2:])),
+    )
+    x = Layout.dense(pool.x, pool.order).descriptor.address
+    y = Layout.dense(pool.y, pool.order).descriptor.address
+    attribute = attributes().address
+    with threads(pool.threads):
+        try:
+            found = describe(
+                "pooling_forward",
+                *(engine(), pool.direction, pool.algorithm, x, y, *window, attribute),
+            )
+            if backward:
+                found = describe(
+                    "pooling_backward",
+                    *(engine(), pool.algorithm, x, y, *window, found.address, attribute),
+                )
+        except OneDnnError as error:
+            if error.unsupported:
+                return None
+            raise
+        primitive = compile_primitive("pooling", found)
+    return None if "ref" in primitive.implementation else primitive
+
+
+def _indices(program: Program, primitive: Primitive, index: Array, order: Any) -> Handle | None:
+    """Return memory of the index array as the primitive's workspace, or None: another format."""
+    workspace = primitive.descriptor(WORKSPACE)
+    layout = Layout.of(index, order)
+    if index.dtype != np.uint8 or not usable(index) or layout.overlaps:
+        return None
+    if not workspace or not equal(workspace, layout.descriptor.address):
+        return None
+    return program.source(index, layout)
+
+
+@variant("max_pool2d", "onednn")
+def max_pool2d(call: Call) -> Entry | None:
+    """Return the entry of the maximum of each window, with the attribute `indices` also where."""
+    (x,), (y, *index) = call.inputs, call.outputs
+    if not float32(Call(call.operator, {}, (x,), (y,)), rank=4):
+        return None
+    if y.size == 0:
+        return empty()
+    pool = _pool(call, _MAX, _TRAINING if index else _INFERENCE, x, y)
+    primitive = _primitive(pool, False) if pool else None
+    if pool is None or primitive is None or len(index) != bool(call.attributes.get("indices")):
+        return None
+    program = Program(call.threads)
+    arguments = {
+        ARG_SRC: program.source(x, Layout.of(x, pool.order), primitive.descriptor(SOURCE)),
+        ARG_DST: program.target(y, Layout.of(y, pool.order), primitive.descriptor(TARGET)),
+    }
+    if index:
+        where = _indices(program, primitive, index[0], pool.order)
+        if where is None:
+            return None
+        arguments[ARG_WORKSPACE] = where
+    program.step(primitive, arguments)
+    return program.entry()
+
+
+@variant("max_pool2d_grad", "onednn")
+def max_pool2d_grad(call: Call) -> Entry | None:
+    """Return the entry of dx from dy and the positions of the maxima."""
+    (dy, index), (dx,) = call.inputs, call.outputs
+    if not float32(Call(call.operator, {}, (dy,), (dx,)), rank=4):
+        return None
+    if dx.size == 0:
+        return empty()
+    pool = _pool(call, _MAX, _TRAINING, dx, dy) if dy.size else None
+    primitive = _primitive(pool, True) if pool else None
+    if pool is None or primitive is None or index.shape != dy.shape:
+        return None
+    program = Program(call.threads)
+    where = _indices(program, primitive, index, pool.order)
+    if where is None:
+        return None
+    return _gradient(program, primitive, pool, {ARG_WORKSPACE: where}, (dy, dx))
+
+
+def _gradient(
+    program: Program,
+    primitive: Primitive,
+    pool: _Pool,
+    arguments: dict[int, Handle],
+    ends: tuple[Array, Array],
+) -> Entry:
+    dy, dx = ends
+    order = pool.order
+    arguments |= {
+        ARG_DIFF_DST: program.source(dy, Layout.of(dy, order), primitive.descriptor(DIFF_TARGET)),
+        ARG_DIFF_SRC: program.target(dx, Layout.of(dx, order), primitive.descriptor(DIFF_SOURCE)),
+    }
+    program.step(primitive, arguments)
+    return program.entry()
+
+
+def _average(call: Call, x: Array) -> int | None:
+    """Return the averaging algorithm, or None where a tile hides what the divisors depend on.
+
+    Without padding in the divisor, a tile's own padding tells each window's count, unless the
+    call says that the tile lies elsewhere in a larger input.
+    """
+    if call.attributes["include_pad"]:
+        return _AVERAGE_ALL
+    origin = call.attributes.get("origin")
+    whole = call.attributes.get("full_size")
+    at_origin = origin is None or tuple(origin) == (0, 0)
+    complete = whole is None or tuple(whole) == x.shape[2:]
+    if (at_origin and complete) or not any(call.attributes["padding"]):
+        return _AVERAGE_INSIDE
+    return None
+
+
+@variant("avg_pool2d", "onednn")
+def avg_pool2d(call: Call) -> Entry | None:
+    """Return the entry of the average of each window."""
+    (x,), (y,) = call.inputs, call.outputs
+    if not float32(call, rank=4):
+        return None
+    if y.size == 0:
+        return empty()
+    algorithm = _average(call, x)
+    pool = _pool(call, algorithm, _INFERENCE, x, y) if algorithm else None
+    primitive = _primitive(pool, False) if pool else None
+    if pool is None or primitive is None:
+        return None
+    program = Program(call.threads)
+    arguments = {
+        ARG_SRC: program.source(x, Layout.of(x, pool.order), primitive.descriptor(SOURCE)),
+        ARG_DST: program.target(y, Layout.of(y, pool.order), primitive.descriptor(TARGET)),
+    }
+    program.step(primitive, arguments)
+    return program.entry()
+
+
+@variant("avg_pool2d_grad", "onednn")
+def avg_pool2d_grad(call: Call) -> Entry | None:
+    """Return the entry of dy shared among the elements of each window."""
+    (dy,), (dx,) = call.inputs, call.outputs
+    if not float32(call, rank=4):
+        return None
+    if dx.size == 0:
+        return empty()
+    algorithm = _average(call, dx) if dy.size else None
+    pool = _pool(call, algorithm, _TRAINING, dx, dy) if algorithm else None
+    primitive = _primitive(pool, True) if pool else None
+    if pool is None or primitive is None:
+        return None
+    return _gradient(Program(call.threads), primitive, pool, {}, (dy, dx))

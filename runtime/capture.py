@@ -1,0 +1,131 @@
+"""Capturing a step: the analysis run symbolically, its operations recorded instead of run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .dependence import Analysis, Operation
+from .instance import Instance, Instances, Storage, minus, union
+from .region import Region
+from .tiling import Box
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Recorder:
+    """The sink of a capture: keeps operations and dependences; transient bytes come later."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._edges: list[tuple[Array, Array]] = []
+        self.transients: list[Storage] = []
+
+    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
+        """Record operations and the dependences that end in them."""
+        self.operations += operations
+        if sources.size:
+            self._edges.append((sources, targets))
+
+    def allocate(self, storage: Storage) -> None:
+        """Record a transient storage: the arena planner places it."""
+        self.transients.append(storage)
+
+    def edges(self) -> Array:
+        """All dependences, each once, sorted. Returns int64 (edges, 2)."""
+        if not self._edges:
+            return np.zeros((0, 2), dtype=np.int64)
+        sources = np.concatenate([source for source, _ in self._edges])
+        targets = np.concatenate([target for _, target in self._edges])
+        pairs: Array = np.unique(np.stack([sources, targets], axis=1), axis=0)
+        return pairs
+
+
+class CaptureAnalysis(Analysis):
+    """An analysis that starts from the validity another one ended with, and allocates nothing.
+
+    Persistent regions use the storages of the main analysis; transient regions get storages
+    without bytes. What is read as it was at the start is the trace's precondition.
+    """
+
+    def __init__(self, main: Analysis, recorder: Recorder) -> None:
+        super().__init__(main.machine, main.mapper, main.statistics, recorder)
+        self._main = main
+        self.keep = []
+
+    def _begin(self, region: Region) -> Instances:
+        state = Instances(region, tracking=True)
+        if region.transient:
+            return state
+        main = self._main.state(region)
+        main.pinned = True
+        state.live = main.live
+        state.cuts = [cut.copy() for cut in main.cuts]
+        host = self._main.host_instance(region) if main.live else None
+        for key, instance in main.by_key.items():
+            valid = instance.valid
+            if host is not None and instance is not host:
+                valid = False  # the host may write its array before any replay
+            state.by_key[key] = Instance(instance.storage, valid, valid)
+        return state
+
+    def _storage(self, region: Region, memory: int, box: Box) -> Storage:
+        if region.transient:
+            return super()._storage(region, memory, box)
+        whole = (tuple([0] * region.rank), region.shape)
+        return self._main.instance(region, memory, None if box == whole else box).storage
+
+    def close(self) -> None:
+        """Issue the copies after which the step can follow itself without any other copy."""
+        for region, state in list(self.regions.items()):
+            if region.transient or len(state.by_key) < 2:
+                continue
+            for instance in list(state):
+                if state.live and instance.storage.memory == 0:
+                    self.complete(region, instance, True)
+                elif not state.live:
+                    self.complete(region, instance, instance.required)
+
+    def persistent(self) -> list[Region]:
+        """The persistent regions the step uses."""
+        return [region for region in self.keep or [] if not region.transient]
+
+
+def restore_needs(main: Analysis, captured: Analysis, regions: Sequence[Region]) -> int:
+    """Issue the copies that make a trace's precondition hold; returns how many."""
+    before = main.statistics.copies
+    for region in regions:
+        state = main.state(region)
+        if len(state.by_key) < 2:
+            continue
+        host = main.host_instance(region) if state.live else None
+        if host is not None:
+            for instance in state:
+                if instance is not host:
+                    instance.valid = False
+        theirs = captured.regions[region]
+        for key, wanted in theirs.by_key.items():
+            needed = state.translated(wanted.required, theirs)
+            main.complete(region, state.by_key[key], needed)
+    return main.statistics.copies - before
+
+
+def install_results(main: Analysis, captured: Analysis, regions: Sequence[Region]) -> None:
+    """Tell the main analysis what a replayed trace wrote, and where it is valid now."""
+    for region in regions:
+        state = main.state(region)
+        if len(state.by_key) < 2:
+            continue
+        theirs = captured.regions[region]
+        state.cut(theirs.cuts)  # once, so that the sets below stay comparable
+        written = state.translated(theirs.written, theirs)
+        for key, instance in state.by_key.items():
+            kept = minus(instance.valid, written)
+            made = theirs.by_key.get(key)
+            if made is not None:
+                fresh = minus(made.valid, made.inherited)
+                kept = union(kept, state.translated(fresh, theirs))
+            instance.valid = kept
+

@@ -1,0 +1,312 @@
+"""The runtime: launches tasks on regions, runs them untraced, or captures a step and replays it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from . import launch as launches
+from .capture import CaptureAnalysis, Recorder
+from .dependence import Analysis
+from .errors import LaunchError, StoppedError
+from .executors.local import LocalExecutor
+from .machine import Machine
+from .mapper import DefaultMapper, Mapper
+from .memory import MemoryPool
+from .profile import Profile
+from .region import Region
+from .statistics import Statistics
+from .task import Task
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_FORGET_EVERY = 512  # launches between two sweeps of ended users
+
+
+class Recording:
+    """A capture in progress; `trace` is there once its block has ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """The compiled trace.
+
+        Raises: StoppedError before the capture has ended.
+        """
+        if self._trace is None:
+            raise StoppedError(f"capture {self.name!r} has not ended: it has no trace yet")
+        return self._trace
+
+
+class Runtime:
+    """Regions, tasks and instances on one machine; a context manager.
+
+    machine: default `Machine.local()`. mapper: default `DefaultMapper()`. Not shared between
+    threads while a capture is going on; otherwise launches may come from any thread.
+    """
+
+    def __init__(self, machine: Machine | None = None, mapper: Mapper | None = None) -> None:
+        self.machine = machine if machine is not None else Machine.local()
+        self.mapper: Mapper = mapper if mapper is not None else DefaultMapper()
+        self.mapper.attach(self.machine)
+        self.statistics = Statistics()
+        self.memory = MemoryPool(self.machine, self.statistics)
+        self.executor = LocalExecutor(self.machine, self.memory)
+        self.analysis = Analysis(self.machine, self.mapper, self.statistics, self.executor)
+        self._capture: CaptureAnalysis | None = None
+        self._lock = threading.RLock()
+        self._since_forget = 0
+
+    # -- launching
+
+    def launch(
+        self,
+        task: Task,
+        *arguments: object,
+        grid: Sequence[int] | None = None,
+        name: str = "",
+        tag: Hashable = None,
+        initialise: bool = False,
+    ) -> None:
+        """Run a task at every point of its partitions' common grid.
+
+        arguments: a Partition or Region (seen whole by every point) for each privilege, and
+        scalars. name: for errors and timelines. tag: anything the mapper can look at.
+        initialise: reductions replace the contents of their region instead of adding to them.
+
+        Returns at once; an error of the task comes out of `wait`, `read` or a later launch.
+
+        Raises: LaunchError, PrivilegeError, MapperError, MemoryExhausted, UnwrittenError,
+        StoppedError.
+        """
+        prepared = launches.prepare(
+            task, arguments, grid=grid, name=name, tag=tag, initialise=initialise
+        )
+        with self._lock:
+            self.executor.check()
+            if self._capture is not None:
+                self._capture.launch(prepared)
+                return
+            self.analysis.launch(prepared)
+            self._since_forget += 1
+            if self._since_forget >= _FORGET_EVERY:
+                self._forget()
+
+    def fill(self, region: Region, value: Any) -> None:
+        """Set every element of a region. value: a scalar the region's dtype can hold.
+
+        Raises: LaunchError for a value that is no scalar or does not fit; StoppedError.
+        """
+        try:
+            held = np.asarray(value)
+            if held.ndim or not np.can_cast(held.dtype, region.dtype, casting="same_kind"):
+                found = np.asarray(value, dtype=region.dtype)
+                if held.ndim or found != held:
+                    raise ValueError("not a scalar of that kind")
+            scalar = np.asarray(value).astype(region.dtype)[()]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LaunchError(
+                f"fill of region {region.name!r}: found {value!r}, "
+                f"needed a scalar that fits {region.dtype}"
+            ) from error
+        with self._lock:
+            self.executor.check()
+            (self._capture or self.analysis).fill(region, scalar)
+
+    def wait(self) -> None:
+        """Wait until everything launched has ended.
+
+        Raises: TaskError when a task failed; StoppedError.
+        """
+        self._outside_capture("wait")
+        self.executor.wait()
+
+    def _forget(self) -> None:
+        self._since_forget = 0
+        low = self.executor.lowest_live
+        below = self.analysis.next_id if low is None else low
+        for state in list(self.analysis.regions.values()):
+            for instance in state:
+                instance.forget(below)
+
+    # -- regions and the host
+
+    def read(self, region: Region) -> Array:
+        """A copy of a region's contents, in C order, once all launches have ended.
+
+        Raises: TaskError when a task failed; StoppedError.
+        """
+        self._outside_capture("read")
+        self.executor.check()
+        self.executor.wait()
+        with self._lock:
+            found = np.zeros(region.shape, dtype=region.dtype)
+            state = self.analysis.state(region)
+            for instance in state:
+                if instance.valid is False:
+                    continue
+                storage = instance.storage
+                if instance.valid is True:
+                    np.copyto(found, storage.view((tuple([0] * region.rank), region.shape)))
+                    break
+                cells = state.cells(instance.valid).copy()
+                for low, high in list(state.boxes(cells, (0,) * cells.ndim)):
+                    box = tuple(slice(a, b) for a, b in zip(low, high))
+                    found[box] = storage.view((low, high))
+            return found
+
+    def write(self, region: Region, array: Any) -> None:
+        """Replace a region's contents. array: of the region's shape and dtype.
+
+        Raises: LaunchError for another shape or dtype; MemoryExhausted; StoppedError.
+        """
+        self._outside_capture("write")
+        self.executor.check()
+        given = np.asarray(array)
+        if given.shape != region.shape or given.dtype != region.dtype:
+            raise LaunchError(
+                f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
+                f"needed {region.dtype} {region.shape}"
+            )
+        self.executor.wait()
+        with self._lock:
+            state = self.analysis.state(region)
+            wholes = [instance for key, instance in state.by_key.items() if key[1] is None]
+            target = wholes[0] if wholes and not state.live else self._host(region)
+            np.copyto(target.storage.view((tuple([0] * region.rank), region.shape)), given)
+            for instance in state:
+                instance.valid = instance is target
+
+    def array(self, region: Region) -> Array:
+        """The live NumPy view of a region's instance in the host memory.
+
+        What the host writes to it between launches or replays is what the next ones read. While
+        tasks run, it must not be touched.
+
+        Raises: LaunchError for a transient region; MemoryExhausted; StoppedError.
+        """
+        self._outside_capture("array")
+        if region.transient:
+            raise LaunchError(
+                f"region {region.name!r} is transient: its contents live only within a step"
+            )
+        self.executor.check()
+        self.executor.wait()
+        with self._lock:
+            instance = self._host(region)
+            self.analysis.complete(region, instance, True)
+            self.executor.wait()
+            state = self.analysis.state(region)
+            state.live = True
+            return instance.storage.view((tuple([0] * region.rank), region.shape))
+
+    def _host(self, region: Region) -> Any:
+        return self.analysis.host_instance(region)
+
+    @property
+    def many_instances(self) -> bool:
+        """Whether some region may have several instances although there is one memory."""
+        return type(self.mapper).whole_instances is not DefaultMapper.whole_instances
+
+    # -- traces
+
+    @property
+    def capturing(self) -> bool:
+        """Whether launches are being captured."""
+        return self._capture is not None
+
+    @overload
+    def capture(self, step: str = "step") -> Any: ...
+    @overload
+    def capture(self, step: Callable[[], object]) -> Trace: ...
+    def capture(self, step: str | Callable[[], object] = "step") -> Any:
+        """Capture a step: its launches are analysed and compiled, and not run.
+
+        With a name: a context manager, `with runtime.capture("train") as recording: ...`, after
+        which `recording.trace` is the trace. With a function: calls it, and returns the trace.
+
+        Raises (when the capture ends): MemoryExhausted, TaskError when binding fails.
+        """
+        if callable(step):
+            with self._capturing(getattr(step, "__name__", "step")) as recording:
+                step()
+            return recording.trace
+        return self._capturing(step)
+
+    @contextmanager
+    def _capturing(self, name: str) -> Iterator[Recording]:
+        from .trace import Trace
+
+        with self._lock:
+            self._outside_capture("capture")
+            self.executor.check()
+            self.executor.wait()
+            sink = Recorder()
+            analysis = CaptureAnalysis(self.analysis, sink)
+            self._capture = analysis
+            recording = Recording(name)
+            try:
+                yield recording
+                analysis.close()
+            finally:
+                self._capture = None
+            recording._trace = Trace(self, name, analysis, sink)
+            self.statistics.captures += 1
+
+    def _outside_capture(self, what: str) -> None:
+        if self._capture is not None:
+            raise StoppedError(f"{what} during a capture: nothing is executed while capturing")
+
+    # -- the end, and errors
+
+    @contextmanager
+    def profile(self, name: str = "run") -> Iterator[Profile]:
+        """Record the untraced operations that run inside the block."""
+        found = Profile(self.machine, name)
+        self.executor.wait()
+        self.executor.profile = found
+        try:
+            yield found
+            self.executor.wait()
+        finally:
+            self.executor.profile = None
+
+    def reset(self) -> None:
+        """Go on after a task failed: forget the error and everything that was still queued.
+
+        Regions keep their contents; those the failed run was writing may hold anything.
+        """
+        self.executor.reset()
+        with self._lock:
+            for state in list(self.analysis.regions.values()):
+                for instance in state:
+                    instance.users = []
+
+    def close(self) -> None:
+        """Stop the worker threads and join them; the runtime is of no use afterwards."""
+        self.executor.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.executor.wait()
+        finally:
+            self.close()

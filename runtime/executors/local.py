@@ -1,0 +1,379 @@
+"""The local executor: one thread a processor, which runs operations or replays native programs.
+
+Untraced operations start as soon as their dependence counts fall to zero. A thread waits in a
+queue between steps, sets its OpenMP thread count once, and is a daemon, so that a crash exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import heapq
+import itertools
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dependence import Operation
+from ..errors import RuntimeCoreError, StoppedError, TaskError
+from ..instance import Storage
+from ..machine import Machine, Processor
+from ..memory import MemoryPool
+from ..profile import Profile
+from ..task import PointContext, status_text
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+
+
+def set_openmp_threads(threads: int) -> None:
+    """Set the calling thread's OpenMP thread count, where libgomp is there to be set."""
+    try:
+        library = ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        return
+    library.omp_set_num_threads(ctypes.c_int(threads))
+
+
+def context_of(operation: Operation, processor: Processor) -> PointContext:
+    """What the task of an operation may know."""
+    launch = operation.launch
+    return PointContext(
+        launch.task,
+        operation.point,
+        launch.grid,
+        processor,
+        launch.scalars,
+        operation.variant,
+    )
+
+
+def run_body(operation: Operation, context: PointContext, arrays: Sequence[Array]) -> None:
+    """Run an operation's Python body on its arrays (read-only views where it only reads)."""
+    launch = operation.launch
+    task = launch.task
+    body = task.body
+    if body is None:
+        raise StoppedError(f"task {task.name!r} has no body, and its bind function gave no entry")
+    views = []
+    for array, privilege in zip(arrays, task.privileges):
+        if not privilege.writes:
+            array = array.view()
+            array.flags.writeable = False
+        elif privilege.reduction is not None:
+            array[...] = identity_of(privilege.reduction, array)
+        views.append(array)
+    if launch.scalars:
+        regions, scalars = iter(views), iter(launch.scalars)
+        given = [next(regions) if region else next(scalars) for region in launch.layout]
+    else:
+        given = views
+    if task.context:
+        body(context, *given)
+    else:
+        body(*given)
+
+
+def identity_of(reduction: str, array: Array) -> Any:
+    """The identity of a reduction in an array's dtype."""
+    from ..task import identity
+
+    return identity(reduction, array.dtype)
+
+
+def as_task_error(operation: Operation, processor: Processor, error: BaseException) -> TaskError:
+    """The error of a point task, caused by what its body raised."""
+    reason = f"{type(error).__name__}: {error}"
+    found = TaskError(operation.launch.name, operation.point, processor.name, reason)
+    found.__cause__ = error
+    return found
+
+
+class LocalExecutor:
+    """The worker threads of one runtime, and the untraced operations they are given.
+
+    It is the sink of the untraced analysis: `emit` takes operations, `allocate` gives storages
+    their bytes.
+    """
+
+    def __init__(self, machine: Machine, memory: MemoryPool) -> None:
+        self.machine = machine
+        self.fault: BaseException | None = None
+        self.profile: Profile | None = None
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._live: dict[int, Operation] = {}
+        self._ready: list[list[tuple[int, int, Operation]]] = [[] for _ in machine.processors]
+        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._ticket = itertools.count()
+        self._closed = False
+
+    # -- threads
+
+    def _start(self) -> None:
+        if self._closed:
+            raise StoppedError("the runtime is closed")
+        cores = _cores(self.machine)
+        for number, processor in enumerate(self.machine.processors):
+            inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+            self._queues.append(inbox)
+            thread = threading.Thread(
+                target=_serve,
+                args=(inbox, processor.threads, cores[number] if cores else None),
+                daemon=True,
+                name=f"soapstone-{processor.name}-{number}",
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def run_all(
+        self, jobs: Mapping[int, Callable[[], None]], interrupt: Callable[[], None]
+    ) -> None:
+        """Run one function on each of some processors' threads, and wait for all of them.
+
+        On KeyboardInterrupt `interrupt` is called, the threads are waited for, and it is raised.
+
+        Raises: what the function of the first processor that failed raised.
+        """
+        if not self._threads:
+            self._start()
+        done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+
+        def job(processor: int, function: Callable[[], None]) -> None:
+            error: BaseException | None = None
+            try:
+                function()
+            except BaseException as caught:
+                error = caught
+            done.put((processor, error))
+
+        errors: dict[int, BaseException] = {}
+        interrupted: KeyboardInterrupt | None = None
+        waiting = 0
+        try:
+            for processor, function in jobs.items():
+                waiting += 1
+                self._queues[processor].put(lambda p=processor, f=function: job(p, f))  # type: ignore[misc]
+        except KeyboardInterrupt as caught:
+            interrupted = caught
+            interrupt()
+        while waiting:
+            try:
+                processor, error = done.get()
+                waiting -= 1
+                if error is not None:
+                    errors[processor] = error
+            except KeyboardInterrupt as caught:
+                interrupted = caught
+                interrupt()
+        if interrupted is not None:
+            raise interrupted
+        if errors:
+            raise errors[min(errors)]
+
+    # -- untraced operations
+
+    def allocate(self, storage: Storage) -> None:
+        """Give a storage its bytes; when they do not fit, once more after running work ended.
+
+        Raises: MemoryExhausted.
+        """
+        if storage.nbytes > self._memory.free(storage.memory):
+            self.wait()
+        self._memory.allocate(storage)
+
+    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
+        """Take operations; each starts when those it depends on have ended."""
+        if not self._threads:
+            self._start()
+        first = operations[0].id
+        ready: set[int] = set()
+        with self._lock:
+            if self.fault is not None:
+                return
+            live = self._live
+            for operation in operations:
+                live[operation.id] = operation
+            if sources.size:
+                for source, target in zip(sources.tolist(), targets.tolist()):
+                    before = live.get(source)
+                    if before is not None:
+                        after = operations[target - first]
+                        before.successors.append(after)
+                        after.pending += 1
+            for operation in operations:
+                if operation.pending == 0:
+                    self._push(operation)
+                    ready.add(operation.processor)
+
+    def _push(self, operation: Operation) -> None:
+        """Queue a ready operation; the lock is held."""
+        processor = operation.processor
+        heapq.heappush(self._ready[processor], (-operation.priority, operation.id, operation))
+        self._queues[processor].put(self._step_of(processor))
+
+    def _step_of(self, processor: int) -> Callable[[], None]:
+        return lambda: self._step(processor)
+
+    def _step(self, processor: int) -> None:
+        """Run the most urgent ready operation of a processor."""
+        with self._lock:
+            ready = self._ready[processor]
+            if not ready:
+                return
+            operation = heapq.heappop(ready)[2]
+        try:
+            self._run(operation, processor)
+        except BaseException as error:
+            described = (
+                error
+                if isinstance(error, TaskError)
+                else as_task_error(operation, self.machine.processors[processor], error)
+            )
+            self._fail(described)
+            return
+        with self._lock:
+            if self.fault is not None:
+                return
+            self._live.pop(operation.id, None)
+            for after in operation.successors:
+                after.pending -= 1
+                if after.pending == 0:
+                    self._push(after)
+            operation.successors = []
+            if not self._live:
+                self._idle.notify_all()
+
+    def _run(self, operation: Operation, processor: int) -> None:
+        profile = self.profile
+        start = time.perf_counter_ns() if profile is not None else 0
+        task = operation.launch.task
+        if not operation.idle:
+            place = self.machine.processors[processor]
+            context = context_of(operation, place)
+            arrays = operation.arrays()
+            entry = None
+            if task.bind is not None and (task.kind == "task" or task.body is None):
+                entry = task.bind(context, arrays)
+            if entry is None:
+                run_body(operation, context, arrays)
+            else:
+                status = int(_ENTRY(entry.address)(entry.block))
+                if status:
+                    raise TaskError(
+                        operation.launch.name,
+                        operation.point,
+                        place.name,
+                        status_text(entry, status),
+                    )
+        if profile is not None:
+            profile.add(operation, start, start, time.perf_counter_ns())
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self.fault is None:
+                self.fault = error
+            self._live.clear()
+            for ready in self._ready:
+                ready.clear()
+            self._idle.notify_all()
+
+    def check(self) -> None:
+        """Raise what stopped the run, or that the runtime is closed.
+
+        Raises: StoppedError, TaskError.
+        """
+        if self._closed:
+            raise StoppedError("the runtime is closed")
+        if self.fault is not None:
+            raise StoppedError(
+                f"the runtime was stopped by an error; call reset() to go on: {self.fault}"
+            ) from self.fault
+
+    def wait(self) -> None:
+        """Wait until no operation is left.
+
+        Raises: the error of a task that failed, once; StoppedError from then on.
+        """
+        if not self._live and self.fault is None:
+            return
+        with self._idle:
+            while self._live and self.fault is None:
+                self._idle.wait()
+        if self.fault is not None:
+            if getattr(self.fault, "_told", False):
+                self.check()
+            self.fault._told = True  # type: ignore[attr-defined]
+            raise self.fault
+
+    @property
+    def lowest_live(self) -> int | None:
+        """The smallest id of an operation that has not ended, or None."""
+        with self._lock:
+            return min(self._live) if self._live else None
+
+    def reset(self) -> None:
+        """Forget the error that stopped the run. Operations that were running are waited for."""
+        if self._threads and not self._closed:
+            self.run_all({p: _pass for p in range(len(self._threads))}, _pass)
+        with self._lock:
+            self.fault = None
+
+    def close(self) -> None:
+        """Stop the threads and join them; work that is queued and not started is dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            self._live.clear()
+            for ready in self._ready:
+                ready.clear()
+        for inbox in self._queues:
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+def _pass() -> None:
+    """Do nothing: shows that a thread is free."""
+
+
+def _cores(machine: Machine) -> list[int] | None:
+    """The core of each worker when single-threaded workers fill this computer exactly, or None.
+
+    Two workers that wait for each other on one core, while another is idle, are 30 times slower,
+    and the operating system may leave them there. With fewer workers than cores nothing is
+    pinned: another process may be using the first ones.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    single = all(processor.threads == 1 for processor in machine.processors)
+    fits = len(cores) == len(machine.processors) > 1
+    return cores if fits and single else None
+
+
+def _serve(
+    inbox: queue.SimpleQueue[Callable[[], None] | None], threads: int, core: int | None
+) -> None:
+    """A worker thread: run what arrives until None does."""
+    if core is not None:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {core})
+    set_openmp_threads(threads)
+    while True:
+        item = inbox.get()
+        if item is None:
+            return
+        item()
+        del item  # an idle thread keeps nothing alive
+
+
+__all__ = ["LocalExecutor", "RuntimeCoreError", "context_of", "run_body", "set_openmp_threads"]

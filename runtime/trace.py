@@ -1,0 +1,295 @@
+"""Traces: a captured step compiled into native programs, and replayed.
+
+Compiling plans the arena, orders whoever reuses bytes, binds the entries at their final addresses
+and builds the arrays of the native loops. A replay runs no Python between native entries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
+from .dependence import Operation
+from .errors import StoppedError, TaskError
+from .executors.local import as_task_error, context_of, run_body
+from .instance import aligned_bytes
+from .lifetime import ArenaLayout, lay_out
+from .profile import Profile
+from .task import EntryLike, status_text
+
+if TYPE_CHECKING:
+    from .core import Runtime
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_TRAMPOLINE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_ssize_t)
+PYTHON_STATUS = -1
+
+
+class _Arena:
+    """The bytes of a trace's transient instances in one memory."""
+
+    __slots__ = ("__weakref__", "buffer")
+
+    def __init__(self) -> None:
+        self.buffer: Array | None = None
+
+
+class Trace:
+    """A compiled step of a runtime.
+
+    operations: everything a replay runs, by id. edges: int64 (edges, 2), the dependences of the
+    analysis and of reused bytes, each once. order: ids in the order in which workers run theirs.
+    """
+
+    def __init__(self, runtime: Runtime, name: str, analysis: CaptureAnalysis, sink: Recorder):
+        self.name = name
+        self._runtime = runtime
+        self._analysis = analysis
+        self._regions = analysis.persistent()
+        self._raised: dict[int, BaseException] = {}
+        self._lock = threading.Lock()
+        self._entries: list[EntryLike | None] = [None] * len(sink.operations)
+        self.operations = sink.operations
+        analysed = sink.edges()
+        self.order = _order(self.operations, analysed)
+        self.layout: ArenaLayout = lay_out(
+            self.operations, self.order, sink.transients, len(runtime.machine.memories)
+        )
+        pairs = np.concatenate([analysed, self.layout.edges])
+        self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
+        self._arenas = self._allocate()
+        self._trampoline = _TRAMPOLINE(self._call_python)
+        self._program = self._assemble()
+
+    # -- compiling
+
+    def _allocate(self) -> list[_Arena]:
+        arenas = []
+        for memory, plan in enumerate(self.layout.plans):
+            arena = _Arena()
+            if plan.peak_bytes:
+                self._runtime.memory.claim(
+                    arena, memory, plan.peak_bytes, f"the arena of trace {self.name!r}"
+                )
+                arena.buffer = aligned_bytes(plan.peak_bytes, zero=False)
+                for storage, offset in self.layout.placed[memory]:
+                    storage.attach(arena.buffer[offset : offset + storage.nbytes])
+            else:
+                for storage, _ in self.layout.placed[memory]:
+                    storage.attach(np.zeros(0, dtype=np.uint8))
+            arenas.append(arena)
+        return arenas
+
+    def _assemble(self) -> Any:
+        from . import program
+
+        by_processor: dict[int, list[Operation]] = {}
+        for operation in self.operations:
+            by_processor.setdefault(operation.processor, []).append(operation)
+        addresses = [0] * len(self.operations)
+        blocks = [0] * len(self.operations)
+        idle = program.nothing_address()
+        python = ctypes.cast(self._trampoline, ctypes.c_void_p).value or 0
+
+        def bind(mine: Sequence[Operation]) -> Callable[[], None]:
+            def work() -> None:
+                for operation in mine:
+                    entry = self._bind(operation)
+                    number = operation.id
+                    self._entries[number] = entry
+                    if entry is not None:
+                        addresses[number], blocks[number] = entry.address, entry.block
+                    elif operation.idle:
+                        addresses[number] = idle
+                    else:
+                        addresses[number], blocks[number] = python, number + 1
+
+            return work
+
+        jobs = {processor: bind(mine) for processor, mine in by_processor.items()}
+        self._runtime.executor.run_all(jobs, _pass)
+        predecessors: list[list[int]] = [[] for _ in self.operations]
+        for source, target in self.edges.tolist():
+            predecessors[target].append(source)
+        processors = [operation.processor for operation in self.operations]
+        return program.assemble(self.order, processors, predecessors, addresses, blocks)
+
+    def _bind(self, operation: Operation) -> EntryLike | None:
+        """The entry of an operation, or None when its Python body (or nothing) runs.
+
+        Raises: TaskError when binding fails.
+        """
+        task = operation.launch.task
+        if task.bind is None or operation.idle:
+            return None
+        processor = self._runtime.machine.processors[operation.processor]
+        try:
+            entry = task.bind(context_of(operation, processor), operation.arrays())
+        except Exception as error:
+            raise as_task_error(operation, processor, error) from error
+        if entry is None and task.body is None:
+            raise TaskError(
+                operation.launch.name,
+                operation.point,
+                processor.name,
+                "bind gave no entry, and the task has no Python body",
+            )
+        return entry
+
+    def _call_python(self, block: int) -> int:
+        """The entry of operations with a Python body; its block is the operation's id plus 1."""
+        operation = self.operations[block - 1]
+        try:
+            processor = self._runtime.machine.processors[operation.processor]
+            run_body(operation, context_of(operation, processor), operation.arrays())
+        except BaseException as error:
+            self._raised[operation.id] = error
+            return PYTHON_STATUS
+        return 0
+
+    # -- replaying
+
+    def replay(self, profile: bool = False) -> Profile | None:
+        """Run the step once. With `profile`, returns the timeline of this replay.
+
+        Raises: TaskError when an entry fails (the trace can be replayed again); StoppedError when
+        the runtime is closed or stopped; KeyboardInterrupt, after all workers have stopped.
+        """
+        runtime = self._runtime
+        with self._lock:
+            runtime.executor.check()
+            if runtime.capturing:
+                raise StoppedError(f"trace {self.name!r}: replay during a capture")
+            runtime.executor.wait()
+            if len(runtime.machine.memories) > 1 or runtime.many_instances:
+                made = restore_needs(runtime.analysis, self._analysis, self._regions)
+                runtime.statistics.fixup_copies += made
+                runtime.executor.wait()
+            try:
+                timeline = self._run(profile)
+            finally:
+                if len(runtime.machine.memories) > 1 or runtime.many_instances:
+                    install_results(runtime.analysis, self._analysis, self._regions)
+            runtime.statistics.steps_replayed += 1
+            return timeline
+
+    def _run(self, profile: bool) -> Profile | None:
+        program = self._program
+        if not program.workers:
+            return Profile(self._runtime.machine, self.name) if profile else None
+        program.reset()
+        self._raised.clear()
+        stamps: list[Array | None] = [
+            np.zeros((mine.fn.size, 3), dtype=np.int64) if profile else None
+            for mine in program.workers
+        ]
+
+        def worker(number: int) -> Callable[[], None]:
+            return lambda: program.run(number, stamps[number])
+
+        jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
+        self._runtime.executor.run_all(jobs, program.abort)
+        failures = program.failures()
+        if failures:
+            self._fail(failures)
+        if not profile:
+            return None
+        timeline = Profile(self._runtime.machine, self.name)
+        for mine, stamped in zip(program.workers, stamps):
+            if stamped is not None:
+                some = [self.operations[i] for i in mine.operations.tolist()]
+                timeline.add_stamps(some, stamped)
+        return timeline
+
+    def _fail(self, failures: list[tuple[int, int]]) -> None:
+        place = {number: position for position, number in enumerate(self.order)}
+        number, status = min(failures, key=lambda failure: place[failure[0]])
+        operation = self.operations[number]
+        processor = self._runtime.machine.processors[operation.processor]
+        error = self._raised.get(number)
+        if error is not None:
+            raise as_task_error(operation, processor, error) from error
+        entry = self._entries[number]
+        reason = status_text(entry, status) if entry is not None else f"status {status}"
+        raise TaskError(operation.launch.name, operation.point, processor.name, reason)
+
+    # -- reporting
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes of all arenas together."""
+        return sum(plan.peak_bytes for plan in self.layout.plans)
+
+    def describe(self) -> dict[str, Any]:
+        """What the trace holds: operations by kind, dependences, waits, bytes in each memory."""
+        kinds: dict[str, int] = {}
+        for operation in self.operations:
+            kinds[operation.kind] = kinds.get(operation.kind, 0) + 1
+        program = self._program
+        python = sum(
+            entry is None and not operation.idle
+            for entry, operation in zip(self._entries, self.operations)
+        )
+        names = [memory.name for memory in self._runtime.machine.memories]
+        return {
+            "name": self.name,
+            "operations": kinds,
+            "python_entries": python,
+            "edges": len(self.edges),
+            "reuse_edges": len(self.layout.edges),
+            "waits": int(sum(mine.wait_word.size for mine in program.workers)),
+            "workers": [
+                {
+                    "processor": self._runtime.machine.processors[mine.processor].name,
+                    "entries": int(mine.fn.size),
+                }
+                for mine in program.workers
+            ],
+            "memories": {
+                name: {
+                    "peak_bytes": plan.peak_bytes,
+                    "bound_bytes": plan.bound_bytes,
+                    "blocks": len(plan.offsets),
+                }
+                for name, plan in zip(names, self.layout.plans)
+            },
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Trace({self.name!r}: {len(self.operations)} operations on "
+            f"{len(self._program.workers)} workers, arena {self.peak_bytes} bytes)"
+        )
+
+
+def _pass() -> None:
+    """Binding cannot be interrupted half-way."""
+
+
+def _order(operations: Sequence[Operation], edges: Array) -> list[int]:
+    """Program order, or an order by priority among the operations that are ready."""
+    if len({operation.priority for operation in operations}) < 2:
+        return list(range(len(operations)))
+    successors: list[list[int]] = [[] for _ in operations]
+    need = [0] * len(operations)
+    for source, target in edges.tolist():
+        successors[source].append(target)
+        need[target] += 1
+    ready = [(-o.priority, o.id) for o in operations if need[o.id] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, number = heapq.heappop(ready)
+        order.append(number)
+        for after in successors[number]:
+            need[after] -= 1
+            if need[after] == 0:
+                heapq.heappush(ready, (-operations[after].priority, after))
+    return order

@@ -1,0 +1,51 @@
+"""Random task programs: any placement, memory, layout and mode gives the sequential result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from runtime_programs import Program, ShuffledMapper, random_program
+
+from soapstone.runtime import Machine, Region, Runtime
+
+
+def _start(program: Program, seed: int) -> dict[Region, np.ndarray]:
+    rng = np.random.default_rng(seed + 1000)
+    return {r: rng.integers(0, 100, size=r.shape, dtype=np.int64) for r in program.persistent}
+
+
+def _same(runtime: Runtime, arrays: dict[Region, np.ndarray], program: Program) -> None:
+    for region in program.persistent:
+        np.testing.assert_array_equal(runtime.read(region), arrays[region], err_msg=region.name)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_program_equals_sequential_numpy(seed: int) -> None:
+    program = random_program(seed)
+    cpus, memories = 1 + seed % 3, 1 + seed // 3 % 3
+    mapper = ShuffledMapper(seed, tiles=seed % 2 == 0, memories=seed % 5 > 0)
+    with Runtime(Machine.local(cpus, memories=memories), mapper) as runtime:
+        arrays = _start(program, seed)
+        for region, array in arrays.items():
+            runtime.write(region, array)
+        for _ in range(2):
+            program.launch(runtime)
+            program.run(arrays)
+        _same(runtime, arrays, program)
+        trace = runtime.capture(lambda: program.launch(runtime))
+        _same(runtime, arrays, program)
+        for round_ in range(4):
+            trace.replay()
+            program.run(arrays)
+            if round_ != 1:
+                _same(runtime, arrays, program)
+            if round_ == 2:
+                for step in program.steps:
+                    used = [step.output.region, *(p.region for p in step.inputs)]
+                    if not any(region.transient for region in used):
+                        step.launch(runtime)
+                        step.run(arrays)
+                changed = program.persistent[seed % 4]
+                arrays[changed] = np.asarray(arrays[changed] + 1)
+                runtime.write(changed, arrays[changed])
+        _same(runtime, arrays, program)
