@@ -88,7 +88,12 @@ def time_reorder(source: int, target: int, count: int) -> float:
     if d.equal(source, target):
         return 0.0
     program = Program(count)
-    program.copy(program.private(source), source, program.private(target), target, )
+    program.copy(
+        program.private(source),
+        source,
+        program.private(target),
+        target,
+    )
     return milliseconds(program.entry(), count, 0.1)
 
 
@@ -102,33 +107,56 @@ def convolution(spec: tuple, kind: str, count: int) -> dict:
     at = d.attributes().address
     with threads(count):
         forward = d.describe(
-            "convolution_forward", engine(), FORWARD_TRAINING, AUTO,
-            *(v.descriptor.address for v in (x, w, b, y)), *window, at,
+            "convolution_forward",
+            engine(),
+            FORWARD_TRAINING,
+            AUTO,
+            *(v.descriptor.address for v in (x, w, b, y)),
+            *window,
+            at,
         )
         data = d.describe(
-            "convolution_backward_data", engine(), AUTO,
-            *(v.descriptor.address for v in (x, w, y)), *window, forward.address, at,
+            "convolution_backward_data",
+            engine(),
+            AUTO,
+            *(v.descriptor.address for v in (x, w, y)),
+            *window,
+            forward.address,
+            at,
         )
         weights = d.describe(
-            "convolution_backward_weights", engine(), AUTO,
-            *(v.descriptor.address for v in (x, w, b, y)), *window, forward.address, at,
+            "convolution_backward_weights",
+            engine(),
+            AUTO,
+            *(v.descriptor.address for v in (x, w, b, y)),
+            *window,
+            forward.address,
+            at,
         )
     plain = d.Layout.dense((o, c, k, k)).descriptor.address
     fwd, fwd_impl, p = time_primitive(
-        "convolution", forward,
-        {1: d.SOURCE, 33: d.WEIGHTS, 41: d.WEIGHTS, 17: d.TARGET}, count)
+        "convolution", forward, {1: d.SOURCE, 33: d.WEIGHTS, 41: d.WEIGHTS, 17: d.TARGET}, count
+    )
     reorders = time_reorder(plain, p.descriptor(d.WEIGHTS), count)
     dx, dx_impl, p = time_primitive(
-        "convolution", data, {129: d.DIFF_SOURCE, 33: d.WEIGHTS, 145: d.DIFF_TARGET}, count)
+        "convolution", data, {129: d.DIFF_SOURCE, 33: d.WEIGHTS, 145: d.DIFF_TARGET}, count
+    )
     reorders += time_reorder(plain, p.descriptor(d.WEIGHTS), count)
     dw, dw_impl, p = time_primitive(
-        "convolution", weights,
-        {1: d.SOURCE, 145: d.DIFF_TARGET, 161: d.DIFF_WEIGHTS, 169: d.DIFF_WEIGHTS}, count)
+        "convolution",
+        weights,
+        {1: d.SOURCE, 145: d.DIFF_TARGET, 161: d.DIFF_WEIGHTS, 169: d.DIFF_WEIGHTS},
+        count,
+    )
     reorders += time_reorder(p.descriptor(d.DIFF_WEIGHTS), plain, count)
     flops = 2 * n * o * c * k * k * out * out
     return {
-        "fwd": fwd, "dx": dx, "dw": dw, "wreorder": reorders,
-        "impl": [fwd_impl, dx_impl, dw_impl], "gflops_fwd": flops / fwd / 1e6,
+        "fwd": fwd,
+        "dx": dx,
+        "dw": dw,
+        "wreorder": reorders,
+        "impl": [fwd_impl, dx_impl, dw_impl],
+        "gflops_fwd": flops / fwd / 1e6,
     }
 
 
@@ -136,37 +164,46 @@ def pooling(spec: tuple, kind: str, count: int) -> dict:
     """Return times of a max pooling with workspace and its gradient."""
     _, n, c, size, k, stride = spec
     out = (size - k) // stride + 1
-    x, y = layouts("nchw" if kind == "nchw" else "nhwc", (n, c, size, size), (n, c, out, out))
-    if kind == "blocked":
-        x, y = blocked((n, c, size, size)), d.Layout.any((n, c, out, out))
-        x_md = x
-    else:
-        x_md = x.descriptor.address
+    (x,) = layouts("nchw" if kind == "nchw" else "nhwc", (n, c, size, size))
+    x_md = blocked((n, c, size, size)) if kind == "blocked" else x.descriptor.address
     window = (d.dims((stride,) * 2), d.dims((k, k)), *(d.dims((0, 0)) for _ in range(3)))
     at = d.attributes().address
     y_md = d.Layout.any((n, c, out, out)).descriptor.address
     with threads(count):
         forward = d.describe(
-            "pooling_forward", engine(), FORWARD_TRAINING, MAX, x_md, y_md, *window, at)
+            "pooling_forward", engine(), FORWARD_TRAINING, MAX, x_md, y_md, *window, at
+        )
         dst = d.compile_primitive("pooling", forward).descriptor(d.TARGET)
         backward = d.describe(
-            "pooling_backward", engine(), MAX, x_md, dst, *window, forward.address, at)
+            "pooling_backward", engine(), MAX, x_md, dst, *window, forward.address, at
+        )
     fwd, impl, _ = time_primitive(
-        "pooling", forward, {1: d.SOURCE, 17: d.TARGET, 64: d.WORKSPACE}, count)
+        "pooling", forward, {1: d.SOURCE, 17: d.TARGET, 64: d.WORKSPACE}, count
+    )
     dx, impl2, _ = time_primitive(
-        "pooling", backward, {129: d.DIFF_SOURCE, 145: d.DIFF_TARGET, 64: d.WORKSPACE}, count)
+        "pooling", backward, {129: d.DIFF_SOURCE, 145: d.DIFF_TARGET, 64: d.WORKSPACE}, count
+    )
     return {"fwd": fwd, "dx": dx, "impl": [impl, impl2]}
 
 
 def blocked(shape: tuple[int, ...]) -> int:
     """Return the descriptor a convolution chooses for activations of the shape."""
-    n, c, h, w = shape
+    c = shape[1]
     a = d.Layout.any(shape).descriptor.address
     k = d.Layout.any((c, c, 3, 3)).descriptor.address
     window = (d.dims((1, 1)), d.dims((0, 0)), d.dims((1, 1)), d.dims((1, 1)))
     pd = d.describe(
-        "convolution_forward", engine(), FORWARD_TRAINING, AUTO, a, k, NULL, a, *window,
-        d.attributes().address)
+        "convolution_forward",
+        engine(),
+        FORWARD_TRAINING,
+        AUTO,
+        a,
+        k,
+        NULL,
+        a,
+        *window,
+        d.attributes().address,
+    )
     KEPT.append(primitive := d.compile_primitive("convolution", pd))
     return primitive.descriptor(d.TARGET)
 
@@ -191,12 +228,17 @@ def main() -> None:
             for spec, measure in work:
                 for kind in options.layouts:
                     row = measure(spec, kind, count)
-                    rows.append({"net": net, "layer": spec[0], "threads": count, "layout": kind,
-                                 **row})
-                    cells = [f"{row[k]:.3f}" if k in row else "" for k in
-                             ("fwd", "dx", "dw", "wreorder")]
-                    print(f"| {net} | {spec[0]} | {count} | {kind} | {' | '.join(cells)} | "
-                          f"{' / '.join(row['impl'])} |", flush=True)
+                    rows.append(
+                        {"net": net, "layer": spec[0], "threads": count, "layout": kind, **row}
+                    )
+                    cells = [
+                        f"{row[k]:.3f}" if k in row else "" for k in ("fwd", "dx", "dw", "wreorder")
+                    ]
+                    print(
+                        f"| {net} | {spec[0]} | {count} | {kind} | {' | '.join(cells)} | "
+                        f"{' / '.join(row['impl'])} |",
+                        flush=True,
+                    )
     print(json.dumps(rows))
 
 

@@ -6,7 +6,6 @@ meets the batches that the first run had left.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +62,7 @@ def named_arrays(x: Any, y: Any) -> tuple[Inputs, Array | None]:
     first, rows = next((name, len(array)) for name, array in inputs.items())
     for name, array in [*inputs.items(), *([] if labels is None else [("y", labels)])]:
         if len(array) != rows:
-            raise DataError(
-                f"{name}: {len(array)} rows found, {rows} needed as in input {first!r}"
-            )
+            raise DataError(f"{name}: {len(array)} rows found, {rows} needed as in input {first!r}")
     return inputs, labels
 
 
@@ -75,10 +72,6 @@ class Source(Protocol):
     @property
     def steps(self) -> int | None:
         """Batches in an epoch; None when only the end of the epoch tells."""
-
-    @property
-    def labelled(self) -> bool:
-        """Whether batches come with labels."""
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `start` on."""
@@ -114,10 +107,6 @@ class ArraySource:
     def steps(self) -> int | None:
         return self.cut.steps(self.rows)
 
-    @property
-    def labelled(self) -> bool:
-        return self.labels is not None
-
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.cut.batch_size
         order = permutation(self.cut.seed, epoch, 0, self.rows) if self.cut.shuffle else None
@@ -148,10 +137,6 @@ class FolderSource:
     @property
     def steps(self) -> int | None:
         return self.cut.steps(self.rows)
-
-    @property
-    def labelled(self) -> bool:
-        return self.files[0].labelled
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         cut = self.cut
@@ -230,7 +215,6 @@ class StreamSource:
     def __init__(self, stream: Callable[[], Iterable[Any]] | Iterable[Any]) -> None:
         self._stream = stream
         self._spent = False
-        self.labelled = True
 
     @property
     def steps(self) -> int | None:
@@ -310,11 +294,6 @@ class Batches:
         """Batches in an epoch; None when only the end of the epoch tells."""
         return self._source.steps
 
-    @property
-    def labelled(self) -> bool:
-        """Whether batches have labels; for batches that the user makes, the first of them tells."""
-        return self._source.labelled
-
     def __len__(self) -> int:
         steps = self.steps
         if steps is None:
@@ -326,10 +305,7 @@ class Batches:
 
         Labels are None for data without labels. An input given without a name is called `x`.
         """
-        try:
-            yield from self._source.batches(number, start_batch)
-        except zipfile.BadZipFile as error:
-            raise DataError(f"epoch {number}: {error}") from None
+        return self._source.batches(number, start_batch)
 
 
 __all__ = ["Batches", "DataError"]

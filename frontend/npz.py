@@ -67,9 +67,13 @@ class NpzFile:
             raise DataError(f"{label}: fields {have} found, an input such as 'x' needed")
         for name, (shape, dtype) in self.fields.items():
             if dtype.kind not in "biuf":
-                raise DataError(f"{label}: field {name!r}: element type {dtype} found, numbers needed")
+                raise DataError(
+                    f"{label}: field {name!r}: element type {dtype} found, numbers needed"
+                )
             if not shape:
-                raise DataError(f"{label}: field {name!r}: a single number found, one row a sample needed")
+                raise DataError(
+                    f"{label}: field {name!r}: a single number found, one row a sample needed"
+                )
             rows = self.fields[inputs[0]][0][0]
             if shape[0] != rows:
                 raise DataError(
@@ -81,11 +85,6 @@ class NpzFile:
     def rows(self) -> int:
         """Samples in the file."""
         return next(iter(self.fields.values()))[0][0]
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the file has labels."""
-        return LABELS in self.fields
 
     def check_like(self, first: NpzFile) -> None:
         """Check that the file has the fields of another, with samples of the same shape and type.

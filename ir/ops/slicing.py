@@ -1,4 +1,4 @@
-"""`slice` and `pad`, each the gradient of the other. Dims are named by the output's axes: d0, d1, …"""
+"""`slice` and `pad`, each the gradient of the other. Dims: d0, d1, … by the output's axes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,28 @@
 `available()` loads the library, and tells whether the variants can be used.
 """
 
-from soapstone.kernels.cpu.onednn import convolution, matmul
+from soapstone.kernels.cpu.onednn import (
+    convolution,
+    eltwise,
+    linear_grad,
+    matmul,
+    normalization,
+    pooling,
+    reorder,
+    softmax,
+)
 from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 
-__all__ = ["OneDnnError", "available", "convolution", "matmul", "version"]
+__all__ = [
+    "OneDnnError",
+    "available",
+    "convolution",
+    "eltwise",
+    "linear_grad",
+    "matmul",
+    "normalization",
+    "pooling",
+    "reorder",
+    "softmax",
+    "version",
+]

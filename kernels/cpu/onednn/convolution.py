@@ -39,6 +39,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
     dims,
     implementation,
+    is_plain,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
@@ -202,12 +203,6 @@ def _problem(
     return problem if problem.legal() else None
 
 
-def is_plain(array: Array) -> bool:
-    """Return whether rows of the array are contiguous, so that it is not channels-last."""
-    _, channels, _, width = array.strides
-    return array.shape[1] == 1 or channels >= width
-
-
 def _grouped(w: Array, problem: _Problem) -> Layout:
     """Return the layout of the weights `w` with their filters split by group."""
     layout = Layout.of(w)
@@ -248,7 +243,9 @@ def conv2d(call: Call) -> Entry | None:
     }
     if problem.bias:
         bias = rest[0]
-        arguments[ARG_BIAS] = program.source(bias, Layout.of(bias), primitive.descriptor(WEIGHTS, 1))
+        arguments[ARG_BIAS] = program.source(
+            bias, Layout.of(bias), primitive.descriptor(WEIGHTS, 1)
+        )
     program.step(primitive, arguments)
     return program.entry()
 

@@ -144,6 +144,17 @@ def nbytes(descriptor: int) -> int:
     return int(library().dnnl_memory_desc_get_size(descriptor))
 
 
+def is_plain(array: Array) -> bool:
+    """Return whether an (n, c, h, w) array is stored row by row rather than channels-last."""
+    _, channels, _, width = array.strides
+    return array.shape[1] == 1 or channels >= width
+
+
+def dense_order(array: Array) -> tuple[int, ...]:
+    """Return the axes from the outermost in memory to the innermost."""
+    return tuple(sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis)))
+
+
 def equal(first: int, second: int) -> bool:
     """Return whether two memory descriptors describe the same layout."""
     return bool(library().dnnl_memory_desc_equal(first, second))

@@ -25,9 +25,10 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     Primitive,
     attributes,
     compile_primitive,
+    dense_order,
     describe,
 )
-from soapstone.kernels.cpu.onednn.execute import Program, dense_order, empty, float32
+from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import OneDnnError, engine, threads
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant

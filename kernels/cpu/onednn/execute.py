@@ -2,8 +2,9 @@
 
 An entry's block is int64: [dnnl_primitive_execute, stream, steps, first step of this run, first
 step of later runs, (primitive, nargs, args)*]. Steps before "first of later runs" run only once:
-they pack weights that never change. oneDNN's own status is the entry's. Scratchpads and staged copies are private to the entry, so two
-entries of one primitive may run at once.
+they pack weights that never change. A step whose primitive is 0 calls the native function `nargs`
+on the block `args` instead. oneDNN's own status is the entry's. Scratchpads and staged copies are
+private to the entry, so two entries of one primitive may run at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import ctypes as C
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -43,11 +43,20 @@ class _Argument(C.Structure):
 
 
 @cache
-def _trampoline() -> Any:
-    """Return the compiled loop (Numba is imported and the loop compiled, or loaded, here)."""
+def _native(name: str) -> int:
+    """Return a compiled function's address (Numba is imported, and it is compiled, here)."""
     from soapstone.kernels.cpu.onednn import trampoline
 
-    return trampoline.execute
+    return int(trampoline.compiled(name).address)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A primitive with its arguments, or a native function (by name) with its block."""
+
+    what: Primitive | str
+    arguments: dict[int, Handle]
+    block: Array | None = None
 
 
 @dataclass
@@ -59,9 +68,9 @@ class Program:
     """
 
     threads: int
-    _once: list[tuple[Primitive, dict[int, Handle]]] = field(default_factory=list)
-    _steps: list[tuple[Primitive, dict[int, Handle]]] = field(default_factory=list)
-    _after: list[tuple[Primitive, dict[int, Handle]]] = field(default_factory=list)
+    _once: list[_Step] = field(default_factory=list)
+    _steps: list[_Step] = field(default_factory=list)
+    _after: list[_Step] = field(default_factory=list)
     _keep: list[object] = field(default_factory=list)
 
     def private(self, descriptor: int) -> Handle:
@@ -83,7 +92,9 @@ class Program:
             return here
         staged = self.private(wanted)
         step = reorder_primitive(own.address, wanted, self.threads)
-        (self._once if constant else self._steps).append((step, {ARG_SRC: here, ARG_DST: staged}))
+        (self._once if constant else self._steps).append(
+            _Step(step, {ARG_SRC: here, ARG_DST: staged})
+        )
         return staged
 
     def target(self, array: Array, layout: Layout, wanted: int = 0) -> Handle:
@@ -95,13 +106,13 @@ class Program:
             return here
         staged = self.private(wanted)
         step = reorder_primitive(wanted, own.address, self.threads)
-        self._after.append((step, {ARG_SRC: staged, ARG_DST: here}))
+        self._after.append(_Step(step, {ARG_SRC: staged, ARG_DST: here}))
         return staged
 
     def dense_source(self, array: Array) -> Array:
         """Return a private C-contiguous array that is given the array's contents on each run."""
         own, flat = Layout.of(array), Layout.dense(array.shape)
-        store = _private_array(array)
+        store = private_array(array)
         self._keep.extend((array, store))
         here = memory(own.descriptor.address, array.ctypes.data)
         self.copy(
@@ -113,53 +124,74 @@ class Program:
     def dense_target(self, array: Array) -> Array:
         """Return a private C-contiguous array whose contents end up in the array."""
         own, flat = Layout.of(array), Layout.dense(array.shape)
-        store = _private_array(array)
+        store = private_array(array)
         self._keep.extend((array, store))
         step = reorder_primitive(flat.descriptor.address, own.descriptor.address, self.threads)
         arguments = {
             ARG_SRC: memory(flat.descriptor.address, store.ctypes.data),
             ARG_DST: memory(own.descriptor.address, array.ctypes.data),
         }
-        self._after.append((step, arguments))
+        self._after.append(_Step(step, arguments))
         return store
 
     def step(self, primitive: Primitive, arguments: Mapping[int, Handle]) -> None:
         """Append a primitive; its scratchpad is added here."""
-        self._steps.append((primitive, dict(arguments)))
+        self._steps.append(_Step(primitive, dict(arguments)))
+
+    def native(self, name: str, *values: Array | int | float) -> None:
+        """Append the native function `name` of trampoline.py on a block of the values.
+
+        Arrays go as addresses and are kept alive; floats as the bits of a double.
+        """
+        block = np.zeros(len(values), np.int64)
+        for index, value in enumerate(values):
+            if isinstance(value, np.ndarray):
+                block[index] = value.ctypes.data
+                self._keep.append(value)
+            elif isinstance(value, float):
+                block[index] = np.float64(value).view(np.int64)
+            else:
+                block[index] = value
+        self._steps.append(_Step(name, {}, block))
 
     def copy(self, source: Handle, source_md: int, target: Handle, target_md: int) -> None:
         """Append a reorder between two memories."""
         step = reorder_primitive(source_md, target_md, self.threads)
-        self._steps.append((step, {ARG_SRC: source, ARG_DST: target}))
+        self._steps.append(_Step(step, {ARG_SRC: source, ARG_DST: target}))
 
     def entry(self) -> Entry:
         """Return the native entry that runs the steps, then the reorders of the targets."""
         steps = self._once + self._steps + self._after
         lane = stream()
-        largest = max((primitive.scratch_bytes for primitive, _ in steps), default=0)
-        scratch = buffer(largest)  # steps run one after another: one scratchpad serves all
+        # Steps run one after another: one scratchpad serves them all.
+        primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
+        scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
         block = np.zeros(_HEADER + _STEP * len(steps), np.int64)
         execute = C.cast(library().dnnl_primitive_execute, C.c_void_p).value
         block[:_HEADER] = execute, lane.address, len(steps), 0, len(self._once)
         keep: list[object] = [self._keep, scratch, lane, block]
-        for index, (primitive, arguments) in enumerate(steps):
-            given = dict(arguments)
-            if primitive.scratch_bytes:
-                md = primitive.descriptor(SCRATCHPAD)
-                given[ARG_SCRATCHPAD] = memory(md, scratch.ctypes.data)
-            packed = (_Argument * len(given))(*[_Argument(k, m.address) for k, m in given.items()])
-            begin = _HEADER + _STEP * index
-            block[begin : begin + _STEP] = (
-                primitive.primitive.address,
-                len(given),
-                C.addressof(packed),
-            )
-            keep.extend((primitive, given, packed))
-        loop = _trampoline()
-        return Entry(loop.address, block.ctypes.data, tuple(keep), _MESSAGES)
+        for index, step in enumerate(steps):
+            words, kept = _words(step, scratch)
+            block[_HEADER + _STEP * index :][:_STEP] = words
+            keep.append(kept)
+        return Entry(_native("execute"), block.ctypes.data, tuple(keep), _MESSAGES)
 
 
-def _private_array(like: Array) -> Array:
+def _words(step: _Step, scratch: Array) -> tuple[tuple[int, int, int], object]:
+    """Return a step's three words of the block, and what they point to."""
+    if isinstance(step.what, str):
+        block = step.block
+        return (0, _native(step.what), 0 if block is None else block.ctypes.data), block
+    primitive, given = step.what, dict(step.arguments)
+    if primitive.scratch_bytes:
+        descriptor = primitive.descriptor(SCRATCHPAD)
+        given[ARG_SCRATCHPAD] = memory(descriptor, scratch.ctypes.data)
+    packed = (_Argument * len(given))(*[_Argument(k, m.address) for k, m in given.items()])
+    words = (primitive.primitive.address, len(given), C.addressof(packed))
+    return words, (primitive, given, packed)
+
+
+def private_array(like: Array) -> Array:
     """Return an uninitialised C-contiguous float32 array of the shape, on a cache line's bound."""
     return buffer(like.size * 4).view(np.float32).reshape(like.shape)
 

@@ -252,7 +252,9 @@ class Handle:
             self._destroy(self.address)
 
 
-def create(kind: str, function: str, *arguments: Any, what: str = "", keep: object = None) -> Handle:
+def create(
+    kind: str, function: str, *arguments: Any, what: str = "", keep: object = None
+) -> Handle:
     """Return a new object made by `dnnl_<function>`, destroyed by `dnnl_<kind>_destroy`.
 
     Raises:

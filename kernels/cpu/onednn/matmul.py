@@ -1,4 +1,4 @@
-"""Matrix products: `matmul` with transposes and broadcast batches, `linear` with bias and activation.
+"""Matrix products: `matmul` (transposes, broadcast batches), `linear` (bias, activation).
 
 Of oneDNN's two fast implementations, "brg" copies panels of a transposed right operand well but
 crawls through a wide row-major one (64 x 4096 x 4096: 65 ms against 38 for "gemm"), and takes only
@@ -114,7 +114,7 @@ def _matrix(array: Array) -> Layout | None:
     return None if short or layout.strides[inner] != 1 else layout
 
 
-def _product(
+def product(
     program: Program,
     operands: tuple[Array, Array, Array],
     bias: Array | None,
@@ -200,15 +200,15 @@ def matmul(call: Call) -> Entry | None:
     constant = bool(call.attributes.get("constant_weights", False))
     program = Program(call.threads)
     if b.shape[:-2] == (1,) * (rank - 2) and a.shape[:-2] == y.shape[:-2]:
-        rows = _rows(a), _rows(y)
-        if rows[0] is not None and rows[1] is not None:
+        flat_a, flat_y = rows(a), rows(y)
+        if flat_a is not None and flat_y is not None:
             flat = b.reshape(b.shape[-2:])  # only axes of size 1 go: always a view
-            return _product(program, (rows[0], flat, rows[1]), None, None, constant)
+            return product(program, (flat_a, flat, flat_y), None, None, constant)
     a, b, y = _shared_batch([a, b, y])
-    return _product(program, (a, b, y), None, None, constant)
+    return product(program, (a, b, y), None, None, constant)
 
 
-def _rows(array: Array) -> Array | None:
+def rows(array: Array) -> Array | None:
     """Return the array as one matrix of its last axis' rows, or None where strides forbid it."""
     view: Array | None = array
     while view is not None and view.ndim > 2:
@@ -237,10 +237,10 @@ def linear(call: Call) -> Entry | None:
     if x.ndim == 1:
         x, y = x[None], y[None]
     program = Program(call.threads)
-    rows_x, rows_y = _rows(x), _rows(y)
+    rows_x, rows_y = rows(x), rows(y)
     if rows_x is None:
         rows_x = program.dense_source(x).reshape(-1, x.shape[-1])
     if rows_y is None:
         rows_y = program.dense_target(y).reshape(-1, y.shape[-1])
     constant = bool(call.attributes.get("constant_weights", False))
-    return _product(program, (rows_x, w, rows_y), bias, ACTIVATIONS[activation], constant)
+    return product(program, (rows_x, w, rows_y), bias, ACTIVATIONS[activation], constant)

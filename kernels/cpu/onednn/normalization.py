@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DIFF_DST,
     ARG_DIFF_SCALE,
@@ -67,11 +65,11 @@ def _primitive(kind: str, x: Layout, epsilon: float, what: str, count: int) -> P
     return None if "ref" in primitive.implementation else primitive
 
 
-def _images(x: Array) -> tuple[tuple[int, ...], Array]:
-    """Return the axis order in which (n, c, …) activations are dense, and x as (n, c, h, w)."""
+def _order(x: Array) -> tuple[int, ...]:
+    """Return the order of axes in which (n, c, …) activations are computed on."""
     if x.ndim == 4:
-        return (PLAIN_4D if is_plain(x) else CHANNELS_LAST_4D), x
-    return PLAIN_4D, x
+        return PLAIN_4D if is_plain(x) else CHANNELS_LAST_4D
+    return tuple(range(x.ndim))
 
 
 def _vectors(arrays: Sequence[Array], size: int) -> bool:
@@ -93,8 +91,7 @@ def batch_norm(call: Call) -> Entry | None:
     channels = x.shape[1]
     if x.size == 0 or not _vectors((*given, *made), channels):
         return None
-    order, _ = _images(y)
-    order = order[: x.ndim] if x.ndim == 2 else order
+    order = _order(y)
     dense = Layout.dense(x.shape, order)
     epsilon = float(call.attributes["epsilon"])
     primitive = _primitive("batch", dense, epsilon, "training", call.threads)
@@ -136,8 +133,7 @@ def batch_norm_inference(call: Call) -> Entry | None:
         return empty()
     if not _vectors(given, x.shape[1]):
         return None
-    order, _ = _images(y)
-    order = order[: x.ndim] if x.ndim == 2 else order
+    order = _order(y)
     dense = Layout.dense(x.shape, order)
     epsilon = float(call.attributes["epsilon"])
     primitive = _primitive("batch", dense, epsilon, "inference", call.threads)
@@ -170,9 +166,12 @@ def _gradient(
     variance = private_array(rstd)
     program.native("variance_of", rstd.size, rstd, variance)
     md = wanted.descriptor.address
+    # Layer normalisation asks for the shift, on which its gradient does not depend: any will do.
+    shift = {ARG_SHIFT: _vector(program, gamma)} if call.operator == "layer_norm_grad" else {}
     program.step(
         primitive,
-        {
+        shift
+        | {
             ARG_SRC: program.source(x, Layout.of(x, order), md),
             ARG_DIFF_DST: program.source(dy, Layout.of(dy, order), md),
             ARG_DIFF_SRC: program.target(dx, Layout.of(dx, order), md),
@@ -195,8 +194,7 @@ def batch_norm_grad(call: Call) -> Entry | None:
         return None
     if x.size == 0 or not _vectors((*given, *made), x.shape[1]):
         return None
-    order, _ = _images(dx)
-    order = order[: x.ndim] if x.ndim == 2 else order
+    order = _order(dx)
     dense = Layout.dense(x.shape, order)
     # The variance handed over holds epsilon already.
     primitive = _primitive("batch", dense, 0.0, "gradient", call.threads)

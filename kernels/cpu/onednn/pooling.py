@@ -1,7 +1,7 @@
 """Maximum and average pooling and their gradients.
 
 oneDNN pools dense activations only, so tiles of larger arrays are staged. Its workspace of maxima
-holds, as our indices do, the position in the window row by row in a byte, in the activations' layout.
+holds, as our indices do, the position in the window row by row in a byte, laid out as they are.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soapstone.kernels.cpu.onednn.descriptors import ARG_DST, ARG_SRC, Layout, usable
+from soapstone.kernels.cpu.onednn.descriptors import Layout, usable
 from soapstone.kernels.cpu.onednn.execute import Program, empty
 from soapstone.kernels.cpu.onednn.library import OneDnnError
 from soapstone.kernels.entry import Array, Call, Entry

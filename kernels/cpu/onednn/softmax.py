@@ -13,9 +13,10 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     Primitive,
     attributes,
     compile_primitive,
+    dense_order,
     describe,
 )
-from soapstone.kernels.cpu.onednn.execute import Program, dense_order, empty, float32
+from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import OneDnnError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -60,10 +61,14 @@ def _bind(call: Call, arrays: dict[int, Array], out: tuple[int, Array]) -> Entry
     if not 0 <= axis < rank:
         return None
     algorithm = _LOG_SOFTMAX if call.operator.startswith("log") else _SOFTMAX
-    order = dense_order(target)
-    layout = Layout.dense(target.shape, order)
-    primitive = _primitive(algorithm, layout, axis, len(arrays) > 1, call.threads)
-    if primitive is None:
+    own = dense_order(target)
+    # The axis innermost: always vectorised, at the price of staging.
+    for order in (own, (*(a for a in own if a != axis), axis)):
+        layout = Layout.dense(target.shape, order)
+        primitive = _primitive(algorithm, layout, axis, len(arrays) > 1, call.threads)
+        if primitive is not None:
+            break
+    else:
         return None
     program = Program(call.threads)
     wanted = layout.descriptor.address

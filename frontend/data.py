@@ -1,0 +1,208 @@
+"""Data sets: the digits of the package, a folder of the user, synthetic images."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+
+from soapstone.frontend.batches import Batches, named_arrays, permutation
+from soapstone.frontend.npz import DataError, NpzFile
+from soapstone.ir.tensor import Array
+
+VARIABLE = "SOAPSTONE_DATA"
+_HELD_OUT = 5  # one sample in five is kept for the test
+_SPLIT_SEED = 0
+
+Samples = Array | Mapping[str, Array] | Path  # a path: npz files, which hold their labels
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A data set in two parts: one to train on, one held out.
+
+    `train_x`, `test_x`: (samples, …) arrays, dicts of arrays by input name, or paths of npz files;
+    `train_y`, `test_y`: (samples,) labels, None when the files hold them. `synthetic` tells that
+    the samples were made up.
+
+    Raises:
+        DataError: row counts that differ, or arrays that are not numeric.
+    """
+
+    train_x: Samples
+    train_y: Array | None
+    test_x: Samples
+    test_y: Array | None
+    name: str
+    synthetic: bool = False
+
+    def __post_init__(self) -> None:
+        for part, x, y in (
+            ("train", self.train_x, self.train_y),
+            ("test", self.test_x, self.test_y),
+        ):
+            if isinstance(x, Path):
+                continue
+            try:
+                named_arrays(x, y)
+            except DataError as error:
+                raise DataError(f"data set {self.name!r}, {part}: {error}") from None
+
+    def __str__(self) -> str:
+        sizes = [
+            str(part)
+            if isinstance(part, Path)
+            else f"{len(named_arrays(part, None)[0].popitem()[1]):,}"
+            for part in (self.train_x, self.test_x)
+        ]
+        kind = "synthetic data" if self.synthetic else "data"
+        return f"{kind} {self.name!r}: {sizes[0]} to train on, {sizes[1]} held out"
+
+
+def data_folder() -> Path | None:
+    """Return the folder that the environment variable SOAPSTONE_DATA names, if any.
+
+    Raises:
+        DataError: the variable names no folder.
+    """
+    value = os.environ.get(VARIABLE)
+    if not value:
+        return None
+    folder = Path(value)
+    if not folder.is_dir():
+        raise DataError(f"{VARIABLE}: {value!r} found, an existing folder needed")
+    return folder
+
+
+def digits(data_dir: str | Path | None = None) -> Splits:
+    """Return the 1,797 handwritten digits of UCI, a stratified fifth of them held out.
+
+    Images are (n, 1, 8, 8) float32 in [0, 1], labels (n,) int32 in 0..9.
+
+    Args:
+        data_dir: a folder with a `digits.npz` to use in place of the one in the package; fields
+            `images`, (n, 8, 8) with values 0..16, and `labels`, (n,).
+
+    Raises:
+        DataError: the file is absent or is no such file.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
+    Learning Repository, CC BY 4.0 (see digits.LICENSE.txt).
+    """
+    if data_dir is None:
+        with as_file(files("soapstone.frontend") / "digits.npz") as path:
+            images, labels = _read_digits(path)
+    else:
+        images, labels = _read_digits(Path(data_dir) / "digits.npz")
+    x = images[:, None].astype(np.float32) / np.float32(16)
+    y = labels.astype(np.int32)
+    held = np.zeros(len(y), bool)
+    for number in range(10):
+        rows = np.flatnonzero(y == number)
+        order = permutation(_SPLIT_SEED, 0, number, len(rows))
+        held[rows[order[: round(len(rows) / _HELD_OUT)]]] = True
+    return Splits(x[~held], y[~held], x[held], y[held], "digits")
+
+
+def _read_digits(path: Path) -> tuple[Array, Array]:
+    arrays = NpzFile.open(path).read()
+    label = f"file {str(path)!r}"
+    for name, shape in (("images", (8, 8)), ("labels", ())):
+        if name not in arrays:
+            raise DataError(f"{label}: field {name!r} is missing")
+        array = arrays[name]
+        if array.shape[1:] != shape:
+            raise DataError(
+                f"{label}: field {name!r}: samples of shape {array.shape[1:]} found, {shape} needed"
+            )
+        limit = 16 if name == "images" else 9
+        if array.size and not 0 <= array.min() <= array.max() <= limit:
+            raise DataError(f"{label}: field {name!r}: values outside 0..{limit} found")
+    return arrays["images"], arrays["labels"]
+
+
+def read_splits(folder: str | Path) -> Splits:
+    """Return the data set of a folder: `train` and `test`, each an npz file or a folder of them.
+
+    Files hold arrays `x` and `y`, or named inputs and `y`. A single file is read into memory; the
+    files of a folder are read one at a time, as they are needed.
+
+    Raises:
+        DataError: a part is absent, or a file is bad.
+    """
+    folder = Path(folder)
+    parts: list[tuple[Samples, Array | None]] = []
+    for name in ("train", "test"):
+        file, inside = folder / f"{name}.npz", folder / name
+        if file.is_file():
+            arrays = NpzFile.open(file).read()
+            labels = arrays.pop("y", None)
+            if labels is None:
+                raise DataError(f"file {str(file)!r}: field 'y' is missing; labels needed")
+            parts.append((arrays, labels))
+        elif inside.is_dir():
+            parts.append((inside, None))
+        else:
+            raise DataError(
+                f"data folder {str(folder)!r}: neither {name}.npz nor a folder {name!r} found"
+            )
+    (train_x, train_y), (test_x, test_y) = parts
+    return Splits(train_x, train_y, test_x, test_y, folder.name)
+
+
+def synthetic_images(
+    count: int, shape: tuple[int, ...], classes: int, seed: int = 0, noise: float = 1.0
+) -> Splits:
+    """Return made-up samples that can be learned: a pattern for each class, plus normal noise.
+
+    `count` samples of `shape` float32, labels int32 in 0..classes-1; a fifth is held out. Patterns
+    of images (c, h, w) are constant over blocks of a quarter of the extent, so that convolution and
+    pooling keep them.
+
+    Raises:
+        DataError: a count, shape or number of classes below 1, or negative noise.
+    """
+    for name, value in (("count", count), ("classes", classes), ("shape", min(shape, default=1))):
+        if value < 1:
+            raise DataError(f"synthetic_images: {name}: {value!r} found, 1 or more needed")
+    if noise < 0:
+        raise DataError(f"synthetic_images: noise: {noise!r} found, 0 or more needed")
+    random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 0]))
+    coarse = tuple(math.ceil(extent / 4) for extent in shape) if len(shape) == 3 else shape
+    patterns = random.standard_normal((classes, *coarse), dtype=np.float32)
+    if coarse != shape:
+        for axis, extent in enumerate(shape, 1):
+            patterns = patterns.repeat(4, axis).take(range(extent), axis)
+    y = random.integers(0, classes, count).astype(np.int32)
+    x = random.standard_normal((count, *shape), dtype=np.float32)
+    x *= np.float32(noise)
+    x += patterns[y]
+    held = count // _HELD_OUT
+    name = "x".join(map(str, shape))
+    return Splits(x[held:], y[held:], x[:held], y[:held], name, synthetic=True)
+
+
+def images(name: str, shape: tuple[int, ...], classes: int, count: int, seed: int = 0) -> Splits:
+    """Return data set `name` of the folder SOAPSTONE_DATA, or synthetic images of that shape."""
+    folder = data_folder()
+    if folder is not None and (folder / name).is_dir():
+        return read_splits(folder / name)
+    return synthetic_images(count, shape, classes, seed)
+
+
+__all__ = [
+    "Batches",
+    "DataError",
+    "Samples",
+    "Splits",
+    "data_folder",
+    "digits",
+    "images",
+    "read_splits",
+    "synthetic_images",
+]

@@ -1,0 +1,107 @@
+"""The progress of a fit on standard error: a bar on a terminal, a line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from soapstone.frontend.state import Callback, TrainingState
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_REFRESH_S = 0.1  # drawing costs a millisecond: not after every step
+
+
+def _figures(state: TrainingState) -> str:
+    parts = [f"loss {state.loss:.4f}"]
+    parts += [f"{name} {value:.4f}" for name, value in state.metrics.items()]
+    return "  ".join([*parts, f"{state.samples_per_s:,.0f} samples/s"])
+
+
+class ProgressBar(Callback):
+    """Shows epoch, loss, metrics, throughput and the time left.
+
+    Args:
+        stream: where to write; standard error by default.
+        plain: write one line an epoch; by default where the stream is no terminal.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, plain: bool | None = None) -> None:
+        self._stream = stream
+        self._plain = plain
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._drawn = 0.0
+        self._done = 0
+        self._epoch_began = 0.0
+
+    def on_train_begin(self, state: TrainingState) -> None:
+        stream = self._stream or sys.stderr
+        self._out = stream
+        if stream.isatty() if self._plain is None else self._plain is False:
+            self._progress = _bar(stream)
+            self._progress.start()
+
+    def on_epoch_begin(self, state: TrainingState) -> None:
+        self._epoch_began = time.perf_counter()
+        self._done = 0
+        if self._progress is not None:
+            self._task = self._progress.add_task(
+                f"epoch {state.epoch + 1}/{state.epochs}", total=state.steps_per_epoch, figures=""
+            )
+
+    def on_step_end(self, state: TrainingState) -> None:
+        self._done += 1
+        now = time.perf_counter()
+        if self._progress is not None and now - self._drawn >= _REFRESH_S:
+            self._draw(state)
+            self._drawn = now
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        if self._progress is not None:
+            self._draw(state)
+            return
+        spent = time.perf_counter() - self._epoch_began
+        width = len(str(state.epochs))
+        print(
+            f"epoch {state.epoch + 1:>{width}}/{state.epochs}  {_figures(state)}  {spent:.1f} s",
+            file=self._out,
+            flush=True,
+        )
+
+    def on_train_end(self, state: TrainingState) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _draw(self, state: TrainingState) -> None:
+        if self._progress is not None and self._task is not None:
+            figures = _figures(state) if math.isfinite(state.loss) else ""
+            self._progress.update(self._task, completed=self._done, figures=figures)
+            self._progress.refresh()
+
+
+def _bar(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        auto_refresh=False,
+    )

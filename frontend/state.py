@@ -1,0 +1,60 @@
+"""The state of training that callbacks see, and the callback that does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
+
+
+@dataclass
+class TrainingState:
+    """Where training is. Setting `stop` ends it after the step, or the epoch, that is running.
+
+    Attributes:
+        epoch: number of the epoch, from 0; epochs: how many there will be.
+        step: steps done since the start of training, resumed ones included.
+        steps_per_epoch: None when the data do not tell.
+        loss: of the step at `on_step_end`; the mean over the epoch at `on_epoch_end`.
+        metrics: by name, over the epoch so far; at its end `validation_…` as well.
+        learning_rate: of the last step.
+        samples_per_s, step_us: of the last step.
+        stop: set by a callback to end training.
+        model: the model that is trained.
+    """
+
+    epoch: int = 0
+    epochs: int = 1
+    step: int = 0
+    steps_per_epoch: int | None = None
+    loss: float = float("nan")
+    metrics: dict[str, float] = field(default_factory=dict)
+    learning_rate: float = 0.0
+    samples_per_s: float = 0.0
+    step_us: float = 0.0
+    stop: bool = False
+    model: Model | None = None
+
+
+class Callback:
+    """Hooks that a fit calls; those that are not overridden do nothing.
+
+    An exception in a hook ends the fit. `on_train_end` is called in any case.
+    """
+
+    def on_train_begin(self, state: TrainingState) -> None:
+        """Called before the first step; a resumed run has loaded its checkpoint."""
+
+    def on_epoch_begin(self, state: TrainingState) -> None:
+        """Called before the first step of an epoch."""
+
+    def on_step_end(self, state: TrainingState) -> None:
+        """Called after each step."""
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Called after the last step of an epoch and its validation."""
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """Called when training ends, be it by an exception."""

@@ -1,0 +1,199 @@
+"""Configurations: how one operator is split and placed, and how its configuration is taken over.
+
+A configuration gives the degree of each dim of one operator (the SOAP space with reduced dims; Jia,
+section 3.3) and the processor of each point task. Gradients and lowered primitives follow the node
+they come from, dim by dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir import fields
+from soapstone.ir.dims import Kind, Signature
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Node
+
+COLLECTIVES = (
+    "local_slice",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "all_reduce",
+    "permute",
+)
+
+
+class Keep(StrEnum):
+    """What becomes of a value between its uses."""
+
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How one operator is split and placed.
+
+    Attributes:
+        degrees: tiles along each dim; dims left out are whole.
+        devices: the processor of each point, row-major over the signature's dims; empty: the mapper
+            places blocks of points.
+        cuts: the boundaries of uneven tiles along a dim, from 0 to its extent.
+    """
+
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[int, ...] = ()
+    cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cuts = {name: tuple(int(bound) for bound in cut) for name, cut in self.cuts.items()}
+        object.__setattr__(self, "degrees", MappingProxyType(dict(self.degrees)))
+        object.__setattr__(self, "devices", tuple(int(device) for device in self.devices))
+        object.__setattr__(self, "cuts", MappingProxyType(cuts))
+
+    @property
+    def points(self) -> int:
+        """Number of point tasks."""
+        return math.prod(self.degrees.values())
+
+    def __str__(self) -> str:
+        split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
+        return split or "whole"
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """How a value gets from its producer's tiles to one consumer's, and how many copies stay."""
+
+    path: tuple[str, ...]
+    copies_kept: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", tuple(self.path))
+
+
+def inherited(
+    node: Node, signature: Signature, degrees: Mapping[str, int], rename: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the degrees that a node can take over, by its own dim names."""
+    lowers = node.spec.lower is not None
+    taken: dict[str, int] = {}
+    used = set()
+    for dim in signature.dims:
+        source = rename.get(dim.name, dim.name)
+        degree = min(degrees.get(source, 1), max(dim.extent, 1))
+        if degree == 1 or source in used or dim.kind is Kind.WHOLE:
+            continue
+        try:
+            signature.check(taken | {dim.name: degree}, lowers)
+        except StrategyError:
+            continue
+        taken[dim.name] = degree
+        used.add(source)
+    return taken
+
+
+def resolved(
+    node: Node,
+    signature: Signature,
+    source: Configuration,
+    degrees: Mapping[str, int],
+    rename: Mapping[str, str],
+    order: Sequence[str],
+) -> Configuration:
+    """Return a configuration with the given degrees whose points keep the source's processors.
+
+    `order` names the source's dims in the order of its points.
+    """
+    split = [dim.name for dim in signature.dims if degrees.get(dim.name, 1) > 1]
+    cuts = {}
+    for name in split:
+        cut = source.cuts.get(rename.get(name, name))
+        if cut and len(cut) == degrees[name] + 1 and cut[-1] == signature.by_name[name].extent:
+            cuts[name] = cut
+    devices: tuple[int, ...] = ()
+    if source.devices:
+        if len(source.devices) != source.points:
+            raise StrategyError(
+                f"{node.label}: {len(source.devices)} devices found, {source.points} needed"
+            )
+        count = math.prod(degrees[name] for name in split)
+        grid = tuple(degrees[name] for name in split)
+        index = np.unravel_index(np.arange(count), grid) if grid else ()
+        at = {rename.get(name, name): position for name, position in zip(split, index)}
+        point = np.zeros(count, np.int64)
+        for name in order:
+            degree = source.degrees.get(name, 1)
+            point = point * degree + at.get(name, 0)
+        devices = tuple(source.devices[i] for i in point)
+    return Configuration({name: degrees[name] for name in split}, devices, cuts)
+
+
+def check_configuration(node: Node, signature: Signature, item: Configuration) -> None:
+    """Raise StrategyError, naming the dim, unless an operator can run as configured."""
+    signature.check(item.degrees, node.spec.lower is not None)
+    for name, cut in item.cuts.items():
+        signature.check({name: 1})
+        extent, degree = signature.by_name[name].extent, item.degrees.get(name, 1)
+        if len(cut) != degree + 1:
+            raise StrategyError(f"dim {name}: {len(cut)} cuts found, {degree + 1} needed")
+        if cut[0] != 0 or cut[-1] != extent or any(a > b for a, b in pairwise(cut)):
+            needed = f"ascending from 0 to {extent}"
+            raise StrategyError(f"dim {name}: cuts {cut} found, {needed} needed")
+    for product in signature.products:
+        for position, name in enumerate(product.dims):
+            inner = [d for d in product.dims[position + 1 :] if item.degrees.get(d, 1) > 1]
+            unit = tuple(range(signature.by_name[name].extent + 1))
+            if inner and item.cuts.get(name, unit) != unit:
+                raise StrategyError(
+                    f"dim {name}: cuts {item.cuts[name]} found, single indices needed because"
+                    f" dim {inner[0]} is split inside it"
+                )
+    split = [name for name, degree in item.degrees.items() if degree > 1]
+    order = [dim.name for dim in signature.dims if dim.name in split]
+    if item.devices and split != order:
+        raise StrategyError(
+            f"degrees are listed as {', '.join(split)}; {', '.join(order)} needed, the order of"
+            " the dims, which devices follow"
+        )
+
+
+def configuration_from_json(data: Any, where: str) -> Configuration:
+    """Return the configuration that JSON data describes; errors name the field."""
+    reader = fields.Fields(data, where, StrategyError)
+    degrees = fields.Fields(reader.mapping("degrees"), f"{where}.degrees", StrategyError)
+    result = Configuration(
+        {name: degrees.integer(name, 1) for name in reader.mapping("degrees")},
+        reader.integers("devices"),
+        reader.integers_mapping("cuts"),
+    )
+    reader.finish()
+    return result
+
+
+def reshards_from_json(items: Sequence[Any]) -> dict[tuple[str, str], Reshard]:
+    """Return the reshards that JSON data describes; errors name the field."""
+    result: dict[tuple[str, str], Reshard] = {}
+    for position, item in enumerate(items):
+        where = f"strategy: reshards[{position}]"
+        reader = fields.Fields(item, where, StrategyError)
+        key = reader.text("value"), reader.text("consumer")
+        path = reader.texts("path")
+        for step in path:
+            if step not in COLLECTIVES:
+                raise reader.fail("path", step, f"one of {', '.join(COLLECTIVES)}")
+        if key in result:
+            raise StrategyError(f"{where}: value {key[0]!r} to {key[1]!r} appears twice")
+        result[key] = Reshard(path, reader.integer("copies_kept"))
+        reader.finish()
+    return result

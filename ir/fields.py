@@ -1,0 +1,204 @@
+"""Strict reading of JSON objects: each fault is one error naming the field, found and needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from soapstone.ir.errors import GraphError
+
+
+class Fields:
+    """One JSON object while its fields are read; `finish` refuses what nobody asked for.
+
+    Args:
+        data: what was parsed.
+        where: what the object is, as errors name it.
+        error: the class of the errors.
+    """
+
+    def __init__(self, data: Any, where: str, error: type[GraphError]) -> None:
+        self.where, self.error = where, error
+        if not isinstance(data, dict):
+            raise error(f"{where}: {_shown(data)} found, an object needed")
+        self._data: dict[str, Any] = data
+        self._taken: set[str] = set()
+
+    def fail(self, name: str, found: Any, needed: str) -> GraphError:
+        """Return the error of a field."""
+        return self.error(f"{self.where}: field {name!r}: {_shown(found)} found, {needed} needed")
+
+    def take(self, name: str, needed: str, accepts: Callable[[Any], bool]) -> Any:
+        """Return a field.
+
+        Raises:
+            GraphError: it is missing, or not accepted.
+        """
+        if name not in self._data:
+            raise self.error(f"{self.where}: field {name!r} is missing; {needed} needed")
+        self._taken.add(name)
+        value = self._data[name]
+        if not accepts(value):
+            raise self.fail(name, value, needed)
+        return value
+
+    def text(self, name: str, choices: tuple[str, ...] = ()) -> str:
+        """Return a string, one of `choices` where there are any."""
+        needed = f"one of {', '.join(choices)}" if choices else "a string"
+        return str(self.take(name, needed, lambda v: _is_text(v) and (not choices or v in choices)))
+
+    def optional_text(self, name: str) -> str | None:
+        """Return a string or null."""
+        value: str | None = self.take(name, "a string or null", lambda v: v is None or _is_text(v))
+        return value
+
+    def integer(self, name: str, least: int = 0) -> int:
+        """Return an integer of at least `least`."""
+        return int(self.take(name, f"an integer from {least}", lambda v: _is_int(v) and v >= least))
+
+    def real(self, name: str) -> float:
+        """Return a finite number."""
+        return float(self.take(name, "a finite number", _is_real))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Return a list of integers of at least 0."""
+        needed = "a list of integers from 0"
+        return tuple(self.take(name, needed, lambda v: _all(v, lambda i: _is_int(i) and i >= 0)))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        return tuple(self.take(name, "a list of strings", lambda v: _all(v, _is_text)))
+
+    def items(self, name: str) -> list[Any]:
+        """Return a list."""
+        return list(self.take(name, "a list", lambda v: isinstance(v, list)))
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return an object whose fields are names."""
+        return dict(self.take(name, "an object", lambda v: isinstance(v, dict)))
+
+    def text_mapping(self, name: str) -> dict[str, str]:
+        """Return an object of strings."""
+        found = self.mapping(name)
+        for key, value in found.items():
+            if not _is_text(value):
+                raise self.fail(f"{name}.{key}", value, "a string")
+        return found
+
+    def integers_mapping(self, name: str) -> dict[str, tuple[int, ...]]:
+        """Return an object of lists of integers."""
+        inner = Fields(self.mapping(name), f"{self.where}: {name}", self.error)
+        return {key: inner.integers(key) for key in inner._data}
+
+    def header(self, form: str, version: int) -> None:
+        """Check the fields `format` and `version`."""
+        self.take("format", repr(form), lambda v: v == form)
+        self.take("version", str(version), lambda v: _is_int(v) and v == version)
+
+    def finish(self) -> None:
+        """Raise the error of the first field that was not read."""
+        for name in self._data:
+            if name not in self._taken:
+                have = ", ".join(sorted(self._taken))
+                raise self.error(f"{self.where}: unknown field {name!r}; fields are {have}")
+
+
+def parse(text: str, where: str, error: type[GraphError]) -> Any:
+    """Return parsed JSON; a repeated field, NaN or an infinity is an error like bad syntax."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise error(f"{where}: field {twice!r} appears twice; once needed")
+        return result
+
+    def constant(name: str) -> Any:
+        raise error(f"{where}: number {name} found, a finite one needed")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except error:
+        raise
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{where}: not JSON: {fault}") from None
+
+
+def read(path: str | Path, error: type[GraphError]) -> Any:
+    """Return the parsed contents of a JSON file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as fault:
+        raise error(f"file {str(path)!r} cannot be read: {fault.strerror}") from None
+    except UnicodeDecodeError:
+        raise error(f"file {str(path)!r}: other bytes found, UTF-8 text needed") from None
+    return parse(text, f"file {str(path)!r}", error)
+
+
+def dump(data: Mapping[str, Any], error: type[GraphError]) -> str:
+    """Return indented JSON with short lists on one line, so that files can be compared by line."""
+    try:
+        return _dump(data, "") + "\n"
+    except (TypeError, ValueError) as fault:
+        raise error(f"cannot be written as JSON: {fault}") from None
+
+
+def _dump(value: Any, indent: str) -> str:
+    flat = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    if not isinstance(value, dict | list | tuple) or len(indent) + len(flat) <= 100:
+        return flat
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        lines = [
+            f"{deeper}{json.dumps(key, ensure_ascii=False)}: {_dump(item, deeper)}"
+            for key, item in value.items()
+        ]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(deeper + _dump(item, deeper) for item in value) + f"\n{indent}]"
+
+
+def write(path: str | Path, data: bytes) -> None:
+    """Write a file whole or not at all: an interrupted write leaves the old contents."""
+    target = Path(path)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _all(value: Any, accepts: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(accepts(item) for item in value)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,354 @@
+"""Strategies: how every operator of a graph is split and placed, and where every value stays.
+
+A strategy holds the configurations of a whole graph, with the reshards between operators (TensorOpt),
+what becomes of values between their uses, layouts, and kernel variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from soapstone.ir import fields
+from soapstone.ir.configuration import (
+    COLLECTIVES,
+    Configuration,
+    Keep,
+    Reshard,
+    check_configuration,
+    configuration_from_json,
+    inherited,
+    reshards_from_json,
+    resolved,
+)
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Graph, Node
+
+FORMAT, VERSION = "soapstone-strategy", 1
+DEFAULT = "*"  # the entry that configures every operator without one of its own
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a graph runs on a machine.
+
+    Attributes:
+        configurations: by node name. A node without one follows its origin's, else the entry `*`,
+            else it is one point task.
+        reshards: by (value, consuming node).
+        tensors: by value; values left out are kept.
+        layouts: axis order by value, outermost first; values left out are in C order.
+        variants: kernel variant by node name.
+        model: name of the graph; model_hash: its structural hash, empty for any graph.
+        machine: the description of the machine it was made for, empty for any machine.
+        provenance: how it was found.
+    """
+
+    configurations: Mapping[str, Configuration] = field(default_factory=dict)
+    reshards: Mapping[tuple[str, str], Reshard] = field(default_factory=dict)
+    tensors: Mapping[str, Keep] = field(default_factory=dict)
+    layouts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    model_hash: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layouts = {name: tuple(order) for name, order in self.layouts.items()}
+        object.__setattr__(self, "layouts", layouts)
+        for name in (
+            "configurations",
+            "reshards",
+            "tensors",
+            "layouts",
+            "variants",
+            "machine",
+            "provenance",
+        ):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    # What a node's configuration is
+
+    def configuration(self, graph: Graph, node: Node) -> Configuration:
+        """Return the configuration of a node: its own, its origin's by dim name, `*`, or whole.
+
+        A configuration taken over drops the dims that the node does not have or may not split.
+        Every degree is capped to the extent, and cuts of another extent (a last, smaller batch)
+        become equal tiles; the points that remain keep their processors.
+
+        Raises:
+            StrategyError: the node's own configuration is not legal; names the operator and dim.
+        """
+        signature = graph.signature(node)
+        source = self.configurations.get(node.name)
+        if source is not None:
+            try:
+                for name in source.degrees.keys() | source.cuts.keys():
+                    signature.check({name: 1})
+                capped = {
+                    name: min(degree, max(signature.by_name[name].extent, 1))
+                    for name, degree in source.degrees.items()
+                }
+                signature.check(capped, node.spec.lower is not None)
+            except StrategyError as error:
+                raise StrategyError(f"{node.label}: {error}") from None
+            return resolved(node, signature, source, capped, {}, list(signature.by_name))
+        order: list[str] | None = None
+        if node.origin is not None and node.origin in self.configurations:
+            source = self.configurations[node.origin]
+            if node.origin in graph.by_name:
+                order = list(graph.signature(graph.by_name[node.origin]).by_name)
+        else:
+            source = self.configurations.get(DEFAULT)
+        if source is None:
+            return Configuration()
+        rename = dict(node.rename)
+        taken = inherited(node, signature, source.degrees, rename)
+        return resolved(node, signature, source, taken, rename, order or list(source.degrees))
+
+    # Whether it is legal
+
+    def check(self, graph: Graph, machine: Mapping[str, Any] | None = None) -> None:
+        """Raise StrategyError unless the strategy fits the graph and the machine.
+
+        Args:
+            machine: the machine's description (`Machine.describe()`); None leaves it out.
+        """
+        if self.model_hash and self.model_hash != graph.structural_hash:
+            raise StrategyError(
+                f"strategy is for graph {self.model!r} with hash {self.model_hash};"
+                f" {graph.name!r} has hash {graph.structural_hash}"
+            )
+        processors = None
+        if machine is not None:
+            _check_machine(self.machine, machine)
+            processors = len(machine["processors"])
+        self._check_complete(graph)
+        for name, configuration in self.configurations.items():
+            if name != DEFAULT:
+                node = _node(graph, name, "configurations")
+                try:
+                    check_configuration(node, graph.signature(node), configuration)
+                except StrategyError as error:
+                    raise StrategyError(f"{node.label}: {error}") from None
+            _check_devices(name, configuration, processors)
+        self._check_values(graph)
+
+    def _check_complete(self, graph: Graph) -> None:
+        if DEFAULT in self.configurations:
+            return
+        missing = [
+            node.label
+            for node in graph.nodes
+            if node.origin is None
+            and not node.spec.updates
+            and node.name not in self.configurations
+        ]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise StrategyError(
+                f"operators without a configuration: {', '.join(missing[:3])}{more};"
+                f" one each, or an entry {DEFAULT!r} for the rest, needed"
+            )
+
+    def _check_values(self, graph: Graph) -> None:
+        for value, consumer in self.reshards:
+            _check_value(graph, value, "reshards")
+            if value not in _node(graph, consumer, "reshards").inputs:
+                raise StrategyError(f"reshards: operator {consumer!r} does not read {value!r}")
+        for (value, _), reshard in self.reshards.items():
+            for step in reshard.path:
+                if step not in COLLECTIVES:
+                    needed = ", ".join(COLLECTIVES)
+                    raise StrategyError(f"reshards: {value!r}: {step!r} found, {needed} needed")
+        for value, keep in self.tensors.items():
+            _check_value(graph, value, "tensors")
+            if keep is Keep.RECOMPUTE and value in graph.roles:
+                raise StrategyError(
+                    f"tensors: recompute found for {value!r}, an input of the graph;"
+                    " keep or offload needed"
+                )
+        for value, order in self.layouts.items():
+            _check_value(graph, value, "layouts")
+            rank = graph.tensors[value].rank
+            if sorted(order) != list(range(rank)):
+                raise StrategyError(
+                    f"layouts: {value!r}: axis order {order} found,"
+                    f" each axis below {rank} once needed"
+                )
+        for name in self.variants:
+            _node(graph, name, "variants")
+
+    # Files
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the strategy as JSON-ready data."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "model_hash": self.model_hash,
+            "machine": dict(self.machine),
+            "configurations": {
+                name: {
+                    "degrees": dict(item.degrees),
+                    "devices": list(item.devices),
+                    "cuts": {dim: list(cut) for dim, cut in item.cuts.items()},
+                }
+                for name, item in self.configurations.items()
+            },
+            "reshards": [
+                {
+                    "value": value,
+                    "consumer": consumer,
+                    "path": list(item.path),
+                    "copies_kept": item.copies_kept,
+                }
+                for (value, consumer), item in self.reshards.items()
+            ],
+            "tensors": {value: str(keep) for value, keep in self.tensors.items()},
+            "layouts": {value: list(order) for value, order in self.layouts.items()},
+            "variants": dict(self.variants),
+            "provenance": dict(self.provenance),
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Strategy:
+        """Return the strategy that JSON data describes.
+
+        Raises:
+            StrategyError: a field is unknown, missing or of the wrong type; names it.
+        """
+        reader = fields.Fields(data, "strategy", StrategyError)
+        reader.header(FORMAT, VERSION)
+        result = Strategy(
+            model=reader.text("model"),
+            model_hash=reader.text("model_hash"),
+            machine=reader.mapping("machine"),
+            configurations={
+                name: configuration_from_json(item, f"strategy: configurations.{name}")
+                for name, item in reader.mapping("configurations").items()
+            },
+            reshards=reshards_from_json(reader.items("reshards")),
+            tensors=_keeps(reader.mapping("tensors")),
+            layouts=reader.integers_mapping("layouts"),
+            variants=reader.text_mapping("variants"),
+            provenance=reader.mapping("provenance"),
+        )
+        reader.finish()
+        return result
+
+    def save(self, path: str | Path) -> None:
+        """Write the strategy as JSON; a file that exists is replaced whole or not at all."""
+        fields.write(path, fields.dump(self.to_json(), StrategyError).encode())
+
+    @staticmethod
+    def load(path: str | Path) -> Strategy:
+        """Return the strategy of a file.
+
+        Raises:
+            StrategyError: it cannot be read, or a field is wrong; names it.
+        """
+        data = fields.read(path, StrategyError)
+        try:
+            return Strategy.from_json(data)
+        except StrategyError as error:
+            raise StrategyError(f"file {str(path)!r}: {error}") from None
+
+    def __str__(self) -> str:
+        """The strategy as a table, one operator a line."""
+        rows = [("operator", "degrees", "devices", "cuts", "variant")]
+        for name, item in self.configurations.items():
+            cuts = " ".join(f"{dim}:{','.join(map(str, cut))}" for dim, cut in item.cuts.items())
+            devices = _runs(item.devices) or "blocked"
+            rows.append((name, str(item), devices, cuts, self.variants.get(name, "")))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+            for row in rows
+        ]
+        where = self.machine.get("name", "any machine")
+        lines.insert(0, f"strategy for {self.model or 'any model'} on {where}")
+        lines += [
+            f"reshard {value} -> {consumer}: {' '.join(item.path) or 'none'}"
+            f" ({item.copies_kept} copies kept)"
+            for (value, consumer), item in self.reshards.items()
+        ]
+        lines += [f"{keep} {value}" for value, keep in self.tensors.items() if keep != Keep.KEEP]
+        lines += [f"layout {value}: {order}" for value, order in self.layouts.items()]
+        return "\n".join(lines)
+
+
+def _runs(devices: Sequence[int]) -> str:
+    """Return processor indices with consecutive ones as a range: 0-3 8."""
+    parts: list[list[int]] = []
+    for device in devices:
+        if parts and device == parts[-1][1] + 1:
+            parts[-1][1] = device
+        else:
+            parts.append([device, device])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _node(graph: Graph, name: str, where: str) -> Node:
+    node = graph.by_name.get(name)
+    if node is None:
+        raise StrategyError(f"{where}: operator {name!r} does not exist in graph {graph.name!r}")
+    return node
+
+
+def _check_value(graph: Graph, name: str, where: str) -> None:
+    if name not in graph.tensors:
+        raise StrategyError(f"{where}: value {name!r} does not exist in graph {graph.name!r}")
+
+
+def _check_devices(name: str, item: Configuration, processors: int | None) -> None:
+    if item.devices and len(item.devices) != item.points:
+        raise StrategyError(
+            f"operator {name!r}: {len(item.devices)} devices found, {item.points} needed,"
+            " one a point"
+        )
+    for device in item.devices:
+        if processors is not None and not 0 <= device < processors:
+            raise StrategyError(
+                f"operator {name!r}: device {device} found, 0 to {processors - 1} needed"
+            )
+
+
+def _check_machine(made_for: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
+    """Check that two descriptions are of one machine: its name, processors and their memories."""
+    if not made_for:
+        return
+    if made_for.get("name") != machine.get("name"):
+        raise StrategyError(
+            f"strategy is for machine {made_for.get('name')!r}; {machine.get('name')!r} found"
+        )
+
+    def processors(description: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        found = description.get("processors", [])
+        keys = ("name", "kind", "threads", "memory")
+        return [tuple(item.get(key) for key in keys) for item in found]
+
+    ours, theirs = processors(made_for), processors(machine)
+    if len(ours) != len(theirs):
+        raise StrategyError(
+            f"strategy is for machine {made_for.get('name')!r} with {len(ours)} processors;"
+            f" {len(theirs)} found"
+        )
+    for a, b in zip(ours, theirs):
+        if a != b:
+            raise StrategyError(
+                f"strategy is for machine {made_for.get('name')!r} with processor {a}; {b} found"
+            )
+
+
+def _keeps(data: dict[str, Any]) -> dict[str, Keep]:
+    reader = fields.Fields(data, "strategy: tensors", StrategyError)
+    return {name: Keep(reader.text(name, tuple(Keep))) for name in data}
+
+
+__all__ = ["COLLECTIVES", "DEFAULT", "Configuration", "Keep", "Reshard", "Strategy"]

@@ -1,0 +1,52 @@
+"""The gradients of `linear`, as matrix products over the rows of all leading dims."""
+
+from __future__ import annotations
+
+from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
+from soapstone.kernels.cpu.onednn.matmul import product, rows
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+
+def _matrices(program: Program, arrays: tuple[Array, ...]) -> list[Array]:
+    """Return each operand as one matrix of its rows; copied first where strides forbid a view."""
+    found = []
+    for array in arrays:
+        view = rows(array)
+        if view is None:
+            view = program.dense_source(array).reshape(-1, array.shape[-1])
+        found.append(view)
+    return found
+
+
+@variant("linear_grad_input", "onednn")
+def linear_grad_input(call: Call) -> Entry | None:
+    """Return the entry of dx = dy @ w.T over dy's last axis."""
+    dy, w = call.inputs
+    (dx,) = call.outputs
+    if not float32(call) or dy.ndim < 2:
+        return None
+    if dx.size == 0:
+        return empty()
+    out = rows(dx)
+    if dy.size == 0 or out is None:
+        return None
+    program = Program(call.threads)
+    (left,) = _matrices(program, (dy,))
+    return product(program, (left, w.swapaxes(0, 1), out), None, None, False)
+
+
+@variant("linear_grad_weight", "onednn")
+def linear_grad_weight(call: Call) -> Entry | None:
+    """Return the entry of dw = x.T @ dy, summed over all leading dims."""
+    x, dy = call.inputs
+    (dw,) = call.outputs
+    if not float32(call) or x.ndim < 2:
+        return None
+    if dw.size == 0:
+        return empty()
+    if x.size == 0 or dy.size == 0:
+        return None
+    program = Program(call.threads)
+    left, right = _matrices(program, (x, dy))
+    return product(program, (left.swapaxes(0, 1), right, dw), None, None, False)

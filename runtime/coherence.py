@@ -1,0 +1,335 @@
+"""Coherence: which instance a point uses, and the copies that make it valid there.
+
+A write makes the other instances stale; a read where the elements are not valid copies them from
+the nearest instance where they are. Validity is kept region by region, element by element.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import tiling as geometry
+from .errors import MapperError, UnwrittenError
+from .instance import READ, WRITE, Cells, Instance, Instances, Storage, minus, union
+from .launch import Launch
+from .machine import Machine
+from .mapper import DefaultMapper, Mapper
+from .operation import Operation, Sink, Use
+from .partition import Partition
+from .region import Region
+from .statistics import Statistics
+from .tiling import Box, Tiling
+from .transfer import COPY
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Group:
+    """Some points of one argument that use one region through one tiling."""
+
+    argument: int
+    points: Array | None  # None: all, in order
+    region: Region
+    tiling: Tiling
+    access: int
+    squeeze: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """Points of a launch that use one instance through one tiling; None: all, in order."""
+
+    state: Instances
+    instance: Instance
+    tiling: Tiling
+    points: Array | None
+    access: int
+
+
+class Coherence:
+    """The instances of each region, found or made where the mapper wants them, kept valid."""
+
+    def __init__(
+        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink
+    ) -> None:
+        self.machine = machine
+        self.mapper = mapper
+        self.statistics = statistics
+        self.sink = sink
+        self.regions: weakref.WeakKeyDictionary[Region, Instances] = weakref.WeakKeyDictionary()
+        self.next_id = 0
+        self.keep: list[Region] | None = None  # a capture keeps its regions alive
+        self._memory_index = {memory.name: i for i, memory in enumerate(machine.memories)}
+        self._homes = [self._memory_index[p.memory] for p in machine.processors]
+        self._one_memory = len(machine.memories) == 1
+        self._asks_memory = type(mapper).memory is not DefaultMapper.memory
+        self._asks_variant = type(mapper).variant is not DefaultMapper.variant
+        self._asks_priority = type(mapper).priority is not DefaultMapper.priority
+        self._bandwidth = {
+            (link.source, link.target): link.bytes_per_s for link in machine.links
+        }
+        self._plans: dict[tuple[Any, ...], FoldPlan] = {}
+        self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
+
+    # -- instances
+
+    def _memories(self, launch: Launch, argument: int, processors: list[int]) -> list[int]:
+        """The memory index of each point's instance of one argument."""
+        if self._one_memory:
+            return [0] * len(processors)
+        if not self._asks_memory:
+            return [self._homes[processor] for processor in processors]
+        answers: dict[int, int] = {}
+        for processor in set(processors):
+            name = self.mapper.memory(launch, argument, self.machine.processors[processor])
+            if name not in self._memory_index:
+                raise MapperError(
+                    f"task {launch.name!r}: memory of argument {argument} on processor "
+                    f"{self.machine.processors[processor].name!r} is {name!r}, "
+                    f"needed one of {sorted(self._memory_index)}"
+                )
+            answers[processor] = self._memory_index[name]
+        return [answers[processor] for processor in processors]
+
+    def state(self, region: Region) -> Instances:
+        """The instances of a region."""
+        found = self.regions.get(region)
+        if found is None:
+            found = self._begin(region)
+            self.regions[region] = found
+            if self.keep is not None:
+                self.keep.append(region)
+        return found
+
+    def _begin(self, region: Region) -> Instances:
+        return Instances(region)
+
+    def _whole(self, region: Region, memory: int, partials: bool) -> bool:
+        if partials:
+            return self._one_memory
+        answer = self.mapper.whole_instances(region, self.machine.memories[memory].name)
+        return bool(answer)
+
+    def instance(self, region: Region, memory: int, box: Box | None = None) -> Instance:
+        """The instance of a region in a memory, made if absent: whole, or of a tile's box."""
+        state = self.state(region)
+        whole = (tuple([0] * region.rank), region.shape)
+        found = state.by_key.get((memory, None))
+        if found is not None:
+            return found
+        if box is not None and box != whole:
+            for (where, _), instance in state.by_key.items():
+                if where == memory and _contains(instance.storage.box, box):
+                    return instance
+            key: tuple[int, Box | None] = (memory, box)
+        else:
+            box, key = whole, (memory, None)
+        storage = self._storage(region, memory, box)
+        fresh = not state.by_key and key[1] is None and not region.transient
+        instance = Instance(storage, fresh, fresh)
+        state.by_key[key] = instance
+        return instance
+
+    def _storage(self, region: Region, memory: int, box: Box) -> Storage:
+        order = self.mapper.order(region)
+        if order is not None and sorted(order) != list(range(region.rank)):
+            raise MapperError(
+                f"region {region.name!r}: order {order!r}, needed a permutation of its "
+                f"{region.rank} axes or None"
+            )
+        if order is not None and tuple(order) == tuple(range(region.rank)):
+            order = None
+        storage = Storage(region, memory, box, None if order is None else tuple(order))
+        self.sink.allocate(storage)
+        return storage
+
+    def _locate(
+        self,
+        group: Group,
+        processors: list[int],
+        asked: tuple[Launch, int],
+        pieces: list[tuple[Instances, Instance, Tiling, Array | None, int]],
+    ) -> dict[int, Use]:
+        """The instance each point uses, valid for what it reads. Returns uses by point."""
+        region, tiling, access = group.region, group.tiling, group.access
+        state = self.state(region)
+        chosen = group.points
+        everyone: Sequence[int] = range(len(processors)) if chosen is None else chosen.tolist()
+        mine = processors if chosen is None else [processors[p] for p in everyone]
+        memories = self._memories(asked[0], asked[1], mine)
+        boxes = tiling.boxes
+        writes = bool(access & WRITE)
+        partials = region in self._buffers
+        split: list[tuple[Instance, Array | None]] = []
+        if memories.count(memories[0]) == len(memories) and self._whole(
+            region, memories[0], partials
+        ):
+            split.append((self.instance(region, memories[0]), None))
+        else:
+            by_instance: dict[int, tuple[Instance, list[int]]] = {}
+            whole = {memory: self._whole(region, memory, partials) for memory in set(memories)}
+            for place, memory in enumerate(memories):
+                if not tiling.volume[place]:
+                    continue
+                instance = self.instance(
+                    region, memory, None if whole[memory] else boxes[place]
+                )
+                by_instance.setdefault(id(instance), (instance, []))[1].append(place)
+            split += [
+                (instance, np.array(places, dtype=np.int64))
+                for instance, places in by_instance.values()
+            ]
+        uses: dict[int, Use] = {}
+        for instance, places in split:
+            part = tiling if places is None else tiling.subset(places)
+            if access & READ:
+                where = processors[everyone[0 if places is None else int(places[0])]]
+                self._acquire(state, region, instance, part, where, asked[0])
+            targets = chosen if places is None else places if chosen is None else chosen[places]
+            pieces.append((state, instance, part, targets, access))
+            storage = instance.storage
+            inside = range(len(everyone)) if places is None else places.tolist()
+            for place in inside:
+                uses[everyone[place]] = Use(storage, boxes[place], writes, group.squeeze)
+        if len(uses) < len(everyone):
+            for place, point in enumerate(everyone):
+                if point not in uses:
+                    uses[point] = Use(None, boxes[place], writes, group.squeeze)
+        return uses
+
+    def _acquire(
+        self,
+        state: Instances,
+        region: Region,
+        instance: Instance,
+        tiling: Tiling,
+        processor: int,
+        launch: Launch,
+    ) -> None:
+        """Make a tiling's union valid in an instance, by copies from wherever it is valid."""
+        missing = state.missing(instance, tiling)
+        if missing is not False:
+            for box in dict.fromkeys(tiling.boxes):
+                self._fetch(state, region, instance, box, processor, launch)
+        state.read(instance, tiling)
+
+    def _fetch(
+        self,
+        state: Instances,
+        region: Region,
+        instance: Instance,
+        box: Box,
+        processor: int,
+        launch: Launch | None,
+    ) -> None:
+        """Copy what one box lacks; what nobody has was never written, and is zero."""
+        tile = geometry.single(region.shape, *box)
+        missing = state.missing(instance, tile)
+        if missing is False:
+            return
+        others = sorted(
+            (other for other in state if other is not instance), key=self._distance(instance)
+        )
+        for source in others:
+            state.mask(tile)
+            found = minus(missing, minus(missing, source.valid))
+            if found is False:
+                continue
+            shared = state.cells(found).copy()
+            for piece in list(state.boxes(shared, (0,) * shared.ndim)):
+                self._copy(state, region, source, instance, piece, processor)
+            missing = state.missing(instance, tile)
+            if missing is False:
+                return
+        if region.transient and launch is not None:
+            raise UnwrittenError(
+                f"task {launch.name!r} reads transient region {region.name!r}, box "
+                f"{list(box[0])}..{list(box[1])}, before this step has written all of it"
+            )
+        instance.valid = union(instance.valid, missing)
+        instance.inherited = union(instance.inherited, missing)
+
+    def _distance(self, target: Instance) -> Any:
+        names = [memory.name for memory in self.machine.memories]
+
+        def key(source: Instance) -> tuple[float, int]:
+            if source.storage.memory == target.storage.memory:
+                return (0.0, 0)
+            link = (names[source.storage.memory], names[target.storage.memory])
+            rate = self._bandwidth.get(link, 0.0)
+            return (1.0 / rate if rate else 1e30, source.storage.memory)
+
+        return key
+
+    def _copy(
+        self,
+        state: Instances,
+        region: Region,
+        source: Instance,
+        target: Instance,
+        box: Box,
+        processor: int,
+    ) -> None:
+        """Issue one copy of a box between two instances."""
+        tile = geometry.single(region.shape, *box)
+        number = self.next_id
+        self.next_id += 1
+        ids = np.array([number], dtype=np.int64)
+        edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
+        state.copied(source, target, tile)
+        state.touched = True
+        partition = internal_partition(region, tile)
+        launch = Launch(
+            COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}"
+        )
+        uses = [Use(source.storage, box, False, False), Use(target.storage, box, True, False)]
+        self.statistics.copies += 1
+        self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
+        operation = Operation(number, launch, 0, processor, uses, 0, None)
+        none = np.zeros(0, dtype=np.int64)
+        sources = np.concatenate([none, *[a for a, _ in edges]])
+        targets = np.concatenate([none, *[b for _, b in edges]])
+        self.statistics.edges += int(sources.size)
+        self.sink.emit([operation], sources, targets)
+
+    def host_instance(self, region: Region) -> Instance:
+        """The whole instance of a region in the host memory, made if absent."""
+        return self.instance(region, 0)
+
+    def complete(self, region: Region, instance: Instance, cells: Cells) -> None:
+        """Issue the copies that make a set of cells valid in an instance."""
+        state = self.state(region)
+        lacking = minus(cells, instance.valid)
+        if lacking is False:
+            return
+        homes = [p for p, home in enumerate(self._homes) if home == instance.storage.memory]
+        work = state.cells(lacking).copy()
+        for box in list(state.boxes(work, (0,) * work.ndim)):
+            self._fetch(state, region, instance, box, homes[0] if homes else 0, None)
+
+
+def _contains(outer: Box, inner: Box) -> bool:
+    return all(a <= b for a, b in zip(outer[0], inner[0])) and all(
+        a >= b for a, b in zip(outer[1], inner[1])
+    )
+
+
+def internal_partition(region: Region, tiling: Tiling) -> Partition:
+    """A partition with a tiling of the runtime's own making: nothing to check."""
+    partition = object.__new__(Partition)
+    for name, value in (
+        ("region", region),
+        ("lo", tiling.lo),
+        ("hi", tiling.hi),
+        ("grid", (tiling.points,)),
+        ("tiling", tiling),
+    ):
+        object.__setattr__(partition, name, value)
+    return partition
+

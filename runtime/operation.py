@@ -1,0 +1,103 @@
+"""Operations: what an analysis turns launches into, one for each point, copy, fill and fold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .instance import Storage
+from .launch import Launch
+from .tiling import Box
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Use:
+    """How one operation sees one argument: a box of a storage (None when the box is empty)."""
+
+    __slots__ = ("box", "squeeze", "storage", "writes")
+
+    def __init__(self, storage: Storage | None, box: Box, writes: bool, squeeze: bool) -> None:
+        self.storage = storage
+        self.box = box
+        self.writes = writes
+        self.squeeze = squeeze
+
+    def view(self, dtype: np.dtype[Any]) -> Array:
+        """The array of the box: the point's tile, without the slice axis of a reduce buffer."""
+        if self.storage is None:
+            shape = tuple(high - low for low, high in zip(*self.box))
+            return np.zeros(shape, dtype=dtype)
+        array = self.storage.view(self.box)
+        if self.squeeze:
+            array = array[0, ...]
+        return array
+
+
+class Operation:
+    """One point task, copy, fill or fold, with its place and its arguments."""
+
+    __slots__ = (
+        "id",
+        "launch",
+        "order",
+        "pending",
+        "point",
+        "priority",
+        "processor",
+        "successors",
+        "uses",
+        "variant",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        launch: Launch,
+        point: int,
+        processor: int,
+        uses: list[Use],
+        priority: int,
+        variant: str | None,
+    ) -> None:
+        self.id = number
+        self.launch = launch
+        self.point = point
+        self.processor = processor
+        self.uses = uses
+        self.priority = priority
+        self.variant = variant
+        self.pending = 0
+        self.successors: list[Operation] = []
+
+    @property
+    def kind(self) -> str:
+        """ "task", "copy", "fill" or "fold"."""
+        return self.launch.task.kind
+
+    @property
+    def idle(self) -> bool:
+        """Whether the point has something to write, and all of it is empty."""
+        written = [use.box for use in self.uses if use.writes]
+        return bool(written) and all(
+            any(a == b for a, b in zip(*box)) for box in written
+        )
+
+    def arrays(self) -> list[Array]:
+        """The arrays of the region arguments, in order; writeable."""
+        return [
+            use.view(partition.region.dtype)
+            for use, partition in zip(self.uses, self.launch.partitions)
+        ]
+
+
+class Sink(Protocol):
+    """Where analysed operations go: to the workers, or into a trace."""
+
+    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
+        """Take operations and the dependences (ids, int64) that end in them."""
+
+    def allocate(self, storage: Storage) -> None:
+        """Give a new storage its bytes, now or later."""
