@@ -45,11 +45,12 @@ FORWARD_TRAINING, AUTO, MAX, WORKSPACE = 64, 3, 0x1FF, 64
 def milliseconds(entry: Entry, threads_: int, budget_s: float = 0.15) -> float:
     """Return the best time of an entry."""
     call = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(entry.address)
-    best, end = 1e9, time.perf_counter() + budget_s
+    best = float("inf")
     with threads(threads_):
         if call(entry.block):
             raise RuntimeError("entry failed")
-        while time.perf_counter() < end:
+        end = time.perf_counter() + budget_s
+        while best == float("inf") or time.perf_counter() < end:
             start = time.perf_counter()
             call(entry.block)
             best = min(best, time.perf_counter() - start)

@@ -105,14 +105,13 @@ def check_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise CheckpointError(
-            f"checkpoint {str(path)!r}: suffix {path.suffix!r} found, {' or '.join(SUFFIXES)} needed"
+            f"checkpoint {str(path)!r}: suffix {path.suffix!r} found,"
+            f" {' or '.join(SUFFIXES)} needed"
         )
     return path
 
 
-def check(
-    arrays: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], str]]
-) -> None:
+def check(arrays: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
     """Check that a checkpoint has exactly the expected arrays: name -> (shape, element type).
 
     Raises:
@@ -164,9 +163,13 @@ def _listed(names: list[str]) -> str:
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, Array], text: str) -> None:
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    save_file(dict(arrays), path, {_KEY: text})
+    try:
+        save_file(dict(arrays), path, {_KEY: text})
+    except SafetensorError as error:
+        raise OSError(f"{str(path)!r}: {error}") from None
 
 
 def _write_npz(path: Path, arrays: Mapping[str, Array], text: str) -> None:

@@ -80,8 +80,14 @@ class ProgressBar(Callback):
     def _draw(self, state: TrainingState) -> None:
         if self._progress is not None and self._task is not None:
             figures = _figures(state) if math.isfinite(state.loss) else ""
-            self._progress.update(self._task, completed=self._done, figures=figures)
+            self._progress.update(self._task, completed=self._completed(state), figures=figures)
             self._progress.refresh()
+
+    def _completed(self, state: TrainingState) -> int:
+        """Return the steps of this epoch, those before a resumed run began among them."""
+        if state.steps_per_epoch is None:
+            return self._done
+        return max(state.step - state.epoch * state.steps_per_epoch, self._done)
 
 
 def _bar(stream: TextIO) -> Progress:

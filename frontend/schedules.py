@@ -21,7 +21,9 @@ def _between(owner: object, low: float, high: float, **values: float) -> None:
     for name, value in values.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not low <= value <= high or math.isinf(value):
-            needed = f"{low:g} to {high:g}" if math.isfinite(high) else f"a number of {low:g} or more"
+            needed = (
+                f"{low:g} to {high:g}" if math.isfinite(high) else f"a number of {low:g} or more"
+            )
             raise ValueError(f"{type(owner).__name__}: {name}: {value!r} found, {needed} needed")
 
 
@@ -74,7 +76,7 @@ class ExponentialDecay:
 
 @dataclass(frozen=True)
 class LinearWarmup:
-    """Up in a straight line to the rate of `after` in `steps` steps, then `after`, from its step 0."""
+    """Up in a straight line in `steps` steps to where `after` begins, then `after` from step 0."""
 
     after: Schedule
     steps: int
@@ -91,7 +93,10 @@ class LinearWarmup:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from `rate` down to `final` in `steps` steps, then `final` (SGDR, ICLR 2017)."""
+    """Half a cosine from `rate` down to `final` in `steps` steps, then `final`.
+
+    Source: Loshchilov and Hutter, SGDR, ICLR 2017, equation 5.
+    """
 
     rate: float
     steps: int
@@ -122,7 +127,7 @@ def constant(rate: float) -> Schedule:
 
 
 def step_decay(rate: float, every: int, factor: float = 0.1) -> Schedule:
-    """Return the schedule that starts at `rate` and is multiplied by `factor` `every` so many steps."""
+    """Return the schedule that multiplies `rate` by `factor` after `every` so many steps."""
     return StepDecay(rate, every, factor)
 
 

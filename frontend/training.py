@@ -210,6 +210,8 @@ class Trainer:
                 for hook in hooks:
                     hook.on_epoch_begin(state)
                 for inputs, labels in batches.epoch(position.epoch, position.batch):
+                    if labels is None:
+                        raise DataError("fit: labels are missing; y, or files with y, needed")
                     start = time.perf_counter()
                     count = self.step(inputs, labels, state)
                     spent = time.perf_counter() - start
@@ -219,11 +221,12 @@ class Trainer:
                     for hook in hooks:
                         hook.on_step_end(state)
                     if state.stop:
-                        break
+                        return result
                 record = self._record()
                 if validation_data is not None:
                     scores = self.evaluate(*validation_data, batch_size=size)
                     record.update({f"validation_{k}": v for k, v in scores.items()})
+                state.loss = record["loss"]
                 state.metrics = {k: v for k, v in record.items() if k not in ("epoch", "loss")}
                 result.epochs.append(record)
                 position.start_epoch(position.epoch + 1)
@@ -305,6 +308,8 @@ class Trainer:
         loss_sum = correct = 0.0
         samples = 0
         for inputs, labels in Batches(x, y, size, shuffle=False, seed=0).epoch(0):
+            if labels is None:
+                raise DataError("evaluate: labels are missing; y, or files with y, needed")
             bound = self.bound("evaluate", len(labels))
             self._feed(bound, inputs, labels)
             self.session.run(bound)

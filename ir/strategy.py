@@ -1,6 +1,6 @@
 """Strategies: how every operator of a graph is split and placed, and where every value stays.
 
-A strategy holds the configurations of a whole graph, with the reshards between operators (TensorOpt),
+A strategy holds the configurations of a whole graph, the reshards between operators (TensorOpt),
 what becomes of values between their uses, layouts, and kernel variants.
 """
 

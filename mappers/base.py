@@ -6,15 +6,16 @@ mapper. Plugins are found through the entry-point group `soapstone.mappers`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Affine
+from soapstone.ir.dims import Kind
+from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.strategy import Configuration, Strategy
-from soapstone.ir.tensor import Role
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.runtime import DefaultMapper, Launch, Machine, Region
 from soapstone.runtime.expand import NodeLaunch
 
@@ -37,7 +38,7 @@ class GraphMapper(DefaultMapper):
     def strategy(self, graph: Graph, machine: Machine) -> Strategy:
         """Return the whole strategy of a graph on a machine."""
         return Strategy(
-            configurations=dict(self.configure(graph, machine)),
+            configurations={DEFAULT: Configuration(), **self.configure(graph, machine)},
             layouts=channels_last(graph),
             model=graph.name,
             model_hash=graph.structural_hash,
@@ -104,18 +105,34 @@ def channels_last(graph: Graph) -> dict[str, tuple[int, ...]]:
     }
 
 
-def blocked_dim(graph: Graph, node: Node, parts: int) -> str | None:
-    """Return the first dim that splits an operator into final tiles of at least 16 indices each."""
+def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
+    """Return the bytes that all point tasks of a node touch; partial results count for their fold."""
     signature = graph.signature(node)
-    first = signature.outputs[0]
-    for axis in first.axes:
-        if isinstance(axis, Affine) and axis.stride == 1 and not axis.overlaps:
-            dim = signature.by_name[axis.dim]
-            if dim.kind == "free" and dim.extent >= 16 * parts:
-                return dim.name
-    return None
+    _, lo, hi = signature.points(degrees)
+    points = math.prod(degrees.values())
+    total = 0
+    names = (*node.inputs, *node.outputs)
+    for position, (name, operand) in enumerate(zip(names, (*signature.inputs, *signature.outputs))):
+        starts, stops = operand.tiles(lo, hi, points)
+        elements = int((stops - starts).prod(axis=1).sum())
+        output = position - len(node.inputs)
+        partial = output >= 0 and signature.monoid(output, degrees) is not None
+        total += elements * np.dtype(graph.tensors[name].dtype).itemsize * (2 if partial else 1)
+    return total
 
 
-def parameters_of(graph: Graph) -> frozenset[str]:
-    """Return the values that are trained."""
-    return frozenset(graph.inputs(Role.PARAMETER))
+def row_dims(graph: Graph, node: Node, parts: int) -> list[str]:
+    """Return the dims, samples aside, that cut a node into final tiles of at least 16 indices."""
+    signature = graph.signature(node)
+    found = []
+    for dim in signature.dims:
+        degrees = {dim.name: parts}
+        if dim.kind is not Kind.FREE or dim.extent < 16 * parts or signature.lowers(degrees):
+            continue
+        try:
+            signature.check(degrees)
+        except StrategyError:
+            continue
+        if all(signature.monoid(i, degrees) is None for i in range(len(signature.outputs))):
+            found.append(dim.name)
+    return found

@@ -78,16 +78,14 @@ def _pack(order: Sequence[int], sizes: Array, starts: Array, ends: Array) -> tup
 def plan(blocks: Sequence[Block]) -> ArenaPlan:
     """Offsets such that no two blocks alive at the same step overlap, with a low peak.
 
-    Tries a few placing orders (large first, long-lived first, area first, by start) with best fit, stops
-    at the lower bound, and keeps the lowest peak; the same blocks always get the same plan.
+    Tries a few placing orders (by size, by start, by length of life, by area) with best fit,
+    stops at the lower bound, and keeps the lowest peak; equal blocks always get the same plan.
 
     Raises: ValueError for a negative size or a lifetime that ends before it starts.
     """
     for index, block in enumerate(blocks):
         if block.nbytes < 0 or block.end < block.start:
-            raise ValueError(
-                f"arena block {index}: {block}, needed nbytes >= 0 and start <= end"
-            )
+            raise ValueError(f"arena block {index}: {block}, needed nbytes >= 0 and start <= end")
     if not blocks:
         return ArenaPlan(np.zeros(0, dtype=np.int64), 0, 0)
     sizes = _padded(blocks)

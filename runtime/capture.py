@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .dependence import Analysis, Operation
+from .dependence import Analysis
 from .instance import Instance, Instances, Storage, minus, union
+from .operation import Operation
 from .region import Region
 from .tiling import Box
 
@@ -60,7 +61,6 @@ class CaptureAnalysis(Analysis):
         if region.transient:
             return state
         main = self._main.state(region)
-        main.pinned = True
         state.live = main.live
         state.cuts = [cut.copy() for cut in main.cuts]
         host = self._main.host_instance(region) if main.live else None
@@ -100,11 +100,6 @@ def restore_needs(main: Analysis, captured: Analysis, regions: Sequence[Region])
         state = main.state(region)
         if len(state.by_key) < 2:
             continue
-        host = main.host_instance(region) if state.live else None
-        if host is not None:
-            for instance in state:
-                if instance is not host:
-                    instance.valid = False
         theirs = captured.regions[region]
         for key, wanted in theirs.by_key.items():
             needed = state.translated(wanted.required, theirs)
@@ -128,4 +123,3 @@ def install_results(main: Analysis, captured: Analysis, regions: Sequence[Region
                 fresh = minus(made.valid, made.inherited)
                 kept = union(kept, state.translated(fresh, theirs))
             instance.valid = kept
-

@@ -69,12 +69,8 @@ class Coherence:
         self._homes = [self._memory_index[p.memory] for p in machine.processors]
         self._one_memory = len(machine.memories) == 1
         self._asks_memory = type(mapper).memory is not DefaultMapper.memory
-        self._asks_variant = type(mapper).variant is not DefaultMapper.variant
-        self._asks_priority = type(mapper).priority is not DefaultMapper.priority
-        self._bandwidth = {
-            (link.source, link.target): link.bytes_per_s for link in machine.links
-        }
-        self._plans: dict[tuple[Any, ...], FoldPlan] = {}
+        self._asks_whole = type(mapper).whole_instances is not DefaultMapper.whole_instances
+        self._bandwidth = {(link.source, link.target): link.bytes_per_s for link in machine.links}
         self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
 
     # -- instances
@@ -113,6 +109,8 @@ class Coherence:
     def _whole(self, region: Region, memory: int, partials: bool) -> bool:
         if partials:
             return self._one_memory
+        if not self._asks_whole:
+            return True
         answer = self.mapper.whole_instances(region, self.machine.memories[memory].name)
         return bool(answer)
 
@@ -154,7 +152,7 @@ class Coherence:
         group: Group,
         processors: list[int],
         asked: tuple[Launch, int],
-        pieces: list[tuple[Instances, Instance, Tiling, Array | None, int]],
+        pieces: list[Piece],
     ) -> dict[int, Use]:
         """The instance each point uses, valid for what it reads. Returns uses by point."""
         region, tiling, access = group.region, group.tiling, group.access
@@ -177,9 +175,7 @@ class Coherence:
             for place, memory in enumerate(memories):
                 if not tiling.volume[place]:
                     continue
-                instance = self.instance(
-                    region, memory, None if whole[memory] else boxes[place]
-                )
+                instance = self.instance(region, memory, None if whole[memory] else boxes[place])
                 by_instance.setdefault(id(instance), (instance, []))[1].append(place)
             split += [
                 (instance, np.array(places, dtype=np.int64))
@@ -192,7 +188,7 @@ class Coherence:
                 where = processors[everyone[0 if places is None else int(places[0])]]
                 self._acquire(state, region, instance, part, where, asked[0])
             targets = chosen if places is None else places if chosen is None else chosen[places]
-            pieces.append((state, instance, part, targets, access))
+            pieces.append(Piece(state, instance, part, targets, access))
             storage = instance.storage
             inside = range(len(everyone)) if places is None else places.tolist()
             for place in inside:
@@ -229,6 +225,8 @@ class Coherence:
         launch: Launch | None,
     ) -> None:
         """Copy what one box lacks; what nobody has was never written, and is zero."""
+        if any(low >= high for low, high in zip(*box)):
+            return
         tile = geometry.single(region.shape, *box)
         missing = state.missing(instance, tile)
         if missing is False:
@@ -283,11 +281,8 @@ class Coherence:
         ids = np.array([number], dtype=np.int64)
         edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
         state.copied(source, target, tile)
-        state.touched = True
         partition = internal_partition(region, tile)
-        launch = Launch(
-            COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}"
-        )
+        launch = Launch(COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}")
         uses = [Use(source.storage, box, False, False), Use(target.storage, box, True, False)]
         self.statistics.copies += 1
         self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
@@ -332,4 +327,3 @@ def internal_partition(region: Region, tiling: Tiling) -> Partition:
     ):
         object.__setattr__(partition, name, value)
     return partition
-

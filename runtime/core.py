@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -21,6 +22,7 @@ from .memory import MemoryPool
 from .profile import Profile
 from .region import Region
 from .statistics import Statistics
+from .step import Fill, Request, Steps, issue, signature
 from .task import Task
 
 if TYPE_CHECKING:
@@ -64,7 +66,10 @@ class Runtime:
         self.executor = LocalExecutor(self.machine, self.memory)
         self.analysis = Analysis(self.machine, self.mapper, self.statistics, self.executor)
         self._capture: CaptureAnalysis | None = None
+        self._requests: list[Request] | None = None
+        self._steps: dict[str, Steps] = {}
         self._lock = threading.RLock()
+        self._live: weakref.WeakSet[Region] = weakref.WeakSet()
         self._since_forget = 0
 
     # -- launching
@@ -94,9 +99,14 @@ class Runtime:
         )
         with self._lock:
             self.executor.check()
+            if self._requests is not None:
+                self._requests.append(prepared)
+                return
             if self._capture is not None:
                 self._capture.launch(prepared)
                 return
+            if self._live and not self.executor.busy:
+                self.claim_live()
             self.analysis.launch(prepared)
             self._since_forget += 1
             if self._since_forget >= _FORGET_EVERY:
@@ -121,6 +131,9 @@ class Runtime:
             ) from error
         with self._lock:
             self.executor.check()
+            if self._requests is not None:
+                self._requests.append(Fill(region, scalar))
+                return
             (self._capture or self.analysis).fill(region, scalar)
 
     def wait(self) -> None:
@@ -130,6 +143,7 @@ class Runtime:
         """
         self._outside_capture("wait")
         self.executor.wait()
+        self.publish_live()
 
     def _forget(self) -> None:
         self._since_forget = 0
@@ -150,6 +164,7 @@ class Runtime:
         self.executor.check()
         self.executor.wait()
         with self._lock:
+            self.claim_live()
             found = np.zeros(region.shape, dtype=region.dtype)
             state = self.analysis.state(region)
             for instance in state:
@@ -182,7 +197,8 @@ class Runtime:
         with self._lock:
             state = self.analysis.state(region)
             wholes = [instance for key, instance in state.by_key.items() if key[1] is None]
-            target = wholes[0] if wholes and not state.live else self._host(region)
+            host = state.live or not wholes
+            target = self.analysis.host_instance(region) if host else wholes[0]
             np.copyto(target.storage.view((tuple([0] * region.rank), region.shape)), given)
             for instance in state:
                 instance.valid = instance is target
@@ -190,8 +206,9 @@ class Runtime:
     def array(self, region: Region) -> Array:
         """The live NumPy view of a region's instance in the host memory.
 
-        What the host writes to it between launches or replays is what the next ones read. While
-        tasks run, it must not be touched.
+        It holds the region's contents after `wait` and after each replay, and what the host
+        writes to it then is what the next launches and replays read. While tasks run, it must not
+        be touched. With several memories, ask before capturing: the trace then has the copies.
 
         Raises: LaunchError for a transient region; MemoryExhausted; StoppedError.
         """
@@ -203,30 +220,49 @@ class Runtime:
         self.executor.check()
         self.executor.wait()
         with self._lock:
-            instance = self._host(region)
-            self.analysis.complete(region, instance, True)
-            self.executor.wait()
-            state = self.analysis.state(region)
-            state.live = True
-            return instance.storage.view((tuple([0] * region.rank), region.shape))
-
-    def _host(self, region: Region) -> Any:
-        return self.analysis.host_instance(region)
+            instance = self.analysis.host_instance(region)
+            self.analysis.state(region).live = True
+            if self.many_instances:
+                self._live.add(region)
+                self.publish_live()
+            found: Array = instance.storage.view((tuple([0] * region.rank), region.shape))
+            return found
 
     @property
     def many_instances(self) -> bool:
-        """Whether some region may have several instances although there is one memory."""
-        return type(self.mapper).whole_instances is not DefaultMapper.whole_instances
+        """Whether a region may have more than one instance."""
+        several = len(self.machine.memories) > 1
+        return several or type(self.mapper).whole_instances is not DefaultMapper.whole_instances
+
+    def publish_live(self) -> None:
+        """Bring the contents of regions the host has arrays of to the host memory."""
+        with self._lock:
+            for region in list(self._live):
+                host = self.analysis.host_instance(region)
+                if host.valid is not True:
+                    self.analysis.complete(region, host, True)
+            self.executor.wait()
+            self.claim_live()
+
+    def claim_live(self) -> None:
+        """Make the host's arrays the only valid instances: the host may have written them."""
+        for region in list(self._live):
+            state = self.analysis.state(region)
+            host = self.analysis.host_instance(region)
+            if host.valid is True:
+                for instance in state:
+                    if instance is not host:
+                        instance.valid = False
 
     # -- traces
 
     @property
     def capturing(self) -> bool:
         """Whether launches are being captured."""
-        return self._capture is not None
+        return self._capture is not None or self._requests is not None
 
     @overload
-    def capture(self, step: str = "step") -> Any: ...
+    def capture(self, step: str = "step") -> AbstractContextManager[Recording]: ...
     @overload
     def capture(self, step: Callable[[], object]) -> Trace: ...
     def capture(self, step: str | Callable[[], object] = "step") -> Any:
@@ -263,8 +299,42 @@ class Runtime:
             recording._trace = Trace(self, name, analysis, sink)
             self.statistics.captures += 1
 
+    @contextmanager
+    def trace(self, name: str = "step") -> Iterator[None]:
+        """Run the launches of the block as one traced step when the block ends.
+
+        The first time a sequence of launches is seen it is captured and compiled; then, and
+        every time it is seen again, it is replayed. Scalars belong to the sequence: what varies
+        from step to step goes into a region.
+
+        Raises: what `capture` and `Trace.replay` raise.
+        """
+        self._outside_capture("trace")
+        self.executor.check()
+        requests: list[Request] = []
+        self._requests = requests
+        try:
+            yield
+        finally:
+            self._requests = None
+        if not requests:
+            return
+        steps = self._steps.setdefault(name, Steps())
+        try:
+            key: Hashable = signature(requests)
+        except TypeError:
+            key = None
+        found = steps.get(key) if key is not None else None
+        if found is None:
+            with self._capturing(name) as recording:
+                issue(requests, self._capture or self.analysis)
+            found = recording.trace
+            if key is not None:
+                steps.put(key, found)
+        found.replay()
+
     def _outside_capture(self, what: str) -> None:
-        if self._capture is not None:
+        if self._capture is not None or self._requests is not None:
             raise StoppedError(f"{what} during a capture: nothing is executed while capturing")
 
     # -- the end, and errors

@@ -16,10 +16,13 @@ from .coherence import Coherence, Group, Piece, internal_partition
 from .errors import MapperError
 from .instance import READ, WRITE
 from .launch import Launch
-from .operation import Operation, Use
+from .machine import Machine
+from .mapper import DefaultMapper, Mapper
+from .operation import Operation, Sink, Use
 from .partition import Partition
 from .reduction import FoldPlan, plan
 from .region import Region
+from .statistics import Statistics
 from .task import identity
 from .transfer import FILL
 
@@ -29,6 +32,14 @@ _PLAN_LIMIT = 4096
 
 class Analysis(Coherence):
     """The state of one analysis: the instances of each region and who used them last."""
+
+    def __init__(
+        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink
+    ) -> None:
+        super().__init__(machine, mapper, statistics, sink)
+        self._asks_variant = type(mapper).variant is not DefaultMapper.variant
+        self._asks_priority = type(mapper).priority is not DefaultMapper.priority
+        self._plans: dict[tuple[Any, ...], FoldPlan] = {}
 
     # -- launches
 
@@ -45,9 +56,7 @@ class Analysis(Coherence):
         ):
             if privilege.reduction is None:
                 access = READ * privilege.reads | WRITE * privilege.writes
-                groups.append(
-                    Group(argument, None, partition.region, partition.tiling, access)
-                )
+                groups.append(Group(argument, None, partition.region, partition.tiling, access))
                 continue
             found = self._plan(launch, argument, processors)
             buffers = []
@@ -60,9 +69,7 @@ class Analysis(Coherence):
                 )
                 buffers.append(buffer)
                 self._buffers.add(buffer)
-                groups.append(
-                    Group(argument, bucket.points, buffer, bucket.tiling, WRITE, True)
-                )
+                groups.append(Group(argument, bucket.points, buffer, bucket.tiling, WRITE, True))
             folds.append((argument, found, buffers))
         self._issue(launch, processors, groups, partials=bool(folds))
         for argument, found, buffers in folds:
@@ -110,9 +117,7 @@ class Analysis(Coherence):
             self._plans[key] = found
         return found
 
-    def _fold(
-        self, launch: Launch, argument: int, found: FoldPlan, buffers: list[Region]
-    ) -> None:
+    def _fold(self, launch: Launch, argument: int, found: FoldPlan, buffers: list[Region]) -> None:
         region = launch.partitions[argument].region
         if found.fill_first:
             reduction = launch.task.privileges[argument].reduction or ""
@@ -164,7 +169,7 @@ class Analysis(Coherence):
         """Make the operations of one launch and hand them on with their dependences."""
         points = len(processors)
         uses: list[list[Use]] = [[] for _ in range(points)]
-        pieces: list[tuple[Instances, Instance, Tiling, Array | None, int]] = []
+        pieces: list[Piece] = []
         slots: dict[int, dict[int, Use]] = {}
         for group in groups:
             asked = origin if origin is not None else (launch, group.argument)
@@ -187,13 +192,12 @@ class Analysis(Coherence):
         self.next_id += points
         ids = np.arange(first, self.next_id, dtype=np.int64)
         edges: list[tuple[Array, Array]] = []
-        for state, instance, tiling, chosen, access in pieces:
-            who = ids if chosen is None else ids[chosen]
-            edges += instance.depend(tiling, who, access)
-            state.touched = True
-        for state, instance, tiling, _, access in pieces:
-            if access & WRITE:
-                state.wrote(instance, tiling)
+        for piece in pieces:
+            who = ids if piece.points is None else ids[piece.points]
+            edges += piece.instance.depend(piece.tiling, who, piece.access)
+        for piece in pieces:
+            if piece.access & WRITE:
+                piece.state.wrote(piece.instance, piece.tiling)
         if len(edges) == 1:
             sources, targets = edges[0]
         elif edges:
@@ -204,6 +208,7 @@ class Analysis(Coherence):
         self.statistics.edges += int(sources.size)
         priority = int(self.mapper.priority(launch)) if self._asks_priority else 0
         machine, mapper = self.machine.processors, self.mapper
+        idle = _idle(launch) if any(p.tiling.empty for p in launch.partitions) else None
         operations = [
             Operation(
                 first + point,
@@ -213,7 +218,21 @@ class Analysis(Coherence):
                 uses[point],
                 priority,
                 mapper.variant(launch, point, machine[processor]) if self._asks_variant else None,
+                idle is not None and bool(idle[point]),
             )
             for point, processor in enumerate(processors)
         ]
         self.sink.emit(operations, sources, targets)
+
+
+def _idle(launch: Launch) -> Array:
+    """Which points have something to write, all of it empty. Returns bool (points,)."""
+    written = [
+        partition.tiling.volume == 0
+        for partition, privilege in zip(launch.partitions, launch.task.privileges)
+        if privilege.writes
+    ]
+    if not written:
+        return np.zeros(launch.points, dtype=bool)
+    found: Array = np.logical_and.reduce(written)
+    return found

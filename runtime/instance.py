@@ -184,9 +184,7 @@ class Instances:
         "live",
         "name",
         "nbytes",
-        "pinned",
         "shape",
-        "touched",
         "tracking",
         "written",
     )
@@ -198,11 +196,9 @@ class Instances:
         self.by_key: dict[tuple[int, Box | None], Instance] = {}
         self.cuts: list[Array] = [np.array([0, max(1, n)], dtype=np.int64) for n in region.shape]
         self._masks: dict[int, Cells] = {}
-        self.touched = False
         self.tracking = tracking
         self.written: Cells = False  # by a capture, when tracking
         self.live = False  # the host holds an array of it, and may write it between steps
-        self.pinned = False  # a trace uses its storages
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.by_key.values())

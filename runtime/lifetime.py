@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from .arena import ArenaPlan, Block, plan
-from .dependence import Operation
 from .instance import Storage
+from .operation import Operation
 from .tiling import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]

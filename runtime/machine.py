@@ -203,10 +203,7 @@ class Machine:
             ),
             memories=tuple(Memory(name, memory_bytes) for name in names),
             links=tuple(
-                Link(a, b, latency_s=1e-6, bytes_per_s=10e9)
-                for a in names
-                for b in names
-                if a != b
+                Link(a, b, latency_s=1e-6, bytes_per_s=10e9) for a in names for b in names if a != b
             ),
         )
 
@@ -221,9 +218,7 @@ class Machine:
             "memories": [
                 {f.name: getattr(item, f.name) for f in fields(item)} for item in self.memories
             ],
-            "links": [
-                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.links
-            ],
+            "links": [{f.name: getattr(item, f.name) for f in fields(item)} for item in self.links],
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -265,9 +260,7 @@ class Machine:
             memories=tuple(
                 _parse(Memory, f"memories[{i}]", item) for i, item in enumerate(lists["memories"])
             ),
-            links=tuple(
-                _parse(Link, f"links[{i}]", item) for i, item in enumerate(lists["links"])
-            ),
+            links=tuple(_parse(Link, f"links[{i}]", item) for i, item in enumerate(lists["links"])),
         )
 
     @staticmethod

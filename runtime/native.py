@@ -15,22 +15,20 @@ from numba.extending import intrinsic
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def call_entry(typingctx: Any, address: Any, block: Any) -> Any:
     """The status of `int32_t (*)(void *)` at an address, called with a block's address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.IntType(32), [pointer]).as_pointer()
-        status = builder.call(
-            builder.inttoptr(args[0], kind), [builder.inttoptr(args[1], pointer)]
-        )
+        status = builder.call(builder.inttoptr(args[0], kind), [builder.inttoptr(args[1], pointer)])
         return builder.sext(status, ir.IntType(64))
 
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
     """`array[index]` of an int64 array, as an atomic acquire load."""
 
@@ -41,7 +39,7 @@ def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
     return types.int64(array, types.int64), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """`array[index] = value` of an int64 array, as an atomic release store."""
 
@@ -53,7 +51,7 @@ def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     return types.void(array, types.int64, types.int64), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def pause(typingctx: Any) -> Any:
     """The processor's hint that a loop is waiting (x86); nothing elsewhere."""
 
@@ -66,7 +64,7 @@ def pause(typingctx: Any) -> Any:
     return types.void(), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def pointer(typingctx: Any, address: Any) -> Any:
     """The void pointer at an integer address."""
 
@@ -76,7 +74,7 @@ def pointer(typingctx: Any, address: Any) -> Any:
     return types.voidptr(types.int64), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def clock_ns(typingctx: Any) -> Any:
     """Nanoseconds of the monotonic clock (the one of `time.perf_counter_ns` on Linux)."""
 
@@ -93,7 +91,7 @@ def clock_ns(typingctx: Any) -> Any:
     return types.int64(), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def yield_processor(typingctx: Any) -> Any:
     """Let another thread of the operating system run on this core."""
 

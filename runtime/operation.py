@@ -37,10 +37,14 @@ class Use:
 
 
 class Operation:
-    """One point task, copy, fill or fold, with its place and its arguments."""
+    """One point task, copy, fill or fold, with its place and its arguments.
+
+    idle: it has something to write, and all of it is empty: nothing needs to run.
+    """
 
     __slots__ = (
         "id",
+        "idle",
         "launch",
         "order",
         "pending",
@@ -61,6 +65,7 @@ class Operation:
         uses: list[Use],
         priority: int,
         variant: str | None,
+        idle: bool = False,
     ) -> None:
         self.id = number
         self.launch = launch
@@ -69,6 +74,7 @@ class Operation:
         self.uses = uses
         self.priority = priority
         self.variant = variant
+        self.idle = idle
         self.pending = 0
         self.successors: list[Operation] = []
 
@@ -76,14 +82,6 @@ class Operation:
     def kind(self) -> str:
         """ "task", "copy", "fill" or "fold"."""
         return self.launch.task.kind
-
-    @property
-    def idle(self) -> bool:
-        """Whether the point has something to write, and all of it is empty."""
-        written = [use.box for use in self.uses if use.writes]
-        return bool(written) and all(
-            any(a == b for a, b in zip(*box)) for box in written
-        )
 
     def arrays(self) -> list[Array]:
         """The arrays of the region arguments, in order; writeable."""

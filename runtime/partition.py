@@ -87,7 +87,7 @@ class Partition:
     @property
     def points(self) -> int:
         """The number of tiles."""
-        return self.tiling.points
+        return int(self.tiling.points)
 
     @property
     def disjoint(self) -> bool:
@@ -113,9 +113,7 @@ class Partition:
         return f"Partition({self.region.name or '?'}, grid {cut})"
 
     @staticmethod
-    def of(
-        region: Region, lo: Any, hi: Any, grid: Sequence[int] | int | None = None
-    ) -> Partition:
+    def of(region: Region, lo: Any, hi: Any, grid: Sequence[int] | int | None = None) -> Partition:
         """The partition with these tiles. lo, hi: int (points, rank); grid defaults to (points,).
 
         Raises: BoundsError.
@@ -187,9 +185,7 @@ class Partition:
         return partition
 
     @staticmethod
-    def halo(
-        base: Partition, before: Sequence[int] | int, after: Sequence[int] | int
-    ) -> Partition:
+    def halo(base: Partition, before: Sequence[int] | int, after: Sequence[int] | int) -> Partition:
         """The tiles of `base` grown by `before` and `after` elements, clipped to the region.
 
         before, after: one number for all axes, or one an axis. Empty tiles stay empty.

@@ -15,7 +15,7 @@ import numpy as np
 from .machine import Machine
 
 if TYPE_CHECKING:
-    from .dependence import Operation
+    from .operation import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _WAIT_NS = 200  # shorter waits are the cost of looking, not waiting
@@ -62,6 +62,12 @@ class Profile:
         for operation, (asked, start, end) in zip(operations, stamps.tolist()):
             if end:
                 self.add(operation, asked, start, end)
+
+    def extend(self, other: Profile) -> None:
+        """Add the events of another profile."""
+        found = other.events
+        with self._lock:
+            self._events += found
 
     @property
     def events(self) -> list[Event]:

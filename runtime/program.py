@@ -296,11 +296,10 @@ def assemble(
                 publish=np.array([publish[operation] for operation in mine], dtype=bool),
             )
         )
-    program = NativeProgram(
+    return NativeProgram(
         workers=tuple(workers),
         control=np.zeros(LINE, dtype=np.int64),
         progress=np.zeros(max(1, len(used)) * LINE, dtype=np.int64),
         result=np.full((max(1, len(used)), LINE), -1, dtype=np.int64),
         spins=spins,
     )
-    return program

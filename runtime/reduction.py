@@ -7,6 +7,7 @@ combined with, or in which order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +65,8 @@ def _cut(box: Box, blocks: int) -> list[Box]:
         if b - a >= blocks > 1:
             faces = [a + (b - a) * i // blocks for i in range(blocks + 1)]
             return [
-                (low[:axis] + (x,) + low[axis + 1 :], high[:axis] + (y,) + high[axis + 1 :])
-                for x, y in zip(faces, faces[1:])
+                ((*low[:axis], x, *low[axis + 1 :]), (*high[:axis], y, *high[axis + 1 :]))
+                for x, y in itertools.pairwise(faces)
             ]
     return [box]
 
@@ -119,9 +120,7 @@ def plan(
     mode = COMBINE if not initialise else FIRST if disjoint else IDENTITY
     launches = _launches(tiling, buckets, place, folds, reduction, mode, disjoint, spread)
     complete = not disjoint or distinct.complete
-    return FoldPlan(
-        tuple(buckets), tuple(launches), initialise and not complete, mode == COMBINE
-    )
+    return FoldPlan(tuple(buckets), tuple(launches), initialise and not complete, mode == COMBINE)
 
 
 def _groups(tiling: Tiling) -> tuple[dict[Box, list[int]], list[Box]]:

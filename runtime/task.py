@@ -38,7 +38,7 @@ Write = Privilege("Write", reads=False, writes=True)
 ReadWrite = Privilege("ReadWrite", reads=True, writes=True)
 
 
-def Reduce(reduction: str) -> Privilege:  # noqa: N802 (reads as Legion's privilege)
+def Reduce(reduction: str) -> Privilege:
     """The privilege to combine into a region with "sum", "max", "min" or "prod".
 
     Each point gets a private buffer of its tile's shape and overwrites it with its partial

@@ -91,7 +91,7 @@ class Tiling:
         total = math.prod(self.shape)
         if total == 0:
             return True
-        if bool(((self.volume == total)).any()):
+        if bool((self.volume == total).any()):
             return True
         if self.disjoint:
             return int(self.volume.sum()) == total

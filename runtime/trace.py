@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
-from .dependence import Operation
 from .errors import StoppedError, TaskError
 from .executors.local import as_task_error, context_of, run_body
-from .instance import aligned_bytes
+from .instance import Cells, Instance, Instances, aligned_bytes
 from .lifetime import ArenaLayout, lay_out
+from .operation import Operation
 from .profile import Profile
 from .task import EntryLike, status_text
 
@@ -54,6 +54,7 @@ class Trace:
         self._regions = analysis.persistent()
         self._raised: dict[int, BaseException] = {}
         self._lock = threading.Lock()
+        self._left: list[tuple[Instances, int, list[tuple[Instance, Cells]]]] | None = None
         self._entries: list[EntryLike | None] = [None] * len(sink.operations)
         self.operations = sink.operations
         analysed = sink.edges()
@@ -155,8 +156,10 @@ class Trace:
 
     # -- replaying
 
-    def replay(self, profile: bool = False) -> Profile | None:
-        """Run the step once. With `profile`, returns the timeline of this replay.
+    def replay(self, profile: bool | Profile | None = False) -> Profile | None:
+        """Run the step once.
+
+        profile: True for a timeline of this replay, or a timeline to add it to. Returns it.
 
         Raises: TaskError when an entry fails (the trace can be replayed again); StoppedError when
         the runtime is closed or stopped; KeyboardInterrupt, after all workers have stopped.
@@ -167,26 +170,56 @@ class Trace:
             if runtime.capturing:
                 raise StoppedError(f"trace {self.name!r}: replay during a capture")
             runtime.executor.wait()
-            if len(runtime.machine.memories) > 1 or runtime.many_instances:
-                made = restore_needs(runtime.analysis, self._analysis, self._regions)
-                runtime.statistics.fixup_copies += made
-                runtime.executor.wait()
+            if runtime.many_instances:
+                self._restore()
+            if profile is True:
+                profile = Profile(runtime.machine, self.name)
+            timeline = profile or None
             try:
-                timeline = self._run(profile)
+                self._run(timeline)
             finally:
-                if len(runtime.machine.memories) > 1 or runtime.many_instances:
-                    install_results(runtime.analysis, self._analysis, self._regions)
+                if runtime.many_instances:
+                    self._install()
             runtime.statistics.steps_replayed += 1
             return timeline
 
-    def _run(self, profile: bool) -> Profile | None:
+    def _restore(self) -> None:
+        """Make the precondition hold, unless nothing has changed since the last replay."""
+        runtime = self._runtime
+        runtime.claim_live()
+        if self._left is not None and all(
+            len(state.by_key) == count and all(i.valid is valid for i, valid in instances)
+            for state, count, instances in self._left
+        ):
+            return
+        made = restore_needs(runtime.analysis, self._analysis, self._regions)
+        runtime.statistics.fixup_copies += made
+        runtime.executor.wait()
+        self._left = None
+
+    def _install(self) -> None:
+        """Record what the step wrote, and how it left the validity of every region."""
+        runtime = self._runtime
+        if self._left is None:
+            install_results(runtime.analysis, self._analysis, self._regions)
+            runtime.publish_live()
+            states = {region: runtime.analysis.state(region) for region in self._regions}
+            theirs = self._analysis.regions
+            if all(not state.live or theirs[region].live for region, state in states.items()):
+                self._left = [
+                    (state, len(state.by_key), [(instance, instance.valid) for instance in state])
+                    for state in states.values()
+                    if len(state.by_key) > 1
+                ]
+
+    def _run(self, timeline: Profile | None) -> None:
         program = self._program
         if not program.workers:
-            return Profile(self._runtime.machine, self.name) if profile else None
+            return
         program.reset()
         self._raised.clear()
         stamps: list[Array | None] = [
-            np.zeros((mine.fn.size, 3), dtype=np.int64) if profile else None
+            np.zeros((mine.fn.size, 3), dtype=np.int64) if timeline is not None else None
             for mine in program.workers
         ]
 
@@ -198,14 +231,12 @@ class Trace:
         failures = program.failures()
         if failures:
             self._fail(failures)
-        if not profile:
-            return None
-        timeline = Profile(self._runtime.machine, self.name)
+        if timeline is None:
+            return
         for mine, stamped in zip(program.workers, stamps):
             if stamped is not None:
                 some = [self.operations[i] for i in mine.operations.tolist()]
                 timeline.add_stamps(some, stamped)
-        return timeline
 
     def _fail(self, failures: list[tuple[int, int]]) -> None:
         place = {number: position for position, number in enumerate(self.order)}

@@ -14,7 +14,7 @@ from .task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIRST, COMBINE, IDENTITY = 0, 1, 2
-_NATIVE_FOLDS = frozenset("f4 f8 i1 i2 i4 i8 u1 u2 u4 u8".split())
+_NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
 
 
 class NativeEntry(NamedTuple):
@@ -26,13 +26,13 @@ class NativeEntry(NamedTuple):
 
 
 class FoldPart(NamedTuple):
-    """One partial result: the slice `parts[index]` of an argument, into a box of the output.
+    """One partial result: the slice at `place` of an argument, into a box of the output.
 
     `target` and `source` are slices of the output and of the partial, or None for all of it.
     """
 
     argument: int
-    index: int
+    place: int
     target: tuple[slice, ...] | None
     source: tuple[slice, ...] | None
 
@@ -186,7 +186,7 @@ def fold_task(
         out = arrays[0]
         found = []
         for part in parts[context.point]:
-            given = arrays[part.argument][part.index, ...]
+            given = arrays[part.argument][part.place, ...]
             found.append(
                 (
                     out if part.target is None else out[part.target],

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from soapstone.frontend.app import run_app
-    from soapstone.frontend.data import DataError, digits
+    from soapstone.cli import run_app
     from soapstone.frontend.checkpoint import CheckpointError
+    from soapstone.frontend.data import DataError, digits
     from soapstone.frontend.model import Model, Tensor
     from soapstone.frontend.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training import NonFiniteLoss
@@ -42,7 +42,7 @@ _HOMES = {
     "Tensor": "soapstone.frontend.model",
     "digits": "soapstone.frontend.data",
     "load_graph": "soapstone.ir.files",
-    "run_app": "soapstone.frontend.app",
+    "run_app": "soapstone.cli",
     "save_graph": "soapstone.ir.files",
 }
 

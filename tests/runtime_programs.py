@@ -93,7 +93,11 @@ class Step:
 
     def launch(self, runtime: Runtime) -> None:
         runtime.launch(
-            self.task(), self.k, *self.inputs, self.output, name=self.name,
+            self.task(),
+            self.k,
+            *self.inputs,
+            self.output,
+            name=self.name,
             initialise=self.initialise,
         )
 
@@ -172,7 +176,9 @@ def random_partition(rng: np.random.Generator, region: Region, points: int, writ
     if not write and kind == 1:
         base = Partition.halo(base, int(rng.integers(0, 3)), int(rng.integers(0, 3)))
     if not write and kind == 4:
-        corners = np.sort(rng.integers(0, np.array(region.shape) + 1, size=(2, points, rank)), axis=0)
+        corners = np.sort(
+            rng.integers(0, np.array(region.shape) + 1, size=(2, points, rank)), axis=0
+        )
         base = Partition.of(region, corners[0], corners[1])
     order = rng.permutation(points)
     return Partition.of(region, base.lo[order], base.hi[order], (points,))
@@ -181,7 +187,9 @@ def random_partition(rng: np.random.Generator, region: Region, points: int, writ
 def random_program(seed: int, steps: int = 12) -> Program:
     """A program of `steps` launches over a few small regions."""
     rng = np.random.default_rng(seed)
-    shapes = [tuple(int(n) for n in rng.integers(1, 8, size=int(rng.integers(0, 4)))) for _ in range(4)]
+    shapes = [
+        tuple(int(n) for n in rng.integers(1, 8, size=int(rng.integers(0, 4)))) for _ in range(4)
+    ]
     persistent = [Region(shape, np.int64, f"p{i}") for i, shape in enumerate(shapes)]
     transient = [Region(shape, np.int64, f"t{i}", transient=True) for i, shape in enumerate(shapes)]
     program = Program(persistent, transient)

@@ -345,6 +345,19 @@ def test_matmul_of_odd_strides() -> None:
         close(y, x.astype(float) @ right)
 
 
+@pytest.mark.parametrize("layout", ["plain", "tile"])
+@pytest.mark.parametrize("shape", [(9, 20), (3, 4, 20), (1, 300)], ids=str)
+def test_linear_gradients(shape: tuple[int, ...], layout: str) -> None:
+    x, w = random(*shape), random(shape[-1], 12, seed=1)
+    dy = random(*shape[:-1], 12, seed=2)
+    expected = x.reshape(-1, shape[-1]).T.astype(float) @ dy.reshape(-1, 12)
+    (dw,) = execute("linear_grad_weight", (x, dy), [w.shape], layout)
+    close(dw, expected)
+    if layout == "plain":
+        (dx,) = execute("linear_grad_input", (dy, w), [shape], layout, threads=2)
+        close(dx, dy.astype(float) @ w.T)
+
+
 @pytest.mark.parametrize("activation", ACTIVATE)
 @pytest.mark.parametrize("layout", ["plain", "tile"])
 def test_linear(layout: str, activation: str | None) -> None:
@@ -448,6 +461,29 @@ def test_max_pool(name: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", POOLS)
+def test_max_pool_of_values_that_are_not_finite(name: str, layout: str) -> None:
+    """NaN wins, and a window of -inf has its first element inside x as its maximum."""
+    x, _, at = pool(name)
+    x[:, :, :2, :3] = -np.inf
+    x[0, 1, 3, 2:4] = np.nan
+    x[-1, -1, 1, 1] = np.inf
+    view = windows(x, at["kernel"], at["stride"], at["padding"], (1, 1), -np.inf)
+    inside = windows(np.ones_like(x), at["kernel"], at["stride"], at["padding"], (1, 1)) > 0
+    view, inside = (v.reshape(*v.shape[:4], -1) for v in (view, inside))
+    y = place(np.zeros(view.shape[:4], np.float32), layout)
+    dense = layout.replace("channels_last_tile", "channels_last").replace("tile", "plain")
+    index = place(np.zeros(y.shape, np.uint8), dense)
+    entry = bind(Call("max_pool2d", {"indices": True, **at}, (place(x, layout),), (y, index)))
+    assert entry is not None
+    assert run(entry) == 0
+    largest = view.max(-1)
+    np.testing.assert_array_equal(y, largest)
+    winners = ((view == largest[..., None]) | np.isnan(view)) & inside
+    np.testing.assert_array_equal(index, winners.argmax(-1))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("include_pad", [True, False])
 @pytest.mark.parametrize("name", POOLS)
 def test_average_pool(name: str, include_pad: bool, layout: str) -> None:
@@ -474,7 +510,10 @@ def test_average_pool_refuses_tiles_with_hidden_borders() -> None:
 
 # ---------------------------------------------------------------- normalisation
 
-IMAGES = [(4, 6, 5, 3), (2, 32, 4, 4), (1, 1, 3, 3), (3, 17, 1, 1), (8, 5)]
+IMAGES = [
+    *((4, 6, 5, 3), (2, 32, 4, 4), (1, 1, 3, 3), (3, 17, 1, 1), (8, 5)),
+    *((3, 4, 7), (2, 3, 2, 3, 4)),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

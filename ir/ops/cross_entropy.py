@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, einsum, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Emitter, Node

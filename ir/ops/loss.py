@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
 from soapstone.ir.dims import Affine, DimTable, Kind, Operand, Signature, along, einsum, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank

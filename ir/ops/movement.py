@@ -1,7 +1,7 @@
 """Operators that move elements and compute nothing: reshape, transpose, concat, split.
 
-`full` and `cast` stand here too; `slice` and `pad` are in slicing.py. Dims are named by the output's
-axes (of `split`: by the input's): d0, d1, …; `reshape` names its common factors f0, f1, …
+`full` and `cast` stand here too; `slice` and `pad` are in slicing.py. Dims: d0, d1, … by the axes
+of the output (of `split`: of the input); `reshape` names its common factors f0, f1, …
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+
 from soapstone.ir.dims import (
     Affine,
     Axis,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float

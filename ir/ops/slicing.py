@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.movement import need_numbers, plain

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from soapstone.ir.dims import Signature, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer

@@ -105,7 +105,7 @@ def tanh(x: Lanes) -> Lanes:
 
 
 def erf(x: Lanes) -> Lanes:
-    """The error function."""
+    """The error function, to 3e-7."""
     y = where(x > 4.0, 4.0, x)
     y = where(y < -4.0, -4.0, y)
     z = y * y
@@ -131,12 +131,62 @@ def erf(x: Lanes) -> Lanes:
             -1.42647390514189e-02,
         ),
     )
-    return y * top / bottom
+    value = y * top / bottom
+    value = where(value > 1.0, 1.0, value)
+    return where(value < -1.0, -1.0, value)
 
 
 def sigmoid(x: Lanes) -> Lanes:
     """1 / (1 + e^-x)."""
     return 1.0 / (exp(-x) + 1.0)
+
+
+def log64(x: Lanes) -> Lanes:
+    """The logarithm of positive finite float64 lanes, to 1e-12."""
+    bits = x.bits(I64)
+    m = ((bits & 0xFFFFFFFFFFFFF) | 0x3FE0000000000000).bits(F64)
+    e = ((bits >> 52) - 1022).cast(I32).cast(F64)
+    low = m < 0.7071067811865476
+    m = where(low, m + m, m)
+    e = where(low, e - 1.0, e)
+    s = (m - 1.0) / (m + 1.0)
+    series = horner(s * s, [1.0 / k for k in (15, 13, 11, 9, 7, 5, 3, 1)])
+    return s * series * 2.0 + e * 0.6931471805599453
+
+
+def exp64(x: Lanes) -> Lanes:
+    """e^x of float64 lanes, to 1e-12, for -700 < x < 700."""
+    shifted = x * _LOG2E + 6755399441055744.0
+    r = x - (shifted - 6755399441055744.0) * 0.6931471805599453
+    factorials = [1.0]
+    for k in range(1, 12):
+        factorials.append(factorials[-1] * k)
+    p = horner(r, [1.0 / f for f in reversed(factorials)])
+    return p * (((shifted.bits(I64) - 0x4338000000000000) + 1023) << 52).bits(F64)
+
+
+def power(x: Lanes, y: Lanes) -> Lanes:
+    """x^y of float32 lanes, as C's powf: NaN for a negative x unless y is an integer."""
+    wide = where(x < 0.0, -x, x).cast(F64)
+    normal = where(wide < 1e-300, 1.0, wide)
+    normal = where(normal < 1e300, normal, 1.0)
+    product = log64(normal) * y.cast(F64)
+    product = where(product > 700.0, 700.0, product)
+    product = where(product < -700.0, -700.0, product)
+    size = exp64(product).cast(F32)
+    infinity, zero = float("inf"), x.like(0.0)
+    up = y > 0.0
+    size = where(wide < 1e-300, where(up, zero, infinity), size)
+    size = where(wide.compare("==", infinity), where(up, zero + infinity, 0.0), size)
+    whole = y.call("llvm.trunc")
+    half = whole * 0.5
+    odd = half.call("llvm.trunc").compare("!=", half)
+    size = where((x < 0.0) & odd, -size, size)
+    broken = (x < 0.0) & (x > -infinity) & whole.compare("!=", y)
+    size = where(broken, float("nan"), size)
+    size = where(x.compare("!=", x), x, size)
+    size = where(y.compare("==", 0.0), 1.0, size)
+    return where(x.compare("==", 1.0), 1.0, size)
 
 
 vexp = vectorised(exp)

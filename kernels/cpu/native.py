@@ -25,6 +25,7 @@ from numba import types
 from numba.core import sigutils
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
+
 from soapstone.kernels.entry import NO_STATUSES, Entry
 
 Kind = Literal["entry", "body", "team"]

@@ -205,7 +205,9 @@ class Lanes:
             suffix = f"v{self.kind.count}{suffix}"
         kind = ir.FunctionType(self.kind, [self.kind] * (1 + len(others)))
         made = cgutils.get_or_insert_function(self.builder.module, kind, f"{name}.{suffix}")
-        return Lanes(self.builder, self.builder.call(made, [self.value, *(o.value for o in others)]))
+        return Lanes(
+            self.builder, self.builder.call(made, [self.value, *(o.value for o in others)])
+        )
 
     def fold(self, combine: Callable[[Lanes, Lanes], Lanes]) -> Lanes:
         """The scalar that combines all lanes, always by the same tree."""
@@ -354,9 +356,7 @@ def _operator(sign: Any) -> None:
             return signature(result, *args)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = next(
-            Lanes(builder, a) for a in args if isinstance(a.type, ir.VectorType)
-        )
+        vector = next(Lanes(builder, a) for a in args if isinstance(a.type, ir.VectorType))
         lanes = []
         for value in args:
             one = Lanes(builder, value)

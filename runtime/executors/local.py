@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import heapq
 import itertools
 import os
@@ -15,17 +16,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..dependence import Operation
-from ..errors import RuntimeCoreError, StoppedError, TaskError
+from ..errors import StoppedError, TaskError
 from ..instance import Storage
 from ..machine import Machine, Processor
 from ..memory import MemoryPool
+from ..operation import Operation
 from ..profile import Profile
-from ..task import PointContext, status_text
+from ..task import PointContext, identity, status_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
@@ -66,7 +68,7 @@ def run_body(operation: Operation, context: PointContext, arrays: Sequence[Array
             array = array.view()
             array.flags.writeable = False
         elif privilege.reduction is not None:
-            array[...] = identity_of(privilege.reduction, array)
+            array[...] = identity(privilege.reduction, array.dtype)
         views.append(array)
     if launch.scalars:
         regions, scalars = iter(views), iter(launch.scalars)
@@ -79,19 +81,34 @@ def run_body(operation: Operation, context: PointContext, arrays: Sequence[Array
         body(*given)
 
 
-def identity_of(reduction: str, array: Array) -> Any:
-    """The identity of a reduction in an array's dtype."""
-    from ..task import identity
-
-    return identity(reduction, array.dtype)
-
-
 def as_task_error(operation: Operation, processor: Processor, error: BaseException) -> TaskError:
     """The error of a point task, caused by what its body raised."""
     reason = f"{type(error).__name__}: {error}"
     found = TaskError(operation.launch.name, operation.point, processor.name, reason)
     found.__cause__ = error
     return found
+
+
+class _Round:
+    """Functions running on several threads; the last to end says so."""
+
+    __slots__ = ("_tokens", "done", "errors")
+
+    def __init__(self, count: int) -> None:
+        self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.errors: dict[int, BaseException] = {}
+        self._tokens = [None] * (count - 1)
+
+    def run(self, processor: int, function: Callable[[], None]) -> None:
+        """Run one function in the calling thread, and keep what it raises."""
+        try:
+            function()
+        except BaseException as error:
+            self.errors[processor] = error
+        try:
+            self._tokens.pop()  # atomic: only the last finds the list empty
+        except IndexError:
+            self.done.put(None)
 
 
 class LocalExecutor:
@@ -144,39 +161,27 @@ class LocalExecutor:
         """
         if not self._threads:
             self._start()
-        done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-
-        def job(processor: int, function: Callable[[], None]) -> None:
-            error: BaseException | None = None
-            try:
-                function()
-            except BaseException as caught:
-                error = caught
-            done.put((processor, error))
-
-        errors: dict[int, BaseException] = {}
-        interrupted: KeyboardInterrupt | None = None
-        waiting = 0
+        round_ = _Round(len(jobs))
         try:
             for processor, function in jobs.items():
-                waiting += 1
-                self._queues[processor].put(lambda p=processor, f=function: job(p, f))  # type: ignore[misc]
-        except KeyboardInterrupt as caught:
-            interrupted = caught
+                self._queues[processor].put(partial(round_.run, processor, function))
+            if jobs:
+                round_.done.get()
+        except KeyboardInterrupt:
             interrupt()
-        while waiting:
-            try:
-                processor, error = done.get()
-                waiting -= 1
-                if error is not None:
-                    errors[processor] = error
-            except KeyboardInterrupt as caught:
-                interrupted = caught
-                interrupt()
-        if interrupted is not None:
-            raise interrupted
-        if errors:
-            raise errors[min(errors)]
+            self._drain(list(jobs))
+            raise
+        if round_.errors:
+            raise round_.errors[min(round_.errors)]
+
+    def _drain(self, processors: Sequence[int]) -> None:
+        """Wait until some threads have run everything they were given, whatever interrupts."""
+        ended: set[int] = set()
+        for processor in processors:
+            self._queues[processor].put(partial(ended.add, processor))
+        while len(ended) < len(processors):
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(0.001)
 
     # -- untraced operations
 
@@ -187,6 +192,7 @@ class LocalExecutor:
         """
         if storage.nbytes > self._memory.free(storage.memory):
             self.wait()
+            gc.collect()
         self._memory.allocate(storage)
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
@@ -314,6 +320,11 @@ class LocalExecutor:
             raise self.fault
 
     @property
+    def busy(self) -> bool:
+        """Whether operations are waiting or running."""
+        return bool(self._live)
+
+    @property
     def lowest_live(self) -> int | None:
         """The smallest id of an operation that has not ended, or None."""
         with self._lock:
@@ -322,7 +333,7 @@ class LocalExecutor:
     def reset(self) -> None:
         """Forget the error that stopped the run. Operations that were running are waited for."""
         if self._threads and not self._closed:
-            self.run_all({p: _pass for p in range(len(self._threads))}, _pass)
+            self.run_all(dict.fromkeys(range(len(self._threads)), _pass), _pass)
         with self._lock:
             self.fault = None
 
@@ -374,6 +385,3 @@ def _serve(
             return
         item()
         del item  # an idle thread keeps nothing alive
-
-
-__all__ = ["LocalExecutor", "RuntimeCoreError", "context_of", "run_body", "set_openmp_threads"]

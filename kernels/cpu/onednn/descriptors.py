@@ -147,7 +147,7 @@ def nbytes(descriptor: int) -> int:
 def is_plain(array: Array) -> bool:
     """Return whether an (n, c, h, w) array is stored row by row rather than channels-last."""
     _, channels, _, width = array.strides
-    return array.shape[1] == 1 or channels >= width
+    return bool(array.shape[1] == 1 or channels >= width)
 
 
 def dense_order(array: Array) -> tuple[int, ...]:

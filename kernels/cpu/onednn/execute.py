@@ -167,7 +167,7 @@ class Program:
         primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
         scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
         block = np.zeros(_HEADER + _STEP * len(steps), np.int64)
-        execute = C.cast(library().dnnl_primitive_execute, C.c_void_p).value
+        execute = int(C.cast(library().dnnl_primitive_execute, C.c_void_p).value or 0)
         block[:_HEADER] = execute, lane.address, len(steps), 0, len(self._once)
         keep: list[object] = [self._keep, scratch, lane, block]
         for index, step in enumerate(steps):

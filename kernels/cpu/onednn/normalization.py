@@ -20,14 +20,11 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_SHIFT,
     ARG_SRC,
     ARG_VARIANCE,
-    CHANNELS_LAST_4D,
-    PLAIN_4D,
     Layout,
     Primitive,
     attributes,
     compile_primitive,
     describe,
-    is_plain,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32, private_array
 from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
@@ -67,9 +64,10 @@ def _primitive(kind: str, x: Layout, epsilon: float, what: str, count: int) -> P
 
 def _order(x: Array) -> tuple[int, ...]:
     """Return the order of axes in which (n, c, …) activations are computed on."""
-    if x.ndim == 4:
-        return PLAIN_4D if is_plain(x) else CHANNELS_LAST_4D
-    return tuple(range(x.ndim))
+    plain = tuple(range(x.ndim))
+    if x.ndim == 2 or x.shape[1] == 1 or x.strides[1] >= x.strides[-1]:
+        return plain
+    return (0, *plain[2:], 1)
 
 
 def _vectors(arrays: Sequence[Array], size: int) -> bool:
@@ -86,7 +84,7 @@ def batch_norm(call: Call) -> Entry | None:
     """Return the entry of y, the new running statistics, and the batch's mean and rstd."""
     x, *given = call.inputs
     y, *made = call.outputs
-    if not float32(call) or x.ndim not in (2, 4) or x.shape != y.shape:
+    if not float32(call) or not 2 <= x.ndim <= 5 or x.shape != y.shape:
         return None
     channels = x.shape[1]
     if x.size == 0 or not _vectors((*given, *made), channels):
@@ -127,7 +125,7 @@ def batch_norm_inference(call: Call) -> Entry | None:
     """Return the entry of y from the running statistics."""
     x, *given = call.inputs
     (y,) = call.outputs
-    if not float32(call) or x.ndim not in (2, 4) or x.shape != y.shape:
+    if not float32(call) or not 2 <= x.ndim <= 5 or x.shape != y.shape:
         return None
     if y.size == 0:
         return empty()
@@ -190,7 +188,7 @@ def batch_norm_grad(call: Call) -> Entry | None:
     """Return the entry of dx, dgamma and dbeta."""
     dy, x, *given = call.inputs
     dx, *made = call.outputs
-    if not float32(call) or x.ndim not in (2, 4) or not dx.shape == dy.shape == x.shape:
+    if not float32(call) or not 2 <= x.ndim <= 5 or not dx.shape == dy.shape == x.shape:
         return None
     if x.size == 0 or not _vectors((*given, *made), x.shape[1]):
         return None

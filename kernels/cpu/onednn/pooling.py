@@ -2,6 +2,8 @@
 
 oneDNN pools dense activations only, so tiles of larger arrays are staged. Its workspace of maxima
 holds, as our indices do, the position in the window row by row in a byte, laid out as they are.
+Its maxima skip NaN, which would hide a diverged step, so inputs are checked and the rare pooling of
+values that are not finite is done again.
 """
 
 from __future__ import annotations
@@ -138,17 +140,27 @@ def max_pool2d(call: Call) -> Entry | None:
     if pool is None or primitive is None or len(index) != bool(call.attributes.get("indices")):
         return None
     program = Program(call.threads)
-    arguments = {
-        ARG_SRC: program.source(x, Layout.of(x, pool.order), primitive.descriptor(SOURCE)),
-        ARG_DST: program.target(y, Layout.of(y, pool.order), primitive.descriptor(TARGET)),
-    }
+    source = program.source(x, Layout.of(x, pool.order), primitive.descriptor(SOURCE))
+    target = program.target(y, Layout.of(y, pool.order), primitive.descriptor(TARGET))
+    arguments = {ARG_SRC: source, ARG_DST: target}
     if index:
         where = _indices(program, primitive, index[0], pool.order)
         if where is None:
             return None
         arguments[ARG_WORKSPACE] = where
     program.step(primitive, arguments)
+    program.native(
+        "repair_maxima",
+        *(*pool.x, *pool.y[2:], *pool.kernel, *pool.stride, *pool.padding[:2]),
+        *(_memory_of(source, x), _memory_of(target, y), index[0] if index else 0),
+        *((1, 1) if pool.order == PLAIN_4D else (pool.x[1], pool.x[1])),
+    )
     return program.entry()
+
+
+def _memory_of(handle: Handle, array: Array) -> Array:
+    """Return what a primitive works on: the array, or the private copy it is staged in."""
+    return handle.keep if isinstance(handle.keep, np.ndarray) else array
 
 
 @variant("max_pool2d_grad", "onednn")

@@ -18,9 +18,9 @@ from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 
-@intrinsic
-def _execute(  # type: ignore[no-untyped-def]
-    typing_context, function, primitive, stream, count, arguments
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _execute(
+    typing: Any, function: Any, primitive: Any, stream: Any, count: Any, arguments: Any
 ) -> Any:
     """`status = function(primitive, stream, count, arguments)`, all given as integers."""
 
@@ -42,8 +42,8 @@ def _execute(  # type: ignore[no-untyped-def]
     return types.int32(long, long, long, long, long), generate
 
 
-@intrinsic
-def _call(typing_context, function, block) -> Any:  # type: ignore[no-untyped-def]
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _call(typing: Any, function: Any, block: Any) -> Any:
     """`status = function(block)`, both given as integers."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -56,8 +56,8 @@ def _call(typing_context, function, block) -> Any:  # type: ignore[no-untyped-de
     return types.int32(types.int64, types.int64), generate
 
 
-@intrinsic
-def _pointer(typing_context, address) -> Any:  # type: ignore[no-untyped-def]
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _pointer(typing: Any, address: Any) -> Any:
     """A pointer to the address."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -66,7 +66,7 @@ def _pointer(typing_context, address) -> Any:  # type: ignore[no-untyped-def]
     return types.voidptr(types.int64), generate
 
 
-@njit(error_model="numpy", forceinline=True)
+@njit(error_model="numpy", forceinline=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _floats(address: Any, size: Any) -> Any:
     return carray(_pointer(address), (size,), np.float32)
 
@@ -127,8 +127,65 @@ def variance_of(block: Any) -> Any:
     return 0
 
 
+@njit(error_model="numpy")  # type: ignore[untyped-decorator, unused-ignore]
+def _pool_plane(words: Any, x: Any, y: Any, index: Any, x_at: Any, y_at: Any) -> None:
+    """Pool one channel of one image again, NaN winning; see `repair_maxima`."""
+    height, width, rows, columns = words[2], words[3], words[4], words[5]
+    step_x, step_y = words[15], words[16]
+    for row in range(rows):
+        for column in range(columns):
+            best, where = np.float32(-np.inf), -1
+            for i in range(words[6]):
+                down = row * words[8] + i - words[10]
+                if down < 0 or down >= height:
+                    continue
+                for j in range(words[7]):
+                    right = column * words[9] + j - words[11]
+                    if right < 0 or right >= width:
+                        continue
+                    value = x[x_at + (down * width + right) * step_x]
+                    if where < 0 or value > best or (np.isnan(value) and not np.isnan(best)):
+                        best, where = value, i * words[7] + j
+            to = y_at + (row * columns + column) * step_y
+            y[to] = best
+            if words[14] != 0:
+                index[to] = where
+
+
+def repair_maxima(block: Any) -> Any:
+    """Pool again where oneDNN's maxima are not ours: it skips NaN, and calls -inf -3.4e38.
+
+    Nothing is done when x is finite, as it is in every step but a diverging one. Words: n, c; h, w
+    of x; h, w of y; kernel; stride; top, left padding; addresses of x, y, index (or 0), all dense;
+    the distance between neighbouring pixels of x and of y: 1, or c when channels-last.
+    """
+    words = carray(block, (17,), np.int64)
+    images, channels = words[0], words[1]
+    x_plane, y_plane = words[2] * words[3], words[4] * words[5]
+    x_size, y_size = images * channels * x_plane, images * channels * y_plane
+    bits = carray(_pointer(words[12]), (x_size,), np.uint32)
+    suspect = np.uint32(0)
+    for i in range(x_size):
+        suspect |= np.uint32((bits[i] & np.uint32(0x7FFFFFFF)) >= np.uint32(0x7F800000))
+    if suspect == 0:
+        return 0
+    x, y = _floats(words[12], x_size), _floats(words[13], y_size)
+    index = carray(_pointer(words[14]), (y_size,), np.uint8)
+    for image in range(images):
+        for channel in range(channels):
+            if words[15] == 1:
+                plane = image * channels + channel
+                _pool_plane(words, x, y, index, plane * x_plane, plane * y_plane)
+            else:
+                first = image * channels
+                x_at, y_at = first * x_plane + channel, first * y_plane + channel
+                _pool_plane(words, x, y, index, x_at, y_at)
+    return 0
+
+
 _FUNCTIONS = {
-    f.__name__: f for f in (execute, running_statistics, reciprocal_deviation, variance_of)
+    f.__name__: f
+    for f in (execute, running_statistics, reciprocal_deviation, variance_of, repair_maxima)
 }
 _COMPILING = threading.Lock()
 

@@ -1,0 +1,49 @@
+"""AlexNet on synthetic 64x64 images of ten classes.
+
+With SOAPSTONE_DATA set, on the folder `alexnet` in it: train and test npz files of `x`,
+(n, 3, 64, 64) float32, and `y`, (n,) integers below 1,000.
+
+Source: Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014 (the
+single-tower network); at 64x64 the first convolution has stride 2.
+"""
+
+from __future__ import annotations
+
+from soapstone import SGD, Model, run_app
+from soapstone.frontend.data import Splits, images
+
+OPTIONS = {
+    "optimizer": SGD(0.01, momentum=0.9, weight_decay=5e-4),
+    "loss": "cross_entropy",
+    "metrics": ["accuracy"],
+    "epochs": 5,
+    "batch_size": 64,
+}
+
+
+def build(batch_size: int = 64, image_size: int = 64, classes: int = 1000) -> Model:
+    """Return the network for images (batch_size, 3, image_size, image_size)."""
+    model = Model("alexnet")
+    x = model.input("image", (batch_size, 3, image_size, image_size))
+    stride = 2 if image_size < 128 else 4
+    x = model.conv2d(x, 64, kernel=11, stride=stride, padding=2, activation="relu", name="conv1")
+    x = model.max_pool2d(x, 3, stride=2, name="pool1")
+    x = model.conv2d(x, 192, kernel=5, padding=2, activation="relu", name="conv2")
+    x = model.max_pool2d(x, 3, stride=2, name="pool2")
+    x = model.conv2d(x, 384, kernel=3, padding=1, activation="relu", name="conv3")
+    x = model.conv2d(x, 256, kernel=3, padding=1, activation="relu", name="conv4")
+    x = model.conv2d(x, 256, kernel=3, padding=1, activation="relu", name="conv5")
+    x = model.max_pool2d(x, 3, stride=2, name="pool3")
+    x = model.dense(model.flatten(x), 4096, activation="relu", name="fc1")
+    x = model.dense(x, 4096, activation="relu", name="fc2")
+    model.output(model.dense(x, classes, name="fc3"))
+    return model
+
+
+def data() -> Splits:
+    """Return 512 synthetic images and 128 held out, or the folder's."""
+    return images("alexnet", (3, 64, 64), classes=10, count=640)
+
+
+if __name__ == "__main__":
+    run_app(__file__)

@@ -1,0 +1,260 @@
+"""Apps: scripts that define a model, its data and how it is trained; found, loaded and trained."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
+from soapstone.frontend.data import Splits, read_splits
+from soapstone.frontend.optimizers import optimizer as as_optimizer
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
+
+PACKAGE = "soapstone.apps"
+DEFAULTS: Mapping[str, Any] = {
+    "optimizer": "sgd",
+    "loss": "cross_entropy",
+    "metrics": ("accuracy",),
+    "epochs": 1,
+    "batch_size": 64,
+}
+SUMMARY_ROWS = (
+    ("loss", "loss", "{:.4f}"),
+    ("train_accuracy", "training accuracy", "{:.2%}"),
+    ("test_accuracy", "test accuracy", "{:.2%}"),
+    ("step_us", "median step", "{:,.0f} us"),
+    ("samples_per_s", "samples a second", "{:,.0f}"),
+    ("peak_bytes", "memory", "{:,} bytes"),
+)
+
+
+class AppError(ValueError):
+    """An app that cannot be found, loaded or run; names it, and what was found and needed."""
+
+
+@dataclass(frozen=True)
+class App:
+    """A model with its data and its options.
+
+    Attributes:
+        build: the model for a batch size, no weights allocated and no data read.
+        data: the data set; None where the script has none and `--data` must name it.
+        options: optimizer, loss, metrics, epochs and batch_size.
+    """
+
+    name: str
+    doc: str
+    build: Callable[[int], Model]
+    data: Callable[[], Splits] | None = None
+    options: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the app's documentation."""
+        return self.doc.strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What training an app gave; what was not measured is None.
+
+    Attributes:
+        loss, train_accuracy: means over the last epoch, as it was trained.
+        test_accuracy: of the held-out samples, after training.
+        epochs: epochs that training has done in all, those before a resume among them.
+        step_us, samples_per_s: of the median step.
+        peak_bytes: parameters, states, inputs and the arena of temporary tensors.
+        strategy: the file that was given; None where the mapper made it.
+    """
+
+    loss: float | None
+    train_accuracy: float | None
+    test_accuracy: float | None
+    epochs: int
+    step_us: float
+    samples_per_s: float
+    peak_bytes: int
+    executor: str
+    mapper: str
+    strategy: str | None
+    seed: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON can say them."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        values = asdict(self)
+        lines = [f"trained {self.epochs} epochs, mapper {self.mapper}, seed {self.seed}"]
+        for name, label, form in SUMMARY_ROWS:
+            if values[name] is not None:
+                lines.append(f"  {label + ':':<19}{form.format(values[name])}")
+        return "\n".join(lines)
+
+
+def app_names() -> tuple[str, ...]:
+    """Return the names of the apps that the package carries."""
+    package = importlib.import_module(PACKAGE)
+    found = pkgutil.iter_modules(package.__path__)
+    return tuple(sorted(item.name for item in found if not item.name.startswith("_")))
+
+
+def load_app(name_or_path: str | Path) -> App:
+    """Return an app of the package by name, or that of a script that defines `build(batch_size)`.
+
+    Raises:
+        AppError: no such app or script, or a script that cannot be loaded or lacks a part.
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith(".py"):
+        return _app(_load_script(Path(text)), Path(text).stem)
+    names = app_names()
+    if text not in names:
+        raise AppError(
+            f"app {text!r} found; one of {', '.join(names)}, or the path of a .py script needed"
+        )
+    return _app(importlib.import_module(f"{PACKAGE}.{text}"), text)
+
+
+def _load_script(path: Path) -> ModuleType:
+    label = f"app {str(path)!r}"
+    if not path.is_file():
+        raise AppError(f"{label}: no such file")
+    name = f"soapstone_app_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise AppError(f"{label}: not a Python script")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as Python does for a script: it may import its neighbours
+    sys.modules[name] = module  # dataclasses and type hints look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise AppError(f"{label}: {error}") from error
+    return module
+
+
+def _app(module: ModuleType, name: str) -> App:
+    build, data = getattr(module, "build", None), getattr(module, "data", None)
+    given = getattr(module, "OPTIONS", {})
+    if not callable(build):
+        raise AppError(f"app {name!r}: build: {build!r} found, a function of the batch size needed")
+    if data is not None and not callable(data):
+        raise AppError(f"app {name!r}: data: {data!r} found, a function that returns Splits needed")
+    if not isinstance(given, Mapping):
+        raise AppError(f"app {name!r}: OPTIONS: {given!r} found, a dict needed")
+    unknown = sorted(map(str, given.keys() - DEFAULTS.keys()))
+    if unknown:
+        raise AppError(
+            f"app {name!r}: OPTIONS: {unknown[0]!r} found, some of {', '.join(DEFAULTS)} needed"
+        )
+    return App(name, module.__doc__ or "", build, data, {**DEFAULTS, **given})
+
+
+def train_app(
+    app: App | str | Path,
+    *,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    cpus: int | None = None,
+    threads: int = 1,
+    mapper: str = "data_parallel",
+    strategy: str | Path | None = None,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    data: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    resume: str | Path | None = None,
+    profile: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> TrainResult:
+    """Train an app and return what came of it.
+
+    Args:
+        epochs, batch_size, learning_rate: by default as the app's options say.
+        cpus, threads: processors to run on, by default all cores, and threads of each.
+        mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
+        data: a folder to take the data from in place of the app's own (see `read_splits`).
+        checkpoint: a file to save to after each epoch; resume: one to go on from.
+        profile: a file for the timeline of some ten steps.
+        say: called with the program, the strategy and the data set, as text.
+
+    Raises:
+        AppError: an app or options that do not fit, besides what `Model` raises.
+    """
+    if not isinstance(app, App):
+        app = load_app(app)
+    options = app.options
+    size = options["batch_size"] if batch_size is None else batch_size
+    most = options["epochs"] if epochs is None else epochs
+    for name, value, least in (("batch size", size, 1), ("epochs", most, 0)):
+        if value < least:
+            raise AppError(f"app {app.name!r}: {name}: {value!r} found, {least} or more needed")
+    optimizer = as_optimizer(options["optimizer"])
+    if learning_rate is not None:
+        optimizer = replace(optimizer, learning_rate=learning_rate)
+    hooks = list(callbacks)
+    if checkpoint is not None:
+        hooks.append(Checkpoint(checkpoint))
+    if profile is not None:
+        hooks.append(ProfileSteps(profile))
+    splits = _splits(app, data)
+    with app.build(size) as model:
+        model.compile(
+            optimizer,
+            loss=options["loss"],
+            metrics=options["metrics"],
+            cpus=cpus,
+            threads=threads,
+            mapper=mapper,
+            strategy=strategy,
+            seed=seed,
+        )
+        say(str(model.training_graph))
+        say(str(model.strategy))
+        say(str(splits))
+        history = model.fit(
+            splits.train_x,
+            splits.train_y,
+            batch_size=size,
+            epochs=most,
+            callbacks=hooks,
+            resume=resume,
+            progress=progress,
+        )
+        scores = model.evaluate(splits.test_x, splits.test_y, batch_size=size)
+        done = int(history.epochs[-1]["epoch"]) + 1 if history.epochs else 0
+        return TrainResult(
+            loss=history.last("loss"),
+            train_accuracy=history.last("accuracy"),
+            test_accuracy=scores.get("accuracy"),
+            epochs=done,
+            step_us=history.step_us,
+            samples_per_s=history.samples_per_s,
+            peak_bytes=model.peak_bytes,
+            executor="local",
+            mapper=mapper if strategy is None else "strategy",
+            strategy=None if strategy is None else str(strategy),
+            seed=seed,
+        )
+
+
+def _splits(app: App, data: str | Path | None) -> Splits:
+    if data is not None:
+        return read_splits(data)
+    if app.data is None:
+        raise AppError(f"app {app.name!r}: it has no data of its own; --data FOLDER needed")
+    return app.data()

@@ -1,0 +1,246 @@
+"""Memory plans: which tensors are where in a memory too small for all of them, step by step.
+
+A plan is the list of what happens in one memory (the plans of ROC; Jia, chapter 4): tensors come by
+allocation or from a backing memory, and leave by being freed or moved there. A plan is trusted only
+once it was replayed against its capacity.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from soapstone.ir import fields
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+
+FORMAT, VERSION = "soapstone-memory-plan", 1
+
+
+class Action(StrEnum):
+    """What one step of a plan does."""
+
+    ALLOCATE = "allocate"  # takes bytes; the contents are undefined
+    FREE = "free"  # gives the bytes back; the contents are lost
+    FETCH = "fetch"  # takes bytes, and copies the contents from the backing memory
+    EVICT = "evict"  # copies the contents to the backing memory, and gives the bytes back
+    RUN = "run"  # runs a node on resident tensors
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: of a tensor at [offset, offset + nbytes), or of a node (both numbers 0)."""
+
+    action: Action
+    name: str
+    nbytes: int = 0
+    offset: int = 0
+
+    def __str__(self) -> str:
+        if self.action is Action.RUN:
+            return f"run {self.name!r}"
+        return f"{self.action} {self.name!r} [{self.offset}, {self.offset + self.nbytes})"
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The tensors that a node reads, and those that it writes."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A sequence of steps in a memory of `capacity_bytes`."""
+
+    capacity_bytes: int
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The end of the highest bytes that are ever taken: the memory that the plan needs."""
+        return max((step.offset + step.nbytes for step in self.steps), default=0)
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes copied from and to the backing memory."""
+        moves = (Action.FETCH, Action.EVICT)
+        return sum(step.nbytes for step in self.steps if step.action in moves)
+
+    def replay(self, sizes: Mapping[str, int], uses: Mapping[str, Uses] | None = None) -> None:
+        """Check the plan step by step.
+
+        Args:
+            sizes: the bytes of each tensor.
+            uses: what each node reads and writes; None: what nodes touch is not checked.
+
+        Raises:
+            GraphError: a step beyond the capacity, over live bytes, with another size, or of a
+                tensor that is not there; names the step.
+        """
+        _Replay(self.capacity_bytes, sizes, uses).run(self.steps)
+
+    def check(self, graph: Graph) -> None:
+        """Check the plan for a graph: it replays, and runs every node after what it reads.
+
+        Raises:
+            GraphError: a fault of `replay`, or a node that never runs or does not exist.
+        """
+        sizes = {name: spec.nbytes for name, spec in graph.tensors.items()}
+        uses = {node.name: Uses(node.inputs, node.outputs) for node in graph.nodes}
+        self.replay(sizes, uses)
+        ran = {step.name for step in self.steps if step.action is Action.RUN}
+        for node in graph.nodes:
+            if node.name not in ran:
+                raise GraphError(f"memory plan: {node.label} never runs; once or more needed")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready data."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "capacity_bytes": self.capacity_bytes,
+            "steps": [
+                {
+                    "action": str(step.action),
+                    "name": step.name,
+                    "nbytes": step.nbytes,
+                    "offset": step.offset,
+                }
+                for step in self.steps
+            ],
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> MemoryPlan:
+        """Return the plan that JSON data describes.
+
+        Raises:
+            GraphError: a field is unknown, missing or of the wrong type; names it.
+        """
+        reader = fields.Fields(data, "memory plan", GraphError)
+        reader.header(FORMAT, VERSION)
+        capacity = reader.integer("capacity_bytes")
+        steps = []
+        for position, item in enumerate(reader.items("steps")):
+            step = fields.Fields(item, f"memory plan: steps[{position}]", GraphError)
+            action = Action(step.text("action", tuple(Action)))
+            name, nbytes, offset = step.text("name"), step.integer("nbytes"), step.integer("offset")
+            step.finish()
+            for field, value in (("nbytes", nbytes), ("offset", offset)):
+                if action is Action.RUN and value:
+                    raise step.fail(field, value, "0 for a run")
+            steps.append(Step(action, name, nbytes, offset))
+        reader.finish()
+        return MemoryPlan(capacity, tuple(steps))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; a file that exists is replaced whole or not at all."""
+        fields.write(path, fields.dump(self.to_json(), GraphError).encode())
+
+    @staticmethod
+    def load(path: str | Path) -> MemoryPlan:
+        """Return the plan of a file.
+
+        Raises:
+            GraphError: it cannot be read, or a field is wrong; names it.
+        """
+        data = fields.read(path, GraphError)
+        try:
+            return MemoryPlan.from_json(data)
+        except GraphError as error:
+            raise GraphError(f"file {str(path)!r}: {error}") from None
+
+    def __str__(self) -> str:
+        """The plan as text, one step a line."""
+        head = f"memory plan: {self.peak_bytes} of {self.capacity_bytes} bytes"
+        lines = [f"{number:6d}  {step}" for number, step in enumerate(self.steps)]
+        return "\n".join([head, *lines])
+
+
+class _Replay:
+    """The state of a memory while a plan is checked."""
+
+    def __init__(
+        self, capacity: int, sizes: Mapping[str, int], uses: Mapping[str, Uses] | None
+    ) -> None:
+        self.capacity, self.sizes, self.uses = capacity, sizes, uses
+        self.resident: dict[str, Step] = {}
+        self.defined: set[str] = set()  # resident tensors that have contents
+        self.ranges: list[tuple[int, int, str]] = []  # live bytes, by offset; none of them empty
+        # Whatever no node writes is in the backing memory from the start.
+        written = {name for use in (uses or {}).values() for name in use.writes}
+        self.backed = set(sizes) - written
+
+    def run(self, steps: Sequence[Step]) -> None:
+        for number, step in enumerate(steps):
+            fault = self._fault(step)
+            if fault is not None:
+                raise GraphError(f"memory plan: step {number} ({step}): {fault}")
+
+    def _fault(self, step: Step) -> str | None:
+        """Take one step, or return what is wrong with it."""
+        if step.action is Action.RUN:
+            return self._run(step.name)
+        if step.name not in self.sizes:
+            return "tensor does not exist"
+        if step.nbytes != self.sizes[step.name]:
+            return f"{step.nbytes} bytes found, {self.sizes[step.name]} needed"
+        if step.action in (Action.ALLOCATE, Action.FETCH):
+            return self._take(step)
+        held = self.resident.pop(step.name, None)
+        if held is None:
+            return "tensor is not resident"
+        if held.offset != step.offset:
+            return f"offset {step.offset} found, {held.offset} needed, where it was put"
+        if step.action is Action.EVICT:
+            if self.uses is not None and step.name not in self.defined:
+                return "tensor has no contents to move"
+            self.backed.add(step.name)
+        self.defined.discard(step.name)
+        if held.nbytes:
+            self.ranges.remove((held.offset, held.offset + held.nbytes, step.name))
+        return None
+
+    def _take(self, step: Step) -> str | None:
+        if step.name in self.resident:
+            return "tensor is resident already"
+        begin, end = step.offset, step.offset + step.nbytes
+        if begin < 0 or end > self.capacity:
+            return f"bytes up to {end} found, {self.capacity} there are"
+        if step.nbytes:
+            place = bisect_left(self.ranges, (begin, begin, ""))
+            for low, high, name in self.ranges[max(place - 1, 0) : place + 1]:
+                if low < end and begin < high:
+                    return f"overlaps {name!r} [{low}, {high}), which is live"
+            insort(self.ranges, (begin, end, step.name))
+        if step.action is Action.FETCH:
+            if step.name not in self.backed:
+                return "tensor is not in the backing memory"
+            self.defined.add(step.name)
+        self.resident[step.name] = step
+        return None
+
+    def _run(self, name: str) -> str | None:
+        if self.uses is None:
+            return None
+        if name not in self.uses:
+            return "node does not exist"
+        use = self.uses[name]
+        for tensor in (*use.reads, *use.writes):
+            if tensor not in self.resident:
+                return f"uses {tensor!r}, which is not resident"
+        for tensor in use.reads:
+            if tensor not in self.defined:
+                return f"reads {tensor!r}, which has no contents yet"
+        self.defined.update(use.writes)
+        self.backed.difference_update(use.writes)
+        return None

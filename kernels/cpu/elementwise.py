@@ -1,0 +1,265 @@
+"""The elementwise machine: any chain of elementwise operators in one pass over memory.
+
+A chain is a small program (see `opcodes`) run over chunks that stay in the first-level cache, so a
+fused chain costs what its inputs and outputs cost to stream, and needs no compilation. Operands
+may be strided and broadcast in any way; what is not contiguous is packed chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.layout import is_float32, walk
+from soapstone.kernels.cpu.native import (
+    as_float,
+    f32p,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    stack,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.opcodes import copy_floats, fill_floats, step
+from soapstone.kernels.cpu.programs import Node, Program, compile_program
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_DIRECT, _SPLAT, _PACK = 0, 1, 2
+_HEADER, _RECORD, _STEP = 12, 6, 6
+_MAX_OUTER, _MAX_REGISTERS = 8, 96
+_REGISTER_FLOATS = 6144  # of registers, in all: 24 KB of a 32 KB cache
+_SHORT_ROW = 256  # rows shorter than this are packed several to a chunk
+
+
+@native("body")
+def _machine(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    externals, steps = w[0], w[1]
+    length, rows, rows_a_chunk, columns_a_chunk = w[2], w[3], w[4], w[5]
+    outer, capacity = w[6], w[7]
+    extents, records, program = w[8], w[9], w[10]
+    width = _RECORD + outer
+    registers = stack(24576)
+    place = words(stack(1536))
+    filled = words(stack(3072))
+    counter = words(stack(64))
+    for r in range(w[11]):
+        place[externals + r] = registers + r * capacity * 4
+    for e in range(externals):
+        filled[2 * e] = 0
+        filled[2 * e + 1] = 0
+    column_chunks = (length + columns_a_chunk - 1) // columns_a_chunk
+    row_chunks = (rows + rows_a_chunk - 1) // rows_a_chunk
+    column = begin % column_chunks
+    rest = begin // column_chunks
+    row = rest % row_chunks
+    rest = rest // row_chunks
+    for d in range(outer - 1, -1, -1):
+        counter[d] = rest % w[extents + d]
+        rest = rest // w[extents + d]
+    for _ in range(begin, end):
+        r0 = row * rows_a_chunk
+        c0 = column * columns_a_chunk
+        nr = min(rows_a_chunk, rows - r0)
+        nc = min(columns_a_chunk, length - c0)
+        n = nr * nc
+        for e in range(externals):
+            at = records + e * width
+            inner, down = w[at + 1], w[at + 2]
+            address = w[at] + r0 * down + c0 * inner
+            for d in range(outer):
+                address += counter[d] * w[at + _RECORD + d]
+            if w[at + 3] == _DIRECT:
+                place[e] = address
+            else:
+                target = registers + w[at + 4] * capacity * 4
+                place[e] = target
+                if w[at + 5] != 0:
+                    filled[2 * e] = address
+                elif w[at + 3] == _SPLAT:
+                    if filled[2 * e] != address or filled[2 * e + 1] < n:
+                        fill_floats(target, f32p(address)[0], n)
+                        filled[2 * e] = address
+                        filled[2 * e + 1] = n
+                elif inner == 4:
+                    for r in range(nr):
+                        copy_floats(target + r * nc * 4, address + r * down, nc)
+                elif inner == 0:
+                    for r in range(nr):
+                        fill_floats(target + r * nc * 4, f32p(address + r * down)[0], nc)
+                else:
+                    for r in range(nr):
+                        to = f32p(target + r * nc * 4)
+                        for c in range(nc):
+                            to[c] = f32p(address + r * down + c * inner)[0]
+        for s in range(steps):
+            at = program + s * _STEP
+            step(
+                w[at],
+                place[w[at + 1]],
+                place[w[at + 2]],
+                place[w[at + 3]],
+                n,
+                as_float(w[at + 4]),
+                as_float(w[at + 5]),
+            )
+        for e in range(externals):
+            at = records + e * width
+            if w[at + 5] != 0 and w[at + 3] != _DIRECT:
+                inner, down = w[at + 1], w[at + 2]
+                source = place[e]
+                for r in range(nr):
+                    if inner == 4:
+                        copy_floats(filled[2 * e] + r * down, source + r * nc * 4, nc)
+                    else:
+                        for c in range(nc):
+                            to = f32p(filled[2 * e] + r * down + c * inner)
+                            to[0] = f32p(source + r * nc * 4)[c]
+        column += 1
+        if column == column_chunks:
+            column = 0
+            row += 1
+            if row == row_chunks:
+                row = 0
+                for d in range(outer - 1, -1, -1):
+                    counter[d] += 1
+                    if counter[d] < w[extents + d]:
+                        break
+                    counter[d] = 0
+    return 0
+
+
+def _capacity(registers: int) -> int:
+    """How many floats a chunk holds when that many registers share the cache."""
+    return min(1024, _REGISTER_FLOATS // registers // 16 * 16) if registers else 4096
+
+
+def _kind(strides: Sequence[int], length: int, rows: int, many: bool) -> int:
+    """How a chunk of the operand is reached; strides: (..., row, inner)."""
+    down, inner = strides[-2], strides[-1]
+    if inner == 4 and (not many or down == 4 * length):
+        return _DIRECT
+    if inner == 0 and (not many or down == 0):
+        return _SPLAT
+    return _PACK
+
+
+def bind_program(
+    program: Program, inputs: Sequence[Array], outputs: Sequence[Array], threads: int
+) -> Entry | None:
+    """Return the entry that runs the program on the arrays, or None where the machine cannot.
+
+    inputs: float32, broadcastable to the outputs; outputs: float32, one shape. An output may be
+    an input in place, with the same strides.
+    """
+    shape = outputs[0].shape
+    if not is_float32(*inputs, *outputs) or any(o.shape != shape for o in outputs):
+        return None
+    if np.broadcast_shapes(shape, *(a.shape for a in inputs)) != shape:
+        return None
+    if outputs[0].size == 0:
+        return noop()
+    arrays = [*inputs, *outputs]
+    made = walk(shape, arrays, lead=len(inputs))
+    extents = made.extents if len(made.extents) > 1 else (1, *made.extents)
+    strides = [s if len(made.extents) > 1 else (0, *s) for s in made.strides]
+    outer, rows, length = extents[:-2], extents[-2], extents[-1]
+    most = len(arrays) + program.registers
+    if len(outer) > _MAX_OUTER or most > _MAX_REGISTERS:
+        return None
+    many = rows > 1 and length < _SHORT_ROW and 2 * length <= _capacity(most)
+    kinds = [_kind(s, length, rows, many) for s in strides]
+    # An output written before an input that it lies over is last read is written back at the end.
+    for o, output in enumerate(outputs):
+        for i, x in enumerate(inputs):
+            if program.read[i] > program.written[o] and np.may_share_memory(output, x):
+                kinds[len(inputs) + o] = _PACK
+    packed = [e for e, kind in enumerate(kinds) if kind != _DIRECT]
+    registers = len(packed) + program.registers
+    capacity = _capacity(registers)
+    rows_a_chunk = min(rows, capacity // length) if many else 1
+    columns_a_chunk = length if many else min(length, capacity)
+
+    slots = {e: slot for slot, e in enumerate(packed)}
+    first_register = len(arrays) + len(packed)
+
+    def place(number: int) -> int:
+        return number if number >= 0 else first_register - 1 - number
+
+    width = _RECORD + len(outer)
+    extents_at = _HEADER
+    records_at = extents_at + len(outer)
+    steps_at = records_at + width * len(arrays)
+    records = [
+        (
+            a,
+            s[-1],
+            s[-2],
+            kinds[e],
+            slots.get(e, 0),
+            int(e >= len(inputs)),
+            tuple(s[:-2]),
+        )
+        for e, (a, s) in enumerate(zip(arrays, strides))
+    ]
+    steps = [
+        (s.code, place(s.to), place(s.a), place(s.b), float(s.p), float(s.q)) for s in program.steps
+    ]
+    block = pack(
+        (len(arrays), len(steps), length, rows, rows_a_chunk, columns_a_chunk, len(outer)),
+        (capacity, extents_at, records_at, steps_at, registers),
+        outer,
+        records,
+        steps,
+    )
+    chunks = -(-length // columns_a_chunk) * -(-rows // rows_a_chunk) * math.prod(outer)
+    nbytes = outputs[0].nbytes * (len(arrays) + program.weight)
+    entry = parallel_for(_machine, block, chunks, useful_threads(threads, nbytes))
+    return entry
+
+
+UNARY = (
+    "relu",
+    "leaky_relu",
+    "gelu",
+    "sigmoid",
+    "tanh",
+    "exp",
+    "log",
+    "sqrt",
+    "neg",
+    "affine",
+    "power",
+)
+BINARY = ("add", "sub", "mul", "div")
+GRADIENTS = tuple(f"{name}_grad" for name in ("relu", "leaky_relu", "gelu", "sigmoid", "tanh"))
+
+
+@variant((*UNARY, *BINARY, *GRADIENTS, "accumulate"), "numba")
+def elementwise(call: Call) -> Entry | None:
+    """One elementwise operator, as a program of one node."""
+    operands = tuple(range(len(call.inputs)))
+    return _bind(call, [(call.operator, operands, call.attributes)], (len(operands),))
+
+
+@variant("fused_elementwise", "numba")
+def fused_elementwise(call: Call) -> Entry | None:
+    """A chain of elementwise operators in one pass."""
+    nodes: list[Node] = [
+        (operator, tuple(operands), dict(attributes))
+        for operator, operands, attributes in call.attributes["program"]
+    ]
+    return _bind(call, nodes, tuple(call.attributes["results"]))
+
+
+def _bind(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:
+    program = compile_program(len(call.inputs), nodes, results)
+    if program is None or len(results) != len(call.outputs):
+        return None
+    return bind_program(program, call.inputs, call.outputs, call.threads)

@@ -1,0 +1,171 @@
+"""The command line: `soapstone train APP`, `apps`, `ops` and `version`.
+
+What a person reads goes to standard output; with `--json` it goes to standard error, and standard
+output has one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import soapstone
+
+if TYPE_CHECKING:
+    from soapstone.frontend.callbacks import Checkpoint
+
+app = typer.Typer(
+    help="Deep learning where everything about how a model runs is searched, proved or measured.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+@contextmanager
+def _reported(debug: bool, checkpoint: list[Checkpoint] | None = None) -> Iterator[None]:
+    """Turn errors into one line on standard error and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = checkpoint[0].saved if checkpoint else None
+        rest = f"go on with --resume {saved}" if saved else "no checkpoint was saved"
+        typer.echo(f"interrupted; {rest}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except BrokenPipeError:
+        raise  # the reader has gone; there is nobody to tell
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        if debug or isinstance(error, typer.Exit):
+            raise
+        text = " ".join(str(error).split()) or type(error).__name__
+        typer.echo(f"error: {text}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+@app.command()
+def train(
+    app_name: Annotated[
+        str, typer.Argument(metavar="APP", help="An app's name, or a .py script with build().")
+    ],
+    epochs: Annotated[int | None, typer.Option(min=0, help="Passes over the data.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples in a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0, help="A constant rate.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    mapper: Annotated[str, typer.Option(help="A mapper's name, or module:Class.")] = (
+        "data_parallel"
+    ),
+    strategy: Annotated[Path | None, typer.Option(help="A strategy file to follow.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Save here after each epoch: .safetensors or .npz.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="A checkpoint to go on from.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Write a timeline of ten steps (trace-event JSON).")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train an app; show its program, its strategy, and the accuracy on held-out samples."""
+    saving: list[Checkpoint] = []
+    with _reported(debug, saving):
+        from soapstone.frontend.app import train_app
+        from soapstone.frontend.callbacks import Checkpoint
+
+        if checkpoint is not None:
+            saving.append(Checkpoint(checkpoint))
+        result = train_app(
+            app_name,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            cpus=cpus,
+            threads=threads,
+            mapper=mapper,
+            strategy=strategy,
+            seed=seed,
+            data=data,
+            callbacks=saving,
+            resume=resume,
+            profile=profile,
+            say=lambda text: typer.echo(f"{text}\n", err=as_json),
+        )
+        typer.echo(str(result), err=as_json)
+        if as_json:
+            _print_json(result.as_dict())
+
+
+@app.command()
+def apps(as_json: Json = False, debug: Debug = False) -> None:
+    """List the apps that the package carries."""
+    with _reported(debug):
+        from soapstone.frontend.app import app_names, load_app
+
+        found = {name: load_app(name).summary for name in app_names()}
+        if as_json:
+            _print_json({"apps": found})
+            return
+        width = max(map(len, found))
+        for name, doc in found.items():
+            typer.echo(f"{name:<{width}}  {doc}")
+
+
+@app.command()
+def ops(as_json: Json = False, debug: Debug = False) -> None:
+    """List the operators: inputs, dims and how each may be split, kernels, laws, ONNX name."""
+    with _reported(debug):
+        from soapstone.frontend.catalogue import operator_rows, operator_table
+
+        rows = operator_rows()
+        if as_json:
+            _print_json({"operators": [row.as_dict() for row in rows]})
+        else:
+            typer.echo(operator_table(rows))
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the version."""
+    if as_json:
+        _print_json({"version": soapstone.__version__})
+    else:
+        typer.echo(f"soapstone {soapstone.__version__}")
+
+
+def run_app(script: str | Path) -> None:
+    """Train the app of a script, with the options of `soapstone train` from the command line.
+
+    A script ends with:
+
+        if __name__ == "__main__":
+            run_app(__file__)
+    """
+    app(["train", str(script), *sys.argv[1:]], prog_name=Path(script).name)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="soapstone")
+
+
+if __name__ == "__main__":
+    main()
