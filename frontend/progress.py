@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.1  # drawing costs a millisecond: not after every step
 
 
-def _figures(state: TrainingState) -> str:
-    parts = [f"loss {state.loss:.4f}"]
-    parts += [f"{name} {value:.4f}" for name, value in state.metrics.items()]
-    return "  ".join([*parts, f"{state.samples_per_s:,.0f} samples/s"])
-
-
 class ProgressBar(Callback):
     """Shows epoch, loss, metrics, throughput and the time left.
 
@@ -30,24 +23,23 @@ class ProgressBar(Callback):
     """
 
     def __init__(self, stream: TextIO | None = None, *, plain: bool | None = None) -> None:
-        self._stream = stream
+        self._out = stream or sys.stderr
         self._plain = plain
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._drawn = 0.0
         self._done = 0
-        self._epoch_began = 0.0
+        self._samples = 0.0  # of this epoch so far, and the time their steps took
+        self._busy_s = 0.0
 
     def on_train_begin(self, state: TrainingState) -> None:
-        stream = self._stream or sys.stderr
-        self._out = stream
-        if stream.isatty() if self._plain is None else self._plain is False:
-            self._progress = _bar(stream)
+        plain = not self._out.isatty() if self._plain is None else self._plain
+        if not plain:
+            self._progress = _bar(self._out)
             self._progress.start()
 
     def on_epoch_begin(self, state: TrainingState) -> None:
-        self._epoch_began = time.perf_counter()
-        self._done = 0
+        self._done, self._samples, self._busy_s = 0, 0.0, 0.0
         if self._progress is not None:
             self._task = self._progress.add_task(
                 f"epoch {state.epoch + 1}/{state.epochs}", total=state.steps_per_epoch, figures=""
@@ -55,6 +47,8 @@ class ProgressBar(Callback):
 
     def on_step_end(self, state: TrainingState) -> None:
         self._done += 1
+        self._busy_s += state.step_us / 1e6
+        self._samples += state.samples_per_s * state.step_us / 1e6
         now = time.perf_counter()
         if self._progress is not None and now - self._drawn >= _REFRESH_S:
             self._draw(state)
@@ -64,22 +58,26 @@ class ProgressBar(Callback):
         if self._progress is not None:
             self._draw(state)
             return
-        spent = time.perf_counter() - self._epoch_began
         width = len(str(state.epochs))
-        print(
-            f"epoch {state.epoch + 1:>{width}}/{state.epochs}  {_figures(state)}  {spent:.1f} s",
-            file=self._out,
-            flush=True,
-        )
+        line = f"epoch {state.epoch + 1:>{width}}/{state.epochs}  {self._figures(state)}"
+        print(f"{line}  {self._busy_s:.1f} s", file=self._out, flush=True)
 
     def on_train_end(self, state: TrainingState) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
+    def _figures(self, state: TrainingState) -> str:
+        """Return loss, metrics and the throughput of the epoch's steps so far."""
+        parts = [f"loss {state.loss:.4f}"]
+        parts += [f"{name} {value:.4f}" for name, value in state.metrics.items()]
+        if self._busy_s:
+            parts.append(f"{self._samples / self._busy_s:,.0f} samples/s")
+        return "  ".join(parts)
+
     def _draw(self, state: TrainingState) -> None:
         if self._progress is not None and self._task is not None:
-            figures = _figures(state) if math.isfinite(state.loss) else ""
+            figures = self._figures(state)
             self._progress.update(self._task, completed=self._completed(state), figures=figures)
             self._progress.refresh()
 

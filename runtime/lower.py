@@ -57,10 +57,10 @@ def lower_composites(graph: Graph, strategy: Strategy) -> Graph:
         }
         if not split:
             return graph
-        graph = _replace_composites(graph, split)
+        graph = _replace_composites(graph, split, strategy)
 
 
-def _replace_composites(graph: Graph, names: set[str]) -> Graph:
+def _replace_composites(graph: Graph, names: set[str], strategy: Strategy) -> Graph:
     shell = replace(
         graph, nodes=(), outputs=(), updates={}, tensors={n: graph.tensors[n] for n in graph.roles}
     )
@@ -78,7 +78,9 @@ def _replace_composites(graph: Graph, names: set[str]) -> Graph:
                 **node.attributes,
             )
         else:
-            emit = Emitter(builder, node, "")
+            # The primitives follow whichever configuration the composite followed.
+            own = node.name in strategy.configurations
+            emit = Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")
             outputs = tuple(_lowering(node)(emit, replace(node, inputs=inputs)))
         renamed.update(zip(node.outputs, outputs))
     builder.output(*(renamed.get(name, name) for name in graph.outputs))

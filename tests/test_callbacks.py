@@ -65,7 +65,8 @@ def drive(
                     raise KeyboardInterrupt
                 state.step += 1
                 recorder.step = state.step
-                state.loss, state.learning_rate, state.samples_per_s = loss, 0.1, 1234.5
+                state.loss, state.learning_rate = loss, 0.1
+                state.samples_per_s, state.step_us = 1234.5, 1e5
                 state.metrics = {"accuracy": 1 - loss}
                 for hook in hooks:
                     hook.on_step_end(state)
@@ -203,7 +204,9 @@ def test_progress_off_a_terminal_is_a_line_an_epoch() -> None:
     stream = io.StringIO()
     drive([ProgressBar(stream)], [0.5, 0.25])
     first, second = stream.getvalue().splitlines()
-    assert first.startswith("epoch 1/2  loss 0.5000  accuracy 0.5000  validation_loss 1.0000  1,23")
+    assert first == (
+        "epoch 1/2  loss 0.5000  accuracy 0.5000  validation_loss 1.0000  1,234 samples/s  0.3 s"
+    )
     assert second.startswith("epoch 2/2  loss 0.2500  accuracy 0.7500")
     assert "\x1b" not in stream.getvalue()
 

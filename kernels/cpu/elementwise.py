@@ -220,8 +220,7 @@ def bind_program(
     )
     chunks = -(-length // columns_a_chunk) * -(-rows // rows_a_chunk) * math.prod(outer)
     nbytes = outputs[0].nbytes * (len(arrays) + program.weight)
-    entry = parallel_for(_machine, block, chunks, useful_threads(threads, nbytes))
-    return entry
+    return parallel_for(_machine, block, chunks, useful_threads(threads, nbytes))
 
 
 UNARY = (

@@ -96,7 +96,12 @@ INSTRUCTIONS = tuple(
 CODES = {instruction.name: code for code, instruction in enumerate(INSTRUCTIONS)}
 
 
-def loop(builder: Any, count: Lanes, body: Callable[[Lanes, int, Lanes | None], None]) -> None:
+def loop(
+    builder: Any,
+    count: Lanes,
+    body: Callable[[Lanes, int, Lanes | None], None],
+    wide: int = WIDE,
+) -> None:
     """Write a loop over lanes 0 … count-1: `body(i, width, mask)` does `width` lanes from i.
 
     The bulk goes by wide vectors, so that the constants of a formula are loaded once for several
@@ -118,8 +123,8 @@ def loop(builder: Any, count: Lanes, body: Callable[[Lanes, int, Lanes | None], 
         builder.branch(head)
         builder.position_at_end(done)
 
-    full = builder.and_(count.value, I64(-WIDE))
-    stretch(I64(0), full, WIDE, False)
+    full = builder.and_(count.value, I64(-wide))
+    stretch(I64(0), full, wide, False)
     stretch(full, count.value, LANES, True)
 
 
@@ -156,7 +161,8 @@ def _function(module: Any, instruction: Instruction) -> Any:
         right = get(b, i, width, mask) if instruction.arity == 2 else left
         put(to, i, instruction.formula(left, right, p, q), mask)
 
-    loop(builder, n, body)
+    # The one formula in float64 would not fit in the registers any wider.
+    loop(builder, n, body, LANES if instruction.name == "power" else WIDE)
     builder.ret_void()
     return made
 

@@ -179,10 +179,7 @@ class Lanes:
         if element == self.element:
             return self
         if self._float():
-            if element in (F32, F64):
-                made = b.fpext if element == F64 else b.fptrunc
-            else:
-                made = b.fptosi
+            made = (b.fpext if element == F64 else b.fptrunc) if element in (F32, F64) else b.fptosi
         elif element in (F32, F64):
             made = b.uitofp if self.element in (I1, I8) else b.sitofp
         elif element.width < self.element.width:
