@@ -93,8 +93,8 @@ def torch_peer(model: str, cpus: int, threads: int) -> None:
             nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
             nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
             nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Flatten(),
-            nn.Dropout(), nn.LazyLinear(4096), nn.ReLU(),
-            nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
+            nn.LazyLinear(4096), nn.ReLU(),
+            nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
         ],
     }  # fmt: skip
     net = nn.Sequential(*layers[model])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soapstone.frontend.batches import Batches, named_arrays, permutation
+from soapstone.frontend.batches import Batches, named_arrays, npz_files, permutation
 from soapstone.frontend.npz import DataError, NpzFile
 from soapstone.ir.tensor import Array
 
@@ -31,7 +30,8 @@ class Splits:
     the samples were made up.
 
     Raises:
-        DataError: row counts that differ, or arrays that are not numeric.
+        DataError: row counts that differ, arrays that are not numeric, or parts whose samples have
+            another shape.
     """
 
     train_x: Samples
@@ -42,26 +42,45 @@ class Splits:
     synthetic: bool = False
 
     def __post_init__(self) -> None:
+        label = f"data set {self.name!r}"
+        shapes = []
         for part, x, y in (
             ("train", self.train_x, self.train_y),
             ("test", self.test_x, self.test_y),
         ):
-            if isinstance(x, Path):
-                continue
             try:
-                named_arrays(x, y)
+                shapes.append(_sample_shapes(x, y))
             except DataError as error:
-                raise DataError(f"data set {self.name!r}, {part}: {error}") from None
+                raise DataError(f"{label}, {part}: {error}") from None
+        train, test = shapes
+        for name in train.keys() | test.keys():
+            if train.get(name) != test.get(name):
+                raise DataError(
+                    f"{label}, test: field {name!r}: samples of shape {test.get(name)} found,"
+                    f" {train.get(name)} needed as in the training part"
+                )
 
     def __str__(self) -> str:
         sizes = [
-            str(part)
-            if isinstance(part, Path)
-            else f"{len(named_arrays(part, None)[0].popitem()[1]):,}"
+            f"files of {part.name!r}" if isinstance(part, Path) else f"{_rows(part):,}"
             for part in (self.train_x, self.test_x)
         ]
         kind = "synthetic data" if self.synthetic else "data"
         return f"{kind} {self.name!r}: {sizes[0]} to train on, {sizes[1]} held out"
+
+
+def _rows(x: Array | Mapping[str, Array]) -> int:
+    inputs, _ = named_arrays(x, None)
+    return len(next(iter(inputs.values())))
+
+
+def _sample_shapes(x: Samples, y: Array | None) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one sample, by field."""
+    if isinstance(x, Path):
+        return {name: shape[1:] for name, (shape, _) in npz_files(x)[0].fields.items()}
+    inputs, labels = named_arrays(x, y)
+    arrays = inputs if labels is None else {**inputs, "y": labels}
+    return {name: array.shape[1:] for name, array in arrays.items()}
 
 
 def data_folder() -> Path | None:
@@ -161,8 +180,8 @@ def synthetic_images(
     """Return made-up samples that can be learned: a pattern for each class, plus normal noise.
 
     `count` samples of `shape` float32, labels int32 in 0..classes-1; a fifth is held out. Patterns
-    of images (c, h, w) are constant over blocks of a quarter of the extent, so that convolution and
-    pooling keep them.
+    of images (c, h, w) are constant over blocks, 4 by 4 of them, so that convolution and pooling
+    keep them.
 
     Raises:
         DataError: a count, shape or number of classes below 1, or negative noise.
@@ -173,11 +192,11 @@ def synthetic_images(
     if noise < 0:
         raise DataError(f"synthetic_images: noise: {noise!r} found, 0 or more needed")
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, 0]))
-    coarse = tuple(math.ceil(extent / 4) for extent in shape) if len(shape) == 3 else shape
+    image = len(shape) == 3
+    coarse = (shape[0], *(min(extent, 4) for extent in shape[1:])) if image else shape
     patterns = random.standard_normal((classes, *coarse), dtype=np.float32)
-    if coarse != shape:
-        for axis, extent in enumerate(shape, 1):
-            patterns = patterns.repeat(4, axis).take(range(extent), axis)
+    for axis, extent in enumerate(shape[1:], 2) if image else ():
+        patterns = patterns.take(np.arange(extent) * coarse[axis - 1] // extent, axis)
     y = random.integers(0, classes, count).astype(np.int32)
     x = random.standard_normal((count, *shape), dtype=np.float32)
     x *= np.float32(noise)

@@ -22,7 +22,6 @@ class Recorder:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self._edges: list[tuple[Array, Array]] = []
-        self.transients: list[Storage] = []
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
         """Record operations and the dependences that end in them."""
@@ -31,8 +30,7 @@ class Recorder:
             self._edges.append((sources, targets))
 
     def allocate(self, storage: Storage) -> None:
-        """Record a transient storage: the arena planner places it."""
-        self.transients.append(storage)
+        """Leave a transient storage without bytes: the arena planner places it."""
 
     def edges(self) -> Array:
         """All dependences, each once, sorted. Returns int64 (edges, 2)."""

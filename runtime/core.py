@@ -376,7 +376,7 @@ class Runtime:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and not self.executor.told:
                 self.executor.wait()
         finally:
             self.close()

@@ -56,12 +56,7 @@ def _lives(operations: Sequence[Operation], order: Sequence[int]) -> dict[int, _
     return lives
 
 
-def lay_out(
-    operations: Sequence[Operation],
-    order: Sequence[int],
-    transients: Sequence[Storage],
-    memories: int,
-) -> ArenaLayout:
+def lay_out(operations: Sequence[Operation], order: Sequence[int], memories: int) -> ArenaLayout:
     """The arenas of a step's transient storages, and the dependences that make reuse safe."""
     lives = _lives(operations, order)
     single_worker = len({operation.processor for operation in operations}) < 2
@@ -71,12 +66,7 @@ def lay_out(
         found = plan([Block(life.storage.nbytes, life.start, life.end) for life in mine])
         plans.append(found)
         at = [(life.storage, int(offset)) for life, offset in zip(mine, found.offsets)]
-        unused = [
-            (storage, 0)
-            for storage in transients
-            if storage.memory == memory and id(storage) not in lives and storage.nbytes == 0
-        ]
-        placed.append(tuple(at + unused))
+        placed.append(tuple(at))
         if not single_worker:
             edges.append(_reuse(mine, found.offsets))
     pairs = np.concatenate([np.zeros((0, 2), dtype=np.int64), *edges])

@@ -188,6 +188,7 @@ class Machine:
 
         Raises: MachineError.
         """
+        _number("Machine.local", "threads", threads, whole=True, least=1)
         if cpus is None:
             cpus = max(1, (os.cpu_count() or 1) // threads)
         _number("Machine.local", "cpus", cpus, whole=True, least=1)

@@ -60,13 +60,16 @@ class Trace:
         analysed = sink.edges()
         self.order = _order(self.operations, analysed)
         self.layout: ArenaLayout = lay_out(
-            self.operations, self.order, sink.transients, len(runtime.machine.memories)
+            self.operations, self.order, len(runtime.machine.memories)
         )
         pairs = np.concatenate([analysed, self.layout.edges])
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
         self._arenas = self._allocate()
         self._trampoline = _TRAMPOLINE(self._call_python)
         self._program = self._assemble()
+        for state in analysis.regions.values():
+            for instance in state:
+                instance.users = []  # only compiling needed them
 
     # -- compiling
 
@@ -75,8 +78,13 @@ class Trace:
         for memory, plan in enumerate(self.layout.plans):
             arena = _Arena()
             if plan.peak_bytes:
+                held = sorted(self.layout.placed[memory], key=lambda item: -item[0].nbytes)
+                most = ", ".join(f"{s.name or '?'} {s.nbytes} bytes" for s, _ in held[:5])
                 self._runtime.memory.claim(
-                    arena, memory, plan.peak_bytes, f"the arena of trace {self.name!r}"
+                    arena,
+                    memory,
+                    plan.peak_bytes,
+                    f"the arena of trace {self.name!r} (largest: {most})",
                 )
                 arena.buffer = aligned_bytes(plan.peak_bytes, zero=False)
                 for storage, offset in self.layout.placed[memory]:

@@ -54,6 +54,16 @@ def copy_words(block: Any) -> int:
             s1 = carray(pointer(source + words * 8), (size - words * 8,), types.uint8)
             for i in range(size - words * 8):
                 t1[i] = s1[i]
+        elif by == 0 and to == unit and unit == 4:
+            same = carray(pointer(source), (1,), types.uint32)[0]
+            row4 = carray(pointer(target), (n,), types.uint32)
+            for i in range(n):
+                row4[i] = same
+        elif by == 0 and to == unit and unit == 8:
+            whole = carray(pointer(source), (1,), types.uint64)[0]
+            row8 = carray(pointer(target), (n,), types.uint64)
+            for i in range(n):
+                row8[i] = whole
         elif unit == 8:
             for i in range(n):
                 t = carray(pointer(target + i * to), (1,), types.uint64)

@@ -277,6 +277,12 @@ def test_splits_check_their_rows() -> None:
     x, y = arrays()
     with pytest.raises(DataError, match="data set 'd', test: y: 3 rows found, 23 needed"):
         Splits(x, y, x, y[:3], "d")
+    with pytest.raises(
+        DataError, match=r"test: field 'x': samples of shape \(1,\) found, \(2,\) n"
+    ):
+        Splits(x, y, x[:, :1], y, "d")
+    with pytest.raises(DataError, match=r"test: field 'b': samples of shape \(2,\) found, None"):
+        Splits({"a": x}, y, {"a": x, "b": x}, y, "d")
 
 
 def test_the_data_folder_of_the_environment(

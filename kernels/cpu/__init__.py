@@ -1,7 +1,7 @@
-"""Kernels for CPUs. Importing this package registers its variants with `kernels.registry`.
+"""Kernels for CPUs: importing this package registers its variants with `kernels.registry`.
 
-Numba's kernels compile on first use. oneDNN's are registered where its library is found, and first,
-so that they are the ones tried where no measurement says otherwise.
+oneDNN's come first: where nothing was measured, the first variant that serves a call is taken.
+Numba's compile, or load from its cache, when a call is bound.
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-_MODULES = (
+_FAMILIES = (
+    "onednn",
     "elementwise",
+    "reduce",
+    "normalization",
+    "pooling",
+    "movement",
+    "dropout",
+    "embedding",
+    "updates",
+    "losses",
+    "softmax",
 )
 
-if importlib.util.find_spec("soapstone.kernels.cpu.onednn") is not None:
-    _onednn = importlib.import_module("soapstone.kernels.cpu.onednn")
-    if not hasattr(_onednn, "available") or _onednn.available():
-        pass
-for _name in _MODULES:
-    importlib.import_module(f"soapstone.kernels.cpu.{_name}")
+for _family in _FAMILIES:
+    if importlib.util.find_spec(f"{__name__}.{_family}") is not None:
+        importlib.import_module(f"{__name__}.{_family}")

@@ -24,21 +24,11 @@ def walk(shape: Sequence[int], arrays: Sequence[Array], *, lead: int = 0) -> Wal
     dropped and neighbours that are contiguous in every array are merged. At least one dim is left.
     """
     views = [np.broadcast_to(a, shape) for a in arrays]
-    dims = [d for d in range(len(shape)) if shape[d] != 1]
-    dims.sort(key=lambda d: -abs(views[lead].strides[d]))
-    extents: list[int] = []
-    strides: list[list[int]] = []
-    for d in dims:
-        steps = [v.strides[d] for v in views]
-        if extents and all(old == new * shape[d] for old, new in zip(strides[-1], steps)):
-            extents[-1] *= shape[d]
-            strides[-1] = steps
-        else:
-            extents.append(shape[d])
-            strides.append(steps)
-    if not extents:
-        extents, strides = [1], [[0] * len(views)]
-    return Walk(tuple(extents), tuple(zip(*strides)) if views else ())
+    dims = sorted(range(len(shape)), key=lambda d: -abs(views[lead].strides[d]))
+    extents, strides = merge(
+        [shape[d] for d in dims], [[v.strides[d] for d in dims] for v in views]
+    )
+    return Walk(extents, strides)
 
 
 def is_float32(*arrays: Array) -> bool:
@@ -51,13 +41,25 @@ def dense(array: Array) -> bool:
     return is_float32(array) and array.flags.c_contiguous
 
 
-def row_stride(array: Array) -> int | None:
-    """The stride, in floats, of an array seen as rows of its last dim; None if it is not so."""
-    if not is_float32(array) or array.ndim == 0:
-        return None
-    made = walk(array.shape[:-1], [array[..., 0]]) if array.shape[-1] else None
-    if array.shape[-1] > 1 and array.strides[-1] != 4:
-        return None
-    if made is None or len(made.extents) != 1:
-        return None
-    return made.strides[0][0] // 4
+def merge(
+    extents: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the dims without those of extent 1, neighbours merged where every array allows.
+
+    strides[a][d] is the stride of array a along dim d; at least one dim is left.
+    """
+    out: list[int] = []
+    kept: list[list[int]] = []
+    for d, extent in enumerate(extents):
+        if extent == 1:
+            continue
+        steps = [s[d] for s in strides]
+        if out and all(old == new * extent for old, new in zip(kept[-1], steps)):
+            out[-1] *= extent
+            kept[-1] = steps
+        else:
+            out.append(extent)
+            kept.append(steps)
+    if not out:
+        out, kept = [1], [[0] * len(strides)]
+    return tuple(out), tuple(zip(*kept))

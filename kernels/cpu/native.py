@@ -62,12 +62,14 @@ class Native:
 
 
 def _compile(function: Callable[..., Any], signature: str) -> Any:
-    made = CFunc(function, sigutils.normalize_signature(signature), {}, {"error_model": "numpy"})
+    made: Any = CFunc(
+        function, sigutils.normalize_signature(signature), {}, {"error_model": "numpy"}
+    )
     # A RuntimeError says that no directory to cache in is writable: then compile every time.
     with contextlib.suppress(RuntimeError):
         made.enable_caching()
         # Numba's stamp covers the file of the kernel only; what it inlines may change too.
-        index = getattr(made._cache, "_cache_file", None)
+        index: Any = getattr(made._cache, "_cache_file", None)
         if hasattr(index, "_source_stamp"):
             index._source_stamp = (index._source_stamp, _shared_stamp())
     made.compile()
@@ -78,7 +80,7 @@ def _compile(function: Callable[..., Any], signature: str) -> Any:
 def _shared_stamp() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for name in ("native.py", "simd.py", "mathematics.py", "opcodes.py"):
+    for name in ("native.py", "simd.py", "mathematics.py", "opcodes.py", "runs.py"):
         if (here / name).exists():
             digest.update((here / name).read_bytes())
     return digest.hexdigest()
@@ -258,7 +260,7 @@ def _nothing(block: Any) -> int:
 
 
 @native()
-def _in_order(block: Any) -> int:
+def _in_order(block: Any) -> Any:
     w = words(block)
     for i in range(w[0]):
         status = call_entry(w[1 + 2 * i], w[2 + 2 * i])
@@ -268,7 +270,7 @@ def _in_order(block: Any) -> int:
 
 
 @native()
-def _whole(block: Any) -> int:
+def _whole(block: Any) -> Any:
     w = words(block)
     return call_body(w[0], w[1], 0, w[2])
 
@@ -288,7 +290,7 @@ def _member(block: Any) -> None:
 
 
 @native()
-def _team(block: Any) -> int:
+def _team(block: Any) -> Any:
     w = words(block)
     data = w[8 + w[4]]
     _call_parallel(w[0], w[1], data, w[4], 0)

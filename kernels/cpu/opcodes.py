@@ -44,8 +44,8 @@ def _gelu(a: Lanes) -> Lanes:
     return a * 0.5 * (erf(a * _SQRT_HALF) + 1.0)
 
 
-def _tanh_of(a: Lanes) -> Lanes:
-    return tanh((a * a * a * _TANH_CUBE + a) * _TANH_SCALE)
+def _doubled(a: Lanes) -> Lanes:
+    return (a * a * a * _TANH_CUBE + a) * (2.0 * _TANH_SCALE)
 
 
 def _gelu_slope(a: Lanes) -> Lanes:
@@ -56,10 +56,13 @@ def _gelu_slope(a: Lanes) -> Lanes:
 
 
 def _gelu_tanh_slope(a: Lanes) -> Lanes:
-    inside = where(a > 30.0, 30.0, where(a < -30.0, -30.0, a))
-    t = _tanh_of(inside)
-    inner = (inside * inside * (3.0 * _TANH_CUBE) + 1.0) * _TANH_SCALE
-    return (t + 1.0) * 0.5 + inside * 0.5 * (1.0 - t * t) * inner
+    # With s = (1 + tanh u) / 2 = 1 / (1 + e), e = exp(-2u): 1 - tanh^2 is 4 e s^2, which does not
+    # cancel where the tangent is near 1.
+    x = where(a > 10.0, 10.0, where(a < -10.0, -10.0, a))
+    e = exp(-_doubled(x))
+    s = 1.0 / (e + 1.0)
+    inner = (x * x * (3.0 * _TANH_CUBE) + 1.0) * (2.0 * _TANH_SCALE)
+    return s + x * s * (e * s) * inner
 
 
 INSTRUCTIONS = tuple(
@@ -69,7 +72,7 @@ INSTRUCTIONS = tuple(
         ("relu", 1, lambda a, b, p, q: where(a < 0.0, 0.0, a)),
         ("leaky_relu", 1, lambda a, b, p, q: where(a > 0.0, a, a * p)),
         ("gelu", 1, lambda a, b, p, q: _gelu(a)),
-        ("gelu_tanh", 1, lambda a, b, p, q: a * 0.5 * (_tanh_of(a) + 1.0)),
+        ("gelu_tanh", 1, lambda a, b, p, q: a * sigmoid(_doubled(a))),
         ("sigmoid", 1, lambda a, b, p, q: sigmoid(a)),
         ("tanh", 1, lambda a, b, p, q: tanh(a)),
         ("exp", 1, lambda a, b, p, q: exp(a)),

@@ -31,7 +31,7 @@ _WIDTH = {"float": 4, "double": 8, "i8": 1, "i32": 4, "i64": 8}
 _FLAGS = ("contract",)
 
 
-class Vector(types.Type):
+class Vector(types.Type):  # type: ignore[misc, unused-ignore]
     """The Numba type of a vector of lanes."""
 
     def __init__(self, element: Any, count: int) -> None:
@@ -391,7 +391,11 @@ load = vectorised(lambda p, i: load_lanes(p, i))
 store = vectorised(lambda p, i, v: store_lanes(p, i, v))
 load_first = vectorised(lambda p, i, n: load_some(p, i, first(n)))
 store_first = vectorised(lambda p, i, v, n: store_some(p, i, v, first(n)))
+# The lanes past the end are minus or plus infinity, the identities of maximum and minimum.
+load_first_low = vectorised(lambda p, i, n: load_some(p, i, first(n), float("-inf")))
+load_first_high = vectorised(lambda p, i, n: load_some(p, i, first(n), float("inf")))
 load_bytes = vectorised(lambda p, i: load_lanes(p, i, I8))
+store_bytes = vectorised(lambda p, i, v: store_lanes(p, i, v.cast(I8)))
 load_doubles = vectorised(lambda p, i: load_lanes(p, i, F64))
 splat = vectorised(lambda x: x.cast(F32).splat())
 splat64 = vectorised(lambda x: x.cast(F64).splat())

@@ -121,6 +121,7 @@ class LocalExecutor:
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         self.machine = machine
         self.fault: BaseException | None = None
+        self.told = False  # whether `wait` has raised the fault
         self.profile: Profile | None = None
         self._memory = memory
         self._lock = threading.Lock()
@@ -314,9 +315,9 @@ class LocalExecutor:
             while self._live and self.fault is None:
                 self._idle.wait()
         if self.fault is not None:
-            if getattr(self.fault, "_told", False):
+            if self.told:
                 self.check()
-            self.fault._told = True  # type: ignore[attr-defined]
+            self.told = True
             raise self.fault
 
     @property
@@ -336,6 +337,7 @@ class LocalExecutor:
             self.run_all(dict.fromkeys(range(len(self._threads)), _pass), _pass)
         with self._lock:
             self.fault = None
+            self.told = False
 
     def close(self) -> None:
         """Stop the threads and join them; work that is queued and not started is dropped."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
-from soapstone.kernels.cpu.onednn.matmul import product, rows
+from soapstone.kernels.cpu.onednn.matmul import product, product_variants, rows
 from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import variant
 
 
 def _matrices(program: Program, arrays: tuple[Array, ...]) -> list[Array]:
@@ -19,8 +18,8 @@ def _matrices(program: Program, arrays: tuple[Array, ...]) -> list[Array]:
     return found
 
 
-@variant("linear_grad_input", "onednn")
-def linear_grad_input(call: Call) -> Entry | None:
+@product_variants("linear_grad_input")
+def linear_grad_input(call: Call, form: str = "first") -> Entry | None:
     """Return the entry of dx = dy @ w.T over dy's last axis."""
     dy, w = call.inputs
     (dx,) = call.outputs
@@ -33,11 +32,11 @@ def linear_grad_input(call: Call) -> Entry | None:
         return None
     program = Program(call.threads)
     (left,) = _matrices(program, (dy,))
-    return product(program, (left, w.swapaxes(0, 1), out), None, None, False)
+    return product(program, (left, w.swapaxes(0, 1), out), None, None, form)
 
 
-@variant("linear_grad_weight", "onednn")
-def linear_grad_weight(call: Call) -> Entry | None:
+@product_variants("linear_grad_weight")
+def linear_grad_weight(call: Call, form: str = "first") -> Entry | None:
     """Return the entry of dw = x.T @ dy, summed over all leading dims."""
     x, dy = call.inputs
     (dw,) = call.outputs
@@ -49,4 +48,4 @@ def linear_grad_weight(call: Call) -> Entry | None:
         return None
     program = Program(call.threads)
     left, right = _matrices(program, (x, dy))
-    return product(program, (left.swapaxes(0, 1), right, dw), None, None, False)
+    return product(program, (left.swapaxes(0, 1), right, dw), None, None, form)

@@ -1,15 +1,16 @@
 """Matrix products: `matmul` (transposes, broadcast batches), `linear` (bias, activation).
 
-Of oneDNN's two fast implementations, "brg" copies panels of a transposed right operand well but
-crawls through a wide row-major one (64 x 4096 x 4096: 65 ms against 38 for "gemm"), and takes only
-dense operands; "gemm" packs whatever it is given. Packing weights in the entry on every run gains
-nothing over "gemm"; weights that never change are packed once (`constant_weights`).
+Of oneDNN's two fast implementations, "brg" crawls through a wide row-major right operand (64 x 4096
+x 4096: 65 ms against 38 for "gemm") and is faster on smaller ones (64 x 784 x 1024: 0.96 ms against
+1.5), so each is a variant of its own. Weights that never change are packed once
+(`constant_weights`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -35,8 +36,23 @@ from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, th
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
-_WIDE = 1 << 19  # elements of a row-major right operand from which "gemm" is faster
-_WIDE_TRANSPOSED = 1 << 17  # the same where the left operand is transposed
+FORMS = {"onednn": "first", "onednn_gemm": "gemm", "onednn_packed": "packed"}  # by variant
+
+
+def product_variants(
+    operator: str,
+) -> Callable[[Callable[[Call, str], Entry | None]], Callable[[Call, str], Entry | None]]:
+    """Return a decorator that registers `bind(call, form)` as one variant for each form.
+
+    Which form is fastest depends on shapes and strides; measured cost decides.
+    """
+
+    def register(bind: Callable[[Call, str], Entry | None]) -> Callable[[Call, str], Entry | None]:
+        for name, form in FORMS.items():
+            variant(operator, name)(partial(bind, form=form))
+        return bind
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -49,19 +65,7 @@ class _Product:
     bias: bool
     activation: Activation | None
     threads: int
-
-
-def _prefers_gemm(product: _Product) -> bool:
-    """Return whether "gemm" is the faster implementation (measured on AVX-512)."""
-    if product.a.strides is None or product.b.strides is None:
-        return False
-    (rows, depth), columns = product.a.shape[-2:], product.b.shape[-1]
-    if rows == 1:
-        return True
-    if len(product.y.shape) > 2 or product.b.strides[-1] != 1:
-        return False
-    transposed = product.a.strides[-1] != 1 and depth > 1
-    return depth * columns >= (_WIDE_TRANSPOSED if transposed else _WIDE)
+    form: str
 
 
 def _description(product: _Product) -> Handle:
@@ -86,12 +90,13 @@ def _primitive(product: _Product) -> Primitive | None:
             if error.unsupported:
                 return None
             raise
-        if _prefers_gemm(product):
-            other = _description(product)
-            while "gemm" not in implementation(other) and next_implementation(other):
+        if product.form == "gemm":
+            if "gemm" in implementation(found):
+                return None  # the first form already
+            while "gemm" not in implementation(found) and next_implementation(found):
                 pass
-            if "gemm" in implementation(other):
-                found = other
+            if "gemm" not in implementation(found):
+                return None
         if "ref" in implementation(found):
             return None
         return compile_primitive("matmul", found)
@@ -119,25 +124,32 @@ def product(
     operands: tuple[Array, Array, Array],
     bias: Array | None,
     activation: Activation | None,
-    constant: bool,
+    form: str,
+    constant: bool = False,
 ) -> Entry | None:
-    """Return the entry of y = activation(a @ b + bias) on views of equal rank.
+    """Return the entry of y = activation(a @ b + bias) on views of equal rank, or None.
 
-    Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
+    Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
+    "packed" reorders b into oneDNN's format on every run. Constant weights have one form, "first",
+    which packs them once. Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
     plain loops, are staged through dense copies.
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
     dense = [Layout.dense(array.shape) for array in operands]
+    if form != "first" and (constant or (form == "packed" and a.shape[-2] == 1)):
+        return None
+    packed = form == "packed" or (constant and a.shape[-2] > 1)
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
-    for used in choices:
+    for used in choices[:1] if form == "gemm" else choices:
         left, right, out = used
         if out.strides is not None and out.strides[-1] != 1:
             out = dense[2]  # no implementation writes columns
-        packed = constant and a.shape[-2] > 1
         right = Layout.any(b.shape) if packed else right
-        product = _Product(left, right, out, bias is not None, activation, program.threads)
-        primitive = _primitive(product)
+        form_of = "gemm" if form == "gemm" else "first"
+        primitive = _primitive(
+            _Product(left, right, out, bias is not None, activation, program.threads, form_of)
+        )
         if primitive is not None:
             break
     else:
@@ -176,8 +188,8 @@ def _shared_batch(arrays: list[Array]) -> list[Array]:
     return arrays
 
 
-@variant("matmul", "onednn")
-def matmul(call: Call) -> Entry | None:
+@product_variants("matmul")
+def matmul(call: Call, form: str = "first") -> Entry | None:
     """Return the entry of y = a @ b with the attributes' transposes.
 
     With the attribute `constant_weights` the right operand is packed on the first run only.
@@ -203,9 +215,9 @@ def matmul(call: Call) -> Entry | None:
         flat_a, flat_y = rows(a), rows(y)
         if flat_a is not None and flat_y is not None:
             flat = b.reshape(b.shape[-2:])  # only axes of size 1 go: always a view
-            return product(program, (flat_a, flat, flat_y), None, None, constant)
+            return product(program, (flat_a, flat, flat_y), None, None, form, constant)
     a, b, y = _shared_batch([a, b, y])
-    return product(program, (a, b, y), None, None, constant)
+    return product(program, (a, b, y), None, None, form, constant)
 
 
 def rows(array: Array) -> Array | None:
@@ -216,8 +228,8 @@ def rows(array: Array) -> Array | None:
     return view
 
 
-@variant("linear", "onednn")
-def linear(call: Call) -> Entry | None:
+@product_variants("linear")
+def linear(call: Call, form: str = "first") -> Entry | None:
     """Return the entry of y = activation(x @ w + b) over x's last axis.
 
     With the attribute `constant_weights` the weights are packed on the first run only.
@@ -243,4 +255,4 @@ def linear(call: Call) -> Entry | None:
     if rows_y is None:
         rows_y = program.dense_target(y).reshape(-1, y.shape[-1])
     constant = bool(call.attributes.get("constant_weights", False))
-    return product(program, (rows_x, w, rows_y), bias, ACTIVATIONS[activation], constant)
+    return product(program, (rows_x, w, rows_y), bias, ACTIVATIONS[activation], form, constant)
