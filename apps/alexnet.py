@@ -9,14 +9,14 @@ single-tower network); at 64x64 the first convolution has stride 2.
 
 from __future__ import annotations
 
-from soapstone import SGD, Model, run_app
+from soapstone import Adam, Model, run_app
 from soapstone.frontend.data import Splits, images
 
 OPTIONS = {
-    "optimizer": SGD(0.01, momentum=0.9, weight_decay=5e-4),
+    "optimizer": Adam(2e-4),
     "loss": "cross_entropy",
     "metrics": ["accuracy"],
-    "epochs": 5,
+    "epochs": 10,
     "batch_size": 64,
 }
 

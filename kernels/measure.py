@@ -11,10 +11,9 @@ import json
 import os
 import platform
 import sqlite3
-import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import Bind
+from soapstone.kernels.registry import Variant
 
-BUDGET_US = 20_000.0  # most time spent on one variant of one call
+BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
 _MEASURING = threading.Lock()
 
@@ -124,29 +123,37 @@ def scratch(call: Call) -> Call:
     )
 
 
-def time_entry(entry: Entry) -> float:
-    """Return the median time of one execution in microseconds."""
+def measured_us(call: Call, candidates: Sequence[Variant]) -> dict[str, float]:
+    """Return the time of each variant that serves such a call, measuring those that have none.
+
+    Variants are timed in turns and by their best run, so that a busy machine hurts them alike.
+    """
+    keys = {variant.name: signature(call, variant.name) for variant in candidates}
+    known = {name: store().get(key) for name, (key, _) in keys.items()}
+    if any(us is None for us in known.values()):
+        with _MEASURING:  # one at a time: workers bind in parallel, but must not time side by side
+            copy = scratch(call)
+            bound = {variant.name: variant.bind(copy) for variant in candidates}
+            entries = {name: entry for name, entry in bound.items() if entry is not None}
+            for name, us in _best_us(entries).items():
+                store().put(keys[name][0], us, keys[name][1])
+        known = {name: store().get(key) for name, (key, _) in keys.items()}
+    return {name: us for name, us in known.items() if us is not None}
+
+
+def _best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
+    """Return the best time of each entry over runs taken in turns, in microseconds."""
     from soapstone.kernels.cpu.native import run
 
-    run(entry)
-    times: list[float] = []
-    while len(times) < RUNS and (len(times) < 2 or sum(times) < BUDGET_US):
-        start = time.perf_counter()
+    best = dict.fromkeys(entries, float("inf"))
+    for entry in entries.values():
         run(entry)
-        times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
-
-
-def measured_us(call: Call, variant: str, bind: Bind) -> float | None:
-    """Return the time of a variant on such a call, measuring it the first time; None if not served."""
-    key, what = signature(call, variant)
-    known = store().get(key)
-    if known is not None:
-        return known
-    with _MEASURING:  # one at a time: workers bind in parallel, but must not time side by side
-        entry = bind(scratch(call))
-        if entry is None:
-            return None
-        us = time_entry(entry)
-        store().put(key, us, what)
-    return us
+    began = time.perf_counter()
+    for turn in range(RUNS):
+        if turn >= 2 and (time.perf_counter() - began) * 1e6 > BUDGET_US * len(entries):
+            break
+        for name, entry in entries.items():
+            start = time.perf_counter()
+            run(entry)
+            best[name] = min(best[name], (time.perf_counter() - start) * 1e6)
+    return best

@@ -48,9 +48,9 @@ def select(
         return REFERENCE, None
     best, entry = found[0]
     if len(found) > 1:
-        best_us = measured_us(call, best.name, best.bind)
+        times = measured_us(call, [candidate for candidate, _ in found])
         for candidate, other in found[1:]:
-            us = measured_us(call, candidate.name, candidate.bind)
-            if us is not None and (best_us is None or us < best_us * MARGIN):
-                best, entry, best_us = candidate, other, us
+            limit = times.get(best.name, float("inf")) * MARGIN
+            if times.get(candidate.name, float("inf")) < limit:
+                best, entry = candidate, other
     return best.name, entry

@@ -15,11 +15,11 @@ import numpy as np
 
 from . import tiling as geometry
 from .errors import MapperError, UnwrittenError
-from .instance import READ, WRITE, Cells, Instance, Instances, Storage, minus, union
+from .instance import READ, WRITE, Cells, Instance, Instances, Storage, Use, minus, union
 from .launch import Launch
 from .machine import Machine
 from .mapper import DefaultMapper, Mapper
-from .operation import Operation, Sink, Use
+from .operation import Operation, Sink
 from .partition import Partition
 from .region import Region
 from .statistics import Statistics
@@ -153,51 +153,45 @@ class Coherence:
         processors: list[int],
         asked: tuple[Launch, int],
         pieces: list[Piece],
-    ) -> dict[int, Use]:
-        """The instance each point uses, valid for what it reads. Returns uses by point."""
+    ) -> Sequence[Use]:
+        """The instance each point of a group uses, valid for what it reads.
+
+        Returns the use of each point, in the group's order; `pieces` gets what to depend on.
+        """
         region, tiling, access = group.region, group.tiling, group.access
         state = self.state(region)
         chosen = group.points
-        everyone: Sequence[int] = range(len(processors)) if chosen is None else chosen.tolist()
-        mine = processors if chosen is None else [processors[p] for p in everyone]
+        mine = processors if chosen is None else [processors[p] for p in chosen.tolist()]
         memories = self._memories(asked[0], asked[1], mine)
         boxes = tiling.boxes
         writes = bool(access & WRITE)
         partials = region in self._buffers
-        split: list[tuple[Instance, Array | None]] = []
-        if memories.count(memories[0]) == len(memories) and self._whole(
-            region, memories[0], partials
-        ):
-            split.append((self.instance(region, memories[0]), None))
-        else:
-            by_instance: dict[int, tuple[Instance, list[int]]] = {}
-            whole = {memory: self._whole(region, memory, partials) for memory in set(memories)}
-            for place, memory in enumerate(memories):
-                if not tiling.volume[place]:
-                    continue
+        whole = {memory: self._whole(region, memory, partials) for memory in set(memories)}
+        if len(whole) == 1 and all(whole.values()):
+            instance = self.instance(region, memories[0])
+            if access & READ:
+                self._acquire(state, region, instance, tiling, mine[0], asked[0])
+            pieces.append(Piece(state, instance, tiling, chosen, access))
+            return instance.uses(tiling, writes, group.squeeze)
+        by_instance: dict[int, tuple[Instance, list[int]]] = {}
+        for place, memory in enumerate(memories):
+            if tiling.volume[place]:
                 instance = self.instance(region, memory, None if whole[memory] else boxes[place])
                 by_instance.setdefault(id(instance), (instance, []))[1].append(place)
-            split += [
-                (instance, np.array(places, dtype=np.int64))
-                for instance, places in by_instance.values()
-            ]
-        uses: dict[int, Use] = {}
-        for instance, places in split:
-            part = tiling if places is None else tiling.subset(places)
+        uses: list[Use | None] = [None] * len(mine)
+        for instance, inside in by_instance.values():
+            places = np.array(inside, dtype=np.int64)
+            part = tiling.subset(places)
             if access & READ:
-                where = processors[everyone[0 if places is None else int(places[0])]]
-                self._acquire(state, region, instance, part, where, asked[0])
-            targets = chosen if places is None else places if chosen is None else chosen[places]
+                self._acquire(state, region, instance, part, mine[inside[0]], asked[0])
+            targets = places if chosen is None else chosen[places]
             pieces.append(Piece(state, instance, part, targets, access))
-            storage = instance.storage
-            inside = range(len(everyone)) if places is None else places.tolist()
             for place in inside:
-                uses[everyone[place]] = Use(storage, boxes[place], writes, group.squeeze)
-        if len(uses) < len(everyone):
-            for place, point in enumerate(everyone):
-                if point not in uses:
-                    uses[point] = Use(None, boxes[place], writes, group.squeeze)
-        return uses
+                uses[place] = Use(instance.storage, boxes[place], writes, group.squeeze)
+        return [
+            use if use is not None else Use(None, boxes[place], writes, group.squeeze)
+            for place, use in enumerate(uses)
+        ]
 
     def _acquire(
         self,
@@ -283,7 +277,7 @@ class Coherence:
         state.copied(source, target, tile)
         partition = internal_partition(region, tile)
         launch = Launch(COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}")
-        uses = [Use(source.storage, box, False, False), Use(target.storage, box, True, False)]
+        uses = (Use(source.storage, box, False, False), Use(target.storage, box, True, False))
         self.statistics.copies += 1
         self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
         operation = Operation(number, launch, 0, processor, uses, 0, None)

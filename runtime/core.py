@@ -360,7 +360,7 @@ class Runtime:
         with self._lock:
             for state in list(self.analysis.regions.values()):
                 for instance in state:
-                    instance.users = []
+                    instance.forget()
 
     def close(self) -> None:
         """Stop the worker threads and join them; the runtime is of no use afterwards."""

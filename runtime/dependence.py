@@ -7,6 +7,7 @@ region are not ordered; copies between the instances carry the values and the or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ import numpy as np
 from . import tiling as geometry
 from .coherence import Coherence, Group, Piece, internal_partition
 from .errors import MapperError
-from .instance import READ, WRITE
+from .instance import READ, WRITE, Use
 from .launch import Launch
 from .machine import Machine
 from .mapper import DefaultMapper, Mapper
-from .operation import Operation, Sink, Use
+from .operation import Operation, Sink
 from .partition import Partition
 from .reduction import FoldPlan, plan
 from .region import Region
@@ -71,7 +72,7 @@ class Analysis(Coherence):
                 self._buffers.add(buffer)
                 groups.append(Group(argument, bucket.points, buffer, bucket.tiling, WRITE, True))
             folds.append((argument, found, buffers))
-        self._issue(launch, processors, groups, partials=bool(folds))
+        self._issue(launch, processors, groups)
         for argument, found, buffers in folds:
             self._fold(launch, argument, found, buffers)
         self.statistics.interference_tests += geometry.interference_tests - before
@@ -164,30 +165,25 @@ class Analysis(Coherence):
         processors: list[int],
         groups: list[Group],
         origin: tuple[Launch, int] | None = None,
-        partials: bool = False,
     ) -> None:
         """Make the operations of one launch and hand them on with their dependences."""
         points = len(processors)
-        uses: list[list[Use]] = [[] for _ in range(points)]
+        columns: list[Sequence[Use]] = [()] * len(launch.partitions)
         pieces: list[Piece] = []
-        slots: dict[int, dict[int, Use]] = {}
         for group in groups:
             asked = origin if origin is not None else (launch, group.argument)
-            mine = self._locate(group, processors, asked, pieces)
-            if partials:
-                slots.setdefault(group.argument, {}).update(mine)
+            found = self._locate(group, processors, asked, pieces)
+            if group.points is None:
+                columns[group.argument] = found
             else:
-                for point in range(points):
-                    uses[point].append(mine[point])
-        if partials:
-            for argument, partition in enumerate(launch.partitions):
-                found = slots.get(argument, {})
-                writes = launch.task.privileges[argument].writes
-                for point in range(points):
-                    use = found.get(point)
-                    if use is None:  # an empty tile has no private buffer
-                        use = Use(None, partition.tiling.boxes[point], writes, False)
-                    uses[point].append(use)
+                column = list(columns[group.argument]) or self._empty(launch, group.argument)
+                for point, use in zip(group.points.tolist(), found):
+                    column[point] = use
+                columns[group.argument] = column
+        for argument, given in enumerate(columns):
+            if not given:  # every tile is empty
+                columns[argument] = self._empty(launch, argument)
+        uses = list(zip(*columns)) if columns else [()] * points
         first = self.next_id
         self.next_id += points
         ids = np.arange(first, self.next_id, dtype=np.int64)
@@ -223,6 +219,12 @@ class Analysis(Coherence):
             for point, processor in enumerate(processors)
         ]
         self.sink.emit(operations, sources, targets)
+
+    @staticmethod
+    def _empty(launch: Launch, argument: int) -> list[Use]:
+        """Uses of nothing for all points: an empty tile has no private buffer."""
+        boxes = launch.partitions[argument].tiling.boxes
+        return [Use(None, box, True, False) for box in boxes]
 
 
 def _idle(launch: Launch) -> Array:

@@ -19,6 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Cells = bool | Array  # a set of elements: all, none, or the cells where the array is True
 
 READ, WRITE = 1, 2
+_USES_LIMIT = 64
 
 
 def aligned_bytes(nbytes: int, zero: bool) -> Array:
@@ -103,32 +104,88 @@ class Storage:
         ]
 
 
+class Use:
+    """How one operation sees one argument: a box of a storage (None when the box is empty)."""
+
+    __slots__ = ("box", "squeeze", "storage", "writes")
+
+    def __init__(self, storage: Storage | None, box: Box, writes: bool, squeeze: bool) -> None:
+        self.storage = storage
+        self.box = box
+        self.writes = writes
+        self.squeeze = squeeze
+
+    def view(self, dtype: np.dtype[Any]) -> Array:
+        """The array of the box: the point's tile, without the slice axis of a reduce buffer."""
+        if self.storage is None:
+            shape = tuple(high - low for low, high in zip(*self.box))
+            return np.zeros(shape, dtype=dtype)
+        array = self.storage.view(self.box)
+        if self.squeeze:
+            array = array[0, ...]
+        return array
+
+
 class Users:
     """The point tasks of one launch that use an instance through one tiling."""
 
-    __slots__ = ("access", "ids", "tiling")
+    __slots__ = ("ids", "tiling")
 
-    def __init__(self, tiling: Tiling, ids: Array, access: int) -> None:
+    def __init__(self, tiling: Tiling, ids: Array) -> None:
         self.tiling = tiling
         self.ids = ids
-        self.access = access
+
+    def edges(self, tiling: Tiling, ids: Array) -> tuple[Array, Array] | None:
+        """The dependences of later point tasks on these: those whose boxes overlap."""
+        if self.tiling is tiling and tiling.disjoint:
+            if tiling.empty:
+                filled = tiling.volume > 0
+                return self.ids[filled], ids[filled]
+            return self.ids, ids
+        first, second = overlaps(self.tiling, tiling)
+        return (self.ids[first], ids[second]) if first.size else None
+
+    def beyond(self, tiling: Tiling) -> Users | None:
+        """Those whose boxes a write through a tiling does not cover."""
+        if self.tiling is tiling:
+            return None
+        left = ~covered_by(tiling, self.tiling)
+        if left.all():
+            return self
+        if not left.any():
+            return None
+        points = np.nonzero(left)[0]
+        return Users(self.tiling.subset(points), self.ids[points])
 
 
 class Instance:
-    """What an analysis knows about a storage: valid cells and users since the last writes.
+    """What an analysis knows about a storage: valid cells, and users since the last writes.
 
     `inherited` are the cells still as they were when a capture began, `required` those of them
     that the capture read: the trace's precondition.
     """
 
-    __slots__ = ("inherited", "required", "storage", "users", "valid")
+    __slots__ = ("_uses", "inherited", "readers", "required", "storage", "valid", "writers")
 
     def __init__(self, storage: Storage, valid: Cells, inherited: Cells = False) -> None:
         self.storage = storage
-        self.users: list[Users] = []
+        self.readers: list[Users] = []
+        self.writers: list[Users] = []
         self.valid = valid
         self.inherited = inherited
         self.required: Cells = False
+        self._uses: dict[tuple[int, bool, bool], list[Use]] = {}
+
+    def uses(self, tiling: Tiling, writes: bool, squeeze: bool) -> list[Use]:
+        """The uses of a launch whose points all use this instance through a tiling."""
+        key = (tiling.uid, writes, squeeze)
+        found = self._uses.get(key)
+        if found is None:
+            if len(self._uses) > _USES_LIMIT:
+                self._uses.clear()
+            found = [Use(self.storage, box, writes, squeeze) for box in tiling.boxes]
+            self._uses[key] = found
+        return found
 
     def depend(self, tiling: Tiling, ids: Array, access: int) -> list[tuple[Array, Array]]:
         """The dependences of new point tasks on this instance's users; records the new ones.
@@ -137,41 +194,26 @@ class Instance:
         forgotten: whoever conflicts with them later conflicts with the writer too.
         Returns pairs of int64 arrays (sources, targets).
         """
-        edges: list[tuple[Array, Array]] = []
         writes = access & WRITE
-        kept: list[Users] = []
-        for user in self.users:
-            if not writes and not user.access & WRITE:
-                kept.append(user)
-                continue
-            if user.tiling is tiling and tiling.disjoint:
-                if tiling.empty:
-                    filled = tiling.volume > 0
-                    edges.append((user.ids[filled], ids[filled]))
-                else:
-                    edges.append((user.ids, ids))
-                if not writes:
-                    kept.append(user)
-                continue
-            first, second = overlaps(user.tiling, tiling)
-            if first.size:
-                edges.append((user.ids[first], ids[second]))
-            if not writes:
-                kept.append(user)
-                continue
-            left = ~covered_by(tiling, user.tiling)
-            if left.all():
-                kept.append(user)
-            elif left.any():
-                points = np.nonzero(left)[0]
-                kept.append(Users(user.tiling.subset(points), user.ids[points], user.access))
-        kept.append(Users(tiling, ids, access))
-        self.users = kept
-        return edges
+        before = self.writers + self.readers if writes else self.writers
+        found = [user.edges(tiling, ids) for user in before]
+        mine = Users(tiling, ids)
+        if writes:
+            self.writers = [w for user in self.writers if (w := user.beyond(tiling)) is not None]
+            self.readers = [r for user in self.readers if (r := user.beyond(tiling)) is not None]
+            self.writers.append(mine)
+        else:
+            self.readers.append(mine)
+        return [pair for pair in found if pair is not None]
 
-    def forget(self, below: int) -> None:
-        """Forget users that ended: all of their ids are below a watermark."""
-        self.users = [user for user in self.users if int(user.ids.max(initial=-1)) >= below]
+    def forget(self, below: int | None = None) -> None:
+        """Forget users that ended: all, or those whose ids are all below a watermark."""
+        self.writers, self.readers = (
+            []
+            if below is None
+            else [user for user in users if int(user.ids.max(initial=-1)) >= below]
+            for users in (self.writers, self.readers)
+        )
 
 
 class Instances:
@@ -183,7 +225,6 @@ class Instances:
         "cuts",
         "live",
         "name",
-        "nbytes",
         "shape",
         "tracking",
         "written",
@@ -192,7 +233,6 @@ class Instances:
     def __init__(self, region: Region, tracking: bool = False) -> None:
         self.shape = region.shape
         self.name = region.name
-        self.nbytes = region.nbytes
         self.by_key: dict[tuple[int, Box | None], Instance] = {}
         self.cuts: list[Array] = [np.array([0, max(1, n)], dtype=np.int64) for n in region.shape]
         self._masks: dict[int, Cells] = {}

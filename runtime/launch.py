@@ -15,8 +15,6 @@ from .region import Region
 from .task import Privilege, Task, identity
 from .tiling import Tiling, overlaps
 
-REGION, SCALAR = True, False
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Launch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,19 @@ class MemoryPool:
         self._memories = machine.memories
         self._statistics = statistics
         self._used = [0] * len(machine.memories)
+        self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
 
     def used(self, memory: int) -> int:
         """The bytes in use in a memory."""
-        return self._used[memory]
+        with self._lock:
+            self._settle()
+            return self._used[memory]
 
     def free(self, memory: int) -> int:
         """The bytes not in use in a memory."""
-        return self._memories[memory].capacity_bytes - self._used[memory]
+        return self._memories[memory].capacity_bytes - self.used(memory)
 
     def claim(self, owner: Any, memory: int, nbytes: int, what: str) -> None:
         """Count bytes as used until `owner` is collected.
@@ -40,6 +44,7 @@ class MemoryPool:
         Raises: MemoryExhausted naming what was needed, what there was, and the largest regions.
         """
         with self._lock:
+            self._settle()
             place = self._memories[memory]
             if self._used[memory] + nbytes > place.capacity_bytes:
                 held = sorted(
@@ -54,7 +59,7 @@ class MemoryPool:
             self._used[memory] += nbytes
             self._statistics.allocations += 1
             self._statistics.bytes_allocated += nbytes
-        weakref.finalize(owner, self._release, memory, nbytes).atexit = False
+        weakref.finalize(owner, self._released.append, (memory, nbytes)).atexit = False
 
     def allocate(self, storage: Storage) -> None:
         """Give a storage its bytes: zeros, or whatever was there for a transient region.
@@ -65,7 +70,11 @@ class MemoryPool:
         self._storages.add(storage)
         storage.attach(aligned_bytes(storage.nbytes, zero=not storage.transient))
 
-    def _release(self, memory: int, nbytes: int) -> None:
-        # No lock: a finalizer may run while this thread holds it; the update is one bytecode's
-        # worth of risk against a deadlock, and the interpreter lock makes it atomic enough.
-        self._used[memory] -= nbytes
+    def _settle(self) -> None:
+        """Count what was released since the last look; the lock is held.
+
+        Finalizers only append: they may run in any thread, even in one that holds the lock.
+        """
+        while self._released:
+            memory, nbytes = self._released.popleft()
+            self._used[memory] -= nbytes

@@ -7,33 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .instance import Storage
+from .instance import Storage, Use
 from .launch import Launch
-from .tiling import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class Use:
-    """How one operation sees one argument: a box of a storage (None when the box is empty)."""
-
-    __slots__ = ("box", "squeeze", "storage", "writes")
-
-    def __init__(self, storage: Storage | None, box: Box, writes: bool, squeeze: bool) -> None:
-        self.storage = storage
-        self.box = box
-        self.writes = writes
-        self.squeeze = squeeze
-
-    def view(self, dtype: np.dtype[Any]) -> Array:
-        """The array of the box: the point's tile, without the slice axis of a reduce buffer."""
-        if self.storage is None:
-            shape = tuple(high - low for low, high in zip(*self.box))
-            return np.zeros(shape, dtype=dtype)
-        array = self.storage.view(self.box)
-        if self.squeeze:
-            array = array[0, ...]
-        return array
 
 
 class Operation:
@@ -46,7 +23,6 @@ class Operation:
         "id",
         "idle",
         "launch",
-        "order",
         "pending",
         "point",
         "priority",
@@ -62,7 +38,7 @@ class Operation:
         launch: Launch,
         point: int,
         processor: int,
-        uses: list[Use],
+        uses: tuple[Use, ...],
         priority: int,
         variant: str | None,
         idle: bool = False,

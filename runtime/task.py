@@ -14,7 +14,6 @@ import numpy as np
 
 from .errors import LaunchError
 from .machine import Processor
-from .region import Region
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("sum", "max", "min", "prod")
@@ -179,8 +178,3 @@ def status_text(entry: EntryLike, status: int) -> str:
     if isinstance(table, Mapping) and status in table:
         return str(table[status])
     return f"native entry returned status {status}"
-
-
-def is_region(argument: object) -> bool:
-    """Whether a launch argument is a region or a partition of one."""
-    return isinstance(argument, Region) or isinstance(getattr(argument, "region", None), Region)

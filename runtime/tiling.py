@@ -32,7 +32,6 @@ class Tiling:
         "__weakref__",
         "_boxes",
         "_complete",
-        "_cover",
         "_disjoint",
         "_subsets",
         "empty",
@@ -56,7 +55,6 @@ class Tiling:
         self._complete: bool | None = None
         self._subsets: dict[bytes, Tiling] = {}
         self._boxes: list[Box] | None = None
-        self._cover: dict[int, Array] = {}
 
     @property
     def boxes(self) -> list[Box]:

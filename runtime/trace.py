@@ -69,7 +69,7 @@ class Trace:
         self._program = self._assemble()
         for state in analysis.regions.values():
             for instance in state:
-                instance.users = []  # only compiling needed them
+                instance.forget()  # only compiling needed them
 
     # -- compiling
 

@@ -91,6 +91,7 @@ def train(
         from soapstone.frontend.app import train_app
         from soapstone.frontend.callbacks import Checkpoint
 
+        sys.path.append(str(Path.cwd()))  # where a mapper's module:Class is looked for, last
         if checkpoint is not None:
             saving.append(Checkpoint(checkpoint))
         result = train_app(

@@ -171,6 +171,30 @@ def test_mappers_agree(tiny: Path) -> None:
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
+HALVES = """
+from soapstone.ir.strategy import Configuration
+from soapstone.mappers.base import GraphMapper
+
+class Halves(GraphMapper):
+    name = "halves"
+
+    def configure(self, graph, machine):
+        return {
+            node.name: Configuration({"n": 2}) for node in graph.nodes if node.operator == "linear"
+        }
+"""
+
+
+def test_a_mapper_of_the_current_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halves.py").write_text(HALVES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    loss = trained(tiny, "--mapper", "halves:Halves", "--cpus", "2")["loss"]
+    np.testing.assert_allclose(loss, trained(tiny, "--cpus", "2")["loss"], rtol=1e-5)
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
     suffix: str, tiny: Path, tmp_path: Path

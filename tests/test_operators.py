@@ -110,7 +110,8 @@ def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
         for degrees in plans:
             for tile in tiles(item.signature, degrees):
                 attributes = localized(spec, item.attributes, tile)
-                inputs = tuple(a[box(*b)] for a, b in zip(item.arrays, tile.inputs))
+                # The ellipsis keeps a rank-0 tile an array.
+                inputs = tuple(a[(*box(*b), ...)] for a, b in zip(item.arrays, tile.inputs))
                 expected = spec.run(attributes, *inputs)
                 outputs = tuple(np.full(e.shape, 77, e.dtype) for e in expected)
                 entry = variant.bind(Call(spec.name, attributes, inputs, outputs))

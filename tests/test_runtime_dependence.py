@@ -135,7 +135,7 @@ def test_ended_users_are_forgotten(runtime: Runtime) -> None:
         runtime.launch(READ, x)
     runtime.wait()
     (instance,) = runtime.analysis.state(x)
-    assert len(instance.users) < 1100
+    assert len(instance.readers) < 1100
 
 
 def test_a_transient_region_must_be_written_first(runtime: Runtime) -> None:

@@ -25,6 +25,7 @@ from soapstone.runtime import (
     task,
 )
 from soapstone.runtime.program import waits
+from soapstone.runtime.transfer import copy_entry
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -241,3 +242,31 @@ def test_a_large_fold_is_shared_by_the_workers() -> None:
         assert folds == [0, 1]
         trace.replay()
         assert (runtime.read(out) == 4).all()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_native_workers_see_each_others_writes(workers: int) -> None:
+    shift = Task("shift", (Read, Write), bind=lambda c, a: copy_entry(a[1], a[0]))
+    tiles, size, stages = 6, 300, 30
+    with Runtime(Machine.local(workers)) as runtime:
+        names = ["x", *[f"t{i}" for i in range(stages - 1)], "y"]
+        chain = [Region((tiles * size,), "i8", n, transient=n.startswith("t")) for n in names]
+        feed, result = runtime.array(chain[0]), runtime.array(chain[-1])
+
+        def step() -> None:
+            for a, b in itertools.pairwise(chain):
+                cut = Partition.tiled(a, tiles)
+                turned = np.roll(np.arange(tiles), -1)
+                runtime.launch(
+                    shift,
+                    Partition.of(a, cut.lo[turned], cut.hi[turned]),
+                    Partition.tiled(b, tiles),
+                )
+
+        trace = runtime.capture(step)
+        assert trace.describe()["python_entries"] == 0 and trace.describe()["waits"] > stages
+        assert trace.peak_bytes <= 3 * chain[0].nbytes
+        for round_ in range(200):
+            feed[...] = np.arange(tiles * size) + round_
+            trace.replay()
+            np.testing.assert_array_equal(result, np.roll(feed, -stages * size))

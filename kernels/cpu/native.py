@@ -80,7 +80,7 @@ def _compile(function: Callable[..., Any], signature: str) -> Any:
 def _shared_stamp() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for name in ("native.py", "simd.py", "mathematics.py", "opcodes.py", "runs.py"):
+    for name in ("native.py", "simd.py", "mathematics.py", "opcodes.py", "runs.py", "windows.py"):
         if (here / name).exists():
             digest.update((here / name).read_bytes())
     return digest.hexdigest()

@@ -147,7 +147,7 @@ def _join(block: Any) -> int:
                 value = partials[part * outputs + row * length + i]
                 if monoid == SUM:
                     total += value
-                elif value != value or (monoid == MAX and value > total) or (monoid == MIN and value < total):
+                elif value != value or (value > total) == (monoid == MAX):
                     total = value
             f32p(target + i * y_inner)[0] = total * scale
     return 0
@@ -169,8 +169,10 @@ def reduce(call: Call) -> Entry | None:
         return noop()
     axes = _axes(call)
     monoid = _MONOIDS[call.operator]
-    if x.size == 0 and monoid != SUM:
-        return None
+    if x.size == 0:
+        if monoid != SUM:
+            return None
+        x = np.zeros([max(1, extent) for extent in x.shape], np.float32)
     count = float(call.attributes["count"]) if call.operator == "reduce_mean" else 1.0
     return reduce_into(x, y.reshape(_kept_shape(x, axes)), axes, monoid, 1.0 / count, call.threads)
 
