@@ -47,7 +47,9 @@ def serve(do_round: Callable[[], Mapping[str, Any]]) -> None:
 class Peer:
     """A peer process."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -95,7 +97,9 @@ def median(measured: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(statistics.median(float(item[key]) for item in measured))
 
 
-def write(name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]) -> None:
+def write(
+    name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]
+) -> None:
     """Write results as JSON, and replace this benchmark's section in RESULTS.md."""
     record = {"benchmark": name, "machine": machine(), "command": command, "rows": rows}
     folder = HERE / "results"

@@ -48,7 +48,7 @@ def soapstone_peer(model: str, cpus: int, threads: int) -> None:
     from soapstone.frontend.callbacks import TrainingState
 
     app = importlib.import_module(f"soapstone.apps.{model}")
-    import soapstone.frontend.training  # noqa: F401
+    import soapstone.frontend.training
     import soapstone.kernels.cpu  # noqa: F401  (the baseline holds the libraries)
 
     baseline = status_bytes("VmRSS")

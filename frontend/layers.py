@@ -1,4 +1,4 @@
-"""The layer API: each method records one layer, named when it is recorded, and returns its tensor."""
+"""The layer API: each method records one layer under a name and returns its tensor."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Pair = int | tuple[int, int]
 Padding = int | tuple[int, ...] | str
+Parameters = dict[str, tuple[tuple[int, ...], Initial]]  # shape and first contents, by name
 
 
 def pair(name: str, value: Pair) -> tuple[int, int]:
@@ -83,7 +84,7 @@ class Layers:
         self,
         operator: str,
         x: Tensor,
-        parameters: dict[str, tuple[tuple[int, ...], Initial]],
+        parameters: Parameters,
         node: str,
         **attributes: Any,
     ) -> Tensor:
@@ -112,10 +113,12 @@ class Layers:
         """Return activation(x w + b). x: (n, …, k); result: (n, …, width)."""
         node = self._name("dense", name)
         if not x.shape or width < 1:
-            raise ShapeError(f"dense {node!r}: width {width} and x {x.spec} found; 1 or more needed")
+            raise ShapeError(
+                f"dense {node!r}: width {width} and x {x.spec} found; 1 or more needed"
+            )
         k = x.shape[-1]
         bound = 1 / math.sqrt(max(k, 1))
-        parameters = {"weight": ((k, width), Initial("uniform", bound))}
+        parameters: Parameters = {"weight": ((k, width), Initial("uniform", bound))}
         if bias:
             parameters["bias"] = ((width,), Initial("uniform", bound))
         return self._layer("linear", x, parameters, node, bias=bias, activation=activation)
@@ -138,7 +141,9 @@ class Layers:
         node = self._name("conv2d", name)
         label = f"conv2d {node!r}"
         if len(x.shape) != 4:
-            raise ShapeError(f"{label}: x has rank {len(x.shape)} (shape {x.shape}); n c h w needed")
+            raise ShapeError(
+                f"{label}: x has rank {len(x.shape)} (shape {x.shape}); n c h w needed"
+            )
         if groups < 1 or x.shape[1] % groups or channels < 1 or channels % groups:
             raise ShapeError(
                 f"{label}: {x.shape[1]} input and {channels} output channels found;"
@@ -147,7 +152,8 @@ class Layers:
         kh, kw = pair("kernel", kernel)
         per_group = x.shape[1] // groups
         bound = 1 / math.sqrt(max(per_group * kh * kw, 1))
-        parameters = {"weight": ((channels, per_group, kh, kw), Initial("uniform", bound))}
+        shape = (channels, per_group, kh, kw)
+        parameters: Parameters = {"weight": (shape, Initial("uniform", bound))}
         if bias:
             parameters["bias"] = ((channels,), Initial("uniform", bound))
         steps = pair("dilation", dilation)
@@ -169,7 +175,7 @@ class Layers:
     ) -> Tensor:
         """Return x normalised over samples and positions, by channel. x: (n, c, …).
 
-        Training uses batch statistics and updates the running ones; inference uses the running ones.
+        Training uses batch statistics and updates the running ones; inference uses those.
         """
         node = self._name("batch_norm", name)
         if len(x.shape) < 2:
@@ -197,9 +203,7 @@ class Layers:
 
         return self.record(emit, (x,))[0]
 
-    def layer_norm(
-        self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None
-    ) -> Tensor:
+    def layer_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
         """Return x normalised over its last axis. x: (…, c)."""
         node = self._name("layer_norm", name)
         if not x.shape:
@@ -340,7 +344,9 @@ class Layers:
         """Return x with its axes permuted."""
         return self.apply("transpose", x, name=name, permutation=tuple(permutation))
 
-    def concat(self, tensors: Sequence[Tensor], axis: int = 1, *, name: str | None = None) -> Tensor:
+    def concat(
+        self, tensors: Sequence[Tensor], axis: int = 1, *, name: str | None = None
+    ) -> Tensor:
         """Return tensors joined along an axis."""
         if not tensors:
             raise GraphError("concat: no tensors found, 1 or more needed")
@@ -398,7 +404,9 @@ class Layers:
     def _axis(self, layer: str, x: Tensor, axis: int) -> int:
         rank = len(x.shape)
         if not -rank <= axis < rank:
-            raise ShapeError(f"{layer}: axis {axis} found, {-rank} to {rank - 1} needed for {x.spec}")
+            raise ShapeError(
+                f"{layer}: axis {axis} found, {-rank} to {rank - 1} needed for {x.spec}"
+            )
         return axis % rank
 
     def _reduce(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import GraphBuilder
@@ -20,7 +21,7 @@ class Loss:
     emit: Callable[[GraphBuilder, str, str], str]
 
 
-def _operator(name: str, **attributes: object) -> Callable[[GraphBuilder, str, str], str]:
+def _operator(name: str, **attributes: Any) -> Callable[[GraphBuilder, str, str], str]:
     def emit(builder: GraphBuilder, output: str, labels: str) -> str:
         return builder.apply(name, output, labels, name="loss", **attributes)[0]
 

@@ -123,10 +123,12 @@ class Model(Layers):
         """
         batch = int(shape[0]) if shape else 0
         if not shape or batch < 1:
-            raise GraphError(f"input {name!r}: shape {tuple(shape)} needs a first axis of 1 or more")
+            raise GraphError(
+                f"input {name!r}: shape {tuple(shape)} needs a first axis of 1 or more"
+            )
         if self._batch_size not in (None, batch):
             raise GraphError(
-                f"input {name!r}: batch size {batch} found, {self._batch_size} needed as in other inputs"
+                f"input {name!r}: batch size {batch} found, {self._batch_size} needed as before"
             )
         self._batch_size = batch
         rest = tuple(int(extent) for extent in shape[1:])
@@ -175,7 +177,7 @@ class Model(Layers):
         return self._batch_size
 
     def build(self, batch_size: int | None = None, *, training: bool = False) -> Graph:
-        """Return the forward graph for a batch size, with dropout and batch statistics when training.
+        """Return the forward graph for a batch size; training adds dropout and batch statistics.
 
         No weights are allocated.
 
@@ -209,7 +211,9 @@ class Model(Layers):
         rows = [("layer", "operator", "output", "parameters", "MFLOP")]
         counted = 0
         for node in graph.nodes:
-            sizes = [graph.tensors[i].size for i in node.inputs if graph.roles.get(i) == "parameter"]
+            sizes = [
+                graph.tensors[i].size for i in node.inputs if graph.roles.get(i) == "parameter"
+            ]
             counted += sum(sizes)
             shape = "x".join(map(str, graph.tensors[node.outputs[0]].shape))
             flops = node.spec.flops(graph.signature(node)) / 1e6
@@ -298,7 +302,7 @@ class Model(Layers):
         Args:
             x: (samples, …) float32, a dict by input name, a folder of npz files, or an iterable of
                 (x, y) batches; y: labels, (samples,) integers for `cross_entropy`.
-            resume: a checkpoint to continue from, in the middle of an epoch if that is where it was.
+            resume: a checkpoint to continue from, in the middle of an epoch if it was there.
 
         Raises:
             DataError: arrays that do not fit the model.

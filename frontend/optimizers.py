@@ -1,4 +1,4 @@
-"""Optimizers: each emits, for a parameter and its gradient, the operator that updates it in place."""
+"""Optimizers: each emits the operator that updates a parameter in place, given its gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _slot(builder: GraphBuilder, parameter: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimizers have: a learning rate, or a schedule from step number to learning rate."""
+    """What all optimizers have: a learning rate, or a schedule from step to learning rate."""
 
     learning_rate: float | Schedule = 0.01
 

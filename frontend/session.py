@@ -1,4 +1,4 @@
-"""Bound graphs on a runtime: regions that outlive a step, and one trace for each graph that runs."""
+"""Bound graphs on a runtime: regions that outlive a step, and one trace for each graph."""
 
 from __future__ import annotations
 
@@ -89,13 +89,11 @@ class Session:
         spec = graph.tensors[name]
         if region is None:
             region = Region(spec.shape, spec.dtype, name)
-            self.runtime.write(
-                region, materialise(graph.initials.get(name), spec, self.seed, name)
-            )
+            self.runtime.write(region, materialise(graph.initials.get(name), spec, self.seed, name))
             self._carried[name] = region
         elif region.shape != spec.shape:
             raise GraphError(
-                f"parameter {name!r}: shape {spec.shape} found, {region.shape} needed as bound before"
+                f"parameter {name!r}: shape {spec.shape} found, {region.shape} needed as before"
             )
         return region
 

@@ -48,9 +48,7 @@ class TrainingResult:
         return self.epochs[-1].get(key) if self.epochs else None
 
 
-def training_graph(
-    forward: Graph, loss: str, chosen: Optimizer, metrics: tuple[str, ...]
-) -> Graph:
+def training_graph(forward: Graph, loss: str, chosen: Optimizer, metrics: tuple[str, ...]) -> Graph:
     """Return forward, backward and update operators; outputs are loss, finiteness and metrics."""
     builder = GraphBuilder(base=replace(forward, outputs=()))
     output = forward.outputs[0]
@@ -159,7 +157,7 @@ class Trainer:
         return self._strategies[key]
 
     def bound(self, kind: str, batch_size: int) -> Bound:
-        """Return the trace of a kind of step (train, evaluate, predict), compiled when first asked."""
+        """Return the trace of a kind of step: train, evaluate or predict; compiled on first use."""
         key = (kind, batch_size)
         if key not in self._bounds:
             if kind == "train":
@@ -278,7 +276,9 @@ class Trainer:
             target = bound.feeds[name]
             if array.shape != target.shape:
                 raise DataError(f"input {name!r}: shape {array.shape} found, {target.shape} needed")
-            if array.dtype.kind not in "iufb" or (array.dtype.kind == "f" and target.dtype.kind == "i"):
+            if array.dtype.kind not in "iufb" or (
+                array.dtype.kind == "f" and target.dtype.kind == "i"
+            ):
                 raise DataError(f"input {name!r}: {array.dtype} found, {target.dtype} needed")
             target[...] = array
 
@@ -377,7 +377,9 @@ class Trainer:
             "step_us": self._result.step_us,
             "samples_per_s": self._result.samples_per_s,
             "peak_bytes": self.session.peak_bytes,
-            "variants": dict(self._bounds[next(iter(self._bounds))].variants) if self._bounds else {},
+            "variants": dict(self._bounds[next(iter(self._bounds))].variants)
+            if self._bounds
+            else {},
             "runtime": dict(vars(runtime)),
         }
 

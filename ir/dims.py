@@ -51,7 +51,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class Affine:
-    """An axis indexed by one dim: tile [lo, hi) reads [lo*stride+offset, (hi-1)*stride+offset+window).
+    """An axis indexed by one dim: [lo, hi) reads [lo*stride+offset, (hi-1)*stride+offset+window).
 
     The interval is clipped to the axis, so it may be empty. A window above the stride is a halo.
     """
@@ -86,7 +86,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Whole:
-    """An axis of which every point needs all: broadcast, gathered through an index, or not split."""
+    """An axis of which every point needs all: broadcast, gathered by an index, or not split."""
 
     extent: int
     gathered: bool = False
@@ -189,9 +189,7 @@ class Signature:
 
     def lowers(self, degrees: Mapping[str, int]) -> bool:
         """Return whether these degrees need the operator's lowering to primitives."""
-        return any(
-            degrees.get(dim.name, 1) > 1 and dim.kind is Kind.LOWERED for dim in self.dims
-        )
+        return any(degrees.get(dim.name, 1) > 1 and dim.kind is Kind.LOWERED for dim in self.dims)
 
     def check(self, degrees: Mapping[str, int], lowers: bool = True) -> None:
         """Raise StrategyError, naming the dim, unless the degrees are legal for this operator."""
@@ -204,9 +202,7 @@ class Signature:
                 raise StrategyError(
                     f"dim {name}: degree {degree} found, 1 to {max(dim.extent, 1)} needed"
                 )
-            if degree > 1 and (
-                dim.kind is Kind.WHOLE or (dim.kind is Kind.LOWERED and not lowers)
-            ):
+            if degree > 1 and (dim.kind is Kind.WHOLE or (dim.kind is Kind.LOWERED and not lowers)):
                 raise StrategyError(f"dim {name} is never split; degree {degree} found, 1 needed")
         for product in self.products:
             for position, name in enumerate(product.dims):

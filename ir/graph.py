@@ -24,7 +24,7 @@ from soapstone.ir.tensor import Role, TensorSpec
 
 @dataclass(frozen=True)
 class Initial:
-    """How a parameter or state begins: `uniform` in [-scale, scale), `normal` times scale, or `constant`."""
+    """How a parameter or state begins: `uniform` in [-scale, scale), `normal` or `constant`."""
 
     kind: str = "constant"
     scale: float = 0.0
@@ -62,7 +62,7 @@ class Node:
 
     @property
     def overwrites(self) -> Mapping[str, str]:
-        """The inputs that outputs are the next values of, by output; an absent state is left out."""
+        """The input that each output is the next value of; an absent state is left out."""
         pairs = self.spec.updates
         return {self.outputs[o]: self.inputs[i] for o, i in pairs if o < len(self.outputs)}
 
@@ -328,7 +328,7 @@ class Emitter:
         self._rename = dict(rename or {})
 
     def renamed(self, rename: Mapping[str, str]) -> Emitter:
-        """Return an emitter that renames so, by default, the dims of operators unlike the origin."""
+        """Return an emitter that renames so the dims of operators unlike the origin."""
         return Emitter(self._builder, self._origin, self._suffix, rename)
 
     def spec(self, name: str) -> TensorSpec:
@@ -360,9 +360,7 @@ class Emitter:
             rename = self._rename
         own, chain = dict(rename or {}), dict(origin.rename)
         # Follow through to the node that owns the configuration.
-        follow = {
-            dim: chain.get(own.get(dim, dim), own.get(dim, dim)) for dim in (*chain, *own)
-        }
+        follow = {dim: chain.get(own.get(dim, dim), own.get(dim, dim)) for dim in (*chain, *own)}
         return self._builder.apply(
             operator_name,
             *inputs,

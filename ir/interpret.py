@@ -1,4 +1,4 @@
-"""The sequential NumPy run of a graph: the meaning that every strategy, mapper and executor must keep."""
+"""The sequential NumPy run of a graph: the meaning that every way of running it must keep."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def interpret(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def first_non_finite(graph: Graph, values: Mapping[str, Array]) -> str | None:
-    """Return the label of the first node that makes a NaN or infinity, or the input that holds one."""
+    """Return what first holds a NaN or infinity: the label of a node, or an input; or None."""
     for name in graph.roles:
         if not np.isfinite(values[name]).all():
             return f"input {name!r}"

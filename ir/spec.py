@@ -51,7 +51,9 @@ class Attribute:
         if self.minimum is not None:
             parts = result if isinstance(result, tuple) else (result,)
             if any(part < self.minimum for part in parts):
-                raise GraphError(f"attribute {name}: {value!r} found, at least {self.minimum} needed")
+                raise GraphError(
+                    f"attribute {name}: {value!r} found, at least {self.minimum} needed"
+                )
         return result
 
 
@@ -147,7 +149,8 @@ class GradientContext:
         name = self.grads[output]
         if name is None:
             raise GraphError(
-                f"{self.node.label}: output {output} takes no part in the loss, but its gradient is needed"
+                f"{self.node.label}: output {output} takes no part in the loss,"
+                " but its gradient is needed"
             )
         return name
 
@@ -223,7 +226,9 @@ class OpSpec:
             )
         reals = {spec.dtype: position for position, spec in enumerate(inputs) if spec.is_float}
         if len(reals) > 1:
-            found = " but ".join(f"{dtype} in input {position}" for dtype, position in reals.items())
+            found = " but ".join(
+                f"{dtype} in input {position}" for dtype, position in reals.items()
+            )
             raise ShapeError(f"floating-point types differ: {found}; cast one of them")
         return self.signature(tuple(inputs), attributes)
 

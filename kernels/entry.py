@@ -1,4 +1,4 @@
-"""The native entry, the one calling convention of every kernel, and the call a kernel is bound to."""
+"""The native entry, the calling convention of every kernel, and the call it is bound to."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def default_path() -> Path:
 
 
 class Store:
-    """Measured times in microseconds; falls back to memory alone when the file cannot be written."""
+    """Measured times in microseconds; kept in memory alone when the file cannot be written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._known: dict[str, float] = {}
@@ -60,7 +60,9 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(path, timeout=10, check_same_thread=False)
             database.execute("PRAGMA journal_mode=WAL")
-            database.execute("CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, us REAL, what TEXT)")
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, us REAL, what TEXT)"
+            )
             self._known = dict(database.execute("SELECT key, us FROM times"))
             self._database = database
         except (OSError, sqlite3.Error):
@@ -77,7 +79,9 @@ class Store:
             return
         try:
             with self._database:
-                self._database.execute("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", (key, us, what))
+                self._database.execute(
+                    "INSERT OR IGNORE INTO times VALUES (?, ?, ?)", (key, us, what)
+                )
         except sqlite3.Error:
             self._database = None
 

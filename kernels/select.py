@@ -11,7 +11,8 @@ from soapstone.kernels.measure import measured_us
 from soapstone.kernels.registry import Variant, variants
 
 REFERENCE = "reference"
-MARGIN = 0.95  # a later variant must beat an earlier one by this factor, so that noise decides nothing
+# A later variant must beat an earlier one by this factor, so that noise decides nothing.
+MARGIN = 0.95
 
 
 def run_reference(call: Call) -> None:
@@ -42,7 +43,8 @@ def select(
         if variant is not None and not found:
             have = ", ".join(v.name for v in variants(call.operator, processor)) or "none"
             raise ValueError(
-                f"{call.operator}: variant {variant!r} does not serve this call; variants are {have}"
+                f"{call.operator}: variant {variant!r} does not serve this call;"
+                f" variants are {have}"
             )
     if not found:
         return REFERENCE, None

@@ -9,6 +9,7 @@ from pathlib import Path
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.strategy import Strategy
 from soapstone.mappers.base import GraphMapper
+from soapstone.mappers.plugins import StrategyMapper
 
 GROUP = "soapstone.mappers"
 
@@ -30,7 +31,9 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
     if isinstance(mapper, GraphMapper):
         return mapper
     if strategy is not None:
-        mapper = "strategy"
+        return StrategyMapper(strategy)
+    if mapper == StrategyMapper.name:
+        raise StrategyError("mapper 'strategy' needs a strategy; give a Strategy or its file")
     if not isinstance(mapper, str):
         raise StrategyError(f"mapper {mapper!r} found; a name, module:Class or GraphMapper needed")
     if ":" in mapper:
@@ -47,8 +50,4 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
         kind = found[mapper].load()
     if not (isinstance(kind, type) and issubclass(kind, GraphMapper)):
         raise StrategyError(f"mapper {mapper!r}: {kind!r} is not a subclass of GraphMapper")
-    if mapper == "strategy":
-        if strategy is None:
-            raise StrategyError("mapper 'strategy' needs a strategy; give a Strategy or its file")
-        return kind(strategy)
     return kind()

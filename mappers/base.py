@@ -106,7 +106,7 @@ def channels_last(graph: Graph) -> dict[str, tuple[int, ...]]:
 
 
 def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
-    """Return the bytes that all point tasks of a node touch; partial results count for their fold."""
+    """Return the bytes that all point tasks of a node touch; partial results count twice."""
     signature = graph.signature(node)
     _, lo, hi = signature.points(degrees)
     points = math.prod(degrees.values())

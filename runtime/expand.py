@@ -187,9 +187,7 @@ class Program:
         return Task(item.node.operator, privileges, body, bind, context=True)
 
 
-def program(
-    graph: Graph, strategy: Strategy, persistent: Mapping[str, Region]
-) -> Program:
+def program(graph: Graph, strategy: Strategy, persistent: Mapping[str, Region]) -> Program:
     """Return the launches of a lowered graph with a region for each value.
 
     Args:

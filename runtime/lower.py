@@ -96,7 +96,7 @@ def _lowering(node: Node) -> Callable[[Emitter, Node], Sequence[str]]:
 
 
 def hoist_updates(graph: Graph) -> Graph:
-    """Return the graph with each update right after its operands, and after the old value's readers.
+    """Return the graph with each update right after its operands and the old value's readers.
 
     A gradient then lives only until its update, so gradients share memory.
     """

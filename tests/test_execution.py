@@ -1,4 +1,4 @@
-"""Every operator on the runtime, under random legal strategies and mappers, against its reference."""
+"""Every operator on the runtime, under random strategies and mappers, against its reference."""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ def data(model: Model, seed: int = 0) -> tuple[Array, Array]:
     return x, random.integers(0, 5, len(x)).astype(np.int32)
 
 
-def sequential(model: Model, x: Array, y: Array, steps: int) -> tuple[list[float], dict[str, Array]]:
+def sequential(
+    model: Model, x: Array, y: Array, steps: int
+) -> tuple[list[float], dict[str, Array]]:
     """Return the losses and the final state of the sequential NumPy run."""
     graph = model.training_graph
     state = {

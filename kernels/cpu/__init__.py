@@ -20,6 +20,7 @@ _FAMILIES = (
     "dropout",
     "embedding",
     "updates",
+    "cross_entropy",
     "losses",
     "softmax",
 )

@@ -78,11 +78,9 @@ def _compile(function: Callable[..., Any], signature: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _shared_stamp() -> str:
-    here = Path(__file__).parent
     digest = hashlib.sha256()
-    for name in ("native.py", "simd.py", "mathematics.py", "opcodes.py", "runs.py", "windows.py"):
-        if (here / name).exists():
-            digest.update((here / name).read_bytes())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

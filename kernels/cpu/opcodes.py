@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.mathematics import erf, exp, log, power, sigmoid, tanh
-from soapstone.kernels.cpu.simd import (
+from soapstone.kernels.cpu.lanes import (
     F32,
     I64,
     LANES,
@@ -22,9 +21,10 @@ from soapstone.kernels.cpu.simd import (
     load_some,
     store_lanes,
     store_some,
-    vectorised,
     where,
 )
+from soapstone.kernels.cpu.mathematics import erf, exp, log, power, sigmoid, tanh
+from soapstone.kernels.cpu.simd import vectorised
 
 WIDE = 4 * LANES
 _SQRT_HALF = 0.7071067811865476

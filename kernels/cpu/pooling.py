@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.lanes import LANES
 from soapstone.kernels.cpu.layout import is_float32
 from soapstone.kernels.cpu.native import Native, noop, pack, parallel_for, useful_threads
 from soapstone.kernels.cpu.pooling_kernels import (
@@ -19,7 +20,6 @@ from soapstone.kernels.cpu.pooling_kernels import (
     pool_plain_average_grad,
     pool_scatter,
 )
-from soapstone.kernels.cpu.simd import LANES
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 

@@ -50,7 +50,7 @@ _HEADER = 20
 
 
 @helper
-def _fold(monoid: int, totals: int) -> float:
+def _fold(monoid: int, totals: int) -> Any:
     a, b = load_doubles(totals, 0), load_doubles(totals, 16)
     c, d = load_doubles(totals, 32), load_doubles(totals, 48)
     if monoid == SUM:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from soapstone.kernels.cpu.lanes import F32, Lanes, load_lanes, store_lanes
 from soapstone.kernels.cpu.mathematics import vexp, vlog
 from soapstone.kernels.cpu.native import routine
 from soapstone.kernels.cpu.opcodes import WIDE, get, loop, put
 from soapstone.kernels.cpu.simd import (
-    F32,
-    Lanes,
     load_first,
     load_first_low,
-    load_lanes,
     max_lanes,
     splat,
     store_first,
-    store_lanes,
     sum_lanes,
     vectorised,
     vmax,

@@ -21,7 +21,7 @@ SUM, MAX, MIN = 0, 1, 2
 
 
 @helper
-def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> int:
+def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> Any:
     """The offset in bytes of row number `index`; the tables lie at those words of the block."""
     offset = 0
     for d in range(rank - 1, 0, -1):

@@ -1,9 +1,7 @@
-"""Short vectors for kernels: sixteen lanes, written as plain arithmetic, compiled to SIMD code.
+"""Short vectors in Numba code: sixteen lanes as values of type `Vector`, with their operators.
 
-`Lanes` wraps a value of the LLVM program being built, so that a Python function of lanes *writes*
-the instructions of its formula. `@vectorised` makes such a function callable from Numba code, where
-its arguments and results are values of type `Vector`. Nothing is left to the loop vectoriser, which
-gives up on outputs that alias inputs. LLVM splits sixteen lanes as the machine needs.
+`@vectorised` makes a function of `Lanes` callable from kernels; what kernels use most has its name
+here. Load and store take an address or a pointer, and an index in elements.
 """
 
 from __future__ import annotations
@@ -15,20 +13,70 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
+from soapstone.kernels.cpu.lanes import (
+    F32,
+    F64,
+    I1,
+    I8,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    maximum,
+    minimum,
+    store_lanes,
+    store_some,
+    where,
+)
 from soapstone.kernels.cpu.native import fixed_arity
 
-LANES = 16
-F32, F64 = ir.FloatType(), ir.DoubleType()
-I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-
-_WIDTH = {"float": 4, "double": 8, "i8": 1, "i32": 4, "i64": 8}
-
-# contract: a*b+c may become one fused operation. NaN and infinity stay what they are.
-_FLAGS = ("contract",)
+# Formulas are written in names of `lanes`, which come along.
+__all__ = [
+    "F32",
+    "F64",
+    "I1",
+    "I8",
+    "I32",
+    "I64",
+    "LANES",
+    "Lanes",
+    "Vector",
+    "choose",
+    "first",
+    "load",
+    "load_bytes",
+    "load_doubles",
+    "load_first",
+    "load_first_high",
+    "load_first_low",
+    "load_lanes",
+    "load_some",
+    "max_lanes",
+    "maximum",
+    "min_lanes",
+    "minimum",
+    "narrow",
+    "splat",
+    "splat64",
+    "store",
+    "store_bytes",
+    "store_first",
+    "store_lanes",
+    "store_some",
+    "sum_lanes",
+    "vectorised",
+    "vmax",
+    "vmin",
+    "vsqrt",
+    "where",
+    "widen",
+]
 
 
 class Vector(types.Type):  # type: ignore[misc, unused-ignore]
@@ -53,251 +101,6 @@ def _numba_type(value: Any) -> Any:
         return Vector(kind.element, kind.count)
     names = {"float": "float32", "double": "float64", "i64": "int64", "i32": "int32", "i8": "uint8"}
     return getattr(types, names.get(str(kind), "boolean"))
-
-
-class Lanes:
-    """A value of the program being built: a vector, a scalar or a pointer, with its operators.
-
-    Integers are signed for `<` and unsigned for `>>`. Comparisons give masks for `where`.
-    """
-
-    def __init__(self, builder: Any, value: Any) -> None:
-        self.builder, self.value = builder, value
-
-    @property
-    def kind(self) -> Any:
-        """The LLVM type."""
-        return self.value.type
-
-    @property
-    def element(self) -> Any:
-        """The LLVM type of a lane, or of the scalar."""
-        return self.kind.element if isinstance(self.kind, ir.VectorType) else self.kind
-
-    def like(self, value: Any) -> Lanes:
-        """The number or scalar, in every lane of a value of this one's type."""
-        if isinstance(value, Lanes):
-            if value.kind == self.kind or not isinstance(self.kind, ir.VectorType):
-                return value
-            return value.splat(self.kind.count)
-        number = float(value) if isinstance(self.element, (ir.FloatType, ir.DoubleType)) else value
-        if isinstance(self.kind, ir.VectorType):
-            return Lanes(self.builder, ir.Constant(self.kind, [number] * self.kind.count))
-        return Lanes(self.builder, ir.Constant(self.kind, number))
-
-    def splat(self, count: int = LANES) -> Lanes:
-        """The scalar in every lane."""
-        b, kind = self.builder, ir.VectorType(self.kind, count)
-        one = b.insert_element(ir.Constant(kind, ir.Undefined), self.value, I32(0))
-        zeros = ir.Constant(ir.VectorType(I32, count), [0] * count)
-        return Lanes(b, b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros))
-
-    def _float(self) -> bool:
-        return isinstance(self.element, (ir.FloatType, ir.DoubleType))
-
-    def _binary(self, other: Any, on_float: str, on_integer: str, swap: bool = False) -> Lanes:
-        if isinstance(other, Lanes) and isinstance(other.kind, ir.VectorType):
-            left, right = other.like(self), other
-        else:
-            left, right = self, self.like(other)
-        if swap:
-            left, right = right, left
-        if left._float():
-            made = getattr(self.builder, on_float)(left.value, right.value, flags=_FLAGS)
-        else:
-            made = getattr(self.builder, on_integer)(left.value, right.value)
-        return Lanes(self.builder, made)
-
-    def __add__(self, other: Any) -> Lanes:
-        return self._binary(other, "fadd", "add")
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Lanes:
-        return self._binary(other, "fsub", "sub")
-
-    def __rsub__(self, other: Any) -> Lanes:
-        return self._binary(other, "fsub", "sub", swap=True)
-
-    def __mul__(self, other: Any) -> Lanes:
-        return self._binary(other, "fmul", "mul")
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Lanes:
-        return self._binary(other, "fdiv", "sdiv")
-
-    def __rtruediv__(self, other: Any) -> Lanes:
-        return self._binary(other, "fdiv", "sdiv", swap=True)
-
-    def __and__(self, other: Any) -> Lanes:
-        return self._binary(other, "", "and_")
-
-    def __or__(self, other: Any) -> Lanes:
-        return self._binary(other, "", "or_")
-
-    def __xor__(self, other: Any) -> Lanes:
-        return self._binary(other, "", "xor")
-
-    def __lshift__(self, other: Any) -> Lanes:
-        return self._binary(other, "", "shl")
-
-    def __rshift__(self, other: Any) -> Lanes:
-        return self._binary(other, "", "lshr")
-
-    def __neg__(self) -> Lanes:
-        if self._float():
-            return Lanes(self.builder, self.builder.fneg(self.value))
-        return self.like(0) - self
-
-    def compare(self, sign: str, other: Any) -> Lanes:
-        """The mask of an ordered comparison; "!=" is true for NaN."""
-        other = self.like(other)
-        b = self.builder
-        if not self._float():
-            return Lanes(b, b.icmp_signed(sign, self.value, other.value))
-        ordered = b.fcmp_unordered if sign == "!=" else b.fcmp_ordered
-        return Lanes(b, ordered(sign, self.value, other.value))
-
-    def __lt__(self, other: Any) -> Lanes:
-        return self.compare("<", other)
-
-    def __gt__(self, other: Any) -> Lanes:
-        return self.compare(">", other)
-
-    def __le__(self, other: Any) -> Lanes:
-        return self.compare("<=", other)
-
-    def __ge__(self, other: Any) -> Lanes:
-        return self.compare(">=", other)
-
-    def cast(self, element: Any) -> Lanes:
-        """The same numbers as lanes of another type."""
-        b, kind = self.builder, element
-        if isinstance(self.kind, ir.VectorType):
-            kind = ir.VectorType(element, self.kind.count)
-        if element == self.element:
-            return self
-        if self._float():
-            made = (b.fpext if element == F64 else b.fptrunc) if element in (F32, F64) else b.fptosi
-        elif element in (F32, F64):
-            made = b.uitofp if self.element in (I1, I8) else b.sitofp
-        elif element.width < self.element.width:
-            made = b.trunc
-        else:
-            made = b.zext if self.element in (I1, I8) else b.sext
-        return Lanes(b, made(self.value, kind))
-
-    def bits(self, element: Any) -> Lanes:
-        """The same bits as lanes of another type of the same width."""
-        kind = element
-        if isinstance(self.kind, ir.VectorType):
-            kind = ir.VectorType(element, self.kind.count)
-        return Lanes(self.builder, self.builder.bitcast(self.value, kind))
-
-    def call(self, name: str, *others: Lanes) -> Lanes:
-        """An LLVM intrinsic of operands of this type: `x.call("llvm.sqrt")`."""
-        suffix = str(self.element).replace("float", "f32").replace("double", "f64")
-        if isinstance(self.kind, ir.VectorType):
-            suffix = f"v{self.kind.count}{suffix}"
-        kind = ir.FunctionType(self.kind, [self.kind] * (1 + len(others)))
-        made = cgutils.get_or_insert_function(self.builder.module, kind, f"{name}.{suffix}")
-        return Lanes(
-            self.builder, self.builder.call(made, [self.value, *(o.value for o in others)])
-        )
-
-    def fold(self, combine: Callable[[Lanes, Lanes], Lanes]) -> Lanes:
-        """The scalar that combines all lanes, always by the same tree."""
-        b, value, count = self.builder, self.value, self.kind.count
-        while count > 1:
-            count //= 2
-            pick = ir.VectorType(I32, count)
-            low = b.shuffle_vector(value, value, ir.Constant(pick, list(range(count))))
-            high = b.shuffle_vector(value, value, ir.Constant(pick, list(range(count, 2 * count))))
-            value = combine(Lanes(b, low), Lanes(b, high)).value
-        return Lanes(b, b.extract_element(value, I32(0)))
-
-
-def where(mask: Lanes, yes: Any, no: Any) -> Lanes:
-    """The lanes of `yes` where the mask holds, of `no` elsewhere; one of them may be a number."""
-    if not isinstance(yes, Lanes):
-        yes = no.like(yes)
-    no = yes.like(no)
-    b = mask.builder
-    return Lanes(b, b.select(mask.value, yes.value, no.value))
-
-
-def maximum(a: Lanes, b: Lanes) -> Lanes:
-    """The larger of the two; NaN if either is."""
-    return where((a > b) | a.compare("!=", a), a, b)
-
-
-def minimum(a: Lanes, b: Lanes) -> Lanes:
-    """The smaller of the two; NaN if either is."""
-    return where((a < b) | a.compare("!=", a), a, b)
-
-
-# ---------------------------------------------------------------------------------------- memory
-def _place(p: Lanes, i: Any, element: Any, count: int) -> Any:
-    b = p.builder
-    base = p.value
-    if not isinstance(base.type, ir.PointerType):
-        base = b.inttoptr(base, element.as_pointer())
-    else:
-        base = b.bitcast(base, element.as_pointer())
-    index = i.value if isinstance(i, Lanes) else I64(i)
-    return b.bitcast(b.gep(base, [index]), ir.VectorType(element, count).as_pointer())
-
-
-def load_lanes(p: Lanes, i: Any, element: Any = F32, count: int = LANES) -> Lanes:
-    """Lanes i, i+1, … of the array at p (an address or a pointer)."""
-    made = p.builder.load(_place(p, i, element, count))
-    made.align = _WIDTH[str(element)]
-    return Lanes(p.builder, made)
-
-
-def store_lanes(p: Lanes, i: Any, value: Lanes) -> None:
-    """Write the lanes at p[i], p[i+1], …"""
-    made = p.builder.store(value.value, _place(p, i, value.element, value.kind.count))
-    made.align = _WIDTH[str(value.element)]
-
-
-def first(count: Lanes, lanes: int = LANES) -> Lanes:
-    """The mask of the first `count` (int64) lanes."""
-    b = count.builder
-    iota = Lanes(b, ir.Constant(ir.VectorType(I64, lanes), list(range(lanes))))
-    return iota < count.splat(lanes)
-
-
-def _masked(p: Lanes, i: Any, kind: Any, what: str) -> tuple[Any, Any]:
-    b = p.builder
-    place = _place(p, i, kind.element, kind.count)
-    mask = ir.VectorType(I1, kind.count)
-    suffix = str(kind.element).replace("float", "f32").replace("double", "f64")
-    name = f"llvm.masked.{what}.v{kind.count}{suffix}.p0"
-    if what == "load":
-        shape = ir.FunctionType(kind, [place.type, I32, mask, kind])
-    else:
-        shape = ir.FunctionType(ir.VoidType(), [kind, place.type, I32, mask])
-    return place, cgutils.get_or_insert_function(b.module, shape, name)
-
-
-def load_some(
-    p: Lanes, i: Any, mask: Lanes, other: float = 0.0, element: Any = F32, count: int = LANES
-) -> Lanes:
-    """The lanes of p[i]… where the mask holds, `other` elsewhere; the rest is not read."""
-    kind = ir.VectorType(element, count)
-    place, made = _masked(p, i, kind, "load")
-    rest = ir.Constant(kind, [float(other) if element in (F32, F64) else int(other)] * count)
-    align = I32(_WIDTH[str(element)])
-    return Lanes(p.builder, p.builder.call(made, [place, align, mask.value, rest]))
-
-
-def store_some(p: Lanes, i: Any, value: Lanes, mask: Lanes) -> None:
-    """Write the lanes at p[i]… where the mask holds."""
-    place, made = _masked(p, i, value.kind, "store")
-    align = I32(_WIDTH[str(value.element)])
-    p.builder.call(made, [value.value, place, align, mask.value])
 
 
 # ------------------------------------------------------------------------------------ from Numba

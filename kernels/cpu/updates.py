@@ -1,4 +1,4 @@
-"""Optimiser steps (sgd, adam) and `store`: one pass over the parameter, its gradient and its states.
+"""Optimiser steps (sgd, adam): one pass over the parameter, its gradient and its states.
 
 Outputs may be the inputs themselves. When `ok` is false everything is copied unchanged.
 """

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.native import f32p, routine
-from soapstone.kernels.cpu.opcodes import copy_floats
-from soapstone.kernels.cpu.simd import (
+from soapstone.kernels.cpu.lanes import (
     F32,
     I8,
     I32,
     LANES,
     Lanes,
     first,
-    load,
     load_lanes,
     load_some,
-    store_first,
     store_some,
-    vectorised,
 )
+from soapstone.kernels.cpu.native import f32p, routine
+from soapstone.kernels.cpu.opcodes import copy_floats
+from soapstone.kernels.cpu.simd import load, store_first, vectorised
 
 
 def _takes(v: Lanes, best: Lanes) -> Lanes:

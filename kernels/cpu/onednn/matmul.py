@@ -41,13 +41,13 @@ FORMS = {"onednn": "first", "onednn_gemm": "gemm", "onednn_packed": "packed"}  #
 
 def product_variants(
     operator: str,
-) -> Callable[[Callable[[Call, str], Entry | None]], Callable[[Call, str], Entry | None]]:
+) -> Callable[[Callable[..., Entry | None]], Callable[..., Entry | None]]:
     """Return a decorator that registers `bind(call, form)` as one variant for each form.
 
     Which form is fastest depends on shapes and strides; measured cost decides.
     """
 
-    def register(bind: Callable[[Call, str], Entry | None]) -> Callable[[Call, str], Entry | None]:
+    def register(bind: Callable[..., Entry | None]) -> Callable[..., Entry | None]:
         for name, form in FORMS.items():
             variant(operator, name)(partial(bind, form=form))
         return bind
@@ -131,8 +131,8 @@ def product(
 
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
     "packed" reorders b into oneDNN's format on every run. Constant weights have one form, "first",
-    which packs them once. Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
-    plain loops, are staged through dense copies.
+    which packs them once. Operands with neither rows nor columns contiguous, or in layouts that
+    oneDNN would serve by plain loops, are staged through dense copies.
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
