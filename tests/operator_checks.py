@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Emitter, GraphBuilder, Node

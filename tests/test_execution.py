@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from operator_checks import registry_cases, subject
+
 from soapstone.frontend.session import Session
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.spec import Case, OpSpec

@@ -18,6 +18,7 @@ from operator_checks import (
     tiles,
     uneven_cuts,
 )
+
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder

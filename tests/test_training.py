@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from soapstone import SGD, Adam, AdamW, Machine, Model, NonFiniteLoss, Strategy
 from soapstone.frontend.callbacks import TrainingState
 from soapstone.frontend.initial import materialise

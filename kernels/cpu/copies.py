@@ -1,0 +1,306 @@
+"""Copies between arrays of one shape and any strides: what all operators that move elements do.
+
+Dims are put in the order of the destination's memory. Where both sides have the same contiguous
+dim, rows are copied whole; where they have different ones, square blocks are transposed in
+registers, so that every cache line is read once and written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+
+from soapstone.kernels.cpu.lanes import (
+    I8,
+    I32,
+    I64,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    store_lanes,
+    store_some,
+)
+from soapstone.kernels.cpu.layout import merge
+from soapstone.kernels.cpu.native import (
+    helper,
+    i16p,
+    i32p,
+    i64p,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    routine,
+    u8p,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.runs import row_offset
+from soapstone.kernels.cpu.simd import vectorised
+from soapstone.kernels.entry import Array, Entry
+
+_ITEM_BYTES = 32768  # of rows copied one element after the other, in one item
+_TILE = 64  # elements a side of the squares that are transposed in one item
+_NARROW = 4  # a dim shorter than this is not worth transposing
+_WHOLE, _FILL, _STRIDED = 0, 1, 2
+
+
+# ------------------------------------------------------------------------------------ row by row
+@vectorised
+def _copy_bytes(to: Lanes, x: Lanes, count: Lanes) -> None:
+    b = to.builder
+    places = [b.inttoptr(lanes.value, I8.as_pointer()) for lanes in (to, x)]
+    cgutils.raw_memcpy(b, *places, count.value, 1)
+
+
+def _element_loops(pointer: Any) -> tuple[Any, Any]:
+    @routine
+    def fill(to: int, x: int, n: int) -> None:
+        y, value = pointer(to), pointer(x)[0]
+        for i in range(n):
+            y[i] = value
+
+    @routine
+    def strided(to: int, to_step: int, x: int, x_step: int, n: int) -> None:
+        if to_step == 1:
+            for i in range(n):
+                pointer(to)[i] = pointer(x)[i * x_step]
+        else:
+            for i in range(n):
+                pointer(to)[i * to_step] = pointer(x)[i * x_step]
+
+    return fill, strided
+
+
+_fill_1, _strided_1 = _element_loops(u8p)
+_fill_2, _strided_2 = _element_loops(i16p)
+_fill_4, _strided_4 = _element_loops(i32p)
+_fill_8, _strided_8 = _element_loops(i64p)
+
+
+@helper
+def _fill(size: int, to: int, x: int, n: int) -> None:
+    if size == 4:
+        _fill_4(to, x, n)
+    elif size == 1:
+        _fill_1(to, x, n)
+    elif size == 8:
+        _fill_8(to, x, n)
+    else:
+        _fill_2(to, x, n)
+
+
+@helper
+def _strided(size: int, to: int, to_step: int, x: int, x_step: int, n: int) -> None:
+    if size == 4:
+        _strided_4(to, to_step // 4, x, x_step // 4, n)
+    elif size == 1:
+        _strided_1(to, to_step, x, x_step, n)
+    elif size == 8:
+        _strided_8(to, to_step // 8, x, x_step // 8, n)
+    else:
+        _strided_2(to, to_step // 2, x, x_step // 2, n)
+
+
+# Words: 0 source, 1 destination, 2 bytes an element, 3 mode, 4 rows, 5 length, 6 and 7 their steps
+# along the row, 8 columns an item, 9 items across, 10 rows an item, 11 rank, 12.. extents, strides.
+@native("body")
+def _copy_rows(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    size, mode, rows, length, x_step, to_step = w[2], w[3], w[4], w[5], w[6], w[7]
+    columns, across, group, rank = w[8], w[9], w[10], w[11]
+    for item in range(begin, end):
+        column = item % across * columns
+        n = min(columns, length - column)
+        first_row = item // across * group
+        for row in range(first_row, min(rows, first_row + group)):
+            x = w[0] + row_offset(w, 12, 12 + rank, rank, row) + column * x_step
+            to = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, row) + column * to_step
+            if mode == _WHOLE:
+                _copy_bytes(to, x, n * size)
+            elif mode == _FILL:
+                _fill(size, to, x, n)
+            else:
+                _strided(size, to, to_step, x, x_step, n)
+    return 0
+
+
+# ------------------------------------------------------------------------------- square by square
+def _transposed(rows: Sequence[Lanes]) -> list[Lanes]:
+    """The columns of a square of lanes: swap bit after bit of the row and column numbers."""
+    square, side = list(rows), len(rows)
+    builder = square[0].builder
+    step = side // 2
+    while step:
+        low = [k if not k & step else side + k - step for k in range(side)]
+        high = [k + step if not k & step else side + k for k in range(side)]
+        masks = [ir.Constant(ir.VectorType(I32, side), order) for order in (low, high)]
+        for i in range(side):
+            if not i & step:
+                a, b = square[i].value, square[i + step].value
+                square[i] = Lanes(builder, builder.shuffle_vector(a, b, masks[0]))
+                square[i + step] = Lanes(builder, builder.shuffle_vector(a, b, masks[1]))
+        step //= 2
+    return square
+
+
+def _least(a: Lanes, b: Lanes) -> Lanes:
+    builder = a.builder
+    return Lanes(builder, builder.select((a < b).value, a.value, b.value))
+
+
+def _square_writers(element: Any, side: int) -> tuple[Any, Any]:
+    """Copies of one square, where all of it counts and where only na columns and nb rows do."""
+
+    def full(to: Lanes, to_step: Lanes, x: Lanes, x_step: Lanes) -> None:
+        rows = [load_lanes(x + x_step * k, 0, element, side) for k in range(side)]
+        for k, column in enumerate(_transposed(rows)):
+            store_lanes(to + to_step * k, 0, column)
+
+    def edge(to: Lanes, to_step: Lanes, x: Lanes, x_step: Lanes, na: Lanes, nb: Lanes) -> None:
+        # Rows past the end read the last one again; columns past it are written under no lane.
+        held = first(nb, side)
+        rows = []
+        for k in range(side):
+            row = _least(na.like(k), na - 1)
+            rows.append(load_some(x + x_step * row, 0, held, 0, element, side))
+        builder = na.builder
+        for k, column in enumerate(_transposed(rows)):
+            inside = builder.icmp_signed(">", nb.value, I64(k))
+            count = Lanes(builder, builder.select(inside, na.value, I64(0)))
+            row = _least(nb.like(k), nb - 1)
+            store_some(to + to_step * row, 0, column, first(count, side))
+
+    return vectorised(full), vectorised(edge)
+
+
+def _square_loop(element: Any, side: int, nbytes: int) -> Callable[..., Any]:
+    full, edge = _square_writers(element, side)
+
+    @routine
+    def write(to: int, to_step: int, x: int, x_step: int, na: int, nb: int) -> None:
+        for a in range(0, na, side):
+            for b in range(0, nb, side):
+                source = x + a * x_step + b * nbytes
+                target = to + b * to_step + a * nbytes
+                if a + side <= na and b + side <= nb:
+                    full(target, to_step, source, x_step)
+                else:
+                    edge(target, to_step, source, x_step, min(side, na - a), min(side, nb - b))
+
+    return write
+
+
+_square_1 = _square_loop(I8, 16, 1)
+_square_4 = _square_loop(I32, 16, 4)
+_square_8 = _square_loop(I64, 8, 8)
+
+
+# The destination is contiguous along dim a, the source along dim b. Words: 0 source, 1 destination,
+# 2 bytes an element, 3 and 4 extents of a and b, 5 the source's step along a, 6 the destination's
+# along b, 7 and 8 tiles of a and b, 9 rank of the other dims, 10.. their extents and strides.
+@native("body")
+def _copy_squares(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    size, extent_a, extent_b, x_step, to_step = w[2], w[3], w[4], w[5], w[6]
+    tiles_a, tiles_b, rank = w[7], w[8], w[9]
+    for item in range(begin, end):
+        a = item % tiles_a * 64
+        b = item // tiles_a % tiles_b * 64
+        row = item // tiles_a // tiles_b
+        na, nb = min(64, extent_a - a), min(64, extent_b - b)
+        x = w[0] + row_offset(w, 10, 10 + rank, rank, row) + a * x_step + b * size
+        to = w[1] + row_offset(w, 10, 10 + 2 * rank, rank, row) + b * to_step + a * size
+        if size == 4:
+            _square_4(to, to_step, x, x_step, na, nb)
+        elif size == 8:
+            _square_8(to, to_step, x, x_step, na, nb)
+        else:
+            _square_1(to, to_step, x, x_step, na, nb)
+    return 0
+
+
+# ---------------------------------------------------------------------------------------- binding
+def copy(to: Array, x: Array, threads: int) -> Entry | None:
+    """Return the entry of `to[...] = x`, arrays of one shape and type that do not overlap.
+
+    They may be the same array, and x may repeat elements (strides of 0). None where the type has
+    no kernel.
+    """
+    size = to.itemsize
+    if (
+        x.dtype != to.dtype
+        or size not in (1, 2, 4, 8)
+        or not (x.flags.aligned and to.flags.aligned)
+    ):
+        return None
+    place = to.__array_interface__["data"][0]
+    if to.size == 0 or (x.__array_interface__["data"][0] == place and x.strides == to.strides):
+        return noop()
+    order = sorted(range(to.ndim), key=lambda d: -abs(to.strides[d]))
+    extents, (xs, ts) = merge(
+        [to.shape[d] for d in order], [[a.strides[d] for d in order] for a in (x, to)]
+    )
+    if to.size == 1:
+        xs = ts = (size,)
+    threads = useful_threads(threads, 2 * to.nbytes)
+    dims = list(range(len(extents)))
+    crossing = [d for d in dims[:-1] if xs[d] == size]
+    if ts[-1] == size and xs[-1] not in (size, 0) and crossing:
+        b = crossing[-1]
+        if min(extents[-1], extents[b]) >= _NARROW and size != 2:
+            return _bind_squares(to, x, (extents, xs, ts), b, threads)
+        if extents[-1] < _NARROW:  # the rows are too short: go along the other dim
+            dims.append(dims.pop(b))
+    outer, last = dims[:-1], dims[-1]
+    length, x_step, to_step = extents[last], xs[last], ts[last]
+    mode = _STRIDED
+    if to_step == size and x_step in (size, 0):
+        mode = _WHOLE if x_step == size else _FILL
+    table = [extents[d] for d in outer], [xs[d] for d in outer], [ts[d] for d in outer]
+    if not outer:
+        table = [1], [0], [0]
+    rows = math.prod(table[0])
+    columns = min(length, _ITEM_BYTES // size)
+    if mode == _WHOLE and rows == 1:  # as few calls as there are threads
+        columns = -(-length // threads)
+    group = max(1, _ITEM_BYTES // size // length)
+    across = -(-length // columns)
+    block = pack(
+        (x, to, size, mode, rows, length, x_step, to_step, columns, across, group, len(table[0])),
+        table,
+    )
+    return parallel_for(_copy_rows, block, -(-rows // group) * across, threads)
+
+
+def _bind_squares(
+    to: Array,
+    x: Array,
+    dims: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    b: int,
+    threads: int,
+) -> Entry:
+    extents, xs, ts = dims
+    others = [d for d in range(len(extents) - 1) if d != b]
+    tiles_a, tiles_b = -(-extents[-1] // _TILE), -(-extents[b] // _TILE)
+    table: tuple[Sequence[int], ...] = ([1], [0], [0])
+    if others:
+        table = tuple([numbers[d] for d in others] for numbers in (extents, xs, ts))
+    block = pack(
+        (x, to, to.itemsize, extents[-1], extents[b], xs[-1], ts[b], tiles_a, tiles_b),
+        len(table[0]),
+        table,
+    )
+    items = math.prod(table[0]) * tiles_a * tiles_b
+    return parallel_for(_copy_squares, block, items, threads)
+
+
+def fill(to: Array, value: float | bool, threads: int) -> Entry | None:
+    """Return the entry of `to[...] = value`."""
+    return copy(to, np.broadcast_to(np.full(1, value, to.dtype), to.shape), threads)
