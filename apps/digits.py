@@ -1,15 +1,17 @@
 """A small convolutional network on the 1,797 handwritten digits that the package carries.
 
-Reaches 98 to 99.7 % on the held-out fifth, by the seed.
+Reaches about 98.5 % on the held-out fifth.
 """
 
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
 from soapstone.frontend.data import Splits, digits
+from soapstone.frontend.schedules import cosine
 
+STEPS = 15 * 45  # epochs times steps; later ones stay at the final rate
 OPTIONS = {
-    "optimizer": Adam(1e-3),
+    "optimizer": Adam(cosine(3e-3, STEPS, final=1e-4)),
     "loss": "cross_entropy",
     "metrics": ["accuracy"],
     "epochs": 15,

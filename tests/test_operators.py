@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 
@@ -103,25 +104,42 @@ def test_misfits_are_shape_errors_that_name_the_dim(spec: OpSpec, case: Case) ->
             spec.bind(specs[: len(required) - 1], item.attributes)
 
 
+def stored(array: Array, channels_last: bool) -> Array:
+    """Return a copy, channels-last in memory where that is asked for and it has four axes."""
+    if not channels_last or array.ndim != 4:
+        return array.copy()
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
 @every_case
 def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
+    """On tiles of larger arrays, plain and channels-last; and nothing outside a tile is written."""
     item = subject(spec, case, "float32")
     plans = list(item.signature.configurations(2, lowers=False))
-    for variant in variants(spec.name):
-        for degrees in plans:
-            for tile in tiles(item.signature, degrees):
-                attributes = localized(spec, item.attributes, tile)
+    wholes = item.run()
+    for variant, degrees in itertools.product(variants(spec.name), plans):
+        for tile in tiles(item.signature, degrees):
+            attributes = localized(spec, item.attributes, tile)
+            for given_last, made_last in itertools.product((False, True), repeat=2):
                 # The ellipsis keeps a rank-0 tile an array.
-                inputs = tuple(a[(*box(*b), ...)] for a, b in zip(item.arrays, tile.inputs))
+                inputs = tuple(
+                    stored(array, given_last)[(*box(*bounds), ...)]
+                    for array, bounds in zip(item.arrays, tile.inputs)
+                )
                 expected = spec.run(attributes, *inputs)
-                outputs = tuple(np.full(e.shape, 77, e.dtype) for e in expected)
+                buffers = [stored(np.full_like(whole, 77), made_last) for whole in wholes]
+                outputs = tuple(
+                    buffer[(*box(*bounds), ...)] for buffer, bounds in zip(buffers, tile.outputs)
+                )
                 entry = variant.bind(Call(spec.name, attributes, inputs, outputs))
                 if entry is None:
                     continue
                 where = f"{variant.name} {degrees} {dict(tile.intervals)}"
                 assert native.run(entry) == 0, where
-                for output, value in zip(outputs, expected):
+                for buffer, output, value in zip(buffers, outputs, expected):
                     np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
+                    output[...] = 77
+                    assert (buffer == np.full_like(buffer, 77)).all(), f"{where}: wrote outside"
 
 
 def run(name: str, *arrays: Array, **attributes: object) -> tuple[Array, ...]:

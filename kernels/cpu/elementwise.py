@@ -21,20 +21,48 @@ from soapstone.kernels.cpu.native import (
     noop,
     pack,
     parallel_for,
+    routine,
     stack,
     useful_threads,
     words,
 )
-from soapstone.kernels.cpu.opcodes import copy_floats, fill_floats, step
+from soapstone.kernels.cpu.opcodes import WIDE, copy_floats, fill_floats, step
 from soapstone.kernels.cpu.programs import Node, Program, compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2
 _HEADER, _RECORD, _STEP = 12, 6, 6
-_MAX_OUTER, _MAX_REGISTERS = 8, 96
+_MAX_OUTER, _MAX_REGISTERS = 8, 60
 _REGISTER_FLOATS = 6144  # of registers, in all: 24 KB of a 32 KB cache
+_STAGGER = 32  # between registers, which would else compete for the same sets of the cache
 _SHORT_ROW = 256  # rows shorter than this are packed several to a chunk
+
+
+@routine
+def _pack_rows(target: int, source: int, inner: int, down: int, rows: int, n: int) -> None:
+    """Copy rows of n floats, strided in any way, to contiguous memory."""
+    for r in range(rows):
+        to, at = target + r * n * 4, source + r * down
+        if inner == 4:
+            copy_floats(to, at, n)
+        elif inner == 0:
+            fill_floats(to, f32p(at)[0], n)
+        else:
+            for c in range(n):
+                f32p(to)[c] = f32p(at + c * inner)[0]
+
+
+@routine
+def _unpack_rows(target: int, source: int, inner: int, down: int, rows: int, n: int) -> None:
+    """The inverse of `_pack_rows`."""
+    for r in range(rows):
+        to, at = target + r * down, source + r * n * 4
+        if inner == 4:
+            copy_floats(to, at, n)
+        else:
+            for c in range(n):
+                f32p(to + c * inner)[0] = f32p(at)[c]
 
 
 @native("body")
@@ -42,18 +70,21 @@ def _machine(block: Any, begin: int, end: int) -> int:
     w = words(block)
     externals, steps = w[0], w[1]
     length, rows, rows_a_chunk, columns_a_chunk = w[2], w[3], w[4], w[5]
-    outer, capacity = w[6], w[7]
+    outer, spacing = w[6], w[7]
     extents, records, program = w[8], w[9], w[10]
     width = _RECORD + outer
     registers = stack(24576)
     place = words(stack(1536))
-    filled = words(stack(3072))
+    filled = words(stack(1536))
+    reach = words(stack(1536))
+    turn = words(stack(1536))
     counter = words(stack(64))
     for r in range(w[11]):
-        place[externals + r] = registers + r * capacity * 4
+        place[externals + r] = registers + r * spacing * 4
+        turn[externals + r] = -1
     for e in range(externals):
-        filled[2 * e] = 0
-        filled[2 * e + 1] = 0
+        turn[e] = 0 if w[records + e * width + 3] == _SPLAT else -1
+        filled[e] = 0
     column_chunks = (length + columns_a_chunk - 1) // columns_a_chunk
     row_chunks = (rows + rows_a_chunk - 1) // rows_a_chunk
     column = begin % column_chunks
@@ -78,26 +109,19 @@ def _machine(block: Any, begin: int, end: int) -> int:
             if w[at + 3] == _DIRECT:
                 place[e] = address
             else:
-                target = registers + w[at + 4] * capacity * 4
+                target = registers + w[at + 4] * spacing * 4
                 place[e] = target
                 if w[at + 5] != 0:
-                    filled[2 * e] = address
+                    filled[e] = address
                 elif w[at + 3] == _SPLAT:
-                    if filled[2 * e] != address or filled[2 * e + 1] < n:
-                        fill_floats(target, f32p(address)[0], n)
-                        filled[2 * e] = address
-                        filled[2 * e + 1] = n
-                elif inner == 4:
-                    for r in range(nr):
-                        copy_floats(target + r * nc * 4, address + r * down, nc)
-                elif inner == 0:
-                    for r in range(nr):
-                        fill_floats(target + r * nc * 4, f32p(address + r * down)[0], nc)
-                else:
-                    for r in range(nr):
-                        to = f32p(target + r * nc * 4)
-                        for c in range(nc):
-                            to[c] = f32p(address + r * down + c * inner)[0]
+                    if filled[e] != address:
+                        fill_floats(target, f32p(address)[0], WIDE)
+                        filled[e] = address
+                elif down != 0 or filled[e] != address or reach[e] < n:
+                    # Rows that repeat one another are packed once.
+                    _pack_rows(target, address, inner, down, nr, nc)
+                    filled[e] = address
+                    reach[e] = n
         for s in range(steps):
             at = program + s * _STEP
             step(
@@ -105,6 +129,8 @@ def _machine(block: Any, begin: int, end: int) -> int:
                 place[w[at + 1]],
                 place[w[at + 2]],
                 place[w[at + 3]],
+                turn[w[at + 2]],
+                turn[w[at + 3]],
                 n,
                 as_float(w[at + 4]),
                 as_float(w[at + 5]),
@@ -112,15 +138,7 @@ def _machine(block: Any, begin: int, end: int) -> int:
         for e in range(externals):
             at = records + e * width
             if w[at + 5] != 0 and w[at + 3] != _DIRECT:
-                inner, down = w[at + 1], w[at + 2]
-                source = place[e]
-                for r in range(nr):
-                    if inner == 4:
-                        copy_floats(filled[2 * e] + r * down, source + r * nc * 4, nc)
-                    else:
-                        for c in range(nc):
-                            to = f32p(filled[2 * e] + r * down + c * inner)
-                            to[0] = f32p(source + r * nc * 4)[c]
+                _unpack_rows(filled[e], place[e], w[at + 1], w[at + 2], nr, nc)
         column += 1
         if column == column_chunks:
             column = 0
@@ -137,7 +155,10 @@ def _machine(block: Any, begin: int, end: int) -> int:
 
 def _capacity(registers: int) -> int:
     """How many floats a chunk holds when that many registers share the cache."""
-    return min(1024, _REGISTER_FLOATS // registers // 16 * 16) if registers else 4096
+    if registers == 0:
+        return 4096
+    most = 1024 if registers <= 2 else 512
+    return min(most, (_REGISTER_FLOATS // registers - _STAGGER) // 16 * 16)
 
 
 def _kind(strides: Sequence[int], length: int, rows: int, many: bool) -> int:
@@ -213,7 +234,7 @@ def bind_program(
     ]
     block = pack(
         (len(arrays), len(steps), length, rows, rows_a_chunk, columns_a_chunk, len(outer)),
-        (capacity, extents_at, records_at, steps_at, registers),
+        (capacity + _STAGGER, extents_at, records_at, steps_at, registers),
         outer,
         records,
         steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,10 @@ def transpose(call: Call) -> Entry | None:
 def strided_slice(call: Call) -> Entry | None:
     """Every so many elements between two bounds of each axis."""
     bounds = zip(*(call.attributes[name] for name in ("starts", "stops", "steps")))
-    place = (..., *(slice(*bound) for bound in bounds))  # `...`: a view at rank 0 too
+    place: tuple[Any, ...] = (
+        ...,
+        *(slice(*bound) for bound in bounds),
+    )  # `...`: a view at rank 0 too
     return copy(call.outputs[0], call.inputs[0][place], call.threads)
 
 
@@ -82,7 +86,8 @@ def full(call: Call) -> Entry | None:
 def pad(call: Call) -> Entry | None:
     """A border of one value around x, and the same value between its elements."""
     x, y, a = call.inputs[0], call.outputs[0], call.attributes
-    entries, inside = [], []
+    entries: list[Entry | None] = []
+    inside: list[Any] = []
     dilated = any(between and extent > 1 for between, extent in zip(a["interior"], x.shape))
     if dilated:
         entries.append(fill(y, a["value"], call.threads))

@@ -152,16 +152,16 @@ def _function(module: Any, instruction: Instruction) -> Any:
     Alone, its constants are loaded once, before the loop; in the midst of a large kernel LLVM
     reloads them on every turn.
     """
-    kind = ir.FunctionType(ir.VoidType(), [I64] * 4 + [F32] * 2)
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 6 + [F32] * 2)
     made = ir.Function(module, kind, module.get_unique_name(f"step_{instruction.name}"))
     made.linkage = "internal"
     made.attributes.add("noinline")
     builder = ir.IRBuilder(made.append_basic_block())
-    to, a, b, n, p, q = (Lanes(builder, value) for value in made.args)
+    to, a, b, turn_a, turn_b, n, p, q = (Lanes(builder, value) for value in made.args)
 
     def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-        left = get(a, i, width, mask)
-        right = get(b, i, width, mask) if instruction.arity == 2 else left
+        left = get(a, i & turn_a, width, mask)
+        right = get(b, i & turn_b, width, mask) if instruction.arity == 2 else left
         put(to, i, instruction.formula(left, right, p, q), mask)
 
     # The one formula in float64 would not fit in the registers any wider.
@@ -171,10 +171,23 @@ def _function(module: Any, instruction: Instruction) -> Any:
 
 
 @vectorised
-def step(code: Lanes, to: Lanes, a: Lanes, b: Lanes, n: Lanes, p: Lanes, q: Lanes) -> None:
-    """Run one instruction over n floats: addresses `to`, `a`, `b`; float parameters p and q."""
+def step(
+    code: Lanes,
+    to: Lanes,
+    a: Lanes,
+    b: Lanes,
+    turn_a: Lanes,
+    turn_b: Lanes,
+    n: Lanes,
+    p: Lanes,
+    q: Lanes,
+) -> None:
+    """Run one instruction over n floats: addresses `to`, `a`, `b`; float parameters p and q.
+
+    Operand a is read at i & turn_a: -1 for an array, 0 for `WIDE` copies of one number.
+    """
     builder = code.builder
-    given = [to, a, b, n, p.cast(F32), q.cast(F32)]
+    given = [to, a, b, turn_a, turn_b, n, p.cast(F32), q.cast(F32)]
     start = builder.block
     done = builder.append_basic_block("stepped")
     blocks = []

@@ -181,7 +181,7 @@ def pool_scatter(block: Any, begin: int, end: int) -> int:
         dy = w[13] + n * w[19] + channel * w[20]
         index = w[14] + n * w[23] + channel * w[24]
         for h in range(w[7]):
-            if channels == 1 or w[18] == 4 * channels:
+            if w[18] == 4 * channels:
                 fill_row(dx + h * w[17], 0.0, w[8] * channels)
             else:
                 for v in range(w[8]):

@@ -64,13 +64,13 @@ def span(t: Any, item: int) -> tuple[int, int, int, int]:
 
 
 @helper
-def span_at(t: Any, array: int, row: int) -> int:
+def span_at(t: Any, array: int, row: int) -> Any:
     """The offset of a row in array (or table of numbers) `array`, counted from 0."""
     rank = t[5]
     return row_offset(t, _HEADER, _HEADER + rank * (1 + array), rank, row)
 
 
 @helper
-def span_step(t: Any, count: int, array: int) -> int:
+def span_step(t: Any, count: int, array: int) -> Any:
     """What a step along the row adds to array `array` of `count`: bytes, or a number."""
     return t[_HEADER + t[5] * (1 + count) + array]

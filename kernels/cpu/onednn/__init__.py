@@ -1,23 +1,12 @@
-"""Variants of operators served by oneDNN; importing this package registers them, loading nothing.
+"""Variants of operators served by oneDNN, registered on import where the library is found."""
 
-`available()` loads the library, and tells whether the variants can be used.
-"""
+from __future__ import annotations
 
-from soapstone.kernels.cpu.onednn import (
-    convolution,
-    eltwise,
-    linear_grad,
-    matmul,
-    normalization,
-    pooling,
-    reorder,
-    softmax,
-)
+import importlib
+
 from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 
-__all__ = [
-    "OneDnnError",
-    "available",
+_FAMILIES = (
     "convolution",
     "eltwise",
     "linear_grad",
@@ -26,5 +15,10 @@ __all__ = [
     "pooling",
     "reorder",
     "softmax",
-    "version",
-]
+)
+
+if available():
+    for _family in _FAMILIES:
+        importlib.import_module(f"{__name__}.{_family}")
+
+__all__ = ["OneDnnError", "available", "version"]

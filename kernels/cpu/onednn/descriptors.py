@@ -9,12 +9,11 @@ from __future__ import annotations
 import ctypes as C
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.onednn.library import Handle, create, engine, library, threads
+from soapstone.kernels.cpu.onednn.library import Handle, create, engine, library, shared, threads
 from soapstone.kernels.entry import Array
 
 F32, S32, U8, S8 = 3, 4, 6, 5
@@ -111,7 +110,7 @@ class Layout:
         return _descriptor(self)
 
 
-@lru_cache(maxsize=4096)
+@shared
 def _descriptor(layout: Layout) -> Handle:
     rank, shape, kind = len(layout.shape), dims(layout.shape), TYPES[layout.dtype]
     if layout.strides is None:
@@ -191,7 +190,7 @@ ACTIVATIONS: dict[str | None, Activation | None] = {
 }
 
 
-@lru_cache(maxsize=256)
+@shared
 def attributes(activation: Activation | None = None) -> Handle:
     """Return primitive attributes: the caller's scratchpad, strict float32, then `activation`."""
     dnnl = library()

@@ -10,13 +10,15 @@ import ctypes as C
 import os
 import site
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes.util import find_library
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 VARIABLE = "SOAPSTONE_ONEDNN"
 MAJOR = 3
 _FILE = "libdnnl.so.3"
@@ -267,7 +269,26 @@ def create(
     return Handle(int(result.value or 0), destroy, keep)
 
 
-@cache
+def shared(function: Callable[..., T]) -> Callable[..., T]:
+    """Return the function with each result made once, by one thread, and kept for good.
+
+    For handles whose address outlives the expression that asked for it: a cache that evicts, or
+    that lets two threads make the same handle, would destroy one that is still in use.
+    """
+    lock = threading.Lock()
+    kept: dict[tuple[Any, ...], T] = {}
+
+    @wraps(function)
+    def call(*arguments: Any) -> T:
+        with lock:
+            if arguments not in kept:
+                kept[arguments] = function(*arguments)
+            return kept[arguments]
+
+    return call
+
+
+@shared
 def engine() -> int:
     """Return the CPU engine's handle: one for the process, which is never destroyed."""
     result = C.c_void_p()
