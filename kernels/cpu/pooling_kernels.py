@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from soapstone.kernels.cpu.native import f32p, i64p, native, stack, u8p, words
 from soapstone.kernels.cpu.simd import choose, load, splat, store
 from soapstone.kernels.cpu.windows import (
@@ -188,12 +190,19 @@ def pool_scatter(block: Any, begin: int, end: int) -> int:
                     fill_row(dx + h * w[17] + v * w[18], 0.0, channels)
         for oh in range(w[9]):
             for ow in range(w[10]):
-                corner = dx + (oh * w[3] - w[5]) * w[17] + (ow * w[4] - w[6]) * w[18]
+                top, left = oh * w[3] - w[5], ow * w[4] - w[6]
+                corner = dx + top * w[17] + left * w[18]
+                inside = top >= 0 and left >= 0 and top + w[1] <= w[7] and left + w[2] <= w[8]
                 g = f32p(dy + oh * w[21] + ow * w[22])
                 at = u8p(index + oh * w[25] + ow * w[26])
                 for c in range(channels):
-                    if at[c] < positions:
-                        f32p(corner + offsets[at[c]])[c] += g[c]
+                    position = np.int64(at[c])
+                    if not inside:  # no maximum lies in the padding, whatever the index says
+                        h, v = top + position // w[2], left + position % w[2]
+                        if h < 0 or v < 0 or h >= w[7] or v >= w[8]:
+                            continue
+                    if position < positions:
+                        f32p(corner + offsets[position])[c] += g[c]
     return 0
 
 
