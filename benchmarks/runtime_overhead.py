@@ -8,10 +8,11 @@ of 1,024 points, the first time and once its partitions are known.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from typing import Any
+
+from harness import write
 
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
 from soapstone.runtime.program import nothing_address
@@ -105,7 +106,18 @@ def main() -> None:
         },
         "analysis_1024_points": analysis(),
     }
-    print(json.dumps(result, indent=2))
+    rows = [
+        {"what": what, "figure": name, "measured": value}
+        for what, figures in result.items()
+        for name, value in figures.items()
+    ]
+    write(
+        "runtime_overhead",
+        "Overhead of the task runtime",
+        "python benchmarks/runtime_overhead.py",
+        ["what", "figure", "measured"],
+        rows,
+    )
 
 
 if __name__ == "__main__":
