@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from soapstone.ir.configuration import Configuration, Keep
 from soapstone.ir.dims import Ints, Signature
+from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import Tile
-from soapstone.ir.strategy import Configuration, Strategy
+from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.select import run_reference, select
@@ -95,9 +97,20 @@ class NodeLaunch:
 def expand(graph: Graph, strategy: Strategy) -> tuple[NodeLaunch, ...]:
     """Return the launches of a lowered graph, in program order.
 
+    Every tensor is kept and moves as its readers need it: chosen resharding paths, recomputation
+    and offloading are refused rather than ignored.
+
     Raises:
-        StrategyError: a configuration is not legal; names the operator and the dim.
+        StrategyError: a configuration is not legal, or a choice is not carried out; names the
+            operator and the dim, or the value.
     """
+    for value, keep in strategy.tensors.items():
+        if keep is not Keep.KEEP:
+            raise StrategyError(f"value {value!r}: {keep} found; tensors are only kept so far")
+    for value, consumer in strategy.reshards:
+        raise StrategyError(
+            f"value {value!r} to {consumer!r}: a resharding path found; paths are not chosen so far"
+        )
     aliases = in_place(graph)
     return tuple(_node_launch(graph, strategy, node, aliases) for node in graph.nodes)
 

@@ -25,6 +25,7 @@ from soapstone import (
     Strategy,
     StrategyError,
 )
+from soapstone.ir.configuration import Keep
 from soapstone.ir.interpret import interpret
 from soapstone.runtime import MemoryExhausted
 
@@ -259,3 +260,25 @@ def test_interrupt_ends_the_step_and_the_process(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in output
+
+
+def test_choices_that_are_not_carried_out_are_refused() -> None:
+    good = strategy_of(small())
+    with small() as model:
+        model.compile("sgd", cpus=2, strategy=replace(good, tensors={"fc1": Keep.RECOMPUTE}))
+        with pytest.raises(StrategyError, match="'fc1': recompute found"):
+            model.fit(*samples(8), progress=False)
+
+
+def test_a_saved_strategy_trains_to_the_same_numbers(tmp_path: Path) -> None:
+    x, y = samples(16)
+    path = tmp_path / "strategy.json"
+    weights = []
+    for strategy in (None, path):
+        with small() as model:
+            model.compile("sgd", cpus=2, strategy=strategy)
+            model.strategy.save(path)
+            model.fit(x, y, progress=False)
+            weights.append(model.weights())
+    for name, value in weights[0].items():
+        np.testing.assert_array_equal(value, weights[1][name], err_msg=name)
