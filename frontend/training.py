@@ -340,13 +340,14 @@ class Trainer:
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write everything a resumed run needs, atomically."""
-        self.bound("train", self.model.batch_size)
+        bound = self.bound("train", self.model.batch_size)
         position = self._position
         metadata = {
             "model": self.model.name,
             "model_hash": self.training_graph(self.model.batch_size).structural_hash,
             "seed": self.model.seed,
             "position": dict(vars(position)),
+            "variants": dict(bound.variants),
         }
         checkpoint.save(path, self.session.state(), metadata)
 
