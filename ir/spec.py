@@ -259,10 +259,6 @@ class OpSpec:
         result = self.reference(attributes, *arrays)
         return result if isinstance(result, tuple) else (result,)
 
-    @property
-    def is_composite(self) -> bool:
-        return self.lower is not None
-
 
 _REGISTRY: dict[str, OpSpec] = {}
 

@@ -83,11 +83,6 @@ class Layout:
         return Layout(tuple(shape), tuple(steps), str(array.dtype))
 
     @property
-    def is_any(self) -> bool:
-        """Whether the primitive chooses."""
-        return self.strides is None
-
-    @property
     def overlaps(self) -> bool:
         """Whether elements may share memory (a broadcast axis): never right for an output."""
         if self.strides is None or 0 in self.shape:
