@@ -70,14 +70,6 @@ def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
 
 
-def _reduced(shape: Sequence[int], attributes: Attributes) -> tuple[int, ...]:
-    """Return the shape of the output of a reduction."""
-    axes, kept = attributes["axes"], _kept(shape, attributes["axes"])
-    if attributes["keepdims"]:
-        return kept
-    return tuple(extent for axis, extent in enumerate(kept) if axis not in axes)
-
-
 def _reduced_operand(shape: Sequence[int], attributes: Attributes) -> Operand:
     """Return the output of a reduction, indexed by the dims that stay."""
     axes: list[Axis] = []
