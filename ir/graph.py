@@ -183,6 +183,7 @@ class GraphBuilder:
         self._tensors: dict[str, TensorSpec] = dict(base.tensors) if base else {}
         self._roles: dict[str, Role] = dict(base.roles) if base else {}
         self._nodes: dict[str, Node] = {n.name: n for n in base.nodes} if base else {}
+        self._makers = {output: n for n in self._nodes.values() for output in n.outputs}
         self._updates: dict[str, str] = dict(base.updates) if base else {}
         self._initials: dict[str, Initial] = dict(base.initials) if base else {}
         self._outputs: list[str] = list(base.outputs) if base else []
@@ -206,6 +207,10 @@ class GraphBuilder:
     def has(self, name: str) -> bool:
         """Return whether a value of this name exists."""
         return name in self._tensors
+
+    def maker(self, name: str) -> Node | None:
+        """Return the node that makes a value, or None for an input."""
+        return self._makers.get(name)
 
     def unique(self, base: str) -> str:
         """Return a name that no node or value has yet."""
@@ -276,6 +281,7 @@ class GraphBuilder:
             origin,
             tuple(sorted((rename or {}).items())),
         )
+        self._makers.update(dict.fromkeys(outputs, self._nodes[node_name]))
         self._tensors.update(zip(outputs, specs))
         return tuple(outputs)
 

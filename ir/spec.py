@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
@@ -193,6 +193,9 @@ class OpSpec:
         flops_per_point: arithmetic operations per point of the iteration space.
         updates: pairs (output, input) where the output is the input's next value.
         elementwise: whether it may join a fused chain.
+        view: "reshape" or "transpose" where the result is the operand's elements in that order.
+        strided: whether its kernels take operands of any strides at no cost.
+        epilogue: whether element-wise steps on its one result may join its launch.
     """
 
     name: str
@@ -207,6 +210,9 @@ class OpSpec:
     flops_per_point: float = 1.0
     updates: tuple[tuple[int, int], ...] = ()
     elementwise: bool = False
+    view: Literal["reshape", "transpose"] | None = None
+    strided: bool = False
+    epilogue: bool = False
     laws: tuple[str, ...] = ()
     onnx: str | None = None
     cases: tuple[Case, ...] = ()

@@ -29,7 +29,8 @@ class Entry(NamedTuple):
 class Call:
     """One execution of an operator on concrete arrays, at the addresses it will always use.
 
-    `attributes` are those of the point's tile; `threads` is the processor's thread count.
+    `attributes` are those of the point's tile; `threads` is the processor's thread count. The
+    contents of the inputs numbered in `constants` are there already and never change.
     """
 
     operator: str
@@ -37,3 +38,4 @@ class Call:
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     threads: int = 1
+    constants: frozenset[int] = frozenset()

@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from soapstone.kernels.registry import Variant
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
-_MEASURING = threading.Lock()
+_MEASURING = threading.RLock()
 
 
 @cache
@@ -100,6 +101,8 @@ def signature(call: Call, variant: str) -> tuple[str, str]:
 
     attributes: Mapping[str, Any] = dict(sorted(call.attributes.items()))
     parts = [call.operator, attributes, form(call.inputs), form(call.outputs), call.threads]
+    if call.constants:
+        parts.append(sorted(call.constants))
     what = json.dumps([*parts, variant, machine_name()], default=str)
     return hashlib.sha256(what.encode()).hexdigest()[:32], what
 
@@ -118,13 +121,8 @@ def scratch(call: Call) -> Call:
             flat[:] = True
         return np.lib.stride_tricks.as_strided(flat, array.shape, array.strides)
 
-    return Call(
-        call.operator,
-        call.attributes,
-        tuple(clone(a) for a in call.inputs),
-        tuple(clone(a) for a in call.outputs),
-        call.threads,
-    )
+    inputs, outputs = (tuple(clone(a) for a in side) for side in (call.inputs, call.outputs))
+    return replace(call, inputs=inputs, outputs=outputs)
 
 
 def measured_us(call: Call, candidates: Sequence[Variant]) -> dict[str, float]:

@@ -6,9 +6,13 @@ and a simulator prices the same launches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from soapstone.ir.configuration import Configuration, Keep
 from soapstone.ir.dims import Ints, Signature
@@ -18,7 +22,7 @@ from soapstone.ir.spec import Tile
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.kernels.entry import Call, Entry
-from soapstone.kernels.select import run_reference, select
+from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.runtime import (
     Partition,
     PointContext,
@@ -31,7 +35,9 @@ from soapstone.runtime import (
     Task,
     Write,
 )
-from soapstone.runtime.lower import in_place
+from soapstone.runtime.lower import View, in_place, views
+
+NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,35 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class NodeLaunch:
-    """A node as an index launch.
+class Operand:
+    """One operand of a node: every point's box in its own axes, and where its contents are.
 
-    `inputs` and `outputs` give, for each operand of the node, the argument that carries it; an
-    output that overwrites an input shares that input's argument.
+    They are in the launch's region argument numbered `argument`, seen through `view`, or they are
+    those of the constant named `constant`.
     """
+
+    lo: Ints
+    hi: Ints
+    argument: int = -1
+    view: View | None = None
+    constant: str | None = None
+
+    def array(self, point: int, arrays: Sequence[Array], constants: Mapping[str, Array]) -> Array:
+        """Return a point's tile of the operand, given those of the launch's arguments."""
+        if self.constant is not None:
+            box = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
+            tile: Array = constants[self.constant][(*box, ...)]
+            return tile
+        array = arrays[self.argument]
+        if self.view is None:
+            return array
+        samples = len(self.lo) > 1 and int(self.hi[point][0] - self.lo[point][0])
+        return self.view.apply(array, samples or None)
+
+
+@dataclass(frozen=True)
+class NodeLaunch:
+    """A node as an index launch; an output that overwrites an input shares that one's argument."""
 
     node: Node
     signature: Signature
@@ -59,16 +88,13 @@ class NodeLaunch:
     lo: Mapping[str, Ints]
     hi: Mapping[str, Ints]
     arguments: tuple[Argument, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
     variant: str | None = None
 
     @property
     def points(self) -> int:
-        total = 1
-        for degree in self.grid:
-            total *= degree
-        return total
+        return math.prod(self.grid)
 
     def attributes(self, point: int) -> Mapping[str, Any]:
         """Return the operator's attributes for one point's tile."""
@@ -80,10 +106,8 @@ class NodeLaunch:
     def tile(self, point: int) -> Tile:
         """Return the intervals and boxes of one point."""
 
-        def boxes(positions: Sequence[int]) -> tuple[tuple[Ints, Ints], ...]:
-            return tuple(
-                (self.arguments[i].lo[point], self.arguments[i].hi[point]) for i in positions
-            )
+        def boxes(operands: Sequence[Operand]) -> tuple[tuple[Ints, Ints], ...]:
+            return tuple((operand.lo[point], operand.hi[point]) for operand in operands)
 
         return Tile(
             {name: (int(self.lo[name][point]), int(self.hi[name][point])) for name in self.lo},
@@ -94,11 +118,20 @@ class NodeLaunch:
         )
 
 
-def expand(graph: Graph, strategy: Strategy) -> tuple[NodeLaunch, ...]:
+def expand(
+    graph: Graph,
+    strategy: Strategy,
+    constants: Set[str] = frozenset(),
+    seen: Mapping[str, View] = NO_VIEWS,
+) -> tuple[NodeLaunch, ...]:
     """Return the launches of a lowered graph, in program order.
 
     Every tensor is kept and moves as its readers need it: chosen resharding paths, recomputation
     and offloading are refused rather than ignored.
+
+    Args:
+        constants: values that never change; they are no region arguments.
+        seen: values that are views of others (`runtime.lower.views`); they are not launched.
 
     Raises:
         StrategyError: a configuration is not legal, or a choice is not carried out; names the
@@ -112,36 +145,56 @@ def expand(graph: Graph, strategy: Strategy) -> tuple[NodeLaunch, ...]:
             f"value {value!r} to {consumer!r}: a resharding path found; paths are not chosen so far"
         )
     aliases = in_place(graph)
-    return tuple(_node_launch(graph, strategy, node, aliases) for node in graph.nodes)
+    return tuple(
+        _node_launch(graph, strategy, node, aliases, constants, seen)
+        for node in graph.nodes
+        if not (node.spec.view and (node.outputs[0] in seen or _behind(node, seen)))
+    )
+
+
+def _behind(node: Node, seen: Mapping[str, View]) -> bool:
+    """Return whether a view's operand is written in the memory of the view."""
+    return node.inputs[0] in seen and seen[node.inputs[0]].root == node.outputs[0]
 
 
 def _node_launch(
-    graph: Graph, strategy: Strategy, node: Node, aliases: Mapping[str, str]
+    graph: Graph,
+    strategy: Strategy,
+    node: Node,
+    aliases: Mapping[str, str],
+    constants: Set[str],
+    seen: Mapping[str, View],
 ) -> NodeLaunch:
     signature = graph.signature(node)
     configuration = strategy.configuration(graph, node)
     degrees = configuration.degrees
     grid, lo, hi = signature.points(degrees, configuration.cuts)
-    points = 1
-    for degree in grid:
-        points *= degree
+    points = math.prod(grid)
     arguments: list[Argument] = []
-    inputs: list[int] = []
-    for name, operand in zip(node.inputs, signature.inputs):
-        inputs.append(len(arguments))
-        arguments.append(Argument(name, *operand.tiles(lo, hi, points), Read))
-    outputs: list[int] = []
+
+    def place(name: str, boxes: tuple[Ints, Ints], privilege: Privilege) -> Operand:
+        if name in constants:
+            return Operand(*boxes, constant=name)
+        view = seen.get(name)
+        region = name if view is None else view.root
+        box = boxes if view is None else _root_boxes(graph.tensors[region].shape, boxes)
+        arguments.append(Argument(region, *box, privilege))
+        return Operand(*boxes, argument=len(arguments) - 1, view=view)
+
+    inputs = [
+        place(name, operand.tiles(lo, hi, points), Read)
+        for name, operand in zip(node.inputs, signature.inputs)
+    ]
+    outputs: list[Operand] = []
     for position, (name, operand) in enumerate(zip(node.outputs, signature.outputs)):
         if name in aliases:
-            index = inputs[node.inputs.index(aliases[name])]
-            shared = arguments[index]
-            arguments[index] = Argument(shared.region, shared.lo, shared.hi, ReadWrite)
-            outputs.append(index)
+            shared = inputs[node.inputs.index(aliases[name])]
+            arguments[shared.argument] = replace(arguments[shared.argument], privilege=ReadWrite)
+            outputs.append(shared)
             continue
         monoid = signature.monoid(position, degrees)
         privilege = Write if monoid is None else Reduce(monoid)
-        outputs.append(len(arguments))
-        arguments.append(Argument(name, *operand.tiles(lo, hi, points), privilege))
+        outputs.append(place(name, operand.tiles(lo, hi, points), privilege))
     return NodeLaunch(
         node,
         signature,
@@ -156,12 +209,25 @@ def _node_launch(
     )
 
 
+def _root_boxes(shape: tuple[int, ...], boxes: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Return the boxes in a view's root: the same samples where there are several, else all."""
+    points = len(boxes[0])
+    lo, hi = (
+        np.zeros((points, len(shape)), np.int64),
+        np.tile(np.array(shape, np.int64), (points, 1)),
+    )
+    if points > 1:
+        lo[:, 0], hi[:, 0] = boxes[0][:, 0], boxes[1][:, 0]
+    return lo, hi
+
+
 @dataclass
 class Program:
     """The launches of a graph on concrete regions; records which variant served each node."""
 
     launches: tuple[NodeLaunch, ...]
     regions: dict[str, Region]
+    constants: Mapping[str, Array] = field(default_factory=dict)
     variants: dict[str, str] = field(default_factory=dict)
 
     def launch(self, runtime: Runtime) -> None:
@@ -175,16 +241,30 @@ class Program:
                 self._task(item), *partitions, name=item.node.name, tag=item, initialise=True
             )
 
+    def release(self) -> None:
+        """Forget the constants that no Python body reads: kernels keep what they need of them."""
+        read = {
+            operand.constant
+            for item in self.launches
+            if self.variants.get(item.node.name) == REFERENCE
+            for operand in item.inputs
+        }
+        self.constants = {name: a for name, a in self.constants.items() if name in read}
+
     def _task(self, item: NodeLaunch) -> Task:
         """Return the task of a node: native variants where they serve, else the reference."""
 
         def call(context: PointContext, arrays: Sequence[Array]) -> Call:
+            def tiles(operands: Sequence[Operand]) -> tuple[Array, ...]:
+                return tuple(o.array(context.point, arrays, self.constants) for o in operands)
+
             return Call(
                 item.node.operator,
                 item.attributes(context.point),
-                tuple(arrays[i] for i in item.inputs),
-                tuple(arrays[i] for i in item.outputs),
+                tiles(item.inputs),
+                tiles(item.outputs),
                 context.processor.threads,
+                frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None),
             )
 
         def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
@@ -200,16 +280,27 @@ class Program:
         return Task(item.node.operator, privileges, body, bind, context=True)
 
 
-def program(graph: Graph, strategy: Strategy, persistent: Mapping[str, Region]) -> Program:
+def program(
+    graph: Graph,
+    strategy: Strategy,
+    persistent: Mapping[str, Region],
+    constants: Mapping[str, Array] = MappingProxyType({}),
+    *,
+    fuse: bool = True,
+) -> Program:
     """Return the launches of a lowered graph with a region for each value.
 
     Args:
         persistent: regions that outlive a step, by value: the graph's inputs and outputs.
+        constants: the contents of inputs that never change, by value: they need no region.
+        fuse: look at reshaped and transposed values in place rather than launch a copy.
     """
     regions = dict(persistent)
     for value, old in in_place(graph).items():
         regions[value] = regions[old]
+    seen = views(graph, strategy, constants.keys()) if fuse else {}
     for name, spec in graph.tensors.items():
-        if name not in regions:
+        if name not in regions and name not in constants and name not in seen:
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-    return Program(expand(graph, strategy), regions)
+    launches = expand(graph, strategy, constants.keys(), seen)
+    return Program(launches, regions, constants)

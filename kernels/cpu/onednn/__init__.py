@@ -9,12 +9,16 @@ from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 _FAMILIES = (
     "convolution",
     "eltwise",
+    "epilogue",
     "linear_grad",
     "matmul",
     "normalization",
     "pooling",
+    "recurrent",
     "reorder",
+    "sequences",
     "softmax",
+    "volume",
 )
 
 if available():

@@ -8,6 +8,7 @@ through a private dense copy inside the entry. Weights are reordered to the prim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,14 +33,17 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     TARGET,
     WEIGHTS,
     Activation,
+    Binary,
     Layout,
     Primitive,
+    Step,
     attributes,
     compile_primitive,
     describe,
     dims,
     implementation,
     is_plain,
+    post_argument,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
@@ -48,6 +52,18 @@ from soapstone.kernels.registry import variant
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3
 _NARROW = 4  # channels below which a strided input gradient is faster in plain layout
+
+
+@dataclass(frozen=True)
+class Follow:
+    """A step after the convolution with an operand of this shape, in the result's axis order."""
+
+    algorithm: int
+    shape: tuple[int, ...]
+
+    def laid(self, order: tuple[int, ...]) -> Binary:
+        """Return the step on a dense operand in the axis order."""
+        return Binary(self.algorithm, Layout.dense(self.shape, order))
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class _Problem:
     padding: tuple[int, int, int, int]
     dilation: tuple[int, int]
     bias: bool
-    activation: Activation | None
+    posts: tuple[Activation | Follow, ...]
     threads: int
 
     @property
@@ -105,14 +121,16 @@ def _window(problem: _Problem) -> tuple[Any, Any, Any, Any]:
     return dims(problem.stride), dilation, dims(top_left), dims(bottom_right)
 
 
-def _description(problem: _Problem, x: Layout, y: Layout) -> Handle:
-    """Return the primitive descriptor of the problem on activations of these layouts."""
+def _description(problem: _Problem, order: tuple[int, ...]) -> Handle:
+    """Return the primitive descriptor of the problem on dense activations in the axis order."""
+    x, y = Layout.dense(problem.x, order), Layout.dense(problem.y, order)
+    posts = (post.laid(order) if isinstance(post, Follow) else post for post in problem.posts)
     weights = Layout.any(problem.weights).descriptor.address
     bias_layout = Layout.dense((problem.y[1],)).descriptor.address if problem.bias else None
     window, what = _window(problem), f"convolution {problem.direction} {problem}"
     ends = (x.descriptor.address, weights)
     target = y.descriptor.address
-    attribute = attributes(problem.activation).address
+    attribute = attributes(*posts).address
     inference = problem.direction == "forward"
     forward = describe(
         "convolution_forward",
@@ -152,16 +170,16 @@ def _primitive(problem: _Problem, plain: bool) -> tuple[Primitive, tuple[int, ..
     # brgconv_strided wastes the vector on few channels; a plain matrix product needs no staging.
     pointwise = plain and problem.pointwise and problem.direction != "weights"
     # The plain implementation's sigmoid turns NaN into 0.
-    lossy = problem.activation is not None and problem.activation.algorithm == LOGISTIC
-    if narrow or (pointwise and not lossy):
+    lossy = any(
+        isinstance(post, Activation) and post.algorithm == LOGISTIC for post in problem.posts
+    )
+    if narrow or (pointwise and LOGISTIC not in functions):
         orders.reverse()
     best: tuple[int, Handle, tuple[int, ...]] | None = None
     with threads(problem.threads):
         for order in orders:
             try:
-                found = _description(
-                    problem, Layout.dense(problem.x, order), Layout.dense(problem.y, order)
-                )
+                found = _description(problem, order)
             except OneDnnError as error:
                 if error.unsupported:
                     continue
@@ -177,7 +195,12 @@ def _primitive(problem: _Problem, plain: bool) -> tuple[Primitive, tuple[int, ..
 
 
 def _problem(
-    call: Call, direction: str, x: Array | tuple[int, ...], w: Array | tuple[int, ...], y: Array
+    call: Call,
+    direction: str,
+    x: Array | tuple[int, ...],
+    w: Array | tuple[int, ...],
+    y: Array,
+    posts: tuple[Activation | Follow, ...] = (),
 ) -> _Problem | None:
     """Return the call's problem, or None when sizes or windows are not oneDNN's."""
     at = call.attributes
@@ -185,9 +208,9 @@ def _problem(
     filters, channels, *extent = w if isinstance(w, tuple) else w.shape
     if filters % groups:
         return None
-    activation = at.get("activation")
-    if activation not in ACTIVATIONS:
+    if at.get("activation") not in ACTIVATIONS:
         return None
+    activation = ACTIVATIONS[at.get("activation")]
     problem = _Problem(
         direction,
         tuple(x if isinstance(x, tuple) else x.shape),
@@ -197,7 +220,7 @@ def _problem(
         tuple(at["padding"]),
         tuple(at["dilation"]),
         bool(at.get("bias", False)),
-        ACTIVATIONS[activation],
+        (*((activation,) if activation else ()), *posts),
         call.threads,
     )
     return problem if problem.legal() else None
@@ -214,10 +237,10 @@ def _grouped(w: Array, problem: _Problem) -> Layout:
 
 
 @variant("conv2d", "onednn")
-def conv2d(call: Call) -> Entry | None:
-    """Return the entry of y = activation(conv2d(x, w) + b).
+def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of y = activation(conv2d(x, w) + b), then the steps.
 
-    With the attribute `constant_weights` the weights are reordered on the first run only.
+    Constant weights are reordered once, here.
     """
     x, w, *rest = call.inputs
     (y,) = call.outputs
@@ -225,7 +248,10 @@ def conv2d(call: Call) -> Entry | None:
         return None
     if y.size == 0:
         return empty()
-    problem = _problem(call, "forward", x, w, y)
+    posts = tuple(
+        step if isinstance(step, Activation) else Follow(step[0], step[1].shape) for step in steps
+    )
+    problem = _problem(call, "forward", x, w, y, posts)
     if problem is None or 0 in (x.size, w.size) or len(rest) != problem.bias:
         return None
     made = _primitive(problem, is_plain(x) and is_plain(y))
@@ -233,7 +259,7 @@ def conv2d(call: Call) -> Entry | None:
         return None
     primitive, order = made
     program = Program(call.threads)
-    constant = bool(call.attributes.get("constant_weights", False))
+    constant = 1 in call.constants
     arguments = {
         ARG_SRC: program.source(x, Layout.of(x, order), primitive.descriptor(SOURCE)),
         ARG_WEIGHTS: program.source(
@@ -246,6 +272,14 @@ def conv2d(call: Call) -> Entry | None:
         arguments[ARG_BIAS] = program.source(
             bias, Layout.of(bias), primitive.descriptor(WEIGHTS, 1)
         )
+    first = len(problem.posts) - len(steps)
+    for index, step in enumerate(steps, first):
+        if not isinstance(step, Activation):
+            operand = step[1]
+            wanted = Layout.dense(operand.shape, order).descriptor.address
+            arguments[post_argument(index)] = program.source(
+                operand, Layout.of(operand, order), wanted
+            )
     program.step(primitive, arguments)
     return program.entry()
 

@@ -170,8 +170,10 @@ class Activation:
     beta: float = 0.0
 
 
-RELU, TANH, SQRT, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x25, 0x26, 0x29, 0x2A
-GELU_TANH, LOG, POWER, GELU_ERF, HARD_SWISH = 0x2B, 0x2D, 0x30, 0x31, 0x34
+RELU, TANH, ELU, ABS, SQRT, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x22, 0x24, 0x25, 0x26, 0x29, 0x2A
+GELU_TANH, SWISH, LOG, CLIP, POWER, GELU_ERF = 0x2B, 0x2C, 0x2D, 0x2E, 0x30, 0x31
+HARD_SIGMOID, HARD_SWISH = 0x28, 0x34
+ADD, MUL, MAXIMUM, MINIMUM, DIV, SUB = 0x1FFF0, 0x1FFF1, 0x1FFF2, 0x1FFF3, 0x1FFF4, 0x1FFF5
 # oneDNN's relu is max(x, 0) with the operands so ordered that NaN becomes 0: a diverged step would
 # pass for a finite one. x * clip(2^127 * x, 0, 1) keeps NaN and costs three instructions more.
 NAN_SAFE_RELU = Activation(HARD_SWISH, 2.0**127, 0.0)
@@ -185,17 +187,40 @@ ACTIVATIONS: dict[str | None, Activation | None] = {
 }
 
 
+@dataclass(frozen=True)
+class Binary:
+    """An element-wise step with an operand: oneDNN's algorithm, and the operand's layout."""
+
+    algorithm: int
+    operand: Layout
+
+
+Post = Activation | Binary
+Step = Activation | tuple[int, Array]  # on a result: a function, or an algorithm and its operand
+
+
+def post_argument(index: int) -> int:
+    """Return the argument number of the operand of the post-operator at a position."""
+    return 32768 * (index + 1) | 2
+
+
 @shared
-def attributes(activation: Activation | None = None) -> Handle:
-    """Return primitive attributes: the caller's scratchpad, strict float32, then `activation`."""
+def attributes(*posts: Post) -> Handle:
+    """Return primitive attributes: the caller's scratchpad, strict float32, then the `posts`."""
     dnnl = library()
     result = create("primitive_attr", "primitive_attr_create")
     dnnl.dnnl_primitive_attr_set_scratchpad_mode(result.address, _USER_SCRATCHPAD)
-    if activation is not None:
+    if posts:
         chain = create("post_ops", "post_ops_create")
-        dnnl.dnnl_post_ops_append_eltwise(
-            chain.address, activation.algorithm, activation.alpha, activation.beta
-        )
+        for post in posts:
+            if isinstance(post, Activation):
+                dnnl.dnnl_post_ops_append_eltwise(
+                    chain.address, post.algorithm, post.alpha, post.beta
+                )
+            else:
+                dnnl.dnnl_post_ops_append_binary(
+                    chain.address, post.algorithm, post.operand.descriptor.address
+                )
         dnnl.dnnl_primitive_attr_set_post_ops(result.address, chain.address)
     return result
 

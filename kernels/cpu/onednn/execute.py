@@ -1,10 +1,9 @@
 """Entries out of oneDNN primitives: a list of (primitive, arguments) run by one native loop.
 
-An entry's block is int64: [dnnl_primitive_execute, stream, steps, first step of this run, first
-step of later runs, (primitive, nargs, args)*]. Steps before "first of later runs" run only once:
-they pack weights that never change. A step whose primitive is 0 calls the native function `nargs`
-on the block `args` instead. oneDNN's own status is the entry's. Scratchpads and staged copies are
-private to the entry, so two entries of one primitive may run at once.
+An entry's block is int64: [dnnl_primitive_execute, stream, steps, (primitive, nargs, args)*]. A
+step whose primitive is 0 calls the native function `nargs` on the block `args` instead. oneDNN's
+own status is the entry's. Scratchpads and staged copies are private to the entry, so two entries of
+one primitive may run at once. Constant operands are packed when the entry is made.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     reorder_primitive,
     usable,
 )
-from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, library, stream
+from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
 from soapstone.kernels.entry import Array, Call, Entry
 
-_HEADER = 5
+_HEADER = 3
 _STEP = 3
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 
@@ -68,7 +67,6 @@ class Program:
     """
 
     threads: int
-    _once: list[_Step] = field(default_factory=list)
     _steps: list[_Step] = field(default_factory=list)
     _after: list[_Step] = field(default_factory=list)
     _keep: list[object] = field(default_factory=list)
@@ -83,18 +81,22 @@ class Program:
     ) -> Handle:
         """Return memory with the array's contents in the `wanted` descriptor (0: as it is).
 
-        A `constant` array is copied on the entry's first run only.
+        A `constant` array is copied here and now; the entry does not keep it.
         """
         own = layout.descriptor
-        self._keep.extend((array, own))
         here = memory(own.address, array.ctypes.data)
         if not wanted or equal(own.address, wanted):
+            self._keep.extend((array, own))
             return here
         staged = self.private(wanted)
-        step = reorder_primitive(own.address, wanted, self.threads)
-        (self._once if constant else self._steps).append(
-            _Step(step, {ARG_SRC: here, ARG_DST: staged})
+        step = _Step(
+            reorder_primitive(own.address, wanted, self.threads), {ARG_SRC: here, ARG_DST: staged}
         )
+        if constant:
+            self._run([step])
+            return staged
+        self._keep.extend((array, own))
+        self._steps.append(step)
         return staged
 
     def target(self, array: Array, layout: Layout, wanted: int = 0) -> Handle:
@@ -161,14 +163,23 @@ class Program:
 
     def entry(self) -> Entry:
         """Return the native entry that runs the steps, then the reorders of the targets."""
-        steps = self._once + self._steps + self._after
+        return self._entry(self._steps + self._after)
+
+    def _run(self, steps: list[_Step]) -> None:
+        from soapstone.kernels.cpu.native import run
+
+        status = run(self._entry(steps))
+        if status:
+            raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
+
+    def _entry(self, steps: list[_Step]) -> Entry:
         lane = stream()
         # Steps run one after another: one scratchpad serves them all.
         primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
         scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
         block = np.zeros(_HEADER + _STEP * len(steps), np.int64)
         execute = int(C.cast(library().dnnl_primitive_execute, C.c_void_p).value or 0)
-        block[:_HEADER] = execute, lane.address, len(steps), 0, len(self._once)
+        block[:_HEADER] = execute, lane.address, len(steps)
         keep: list[object] = [self._keep, scratch, lane, block]
         for index, step in enumerate(steps):
             words, kept = _words(step, scratch)

@@ -63,6 +63,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dnnl_post_ops_create": (_OUT,),
     "dnnl_post_ops_destroy": (_P,),
     "dnnl_post_ops_append_eltwise": (_P, _INT, _FLOAT, _FLOAT),
+    "dnnl_post_ops_append_binary": (_P, _INT, _P),
     "dnnl_primitive_desc_destroy": (_P,),
     "dnnl_primitive_desc_next_impl": (_P,),
     "dnnl_primitive_desc_query": (_P, _INT, _INT, _P),

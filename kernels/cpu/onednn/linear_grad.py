@@ -32,7 +32,7 @@ def linear_grad_input(call: Call, form: str = "first") -> Entry | None:
         return None
     program = Program(call.threads)
     (left,) = _matrices(program, (dy,))
-    return product(program, (left, w.swapaxes(0, 1), out), None, None, form)
+    return product(program, (left, w.swapaxes(0, 1), out), None, (), form)
 
 
 @product_variants("linear_grad_weight")
@@ -48,4 +48,4 @@ def linear_grad_weight(call: Call, form: str = "first") -> Entry | None:
         return None
     program = Program(call.threads)
     left, right = _matrices(program, (x, dy))
-    return product(program, (left.swapaxes(0, 1), right, dw), None, None, form)
+    return product(program, (left.swapaxes(0, 1), right, dw), None, (), form)

@@ -2,13 +2,13 @@
 
 Of oneDNN's two fast implementations, "brg" crawls through a wide row-major right operand (64 x 4096
 x 4096: 65 ms against 38 for "gemm") and is faster on smaller ones (64 x 784 x 1024: 0.96 ms against
-1.5), so each is a variant of its own. Weights that never change are packed once
-(`constant_weights`).
+1.5), so each is a variant of its own. Constant weights are packed once, when the
+entry is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -22,14 +22,18 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_WEIGHTS,
     WEIGHTS,
     Activation,
+    Binary,
     Layout,
+    Post,
     Primitive,
+    Step,
     attributes,
     compile_primitive,
     describe,
     implementation,
     merged,
     next_implementation,
+    post_argument,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
@@ -57,13 +61,13 @@ def product_variants(
 
 @dataclass(frozen=True)
 class _Product:
-    """Layouts of y = activation(a @ b + bias), all of one rank; `b` may be left to oneDNN."""
+    """Layouts of y = a @ b + bias, then steps, all of one rank; `b` may be left to oneDNN."""
 
     a: Layout
     b: Layout
     y: Layout
     bias: bool
-    activation: Activation | None
+    posts: tuple[Post, ...]
     threads: int
     form: str
 
@@ -75,7 +79,7 @@ def _description(product: _Product) -> Handle:
     return describe(
         "matmul",
         *(engine(), product.a.descriptor.address, product.b.descriptor.address, bias),
-        *(product.y.descriptor.address, attributes(product.activation).address),
+        *(product.y.descriptor.address, attributes(*product.posts).address),
         what=f"matmul {product}",
     )
 
@@ -123,11 +127,11 @@ def product(
     program: Program,
     operands: tuple[Array, Array, Array],
     bias: Array | None,
-    activation: Activation | None,
+    steps: Sequence[Step],
     form: str,
     constant: bool = False,
 ) -> Entry | None:
-    """Return the entry of y = activation(a @ b + bias) on views of equal rank, or None.
+    """Return the entry of y = a @ b + bias, then the steps, on views of equal rank, or None.
 
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
     "packed" reorders b into oneDNN's format on every run. Constant weights have one form, "first",
@@ -139,6 +143,10 @@ def product(
     dense = [Layout.dense(array.shape) for array in operands]
     if form != "first" and (constant or (form == "packed" and a.shape[-2] == 1)):
         return None
+    posts = tuple(
+        step if isinstance(step, Activation) else Binary(step[0], Layout.dense(step[1].shape))
+        for step in steps
+    )
     packed = form == "packed" or (constant and a.shape[-2] > 1)
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
     for used in choices[:1] if form == "gemm" else choices:
@@ -148,7 +156,7 @@ def product(
         right = Layout.any(b.shape) if packed else right
         form_of = "gemm" if form == "gemm" else "first"
         primitive = _primitive(
-            _Product(left, right, out, bias is not None, activation, program.threads, form_of)
+            _Product(left, right, out, bias is not None, posts, program.threads, form_of)
         )
         if primitive is not None:
             break
@@ -165,6 +173,10 @@ def product(
         row = bias.reshape((1,) * (y.ndim - 1) + bias.shape)
         flat = Layout.dense(row.shape).descriptor.address
         arguments[ARG_BIAS] = program.source(row, Layout.of(row), flat)
+    for index, step in enumerate(steps):
+        if not isinstance(step, Activation):
+            flat = Layout.dense(step[1].shape).descriptor.address
+            arguments[post_argument(index)] = program.source(step[1], Layout.of(step[1]), flat)
     program.step(primitive, arguments)
     return program.entry()
 
@@ -189,10 +201,10 @@ def _shared_batch(arrays: list[Array]) -> list[Array]:
 
 
 @product_variants("matmul")
-def matmul(call: Call, form: str = "first") -> Entry | None:
-    """Return the entry of y = a @ b with the attributes' transposes.
+def matmul(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of y = a @ b with the attributes' transposes, then the steps.
 
-    With the attribute `constant_weights` the right operand is packed on the first run only.
+    A constant right operand is packed once, here.
     """
     a, b = call.inputs
     (y,) = call.outputs
@@ -209,15 +221,38 @@ def matmul(call: Call, form: str = "first") -> Entry | None:
         return None
     rank = y.ndim
     a, b = _batched(a, rank), _batched(b, rank)
-    constant = bool(call.attributes.get("constant_weights", False))
+    constant = 1 in call.constants
     program = Program(call.threads)
     if b.shape[:-2] == (1,) * (rank - 2) and a.shape[:-2] == y.shape[:-2]:
-        flat_a, flat_y = rows(a), rows(y)
-        if flat_a is not None and flat_y is not None:
+        flat_a, flat_y, flat_steps = rows(a), rows(y), _row_steps(steps, y)
+        if flat_a is not None and flat_y is not None and flat_steps is not None:
             flat = b.reshape(b.shape[-2:])  # only axes of size 1 go: always a view
-            return product(program, (flat_a, flat, flat_y), None, None, form, constant)
-    a, b, y = _shared_batch([a, b, y])
-    return product(program, (a, b, y), None, None, form, constant)
+            return product(program, (flat_a, flat, flat_y), None, flat_steps, form, constant)
+    operands = [_batched(step[1], rank) for step in steps if not isinstance(step, Activation)]
+    a, b, *operands, y = _shared_batch([a, b, *operands, y])
+    rest = iter(operands)
+    steps = [step if isinstance(step, Activation) else (step[0], next(rest)) for step in steps]
+    return product(program, (a, b, y), None, steps, form, constant)
+
+
+def _row_steps(steps: Sequence[Step], y: Array) -> list[Step] | None:
+    """Return the steps with operands as matrices of y's rows, or None where they are no such."""
+    found: list[Step] = []
+    for step in steps:
+        if isinstance(step, Activation):
+            found.append(step)
+            continue
+        operand = step[1]
+        if operand.shape == y.shape:
+            flat = rows(operand) if operand.ndim > 1 else operand[None]
+        elif operand.size == max(operand.shape[-1:], default=1):
+            flat = operand.reshape(1, operand.size)
+        else:
+            return None
+        if flat is None:
+            return None
+        found.append((step[0], flat))
+    return found
 
 
 def rows(array: Array) -> Array | None:
@@ -229,10 +264,10 @@ def rows(array: Array) -> Array | None:
 
 
 @product_variants("linear")
-def linear(call: Call, form: str = "first") -> Entry | None:
-    """Return the entry of y = activation(x @ w + b) over x's last axis.
+def linear(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of y = activation(x @ w + b) over x's last axis, then the steps.
 
-    With the attribute `constant_weights` the weights are packed on the first run only.
+    Constant weights are packed once, here.
     """
     x, w, *rest = call.inputs
     (y,) = call.outputs
@@ -246,6 +281,10 @@ def linear(call: Call, form: str = "first") -> Entry | None:
     bias = rest[0] if rest else None
     if (bias is None) == bool(call.attributes.get("bias", False)):
         return None
+    own = ACTIVATIONS[activation]
+    after = _row_steps(steps, y)
+    if after is None:
+        return None
     if x.ndim == 1:
         x, y = x[None], y[None]
     program = Program(call.threads)
@@ -254,5 +293,6 @@ def linear(call: Call, form: str = "first") -> Entry | None:
         rows_x = program.dense_source(x).reshape(-1, x.shape[-1])
     if rows_y is None:
         rows_y = program.dense_target(y).reshape(-1, y.shape[-1])
-    constant = bool(call.attributes.get("constant_weights", False))
-    return product(program, (rows_x, w, rows_y), bias, ACTIVATIONS[activation], form, constant)
+    constant = 1 in call.constants
+    chain = [own, *after] if own else after
+    return product(program, (rows_x, w, rows_y), bias, chain, form, constant)

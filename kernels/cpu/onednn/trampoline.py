@@ -73,17 +73,16 @@ def _floats(address: Any, size: Any) -> Any:
 
 def execute(block: Any) -> Any:
     """Run a Program's steps in order; return the first non-zero status."""
-    head = carray(block, (5,), np.int64)
-    words = carray(block, (5 + 3 * head[2],), np.int64)
-    for index in range(head[3], head[2]):
-        base = 5 + 3 * index
+    head = carray(block, (3,), np.int64)
+    words = carray(block, (3 + 3 * head[2],), np.int64)
+    for index in range(head[2]):
+        base = 3 + 3 * index
         if words[base] == 0:
             status = _call(words[base + 1], words[base + 2])
         else:
             status = _execute(head[0], words[base], head[1], words[base + 1], words[base + 2])
         if status != 0:
             return status
-    head[3] = head[4]
     return 0
 
 

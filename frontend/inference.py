@@ -1,0 +1,292 @@
+"""Inference: graphs bound once to constant weights, and served from then on.
+
+Weights never change here, so what depends on them alone is computed when they are bound, batch norm
+goes into them, kernels pack them in their own layout, and element-wise steps run in the launch of
+the product before them (docs/lowering.md). A session keeps what it bound for each shape of inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from soapstone.frontend.npz import DataError
+from soapstone.ir.graph import Graph
+from soapstone.ir.interpret import interpret
+from soapstone.ir.tensor import Array, Role
+from soapstone.mappers import load
+from soapstone.runtime import Machine, Region, Runtime, Trace
+from soapstone.runtime.expand import program
+from soapstone.runtime.lower import fold_weights, lower, split_constants
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
+    from soapstone.frontend.onnx import OnnxModel
+
+Dims = tuple[int | str | None, ...]
+NOTHING: Mapping[str, Array] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input as a model declares it: a number, a symbolic name or None for each axis."""
+
+    name: str
+    dtype: str
+    shape: Dims
+
+    def __str__(self) -> str:
+        dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name}: {self.dtype}[{dims}]"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a session serves: declared inputs, a graph for any sizes of symbolic dims, weights."""
+
+    name: str
+    inputs: tuple[Field, ...]
+    outputs: tuple[str, ...]
+    graph: Callable[[Mapping[str, int]], Graph]
+    weights: Callable[[], Mapping[str, Array]]
+
+    @staticmethod
+    def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
+        """Return the source of a model, an ONNX file, or a graph with its weights."""
+        from soapstone.frontend.model import Model
+
+        if isinstance(model, Graph):
+            return _of_graph(model, weights)
+        if isinstance(model, Model):
+            return _of_model(model, weights)
+        from soapstone.frontend.onnx import OnnxModel, from_onnx
+
+        found = model if isinstance(model, OnnxModel) else from_onnx(model)
+        return Source(
+            found.name,
+            tuple(Field(v.name, v.dtype, v.shape) for v in found.inputs),
+            tuple(v.name for v in found.outputs),
+            found.graph,
+            lambda: found.weights,
+        )
+
+
+def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
+    fields = tuple(
+        Field(name, graph.tensors[name].dtype, graph.tensors[name].shape)
+        for name in graph.inputs(Role.INPUT)
+    )
+    return Source(graph.name, fields, graph.outputs, lambda dims: graph, lambda: weights)
+
+
+def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
+    graph = model.graph
+    fields = tuple(
+        Field(name, graph.tensors[name].dtype, ("batch", *graph.tensors[name].shape[1:]))
+        for name in graph.inputs(Role.INPUT)
+    )
+
+    def build(dims: Mapping[str, int]) -> Graph:
+        return model.build(dims["batch"])
+
+    return Source(
+        model.name, fields, graph.outputs, build, (lambda: weights) if weights else model.weights
+    )
+
+
+@dataclass
+class _Bound:
+    """A graph compiled for one shape of inputs; `constants` are outputs that weights determine."""
+
+    feeds: Mapping[str, Array]
+    results: Mapping[str, Array]
+    trace: Trace | None
+    runtime: Runtime
+    variants: Mapping[str, str]
+    launches: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.runtime.memory.used(0)
+
+
+class InferenceSession:
+    """A model bound to its weights; `run` may be called from several threads.
+
+    Args:
+        model: a Model, an OnnxModel or its file, or a Graph.
+        weights: the parameters and states of a Graph, by name; those of a Model default to what a
+            compiled model has now.
+        threads: how many threads compute; all cores by default.
+        plain: run one kernel an operator, without folding or fusing, for comparison.
+        bound_shapes: how many shapes of inputs stay bound; the least recently used one goes.
+
+    Example:
+        >>> session = InferenceSession("resnet50.onnx")
+        >>> logits = session.run({"image": image})["logits"]
+    """
+
+    def __init__(
+        self,
+        model: Model | OnnxModel | Graph | str | Path,
+        weights: Mapping[str, Array] = NOTHING,
+        *,
+        threads: int | None = None,
+        plain: bool = False,
+        bound_shapes: int = 8,
+    ) -> None:
+        self._source = Source.of(model, weights)
+        self._plain = plain
+        self._machine = Machine.local(cpus=1, threads=threads or len(os.sched_getaffinity(0)))
+        self._lock = threading.Lock()
+        self._bounds: OrderedDict[tuple[tuple[int, ...], ...], _Bound] = OrderedDict()
+        self._most = max(1, bound_shapes)
+
+    @property
+    def inputs(self) -> tuple[Field, ...]:
+        """The declared inputs; an axis is a number, the name of a symbolic dim, or None."""
+        return self._source.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return self._source.outputs
+
+    def run(self, inputs: Mapping[str, Array] | Array) -> dict[str, Array]:
+        """Return the outputs by name.
+
+        inputs: an array of the declared type for each input; one array serves a single input.
+
+        Raises:
+            DataError: a missing or unknown input, or one of another type, rank or extent.
+            GraphError: the model has no graph for these shapes; names the operator.
+        """
+        given = self._checked(inputs)
+        with self._lock:
+            bound = self._bound({name: array.shape for name, array in given.items()})
+            for name, array in given.items():
+                np.copyto(bound.feeds[name], array)
+            if bound.trace is not None:
+                bound.trace.replay()
+            return {name: array.copy() for name, array in bound.results.items()}
+
+    def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
+        """Return which kernel variant serves each launch for inputs of these shapes."""
+        given = self._checked(inputs)
+        with self._lock:
+            return self._bound({name: array.shape for name, array in given.items()}).variants
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
+        return sum(bound.peak_bytes for bound in self._bounds.values())
+
+    def close(self) -> None:
+        """Stop the workers and free the memory."""
+        with self._lock:
+            for bound in self._bounds.values():
+                bound.runtime.close()
+            self._bounds.clear()
+
+    def __enter__(self) -> InferenceSession:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _checked(self, inputs: Mapping[str, Array] | Array) -> dict[str, Array]:
+        fields = self._source.inputs
+        label = f"model {self._source.name!r}"
+        if not isinstance(inputs, Mapping):
+            if len(fields) != 1:
+                have = ", ".join(field.name for field in fields)
+                raise DataError(f"{label}: one array found, a dict of {have} needed")
+            inputs = {fields[0].name: inputs}
+        unknown = sorted(set(inputs) - {field.name for field in fields})
+        if unknown:
+            have = ", ".join(map(str, fields)) or "none"
+            raise DataError(f"{label}: unknown input {unknown[0]!r}; inputs are {have}")
+        given = {}
+        for field in fields:
+            if field.name not in inputs:
+                raise DataError(f"{label}: input {field.name!r} is missing; {field} needed")
+            array = np.asarray(inputs[field.name])
+            fits = len(array.shape) == len(field.shape) and all(
+                not isinstance(d, int) or d == extent for d, extent in zip(field.shape, array.shape)
+            )
+            if array.dtype.name != field.dtype or not fits:
+                found = f"{array.dtype.name}{list(array.shape)}"
+                raise DataError(f"{label}: input {field.name!r}: {found} found, {field} needed")
+            given[field.name] = array
+        return given
+
+    def _dims(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return the sizes of the symbolic dims."""
+        dims: dict[str, int] = {}
+        for field in self._source.inputs:
+            for dim, extent in zip(field.shape, shapes[field.name]):
+                if isinstance(dim, str) and dims.setdefault(dim, extent) != extent:
+                    raise DataError(
+                        f"model {self._source.name!r}: dim {dim!r} is {dims[dim]} in one input"
+                        f" but {extent} in {field.name!r}"
+                    )
+        return dims
+
+    def _bound(self, shapes: Mapping[str, tuple[int, ...]]) -> _Bound:
+        key = tuple(shapes.values())
+        found = self._bounds.get(key)
+        if found is None:
+            while len(self._bounds) >= self._most:
+                self._bounds.popitem(last=False)[1].runtime.close()
+            graph = self._source.graph(self._dims(shapes))
+            found = bind(graph, self._source.weights(), self._machine, self._plain)
+            self._bounds[key] = found
+        self._bounds.move_to_end(key)
+        return found
+
+
+def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bool) -> _Bound:
+    """Return an inference graph compiled to a trace over constant weights."""
+    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
+    missing = sorted(fixed - weights.keys())
+    if missing:
+        raise DataError(f"model {graph.name!r}: weight {missing[0]!r} is missing")
+    constants: dict[str, Array] = {name: weights[name] for name in fixed}
+    names = graph.outputs
+    graph = replace(graph, updates={}).pruned()
+    if not plain:
+        graph = fold_weights(graph, fixed)
+        prologue, graph = split_constants(graph, fixed)
+        constants |= interpret(prologue, {name: constants[name] for name in prologue.roles})
+        constants = {name: value for name, value in constants.items() if name in graph.roles}
+    mapper = load("sequential")
+    strategy = mapper.strategy(graph, machine)
+    lowered = lower(graph, strategy, fuse=not plain)
+    runtime = Runtime(machine=machine, mapper=mapper)
+    mapper.adopt(strategy)
+    persistent: dict[str, Region] = {}
+    for name in (*graph.inputs(Role.INPUT), *lowered.outputs):
+        if name not in constants and name not in persistent:
+            spec = graph.tensors[name]
+            persistent[name] = Region(spec.shape, spec.dtype, name)
+    feeds = {name: runtime.array(persistent[name]) for name in graph.inputs(Role.INPUT)}
+    made = program(lowered, strategy, persistent, constants, fuse=not plain)
+    trace = None
+    if made.launches:
+        with runtime.capture(graph.name) as recording:
+            made.launch(runtime)
+        trace = recording.trace
+    results = {
+        name: constants[low] if low in constants else runtime.array(persistent[low])
+        for name, low in zip(names, lowered.outputs)
+    }
+    made.release()
+    return _Bound(feeds, results, trace, runtime, made.variants, len(made.launches))

@@ -1,0 +1,122 @@
+"""`soapstone predict`: a model's outputs for the arrays of an npz file."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.app import load_app
+from soapstone.frontend.checkpoint import load as load_checkpoint
+from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.npz import DataError
+from soapstone.ir.tensor import Array
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was run and how long it took; `seconds` is the median run, the first one left out."""
+
+    model: str
+    outputs: Mapping[str, Array]
+    seconds: float
+    bind_seconds: float
+    runs: int
+    launches: int
+    variants: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for JSON: arrays as element type and shape."""
+        counts: dict[str, int] = {}
+        for name in self.variants.values():
+            counts[name] = counts.get(name, 0) + 1
+        return {
+            "model": self.model,
+            "outputs": {
+                name: {"dtype": array.dtype.name, "shape": list(array.shape)}
+                for name, array in self.outputs.items()
+            },
+            "run_ms": self.seconds * 1e3,
+            "bind_ms": self.bind_seconds * 1e3,
+            "runs": self.runs,
+            "launches": self.launches,
+            "variants": counts,
+        }
+
+    def __str__(self) -> str:
+        shown = [f"{n}: {a.dtype.name}{list(a.shape)}" for n, a in self.outputs.items()]
+        timing = f"{self.seconds * 1e3:.2f} ms a run, {self.launches} launches"
+        return "\n".join([*shown, f"{timing}, {self.bind_seconds * 1e3:.0f} ms to bind"])
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Return the arrays of an npz file.
+
+    Raises:
+        DataError: no npz file, or one of objects; names the file and field.
+    """
+    label = f"file {str(path)!r}"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{label}: a single array found, an npz file needed")
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{label}: {error}; an npz file of arrays needed") from None
+
+
+def predict(
+    model: str,
+    arrays: Mapping[str, Array],
+    *,
+    checkpoint: Path | None = None,
+    threads: int | None = None,
+    plain: bool = False,
+    runs: int = 1,
+) -> Prediction:
+    """Return the outputs of an ONNX file, or of an app with a checkpoint's weights.
+
+    Args:
+        model: the path of an `.onnx` file, or an app's name.
+        arrays: the inputs by name; a model of one input takes the only array, whatever its name.
+        runs: how often to run for the time; outputs are those of the last.
+
+    Raises:
+        DataError, GraphError: a model or arrays that do not fit.
+    """
+    started = time.perf_counter()
+    with _session(model, checkpoint, threads, plain) as session:
+        if len(session.inputs) == 1 and len(arrays) == 1:
+            arrays = {session.inputs[0].name: next(iter(arrays.values()))}
+        variants = session.variants(arrays)
+        bound = time.perf_counter()
+        times = []
+        for _ in range(max(1, runs) + (runs > 1)):
+            start = time.perf_counter()
+            outputs = session.run(arrays)
+            times.append(time.perf_counter() - start)
+        middle = statistics.median(times[1:] or times)
+        return Prediction(
+            model, outputs, middle, bound - started, max(1, runs), len(variants), variants
+        )
+
+
+def _session(
+    model: str, checkpoint: Path | None, threads: int | None, plain: bool
+) -> InferenceSession:
+    if model.endswith(".onnx"):
+        if checkpoint is not None:
+            raise DataError(f"model {model!r}: an ONNX file has its own weights; no checkpoint")
+        return InferenceSession(Path(model), threads=threads, plain=plain)
+    app = load_app(model)
+    if checkpoint is None:
+        raise DataError(f"app {model!r}: no weights; give --checkpoint")
+    weights, _ = load_checkpoint(checkpoint)
+    return InferenceSession(app.build(), weights, threads=threads, plain=plain)

@@ -1,0 +1,151 @@
+"""Products and convolutions with element-wise steps on the result, as oneDNN's post-operators.
+
+`with_epilogue` is served in two ways: by the primitive with post-operators, or by the operator's
+own kernel and one element-wise pass over the result; measured cost decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.native import sequence
+from soapstone.kernels.cpu.onednn import convolution, matmul
+from soapstone.kernels.cpu.onednn.descriptors import (
+    ABS,
+    ADD,
+    CLIP,
+    DIV,
+    ELU,
+    EXP,
+    GELU_ERF,
+    GELU_TANH,
+    HARD_SIGMOID,
+    HARD_SWISH,
+    LINEAR,
+    LOGISTIC,
+    MAXIMUM,
+    MINIMUM,
+    MUL,
+    NAN_SAFE_RELU,
+    POWER,
+    RELU,
+    SQRT,
+    SUB,
+    SWISH,
+    TANH,
+    Activation,
+    Step,
+)
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.kernels.select import select
+
+Settings = Mapping[str, Any]
+Bind = Callable[[Call, Sequence[Step]], Entry | None]
+
+BINDS: dict[str, Bind] = {
+    "conv2d": convolution.conv2d,
+    "linear": lambda call, steps: matmul.linear(call, "first", steps),
+    "matmul": lambda call, steps: matmul.matmul(call, "first", steps),
+}
+
+FUNCTIONS: dict[str, Callable[[Settings], Activation]] = {
+    "relu": lambda at: NAN_SAFE_RELU,
+    "leaky_relu": lambda at: Activation(RELU, at["alpha"]),
+    "gelu": lambda at: Activation(GELU_TANH if at["approximate"] == "tanh" else GELU_ERF),
+    "sigmoid": lambda at: Activation(LOGISTIC),
+    "tanh": lambda at: Activation(TANH),
+    "affine": lambda at: Activation(LINEAR, at["scale"], at["shift"]),
+    "neg": lambda at: Activation(LINEAR, -1.0),
+    "abs": lambda at: Activation(ABS),
+    "exp": lambda at: Activation(EXP),
+    "sqrt": lambda at: Activation(SQRT),
+    "power": lambda at: Activation(POWER, 1.0, at["exponent"]),
+    "clip": lambda at: Activation(CLIP, at["low"], at["high"]),
+    "elu": lambda at: Activation(ELU, at["alpha"]),
+    "silu": lambda at: Activation(SWISH, 1.0),
+    "hard_sigmoid": lambda at: Activation(HARD_SIGMOID, at["alpha"], at["beta"]),
+    "hard_swish": lambda at: Activation(HARD_SWISH, 1 / 6, 0.5),
+}
+# Algorithm by operator; whether the result may be the second operand.
+OPERATIONS = {
+    "add": (ADD, True),
+    "mul": (MUL, True),
+    "maximum": (MAXIMUM, True),
+    "minimum": (MINIMUM, True),
+    "sub": (SUB, False),
+    "div": (DIV, False),
+}
+
+
+def _inner(call: Call) -> Call:
+    """Return the wrapped operator's call."""
+    at = call.attributes
+    arity = at["arity"]
+    return replace(
+        call,
+        operator=at["operator"],
+        attributes=dict(at["items"]),
+        inputs=call.inputs[:arity],
+        constants=frozenset(i for i in call.constants if i < arity),
+    )
+
+
+def _aligned(operand: Array, rank: int) -> Array:
+    """Return the operand with axes of size 1 put before it up to the rank."""
+    return operand[(None,) * (rank - operand.ndim)]
+
+
+def _steps(call: Call) -> list[Step] | None:
+    """Return the program as oneDNN's steps, or None where it is no chain of such."""
+    arity = call.attributes["arity"]
+    y = call.outputs[0]
+    operands = call.inputs[arity:]
+    found: list[Step] = []
+    result = 0
+    for index, (name, numbers, items) in enumerate(call.attributes["program"]):
+        if numbers == (result,) and name in FUNCTIONS:
+            found.append(FUNCTIONS[name](dict(items)))
+        elif name in OPERATIONS and len(numbers) == 2:
+            algorithm, commutes = OPERATIONS[name]
+            first, second = numbers
+            if second == result and commutes:
+                first, second = second, first
+            if first != result or not 1 <= second <= len(operands):
+                return None
+            operand = operands[second - 1]
+            if operand.dtype != np.float32:
+                return None
+            found.append((algorithm, _aligned(operand, y.ndim)))
+        else:
+            return None
+        result = len(operands) + index + 1
+    return found
+
+
+@variant("with_epilogue", "onednn")
+def fused(call: Call) -> Entry | None:
+    """Return the entry of one primitive with post-operators, or None where oneDNN has none."""
+    bind = BINDS.get(call.attributes["operator"])
+    steps = _steps(call)
+    if bind is None or not steps or len(steps) > 8 or call.outputs[0].size == 0:
+        return None
+    return bind(_inner(call), steps)
+
+
+@variant("with_epilogue", "two_passes")
+def two_passes(call: Call) -> Entry | None:
+    """Return the entry of the operator's own kernel, then the steps in place."""
+    _, product = select(_inner(call))
+    operands = call.inputs[call.attributes["arity"] :]
+    program = call.attributes["program"]
+    attributes = {"program": program, "results": (len(operands) + len(program),)}
+    steps = Call(
+        "fused_elementwise", attributes, (call.outputs[0], *operands), call.outputs, call.threads
+    )
+    _, after = select(steps)
+    return None if product is None or after is None else sequence([product, after])

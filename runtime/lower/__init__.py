@@ -1,0 +1,28 @@
+"""Passes from a graph and a strategy to the graph whose nodes are launched one by one.
+
+These passes decide how a graph runs and never what it computes (docs/lowering.md). First those that
+make launches fewer; `views` then says which values need no launch at all.
+"""
+
+from __future__ import annotations
+
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.runtime.lower.composites import lower_composites
+from soapstone.runtime.lower.elementwise import fuse_elementwise
+from soapstone.runtime.lower.epilogue import fuse_epilogues
+from soapstone.runtime.lower.updates import hoist_updates, in_place, store_updates
+from soapstone.runtime.lower.views import View, views
+from soapstone.runtime.lower.weights import fold_weights, split_constants
+
+
+def lower(graph: Graph, strategy: Strategy, *, fuse: bool = True) -> Graph:
+    """Return the graph as it is launched under a strategy; without `fuse`, an operator a launch."""
+    graph = store_updates(lower_composites(graph, strategy))
+    if fuse:
+        graph = fuse_epilogues(graph, strategy)
+        graph = fuse_elementwise(graph, strategy)
+    return hoist_updates(graph)
+
+
+__all__ = ["View", "fold_weights", "in_place", "lower", "split_constants", "views"]

@@ -1,0 +1,116 @@
+"""Element-wise steps that follow a product: one launch with the product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.spec import operator
+from soapstone.ir.strategy import Strategy
+
+MOST_STEPS = 6
+
+
+def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with each product and the element-wise chain on its result as one node.
+
+    A chain follows while a value has one reader, element-wise, of the same shape, type and degrees.
+    The fused node stands where the chain ended, so that the chain's other operands are made. Of two
+    products that are added, the later one takes the addition.
+    """
+    taken: dict[str, str] = {}  # node of a chain -> its product
+    fused: dict[str, Node] = {}  # last node of a chain -> what replaces it
+    for node in reversed(graph.nodes):
+        if not node.spec.epilogue or len(node.outputs) != 1 or node.name in taken:
+            continue
+        chain = _chain(graph, strategy, node, taken)
+        if chain:
+            fused[chain[-1].name] = _merge(node, chain)
+            taken.update((step.name, node.name) for step in [node, *chain])
+    nodes = [
+        fused.get(node.name, node)
+        for node in graph.nodes
+        if node.name in fused or node.name not in taken
+    ]
+    made = {*graph.roles, *(output for node in nodes for output in node.outputs)}
+    tensors = {name: spec for name, spec in graph.tensors.items() if name in made}
+    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+def _chain(graph: Graph, strategy: Strategy, node: Node, taken: dict[str, str]) -> list[Node]:
+    """Return the element-wise nodes that may join a product, in order."""
+    keep = {*graph.outputs, *graph.updates.values()}
+    degrees = strategy.configuration(graph, node).degrees
+    signature = graph.signature(node)
+    if signature.monoid(0, degrees) is not None or signature.lowers(degrees):
+        return []
+    chain: list[Node] = []
+    value = node.outputs[0]
+    while len(chain) < MOST_STEPS and value not in keep and len(graph.consumers[value]) == 1:
+        (reader,) = graph.consumers[value]
+        if (
+            not reader.spec.elementwise
+            or len(reader.outputs) != 1
+            or reader.name in taken
+            or reader.inputs.count(value) != 1
+            or graph.tensors[reader.outputs[0]] != graph.tensors[value]
+            or not _same_tiles(graph, strategy, node, reader)
+        ):
+            break
+        chain.append(reader)
+        value = reader.outputs[0]
+    return chain
+
+
+def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> bool:
+    """Return whether both make the same tiles of their results on the same processors."""
+    first, second = (strategy.configuration(graph, n) for n in (node, reader))
+    if not first.degrees and not second.degrees:
+        return first.devices == second.devices
+    boxes = []
+    for item, configuration in ((node, first), (reader, second)):
+        signature = graph.signature(item)
+        try:
+            signature.check(configuration.degrees)
+        except StrategyError:
+            return False
+        grid, lo, hi = signature.points(configuration.degrees, configuration.cuts)
+        points = 1
+        for degree in grid:
+            points *= degree
+        boxes.append(signature.outputs[0].tiles(lo, hi, points))
+    (lo_a, hi_a), (lo_b, hi_b) = boxes
+    return (
+        lo_a.shape == lo_b.shape
+        and bool((lo_a == lo_b).all() and (hi_a == hi_b).all())
+        and first.devices == second.devices
+    )
+
+
+def _merge(node: Node, chain: list[Node]) -> Node:
+    """Return one node for a product and the chain on its result."""
+    inside = {node.outputs[0], *(step.outputs[0] for step in chain)}
+    extras = list(dict.fromkeys(i for step in chain for i in step.inputs if i not in inside))
+    number = {node.outputs[0]: 0} | {name: i for i, name in enumerate(extras, 1)}
+    program = []
+    for step in chain:
+        program.append((step.operator, tuple(number[i] for i in step.inputs), step.items))
+        number[step.outputs[0]] = len(number)
+    attributes = {
+        "operator": node.operator,
+        "items": node.items,
+        "arity": len(node.inputs),
+        "program": tuple(program),
+    }
+    spec = operator("with_epilogue")
+    return replace(
+        node,
+        operator=spec.name,
+        inputs=(*node.inputs, *extras),
+        outputs=chain[-1].outputs,
+        items=tuple(sorted(spec.normalise(attributes).items())),
+    )
+
+
+__all__ = ["fuse_epilogues"]

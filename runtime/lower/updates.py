@@ -1,0 +1,59 @@
+"""Updates of carried values: written in place where an operator allows, and as early as they can.
+
+A gradient lives only until its update, so gradients share memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+
+
+def in_place(graph: Graph) -> dict[str, str]:
+    """Return, for each value that an update operator writes over its old value, that old value."""
+    result = {}
+    for name, value in graph.updates.items():
+        node = graph.producers.get(value)
+        if node is not None and node.overwrites.get(value) == name:
+            result[value] = name
+    return result
+
+
+def store_updates(graph: Graph) -> Graph:
+    """Return the graph with a copy for each next value that no operator writes in place."""
+    written = in_place(graph)
+    rest = {name: value for name, value in graph.updates.items() if value not in written}
+    if not rest:
+        return graph
+    builder = GraphBuilder(base=graph)
+    for name, value in rest.items():
+        builder.update(name, builder.apply("store", value, name, name=f"{name}.next")[0])
+    return builder.build()
+
+
+def hoist_updates(graph: Graph) -> Graph:
+    """Return the graph with each update right after its operands and the old value's readers.
+
+    A gradient then lives only until its update, so gradients share memory.
+    """
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    keyed: list[tuple[int, int, Node]] = []
+    for index, node in enumerate(graph.nodes):
+        place = index
+        if node.spec.updates and not any(graph.consumers[o] for o in node.outputs):
+            before = [
+                position[reader.name]
+                for name in node.overwrites.values()
+                for reader in graph.consumers[name]
+                if reader is not node
+            ]
+            made = [
+                position[graph.producers[name].name]
+                for name in node.inputs
+                if name in graph.producers
+            ]
+            place = max([*before, *made], default=index)
+        keyed.append((place, index, node))
+    keyed.sort(key=lambda item: item[:2])
+    return replace(graph, nodes=tuple(node for _, _, node in keyed))
