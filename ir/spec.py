@@ -193,8 +193,9 @@ class OpSpec:
         flops_per_point: arithmetic operations per point of the iteration space.
         updates: pairs (output, input) where the output is the input's next value.
         elementwise: whether it may join a fused chain.
-        view: "reshape" or "transpose" where the result is the operand's elements in that order.
+        view: which rearrangement of its operands' elements the result is, if it is just that.
         strided: whether its kernels take operands of any strides at no cost.
+        tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
         epilogue: whether element-wise steps on its one result may join its launch.
     """
 
@@ -210,8 +211,9 @@ class OpSpec:
     flops_per_point: float = 1.0
     updates: tuple[tuple[int, int], ...] = ()
     elementwise: bool = False
-    view: Literal["reshape", "transpose"] | None = None
+    view: Literal["reshape", "transpose", "concat"] | None = None
     strided: bool = False
+    tiles_free: bool = False
     epilogue: bool = False
     laws: tuple[str, ...] = ()
     onnx: str | None = None

@@ -35,7 +35,7 @@ from soapstone.runtime import (
     Task,
     Write,
 )
-from soapstone.runtime.lower import View, in_place, views
+from soapstone.runtime.lower import View, in_place, launched, views
 
 NO_VIEWS: Mapping[str, View] = MappingProxyType({})
 
@@ -69,7 +69,7 @@ class Operand:
         if self.constant is not None:
             box = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
             tile: Array = constants[self.constant][(*box, ...)]
-            return tile
+            return tile if tile.flags.aligned else tile.copy()  # a view of a file may not be
         array = arrays[self.argument]
         if self.view is None:
             return array
@@ -148,13 +148,8 @@ def expand(
     return tuple(
         _node_launch(graph, strategy, node, aliases, constants, seen)
         for node in graph.nodes
-        if not (node.spec.view and (node.outputs[0] in seen or _behind(node, seen)))
+        if launched(node, seen)
     )
-
-
-def _behind(node: Node, seen: Mapping[str, View]) -> bool:
-    """Return whether a view's operand is written in the memory of the view."""
-    return node.inputs[0] in seen and seen[node.inputs[0]].root == node.outputs[0]
 
 
 def _node_launch(
@@ -177,7 +172,7 @@ def _node_launch(
             return Operand(*boxes, constant=name)
         view = seen.get(name)
         region = name if view is None else view.root
-        box = boxes if view is None else _root_boxes(graph.tensors[region].shape, boxes)
+        box = boxes if view is None else _root_boxes(graph.tensors[region].shape, view, boxes)
         arguments.append(Argument(region, *box, privilege))
         return Operand(*boxes, argument=len(arguments) - 1, view=view)
 
@@ -209,9 +204,12 @@ def _node_launch(
     )
 
 
-def _root_boxes(shape: tuple[int, ...], boxes: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """Return the boxes in a view's root: the same samples where there are several, else all."""
     points = len(boxes[0])
+    if view.box is not None:
+        first, past = np.array(view.box, np.int64)
+        return (first[None], past[None]) if view.steps else (boxes[0] + first, boxes[1] + first)
     lo, hi = (
         np.zeros((points, len(shape)), np.int64),
         np.tile(np.array(shape, np.int64), (points, 1)),

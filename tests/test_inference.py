@@ -74,7 +74,24 @@ def attention_network(batch: int = 2) -> Model:
     return model
 
 
-NETWORKS = {"residual": residual_network, "attention": attention_network}
+def dense_block(batch: int = 1) -> Model:
+    """A growing stack: each layer reads all that came before, and adds to it."""
+    model = Model("stack")
+    x = model.input("image", (batch, 3, 8, 8))
+    x = model.conv2d(x, 16, kernel=3, padding=1)
+    for _ in range(3):
+        y = model.relu(model.batch_norm(x))
+        y = model.conv2d(y, 8, kernel=3, padding=1)
+        x = model.concat([x, y], axis=1)
+    model.output(model.conv2d(model.relu(x), 4, kernel=1))
+    return model
+
+
+NETWORKS = {
+    "residual": residual_network,
+    "attention": attention_network,
+    "stack": dense_block,
+}
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -230,3 +247,30 @@ def test_a_missing_weight_is_named() -> None:
         pytest.raises(DataError, match=r"weight .* is missing"),
     ):
         session.run(inputs_of(graph))
+
+
+def test_a_stack_is_written_once() -> None:
+    lowered, strategy = launched(dense_block().graph)
+    seen = views(lowered, strategy)
+    joins = [node for node in lowered.nodes if node.operator == "concat"]
+    assert len(joins) == 3
+    assert {seen[name].root for node in joins for name in node.inputs} == {joins[-1].outputs[0]}
+
+
+def test_joins_of_what_others_read_are_copied_in_place() -> None:
+    """Flat lists as exporters write them, a part read by a convolution, a graph input, twins."""
+    model = Model("joins")
+    x = model.input("image", (2, 4, 6, 6))
+    a = model.conv2d(x, 8, kernel=3, padding=1, activation="relu")
+    b = model.conv2d(a, 8, kernel=1)
+    c = model.conv2d(model.concat([a, b], axis=1), 8, kernel=1)
+    d = model.concat([a, b, c], axis=1)
+    e = model.concat([d, x, d], axis=1)
+    model.output(e, model.concat([c, c], axis=2), c)
+    graph = model.graph
+    weights, given = weights_of(graph), inputs_of(graph)
+    expected = interpret(graph, {**weights, **given})
+    for threads in (1, 2):
+        with InferenceSession(graph, weights, threads=threads) as session:
+            for name, value in session.run(given).items():
+                np.testing.assert_allclose(value, expected[name], atol=2e-5)

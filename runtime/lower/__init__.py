@@ -9,10 +9,11 @@ from __future__ import annotations
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime.lower.composites import lower_composites
+from soapstone.runtime.lower.concat import place_parts
 from soapstone.runtime.lower.elementwise import fuse_elementwise
 from soapstone.runtime.lower.epilogue import fuse_epilogues
 from soapstone.runtime.lower.updates import hoist_updates, in_place, store_updates
-from soapstone.runtime.lower.views import View, views
+from soapstone.runtime.lower.views import View, launched, views
 from soapstone.runtime.lower.weights import fold_weights, split_constants
 
 
@@ -22,7 +23,8 @@ def lower(graph: Graph, strategy: Strategy, *, fuse: bool = True) -> Graph:
     if fuse:
         graph = fuse_epilogues(graph, strategy)
         graph = fuse_elementwise(graph, strategy)
+        graph = place_parts(graph, strategy)
     return hoist_updates(graph)
 
 
-__all__ = ["View", "fold_weights", "in_place", "lower", "split_constants", "views"]
+__all__ = ["View", "fold_weights", "in_place", "launched", "lower", "split_constants", "views"]

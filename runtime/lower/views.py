@@ -8,8 +8,8 @@ such an operator and read by nobody else, it is written transposed in the first 
 from __future__ import annotations
 
 import math
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,16 +17,18 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
+from soapstone.runtime.lower.concat import places
 
 Step = tuple[str, tuple[int, ...]]  # ("reshape", shape) or ("transpose", order)
 
 
 @dataclass(frozen=True)
 class View:
-    """How a value is seen in the memory of another, its root."""
+    """How a value is seen in the memory of another, its root: all of it or a box, then steps."""
 
     root: str
     steps: tuple[Step, ...] = ()
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # (first, past the last) index
 
     def apply(self, array: Array, samples: int | None = None) -> Array:
         """Return the view of the root's array; `samples` is the extent of axis 0 of a tile.
@@ -49,13 +51,16 @@ def views(graph: Graph, strategy: Strategy, constants: Set[str] = frozenset()) -
     Constants have no memory in the runtime to look at.
     """
     found: dict[str, View] = {}
+    for value, (root, first) in places(graph, strategy).items():
+        past = tuple(low + extent for low, extent in zip(first, graph.tensors[value].shape))
+        found[value] = View(root, box=(first, past))
     keep = {*graph.outputs, *graph.updates.values()}
     for node in graph.nodes:
-        if node.spec.view is None or node.inputs[0] in constants:
+        if node.spec.view not in ("reshape", "transpose") or node.inputs[0] in constants:
             continue
         source, value = node.inputs[0], node.outputs[0]
         behind = found.get(source, View(source))
-        view = View(behind.root, (*behind.steps, _step(graph, node)))
+        view = replace(behind, steps=(*behind.steps, _step(graph, node)))
         transposed = _written_through(graph, strategy, node, found.keys() | keep)
         if _allowed(graph, strategy, view, value, keep, strict=transposed is not None):
             found[value] = view
@@ -97,7 +102,9 @@ def _allowed(
     those be views too.
     """
     try:
-        seen = view.apply(_example(graph.tensors[view.root].shape, strategy.layouts.get(view.root)))
+        whole = _example(graph.tensors[view.root].shape, strategy.layouts.get(view.root))
+        box = tuple(map(slice, *view.box)) if view.box else ...
+        seen = view.apply(whole[box])
     except ValueError:
         return False
     if value in keep:
@@ -110,8 +117,10 @@ def _allowed(
         if reader.spec.view is None:
             if not seen.flags.c_contiguous and not _strided(reader):
                 return False
+        elif reader.spec.view == "concat":
+            return False
         elif strict:
-            further = View(view.root, (*view.steps, _step(graph, reader)))
+            further = replace(view, steps=(*view.steps, _step(graph, reader)))
             if not _allowed(graph, strategy, further, reader.outputs[0], keep, strict):
                 return False
     return True
@@ -133,6 +142,8 @@ def _tiles_fit(graph: Graph, strategy: Strategy, node: Node, value: str, view: V
     configuration = strategy.configuration(graph, node)
     if not configuration.degrees:
         return True
+    if view.box is not None:
+        return False
     samples = graph.tensors[view.root].shape[:1]
     for kind, argument in view.steps:
         if (argument[:1] != samples) if kind == "reshape" else (argument[0] != 0):
@@ -147,6 +158,16 @@ def _tiles_fit(graph: Graph, strategy: Strategy, node: Node, value: str, view: V
             if starts[:, 1:].any() or (stops[:, 1:] != shape[1:]).any():
                 return False
     return True
+
+
+def launched(node: Node, seen: Mapping[str, View]) -> bool:
+    """Return whether a node of a lowered graph is launched at all."""
+    if node.spec.view == "concat":
+        return not all(name in seen and seen[name].box for name in node.inputs)
+    if node.spec.view is None:
+        return True
+    source, value = node.inputs[0], node.outputs[0]
+    return value not in seen and not (source in seen and seen[source].root == value)
 
 
 def _strided(node: Node) -> bool:
