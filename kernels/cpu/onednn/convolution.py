@@ -170,9 +170,7 @@ def _primitive(problem: _Problem, plain: bool) -> tuple[Primitive, tuple[int, ..
     # brgconv_strided wastes the vector on few channels; a plain matrix product needs no staging.
     pointwise = plain and problem.pointwise and problem.direction != "weights"
     # The plain implementation's sigmoid turns NaN into 0.
-    lossy = any(
-        isinstance(post, Activation) and post.algorithm == LOGISTIC for post in problem.posts
-    )
+    functions = [post.algorithm for post in problem.posts if isinstance(post, Activation)]
     if narrow or (pointwise and LOGISTIC not in functions):
         orders.reverse()
     best: tuple[int, Handle, tuple[int, ...]] | None = None

@@ -131,8 +131,18 @@ def _steps(call: Call) -> list[Step] | None:
 def fused(call: Call) -> Entry | None:
     """Return the entry of one primitive with post-operators, or None where oneDNN has none."""
     bind = BINDS.get(call.attributes["operator"])
+    return None if bind is None else _fused(call, bind)
+
+
+@variant("with_epilogue", "onednn_product")
+def fused_pointwise(call: Call) -> Entry | None:
+    """Return the entry of a 1x1 convolution as a product with post-operators."""
+    return _fused(call, matmul.pointwise) if call.attributes["operator"] == "conv2d" else None
+
+
+def _fused(call: Call, bind: Bind) -> Entry | None:
     steps = _steps(call)
-    if bind is None or not steps or len(steps) > 8 or call.outputs[0].size == 0:
+    if not steps or len(steps) > 8 or call.outputs[0].size == 0:
         return None
     return bind(_inner(call), steps)
 

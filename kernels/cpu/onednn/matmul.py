@@ -296,3 +296,45 @@ def linear(call: Call, form: str = "first", steps: Sequence[Step] = ()) -> Entry
     constant = 1 in call.constants
     chain = [own, *after] if own else after
     return product(program, (rows_x, w, rows_y), bias, chain, form, constant)
+
+
+@variant("conv2d", "onednn_product")
+def pointwise(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of a 1x1 convolution as a product over the pixels of channels-last images.
+
+    Unlike a convolution it writes rows that lie apart, such as a part of a concatenation.
+    """
+    x, w, *rest = call.inputs
+    (y,) = call.outputs
+    at = call.attributes
+    if (
+        not float32(call)
+        or 0 in (x.size, y.size)
+        or w.shape[2:] != (1, 1)
+        or at["groups"] != 1
+        or tuple(at["stride"]) != (1, 1)
+        or any(at["padding"])
+        or at.get("activation") not in ACTIVATIONS
+        or (not rest) == bool(at.get("bias", False))
+    ):
+        return None
+    pixels, made = (rows(image.transpose(0, 2, 3, 1)) for image in (x, y))
+    if pixels is None or made is None or pixels.shape[0] != made.shape[0]:
+        return None
+    own = ACTIVATIONS[at.get("activation")]
+    after: list[Step] = [own] if own else []
+    for step in steps:
+        if not isinstance(step, Activation):
+            operand = step[1].transpose(0, 2, 3, 1)
+            flat = rows(operand) if operand.shape[:3] == y.transpose(0, 2, 3, 1).shape[:3] else None
+            if flat is None and operand.size == operand.shape[3]:
+                flat = operand.reshape(1, operand.size)
+            if flat is None:
+                return None
+            step = (step[0], flat)
+        after.append(step)
+    columns = w.reshape(w.shape[:2]).swapaxes(0, 1)
+    bias = rest[0] if rest else None
+    program = Program(call.threads)
+    operands = (pixels, columns, made)
+    return product(program, operands, bias, after, "first", 1 in call.constants)
