@@ -1,7 +1,12 @@
-"""Losses and metrics: what they need of labels, and the operators they are."""
+"""Losses and metrics: what they need of labels, and the operators they are.
+
+A cross-entropy is over the output's last axis; the others, samples and the places of a sequence,
+are joined into rows.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +33,33 @@ def _operator(name: str, **attributes: Any) -> Callable[[GraphBuilder, str, str]
     return emit
 
 
+def _rows(builder: GraphBuilder, value: str, rank: int) -> str:
+    """Return a value whose leading axes are joined, so that it has `rank` axes."""
+    shape = builder.spec(value).shape
+    if len(shape) <= rank:
+        return value
+    lead = len(shape) - rank + 1
+    joined = (math.prod(shape[:lead]), *shape[lead:])
+    for node in reversed(builder.nodes):  # loss and metrics share one
+        same = node.operator == "reshape" and node.inputs == (value,)
+        if same and builder.spec(node.outputs[0]).shape == joined:
+            return node.outputs[0]
+    return builder.apply("reshape", value, name=f"{value}.rows", shape=joined)[0]
+
+
+def _by_row(name: str, label_rank: int) -> Callable[[GraphBuilder, str, str], str]:
+    def emit(builder: GraphBuilder, output: str, labels: str) -> str:
+        operands = (_rows(builder, output, 2), _rows(builder, labels, label_rank))
+        return builder.apply(name, *operands, name="loss")[0]
+
+    return emit
+
+
 LOSSES = {
     "cross_entropy": Loss(
-        lambda spec: TensorSpec(spec.shape[:1], "int32"), _operator("cross_entropy")
+        lambda spec: TensorSpec(spec.shape[:-1], "int32"), _by_row("cross_entropy", 1)
     ),
-    "cross_entropy_dense": Loss(lambda spec: spec, _operator("cross_entropy_dense")),
+    "cross_entropy_dense": Loss(lambda spec: spec, _by_row("cross_entropy_dense", 2)),
     "mse": Loss(lambda spec: spec, _operator("mse")),
     "bce": Loss(lambda spec: spec, _operator("bce", from_logits=False)),
     "bce_with_logits": Loss(lambda spec: spec, _operator("bce", from_logits=True)),
@@ -56,7 +83,7 @@ def add_loss(builder: GraphBuilder, output: str, loss: str) -> str:
 
 
 def add_metrics(builder: GraphBuilder, output: str, metrics: tuple[str, ...]) -> dict[str, str]:
-    """Add the metrics of the output and return their values' names; accuracy counts correct rows.
+    """Add the metrics of the output and return their values' names; accuracy counts right labels.
 
     Raises:
         GraphError: an unknown metric, or accuracy of labels that are no class numbers.
@@ -67,5 +94,6 @@ def add_metrics(builder: GraphBuilder, output: str, metrics: tuple[str, ...]) ->
             raise GraphError(f"metric {metric!r} found, one of {', '.join(METRICS)} needed")
         if builder.spec(LABELS).dtype != "int32":
             raise GraphError("metric 'accuracy' needs class numbers as labels (loss cross_entropy)")
-        made[metric] = builder.apply("correct", output, LABELS, name="correct")[0]
+        operands = (_rows(builder, output, 2), _rows(builder, LABELS, 1))
+        made[metric] = builder.apply("correct", *operands, name="correct")[0]
     return made

@@ -76,6 +76,11 @@ def evaluation_graph(forward: Graph, loss: str, metrics: tuple[str, ...]) -> Gra
     return builder.build().pruned()
 
 
+def _correct(counts: Sequence[Array], labels: Array) -> float:
+    """Return the batch's samples times the fraction of its labels that were found."""
+    return float(counts[0]) * len(labels) / max(np.size(labels), 1) if counts else 0.0
+
+
 @dataclass
 class _Position:
     """Where training is: all that a resumed run needs besides the weights."""
@@ -258,7 +263,7 @@ class Trainer:
         position.batch += 1
         position.samples += count
         position.loss_sum += float(loss) * count
-        position.correct += float(counts[0]) if counts else 0.0
+        position.correct += _correct(counts, labels)
         state.step, state.loss, state.learning_rate = position.step, float(loss), rate
         state.metrics = self._means(position.correct, position.samples)
         return count
@@ -315,7 +320,7 @@ class Trainer:
             self.session.run(bound)
             loss, *counts = (bound.results[name] for name in bound.graph.outputs)
             loss_sum += float(loss) * len(labels)
-            correct += float(counts[0]) if counts else 0.0
+            correct += _correct(counts, labels)
             samples += len(labels)
         if not samples:
             raise DataError("evaluate: no samples found, 1 or more needed")

@@ -103,7 +103,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
 
 
 def test_apps_are_listed_with_one_line_each() -> None:
-    assert app_names() == ("alexnet", "digits", "lenet", "mlp")
+    assert {"alexnet", "bert", "digits", "resnet"} <= set(app_names())
     lines = invoke("apps").stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(app_names())
     assert all(line.endswith(".") for line in lines)

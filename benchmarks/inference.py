@@ -1,0 +1,150 @@
+"""Inference at batch 1: soapstone, ONNX Runtime and torch eager on the same files.
+
+    python benchmarks/inference.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
+
+Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
+peak resident memory above that of the imported libraries, after loading and running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Peer, alternate, median, serve, status_bytes, write
+from models import MODELS, arrays, export, network
+
+BUDGET_S = 0.6  # of a round
+PEERS = ("soapstone", "onnxruntime", "torch")
+
+
+def rounds_of(run: Callable[[], object]) -> Callable[[], dict[str, Any]]:
+    """Return a round: the median and best time of runs that fill the budget."""
+    for _ in range(3):
+        run()
+
+    def one() -> dict[str, Any]:
+        times: list[float] = []
+        while len(times) < 5 or sum(times) < BUDGET_S:
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return {"ms": statistics.median(times) * 1e3, "best_ms": min(times) * 1e3}
+
+    return one
+
+
+def peer(library: str, name: str, path: Path, threads: int) -> None:
+    """Be one library on one model."""
+    given = arrays(name)
+    run: Callable[[], Mapping[str, np.ndarray] | list[Any]]
+    if library == "soapstone":
+        import soapstone.kernels.cpu
+        from soapstone.frontend.inference import InferenceSession
+
+        soapstone.kernels.cpu.onednn.version()
+        baseline = status_bytes("VmRSS")
+        start = time.perf_counter()
+        session = InferenceSession(path, threads=threads)
+        run = lambda: list(session.run(given).values())  # noqa: E731
+    elif library == "onnxruntime":
+        import onnxruntime
+
+        baseline = status_bytes("VmRSS")
+        start = time.perf_counter()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        providers = ["CPUExecutionProvider"]
+        served = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        run = lambda: served.run(None, given)  # noqa: E731
+    else:
+        import torch
+
+        torch.set_num_threads(threads)
+        baseline = status_bytes("VmRSS")
+        start = time.perf_counter()
+        module = network(name)
+        tensors = [torch.from_numpy(array) for array in given.values()]
+
+        def run() -> list[Any]:
+            with torch.inference_mode():
+                made = module(*tensors)
+            return list(made) if isinstance(made, tuple) else [made]
+
+    outputs = run()
+    load_s = time.perf_counter() - start
+    one = rounds_of(run)
+
+    def round_() -> dict[str, Any]:
+        return {
+            **one(),
+            "load_s": load_s,
+            "peak_mb": (status_bytes("VmHWM") - baseline) / 1e6,
+            "digest": [float(np.abs(np.asarray(output)).mean()) for output in outputs],
+        }
+
+    serve(round_)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--peer", help="be this library on the one model")
+    parser.add_argument("--no-write", action="store_true")
+    options = parser.parse_args()
+    names = options.models.split(",")
+    if options.peer:
+        peer(options.peer, names[0], export(names[0], options.folder), options.threads)
+        return
+    rows = []
+    for name in names:
+        export(name, options.folder)
+        command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
+        command += ["--threads", str(options.threads)]
+        peers = {p: Peer([*command, "--peer", p]) for p in options.peers.split(",")}
+        try:
+            measured = alternate(peers, options.rounds)
+        finally:
+            for each in peers.values():
+                each.close()
+        ms = {p: median(found, "ms") for p, found in measured.items()}
+        row: dict[str, Any] = {"model": name}
+        for p in ms:
+            row[f"{p} ms"] = ms[p]
+        for other in ("onnxruntime", "torch"):
+            if other in ms and "soapstone" in ms:
+                row[f"/ {other}"] = ms["soapstone"] / ms[other]
+        for p in ms:
+            row[f"{p} peak MB"] = median(measured[p], "peak_mb")
+            row[f"{p} load s"] = median(measured[p], "load_s")
+        rows.append(row)
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    means: dict[str, Any] = {"model": "geometric mean"}
+    for other in ("onnxruntime", "torch"):
+        ratios = [row[f"/ {other}"] for row in rows if f"/ {other}" in row]
+        if ratios:
+            means[f"/ {other}"] = math.exp(statistics.fmean(map(math.log, ratios)))
+    rows.append(means)
+    print(means)
+    if not options.no_write:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        command_text = "python benchmarks/inference.py"
+        write("inference", "Inference, batch 1", command_text, columns, rows)
+
+
+if __name__ == "__main__":
+    main()

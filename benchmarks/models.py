@@ -1,0 +1,143 @@
+"""The models of the inference benchmark, in torch, and their export as ONNX files.
+
+    python benchmarks/models.py FOLDER [NAME …]
+
+Each has random weights from one seed; batch norm has statistics of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+OPSET = 17
+
+
+@dataclass(frozen=True)
+class Benchmarked:
+    """A model by its builder, and its inputs: (name, shape, integers below this or 0: floats)."""
+
+    build: Callable[[], Any]
+    inputs: tuple[tuple[str, tuple[int, ...], int], ...]
+
+
+def _cnn(function: str, *arguments: Any, size: int = 224, **options: Any) -> Benchmarked:
+    def build() -> Any:
+        from torch_twins import cnn
+
+        return getattr(cnn, function)(*arguments, **options)
+
+    return Benchmarked(build, (("image", (1, 3, size, size), 0),))
+
+
+def _inception() -> Any:
+    from torch_twins.inception import Inception
+
+    return Inception(1, 1000)
+
+
+def _nasnet() -> Any:
+    from torch_twins.nasnet import NasNet
+
+    return NasNet(4, 1056, 32, 1000)
+
+
+def _bert() -> Any:
+    from torch_twins.sequence import Bert
+
+    return Bert()
+
+
+def _nasrnn() -> Any:
+    from torch_twins.recurrent import NasRnn
+
+    return NasRnn()
+
+
+def _nmt() -> Any:
+    from torch_twins.recurrent import NmtStep
+
+    return NmtStep()
+
+
+MODELS = {
+    "resnet50": _cnn("resnet", (3, 4, 6, 3), 64, 1000),
+    "resnext50": _cnn("resnet", (3, 4, 6, 3), 64, 1000, groups=32, group_width=4),
+    "squeezenet": _cnn("squeezenet", "1.0", 1, 1000),
+    "inception_v3": Benchmarked(_inception, (("image", (1, 3, 299, 299), 0),)),
+    "nasnet_a": Benchmarked(_nasnet, (("image", (1, 3, 224, 224), 0),)),
+    "densenet121": _cnn("densenet", (6, 12, 24, 16), 32, 1000),
+    "bert_12": Benchmarked(
+        _bert,
+        tuple((name, (1, 128), top) for name, top in (("ids", 30_522), ("types", 2), ("mask", 2))),
+    ),
+    "nasrnn": Benchmarked(_nasrnn, (("x", (1, 5, 512), 0),)),
+    "nmt_step": Benchmarked(
+        _nmt,
+        (
+            ("ids", (1,), 32_000),
+            ("memory", (1, 40, 1024), 0),
+            *((name, (1, 1024), 0) for name in ("h0", "c0", "h1", "c1")),
+        ),
+    ),
+}
+
+
+def arrays(name: str) -> dict[str, np.ndarray]:
+    """Return the seeded inputs of a model."""
+    random = np.random.default_rng(1)
+    return {
+        field: random.integers(0, below, shape)
+        if below
+        else random.standard_normal(shape).astype(np.float32)
+        for field, shape, below in MODELS[name].inputs
+    }
+
+
+def network(name: str) -> Any:
+    """Return the torch module in evaluation mode."""
+    import torch
+
+    torch.manual_seed(0)
+    module = MODELS[name].build().eval()
+    generator = torch.Generator().manual_seed(1)
+    for part in module.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.running_mean.copy_(0.1 * torch.randn(part.num_features, generator=generator))
+            part.running_var.copy_(0.5 + torch.rand(part.num_features, generator=generator))
+    return module
+
+
+def export(name: str, folder: Path) -> Path:
+    """Return the ONNX file of a model, made with torch's exporter unless it is there."""
+    path = folder / f"{name}.onnx"
+    if path.exists():
+        return path
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    given = arrays(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network(name),
+            tuple(torch.from_numpy(array) for array in given.values()),
+            str(path),
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=list(given),
+        )
+    return path
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[2:] or MODELS:
+        print(export(chosen, Path(sys.argv[1])))
