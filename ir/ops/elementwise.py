@@ -1,173 +1,38 @@
-"""Element-wise operators: arithmetic and activations, broadcasting as in NumPy; their gradients.
+"""Arithmetic element by element: sums, products, powers, roundings, extrema; their gradients.
 
-Dims are named by the output's axes: d0, d1, …
+Dims are named by the output's axes: d0, d1, … Integers follow NumPy, but for `div`, which
+truncates toward zero as ONNX's does.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Operand, Signature, Whole, along, finish
-from soapstone.ir.errors import ShapeError
-from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.dims import Signature
+from soapstone.ir.ops.activation import erf, gelu, sigmoid
+from soapstone.ir.ops.pointwise import (
+    aligned,
+    declare,
+    flat,
+    floating,
+    from_input,
+    nowhere,
+    numeric,
+    of_mask,
+    pointwise,
+    same_shapes,
+    unbroadcast,
+)
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
 from soapstone.ir.tensor import Array, TensorSpec
 
+__all__ = ["declare", "erf", "gelu", "pointwise", "sigmoid", "unbroadcast"]
 
-def pointwise(inputs: Sequence[TensorSpec], dtype: str | None = None) -> Signature:
-    """Return the signature of an element-wise operator: NumPy broadcasting, dims d0, d1, …
-
-    Raises:
-        ShapeError: two extents differ and neither is 1; names the dim.
-    """
-    rank = max(spec.rank for spec in inputs)
-    largest = [1] * rank
-    for spec in inputs:
-        for axis, extent in enumerate(spec.shape, rank - spec.rank):
-            if extent != 1:
-                largest[axis] = extent
-    table = DimTable()
-    for axis, extent in enumerate(largest):
-        table.add(f"d{axis}", extent, "output")
-    operands = []
-    for position, spec in enumerate(inputs):
-        axes: list[Axis] = []
-        for axis, extent in enumerate(spec.shape, rank - spec.rank):
-            if extent == 1 and largest[axis] != 1:
-                axes.append(Whole(1))
-            else:
-                if extent != largest[axis]:
-                    raise ShapeError(
-                        f"dim d{axis} is {largest[axis]} but {extent} in input {position}"
-                        f" (shape {spec.shape})"
-                    )
-                axes.append(along(table, f"d{axis}", extent, f"input {position}"))
-        operands.append(Operand(tuple(axes)))
-    output = Operand(tuple(Affine(f"d{axis}", extent) for axis, extent in enumerate(largest)))
-    return finish(table, operands, [output], [dtype or inputs[0].dtype])
-
-
-def unbroadcast(
-    context: GradientContext, grad: str, value: str, rename: dict[str, str] | None = None
-) -> str:
-    """Return the gradient summed over the dims along which `value` was broadcast.
-
-    `rename` says what the gradient's dims d0, d1, … are called in the forward operator.
-    """
-    have, need = context.spec(grad).shape, context.spec(value).shape
-    if have == need:
-        return grad
-    lead = len(have) - len(need)
-    axes = tuple(
-        axis
-        for axis in range(len(have))
-        if axis < lead or (need[axis - lead] == 1 and have[axis] != 1)
-    )
-    summed = context.emit("reduce_sum", grad, axes=axes, keepdims=False, rename=rename)
-    if context.spec(summed).shape != need:
-        summed = context.emit("reshape", summed, shape=need)
-    return summed
-
-
-Reference = Callable[..., Any]
-GradientRule = Callable[[GradientContext], Sequence[str | None]]
-UNARY_CASES = (Case(("2 3 4",)), Case(("5",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))
-BINARY_CASES = (
-    Case(("3 4", "3 4")),
-    Case(("2 3 4", "4")),
-    Case(("2 1 4", "3 1")),
-    Case(("3 2", "")),
-    Case(("0 2", "1 2")),
-)
-
-
-def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    return pointwise(inputs)
-
-
-def _same_shapes(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    for position, spec in enumerate(inputs):
-        if spec.rank != inputs[0].rank:
-            raise ShapeError(
-                f"input {position} has rank {spec.rank} (shape {spec.shape});"
-                f" rank {inputs[0].rank} of input 0 needed"
-            )
-        for axis, (extent, first) in enumerate(zip(spec.shape, inputs[0].shape)):
-            if extent != first:
-                raise ShapeError(
-                    f"dim d{axis} is {first} in input 0 but {extent} in input {position}"
-                )
-    return pointwise(inputs)
-
-
-def declare(
-    name: str,
-    reference: Reference,
-    gradient: GradientRule | None,
-    *,
-    inputs: tuple[str, ...] = ("x",),
-    attributes: dict[str, Attribute] | None = None,
-    flops: float = 1.0,
-    laws: tuple[str, ...] = (),
-    onnx: str | None = None,
-    cases: tuple[Case, ...] | None = None,
-    doc: str = "",
-    same_shapes: bool = False,
-) -> OpSpec:
-    """Register an element-wise operator whose reference is a NumPy function of its operands."""
-    default = UNARY_CASES if len(inputs) == 1 else BINARY_CASES
-    return register(
-        OpSpec(
-            name=name,
-            inputs=inputs,
-            signature=_same_shapes if same_shapes else _signature,
-            reference=reference,
-            attributes=attributes or {},
-            gradient=gradient,
-            flops_per_point=flops,
-            elementwise=True,
-            laws=laws,
-            onnx=onnx,
-            cases=default if cases is None else cases,
-            doc=doc,
-        )
-    )
-
-
-def erf(x: Array) -> Array:
-    """Return the error function, element by element, in the array's precision."""
-    return np.vectorize(math.erf, otypes=[x.dtype])(x) if x.size else x.copy()
-
-
-def sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x)) without overflow."""
-    positive = np.exp(-np.abs(x))
-    result: Array = np.where(x >= 0, 1 / (1 + positive), positive / (1 + positive))
-    return result.astype(x.dtype)
-
-
-def gelu(attributes: Attributes, x: Array) -> Array:
-    """Return x Phi(x), exactly or by the tanh approximation (Hendrycks and Gimpel 2016)."""
-    if attributes["approximate"] == "tanh":
-        twice = 1 + np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3))
-    else:
-        twice = 1 + erf(x / math.sqrt(2))
-    return np.asarray(0.5 * x * twice, x.dtype)
-
-
-_ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
-
-
-def _gelu_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
-    if attributes["approximate"] == "tanh":
-        t = np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3))
-        slope = _ROOT_2_OVER_PI * (1 + 3 * 0.044715 * x**2)
-        return np.asarray(dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * slope), x.dtype)
-    density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return np.asarray(dy * (0.5 * (1 + erf(x / math.sqrt(2))) + x * density), x.dtype)
+_XY = ("x", "y")
+_COMMUTES = ("commutative", "associative")
+_POSITIVE_CASES = (Case(("2 3 4",), positive=True), Case(("0 3",)))
 
 
 def _accumulate(attributes: Attributes, *parts: Array) -> Array:
@@ -177,24 +42,70 @@ def _accumulate(attributes: Attributes, *parts: Array) -> Array:
     return total
 
 
-_APPROXIMATE = {"approximate": Attribute("str", "none", choices=("none", "tanh"))}
-_ALPHA = {"alpha": Attribute("float", 0.01)}
-_BOTH_CASES = (Case(("3 4",), {"approximate": "none"}), Case(("3 4",), {"approximate": "tanh"}))
-_GRAD_CASES = (Case(("3 4", "3 4")), Case(("0 2", "0 2")))
-_GELU_GRAD_CASES = tuple(Case(("3 4", "3 4"), c.attributes, ()) for c in _BOTH_CASES)
+def _divide(attributes: Attributes, x: Array, y: Array) -> Array:
+    if x.dtype.kind not in "iu":
+        return np.asarray(x / y)
+    with np.errstate(divide="ignore", over="ignore"):
+        down, left = np.floor_divide(x, y), np.remainder(x, y)
+    # The floor of a negative quotient is one below its truncation, unless it is exact.
+    return np.asarray(down + ((left != 0) & ((x < 0) != (y < 0))).astype(x.dtype), x.dtype)
 
 
-def _from_output(grad: str) -> GradientRule:
-    return lambda g: [g.emit(grad, g.grad(), g.outputs[0], **g.attributes)]
+def _mod(attributes: Attributes, x: Array, y: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((np.fmod if attributes["fmod"] else np.mod)(x, y), x.dtype)
 
 
-def _from_input(grad: str) -> GradientRule:
-    return lambda g: [g.emit(grad, g.grad(), g.inputs[0], **g.attributes)]
+def _pow_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    return pointwise(inputs, inputs[0].dtype)
 
 
-def _grad_of_mask(g: GradientContext) -> list[str | None]:
-    """The gradient of dy * mask(x) with respect to dy; the mask is piecewise constant."""
-    return [g.emit(g.node.operator, g.grad(), g.inputs[1], **g.attributes), None]
+def _pow(attributes: Attributes, x: Array, y: Array) -> Array:
+    common = np.result_type(x, y)
+    if common.kind in "iu" and np.any(np.asarray(y) < 0):
+        common = np.dtype(np.float64)  # NumPy has no negative powers of integers
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray(np.power(x.astype(common), y.astype(common))).astype(x.dtype)
+
+
+def _pow_grad(attributes: Attributes, dy: Array, x: Array, y: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if attributes["operand"] == "x":
+            slope = np.where(y == 0, 0, y * np.power(x, y - 1))
+        else:
+            slope = np.where(x == 0, 0, np.power(x, y) * np.log(x))
+        return np.asarray(dy * slope, dy.dtype)
+
+
+def _extremum_grad(sign: int) -> Any:
+    def reference(attributes: Attributes, dy: Array, x: Array, y: Array) -> Array:
+        ahead = x > y if sign > 0 else x < y
+        half = np.where(x == y, dy * dy.dtype.type(0.5), dy.dtype.type(0))
+        return np.asarray(np.where(ahead, dy, half), dy.dtype)
+
+    return reference
+
+
+def _limits(attributes: Attributes, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    low, high = attributes["low"], attributes["high"]
+    if dtype.kind not in "iu":
+        return dtype.type(-np.inf if low is None else low), dtype.type(
+            np.inf if high is None else high
+        )
+    info = np.iinfo(dtype)
+    least = info.min if low is None or low <= info.min else min(int(low), info.max)
+    most = info.max if high is None or high >= info.max else max(int(high), info.min)
+    return dtype.type(least), dtype.type(most)
+
+
+def _clip(attributes: Attributes, x: Array) -> Array:
+    low, high = _limits(attributes, x.dtype)
+    return np.asarray(np.minimum(np.maximum(x, low), high), x.dtype)
+
+
+def _clip_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
+    low, high = _limits(attributes, x.dtype)
+    return np.where((x >= low) & (x <= high), dy, dy.dtype.type(0))
 
 
 def _add_grad(g: GradientContext) -> list[str | None]:
@@ -219,48 +130,58 @@ def _div_grad(g: GradientContext) -> list[str | None]:
     return [unbroadcast(g, dx, x), unbroadcast(g, dy, y)]
 
 
+def _mod_grad(g: GradientContext) -> list[str | None]:
+    x, y = g.inputs
+    # The whole number of times that y was taken away.
+    times = g.emit("div", g.emit("sub", g.outputs[0], x), y)
+    return [unbroadcast(g, g.grad(), x), unbroadcast(g, g.emit("mul", g.grad(), times), y)]
+
+
 def _power_grad(g: GradientContext) -> list[str | None]:
     exponent = g.attributes["exponent"]
     slope = g.emit("power", g.inputs[0], exponent=exponent - 1)
     return [g.emit("mul", g.grad(), g.emit("affine", slope, scale=exponent))]
 
 
+def _pow_rule(g: GradientContext) -> list[str | None]:
+    x, y = g.inputs
+    real = g.spec(y).is_float
+    wide = y if real else g.emit("cast", y, to=g.spec(x).dtype, rename=aligned(g, y))
+    dx = unbroadcast(g, g.emit("pow_grad", g.grad(), x, wide, operand="x"), x)
+    if not real:
+        return [dx, None]
+    return [dx, unbroadcast(g, g.emit("pow_grad", g.grad(), x, y, operand="y"), y)]
+
+
 def _sqrt_grad(g: GradientContext) -> list[str | None]:
     return [g.emit("div", g.emit("affine", g.grad(), scale=0.5), g.outputs[0])]
 
 
-declare("neg", lambda a, x: -x, lambda g: [g.emit("neg", g.grad())], onnx="Neg")
+def _reciprocal_grad(g: GradientContext) -> list[str | None]:
+    return [g.emit("neg", g.emit("mul", g.grad(), g.emit("power", g.outputs[0], exponent=2.0)))]
+
+
+def _extremum_rule(g: GradientContext) -> list[str | None]:
+    x, y = g.inputs
+    name = f"{g.node.operator}_grad"
+    dx, dy = g.emit(name, g.grad(), x, y), g.emit(name, g.grad(), y, x)
+    return [unbroadcast(g, dx, x), unbroadcast(g, dy, y)]
+
+
+declare("neg", lambda a, x: -x, lambda g: [g.emit("neg", g.grad())], onnx="Neg", signature=numeric)
 declare(
-    "relu",
-    lambda a, x: np.where(x > 0, x, np.where(np.isnan(x), x, x.dtype.type(0))),
-    _from_output("relu_grad"),
-    onnx="Relu",
-    laws=("relu(relu(x)) = relu(x)",),
+    "abs",
+    lambda a, x: np.abs(x),
+    lambda g: [g.emit("mul", g.grad(), g.emit("sign", g.inputs[0]))],
+    onnx="Abs",
 )
-declare(
-    "leaky_relu",
-    lambda a, x: np.where(x > 0, x, x * x.dtype.type(a["alpha"])),
-    _from_input("leaky_relu_grad"),
-    attributes=_ALPHA,
-    onnx="LeakyRelu",
-)
-declare(
-    "gelu",
-    gelu,
-    _from_input("gelu_grad"),
-    attributes=_APPROXIMATE,
-    flops=12,
-    onnx="Gelu",
-    cases=_BOTH_CASES,
-)
-declare("sigmoid", lambda a, x: sigmoid(x), _from_output("sigmoid_grad"), flops=6, onnx="Sigmoid")
-declare("tanh", lambda a, x: np.tanh(x), _from_output("tanh_grad"), flops=8, onnx="Tanh")
 declare(
     "exp",
     lambda a, x: np.exp(x),
     lambda g: [g.emit("mul", g.grad(), g.outputs[0])],
     flops=6,
     onnx="Exp",
+    signature=floating,
 )
 declare(
     "log",
@@ -268,14 +189,23 @@ declare(
     lambda g: [g.emit("div", g.grad(), g.inputs[0])],
     flops=6,
     onnx="Log",
-    cases=(Case(("2 3 4",), positive=True), Case(("0 3",))),
+    cases=_POSITIVE_CASES,
+    signature=floating,
 )
 declare(
     "sqrt",
     lambda a, x: np.sqrt(x),
     _sqrt_grad,
     onnx="Sqrt",
-    cases=(Case(("2 3 4",), positive=True), Case(("0 3",))),
+    cases=_POSITIVE_CASES,
+    signature=floating,
+)
+declare(
+    "reciprocal",
+    lambda a, x: np.asarray(x.dtype.type(1) / x, x.dtype),
+    _reciprocal_grad,
+    onnx="Reciprocal",
+    cases=_POSITIVE_CASES,
 )
 declare(
     "affine",
@@ -297,15 +227,28 @@ declare(
         Case(("3 4",), {"exponent": -0.5}, positive=True),
         Case(("3 4",), {"exponent": 3.0}),
     ),
+    doc="x to a constant power; of an operand, pow",
 )
-_XY = ("x", "y")
-_COMMUTES = ("commutative", "associative")
+for _name, _function, _onnx in (
+    ("floor", np.floor, "Floor"),
+    ("ceil", np.ceil, "Ceil"),
+    ("round", np.rint, "Round"),  # halves to even
+    ("sign", np.sign, "Sign"),
+):
+    declare(
+        _name,
+        lambda a, x, f=_function: np.asarray(f(x), x.dtype),
+        nowhere,
+        onnx=_onnx,
+        signature=numeric,
+        cases=flat((Case(("2 3 4",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))),
+    )
 declare("add", lambda a, x, y: x + y, _add_grad, inputs=_XY, laws=_COMMUTES, onnx="Add")
-declare("sub", lambda a, x, y: x - y, _sub_grad, inputs=_XY, onnx="Sub")
+declare("sub", lambda a, x, y: x - y, _sub_grad, inputs=_XY, onnx="Sub", signature=numeric)
 declare("mul", lambda a, x, y: x * y, _mul_grad, inputs=_XY, laws=_COMMUTES, onnx="Mul")
 declare(
     "div",
-    lambda a, x, y: x / y,
+    _divide,
     _div_grad,
     inputs=_XY,
     onnx="Div",
@@ -313,6 +256,121 @@ declare(
         Case(("3 4", "3 4"), positive=True),
         Case(("2 3 4", "4"), positive=True),
         Case(("3 2", ""), positive=True),
+        Case(("int64 3 4 >=-9 <9", "int64 4 >=1 <5")),
+        Case(("int32 3 >=-9 <9", "int32 3 >=-4 <0")),
+    ),
+    doc="the quotient; of integers, truncated toward zero",
+    signature=numeric,
+)
+declare(
+    "mod",
+    _mod,
+    _mod_grad,
+    inputs=_XY,
+    attributes={"fmod": Attribute("bool", False)},
+    flops=8,
+    onnx="Mod",
+    cases=(
+        Case(("3 4", "3 4"), positive=True),
+        Case(("3 4", ""), {"fmod": True}, positive=True),
+        Case(("3 4", "4"), {"fmod": True}),
+        Case(("2 3", "2 3")),
+        Case(("int64 3 4 >=-9 <9", "int64 4 >=1 <5")),
+    ),
+    doc="the remainder: with the sign of y, or (fmod) of x",
+)
+declare(
+    "pow",
+    _pow,
+    _pow_rule,
+    inputs=_XY,
+    flops=10,
+    onnx="Pow",
+    cases=(
+        Case(("3 4", "3 4"), positive=True),
+        Case(("2 3 4", "4"), positive=True),
+        Case(("3 4", "int64 4 >=-2 <4"), positive=True),
+        Case(("2 1 3", ""), positive=True),
+        Case(("int32 3 >=1", "int32 3 <4")),
+        Case(("0 2", "1 2")),
+    ),
+    doc="x to the power y, in the type of x",
+    signature=_pow_signature,
+)
+declare(
+    "pow_grad",
+    _pow_grad,
+    None,
+    inputs=("dy", "x", "y"),
+    attributes={"operand": Attribute("str", "x", choices=("x", "y"))},
+    flops=14,
+    cases=(
+        Case(("3 4", "3 4", "3 4"), {"operand": "x"}, (), positive=True),
+        Case(("3 4", "3 4", "4"), {"operand": "y"}, (), positive=True),
+        Case(("3 1", "3 1", ""), {"operand": "x"}, (), positive=True),
+        Case(("0 3", "0 3", "3"), {"operand": "y"}, ()),
+    ),
+    doc="dy times the derivative of x to the power y with respect to one operand",
+)
+declare(
+    "maximum",
+    lambda a, x, y: np.maximum(x, y),
+    _extremum_rule,
+    inputs=_XY,
+    onnx="Max",
+    laws=_COMMUTES,
+)
+declare(
+    "minimum",
+    lambda a, x, y: np.minimum(x, y),
+    _extremum_rule,
+    inputs=_XY,
+    onnx="Min",
+    laws=_COMMUTES,
+)
+for _name, _sign in (("maximum_grad", 1), ("minimum_grad", -1)):
+    declare(
+        _name,
+        _extremum_grad(_sign),
+        None,
+        inputs=("dy", "x", "y"),
+        cases=flat(
+            (
+                Case(("3 4", "3 4", "3 4")),
+                Case(("3 4", "4", "3 1")),
+                Case(("3 4", "3 4", "")),
+                Case(("0 3", "0 3", "1 3")),
+            )
+        ),
+        doc="dy where x is the chosen operand, half of it where both are equal",
+    )
+_CLIP = {"low": Attribute("float", None), "high": Attribute("float", None)}
+declare(
+    "clip",
+    _clip,
+    from_input("clip_grad"),
+    attributes=_CLIP,
+    onnx="Clip",
+    cases=(
+        Case(("3 4",), {"low": -0.5, "high": 0.75}),
+        Case(("3 4",), {"low": 0.1}),
+        Case(("5",), {"high": 0.1}),
+        Case(("",), {}),
+        Case(("int64 4 >=-9",), {"low": -3.0, "high": 3.0}),
+        Case(("0 3",), {"low": 0.0}),
+    ),
+    doc="x where it lies between low and high, else the nearer of them",
+)
+declare(
+    "clip_grad",
+    _clip_grad,
+    of_mask,
+    inputs=("dy", "x"),
+    attributes=_CLIP,
+    cases=(
+        Case(("3 4", "3 4"), {"low": -0.5, "high": 0.75}, (0,)),
+        Case(("3 4", "3 4"), {"low": 0.1}, (0,)),
+        Case(("0 2", "0 2"), {}, (0,)),
     ),
 )
 declare(
@@ -321,47 +379,7 @@ declare(
     lambda g: [g.grad()] * len(g.inputs),
     inputs=("x*",),
     cases=(Case(("3 4", "3 4", "3 4")), Case(("2", "2")), Case(("0 3",))),
-    same_shapes=True,
+    signature=same_shapes,
     onnx="Sum",
     doc="the sum of equal-shaped values, left to right: where gradients meet",
-)
-declare(
-    "relu_grad",
-    lambda a, dy, y: np.where(y > 0, dy, dy.dtype.type(0)),
-    _grad_of_mask,
-    inputs=("dy", "y"),
-    cases=tuple(Case(c.inputs, {}, (0,)) for c in _GRAD_CASES),
-)
-declare(
-    "leaky_relu_grad",
-    lambda a, dy, x: np.where(x > 0, dy, dy * dy.dtype.type(a["alpha"])),
-    _grad_of_mask,
-    inputs=("dy", "x"),
-    attributes=_ALPHA,
-    cases=tuple(Case(c.inputs, {}, (0,)) for c in _GRAD_CASES),
-)
-declare(
-    "gelu_grad",
-    _gelu_grad,
-    None,
-    inputs=("dy", "x"),
-    attributes=_APPROXIMATE,
-    flops=16,
-    cases=_GELU_GRAD_CASES,
-)
-declare(
-    "sigmoid_grad",
-    lambda a, dy, y: dy * y * (1 - y),
-    None,
-    inputs=("dy", "y"),
-    flops=3,
-    cases=tuple(Case(c.inputs, {}, ()) for c in _GRAD_CASES),
-)
-declare(
-    "tanh_grad",
-    lambda a, dy, y: dy * (1 - y * y),
-    None,
-    inputs=("dy", "y"),
-    flops=3,
-    cases=tuple(Case(c.inputs, {}, ()) for c in _GRAD_CASES),
 )

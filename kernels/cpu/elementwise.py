@@ -13,56 +13,35 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.layout import is_float32, walk
+from soapstone.kernels.cpu.conversions import (
+    ITEM_BYTES,
+    KINDS,
+    pack_rows,
+    read_number,
+    unpack_rows,
+)
+from soapstone.kernels.cpu.layout import walk
 from soapstone.kernels.cpu.native import (
-    as_float,
-    f32p,
+    call_entry,
     native,
     noop,
     pack,
     parallel_for,
-    routine,
     stack,
     useful_threads,
     words,
 )
-from soapstone.kernels.cpu.opcodes import WIDE, copy_floats, fill_floats, step
+from soapstone.kernels.cpu.opcodes import CODES, WIDE, fill_floats, instruction
 from soapstone.kernels.cpu.programs import Node, Program, compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2
-_HEADER, _RECORD, _STEP = 12, 6, 6
+_HEADER, _RECORD, _STEP = 12, 8, 7
 _MAX_OUTER, _MAX_REGISTERS = 8, 60
 _REGISTER_FLOATS = 6144  # of registers, in all: 24 KB of a 32 KB cache
 _STAGGER = 32  # between registers, which would else compete for the same sets of the cache
 _SHORT_ROW = 256  # rows shorter than this are packed several to a chunk
-
-
-@routine
-def _pack_rows(target: int, source: int, inner: int, down: int, rows: int, n: int) -> None:
-    """Copy rows of n floats, strided in any way, to contiguous memory."""
-    for r in range(rows):
-        to, at = target + r * n * 4, source + r * down
-        if inner == 4:
-            copy_floats(to, at, n)
-        elif inner == 0:
-            fill_floats(to, f32p(at)[0], n)
-        else:
-            for c in range(n):
-                f32p(to)[c] = f32p(at + c * inner)[0]
-
-
-@routine
-def _unpack_rows(target: int, source: int, inner: int, down: int, rows: int, n: int) -> None:
-    """The inverse of `_pack_rows`."""
-    for r in range(rows):
-        to, at = target + r * down, source + r * n * 4
-        if inner == 4:
-            copy_floats(to, at, n)
-        else:
-            for c in range(n):
-                f32p(to + c * inner)[0] = f32p(at)[c]
 
 
 @native("body")
@@ -79,6 +58,8 @@ def _machine(block: Any, begin: int, end: int) -> int:
     reach = words(stack(1536))
     turn = words(stack(1536))
     counter = words(stack(64))
+    frame = stack(128)
+    given = words(frame)
     for r in range(w[11]):
         place[externals + r] = registers + r * spacing * 4
         turn[externals + r] = -1
@@ -115,30 +96,29 @@ def _machine(block: Any, begin: int, end: int) -> int:
                     filled[e] = address
                 elif w[at + 3] == _SPLAT:
                     if filled[e] != address:
-                        fill_floats(target, f32p(address)[0], WIDE)
+                        fill_floats(target, read_number(w[at + 6], address), WIDE)
                         filled[e] = address
                 elif down != 0 or filled[e] != address or reach[e] < n:
                     # Rows that repeat one another are packed once.
-                    _pack_rows(target, address, inner, down, nr, nc)
+                    pack_rows(w[at + 6], w[at + 7], target, address, inner, down, nr, nc)
                     filled[e] = address
                     reach[e] = n
         for s in range(steps):
             at = program + s * _STEP
-            step(
-                w[at],
-                place[w[at + 1]],
-                place[w[at + 2]],
-                place[w[at + 3]],
-                turn[w[at + 2]],
-                turn[w[at + 3]],
-                n,
-                as_float(w[at + 4]),
-                as_float(w[at + 5]),
-            )
+            given[0] = place[w[at + 1]]
+            for k in range(3):
+                operand = w[at + 2 + k]
+                given[1 + k] = place[operand]
+                given[4 + k] = turn[operand]
+            given[7] = n
+            given[8] = w[at + 5]
+            given[9] = w[at + 6]
+            call_entry(w[at], frame)
         for e in range(externals):
             at = records + e * width
             if w[at + 5] != 0 and w[at + 3] != _DIRECT:
-                _unpack_rows(filled[e], place[e], w[at + 1], w[at + 2], nr, nc)
+                down = w[at + 2]
+                unpack_rows(w[at + 6], w[at + 7], filled[e], place[e], w[at + 1], down, nr, nc)
         column += 1
         if column == column_chunks:
             column = 0
@@ -161,10 +141,10 @@ def _capacity(registers: int) -> int:
     return min(most, (_REGISTER_FLOATS // registers - _STAGGER) // 16 * 16)
 
 
-def _kind(strides: Sequence[int], length: int, rows: int, many: bool) -> int:
+def _kind(strides: Sequence[int], length: int, floats: bool, many: bool) -> int:
     """How a chunk of the operand is reached; strides: (..., row, inner)."""
     down, inner = strides[-2], strides[-1]
-    if inner == 4 and (not many or down == 4 * length):
+    if floats and inner == 4 and (not many or down == 4 * length):
         return _DIRECT
     if inner == 0 and (not many or down == 0):
         return _SPLAT
@@ -176,11 +156,14 @@ def bind_program(
 ) -> Entry | None:
     """Return the entry that runs the program on the arrays, or None where the machine cannot.
 
-    inputs: float32, broadcastable to the outputs; outputs: float32, one shape. An output may be
-    an input in place, with the same strides.
+    inputs: broadcastable to the outputs; outputs: of one shape; of the program's types. An output
+    may be an input in place, with the same strides.
     """
     shape = outputs[0].shape
-    if not is_float32(*inputs, *outputs) or any(o.shape != shape for o in outputs):
+    held = zip(program.types, (*inputs, *outputs), strict=True)
+    if any(a.dtype.name != kind or not a.flags.aligned for kind, a in held):
+        return None
+    if any(o.shape != shape for o in outputs):
         return None
     if np.broadcast_shapes(shape, *(a.shape for a in inputs)) != shape:
         return None
@@ -195,7 +178,11 @@ def bind_program(
     if len(outer) > _MAX_OUTER or most > _MAX_REGISTERS:
         return None
     many = rows > 1 and length < _SHORT_ROW and 2 * length <= _capacity(most)
-    kinds = [_kind(s, length, rows, many) for s in strides]
+    floats = [kind == "float32" for kind in program.types]
+    kinds = [_kind(s, length, real, many) for s, real in zip(strides, floats)]
+    for i, last in enumerate(program.read):
+        if last < 0:
+            kinds[i] = _DIRECT  # never read: nothing to prepare
     # An output written before an input that it lies over is last read is written back at the end.
     for o, output in enumerate(outputs):
         for i, x in enumerate(inputs):
@@ -225,12 +212,20 @@ def bind_program(
             kinds[e],
             slots.get(e, 0),
             int(e >= len(inputs)),
+            KINDS[kind],
+            ITEM_BYTES[kind],
             tuple(s[:-2]),
         )
-        for e, (a, s) in enumerate(zip(arrays, strides))
+        for e, (a, s, kind) in enumerate(zip(arrays, strides, program.types))
     ]
     steps = [
-        (s.code, place(s.to), place(s.a), place(s.b), float(s.p), float(s.q)) for s in program.steps
+        (
+            instruction(s.code).address,
+            *(place(number) for number in (s.to, s.a, s.b, s.c)),
+            float(s.p),
+            float(s.q),
+        )
+        for s in program.steps
     ]
     block = pack(
         (len(arrays), len(steps), length, rows, rows_a_chunk, columns_a_chunk, len(outer)),
@@ -240,28 +235,23 @@ def bind_program(
         steps,
     )
     chunks = -(-length // columns_a_chunk) * -(-rows // rows_a_chunk) * math.prod(outer)
-    nbytes = outputs[0].nbytes * (len(arrays) + program.weight)
-    return parallel_for(_machine, block, chunks, useful_threads(threads, nbytes))
+    # Arithmetic in the cache costs less than memory traffic: one thread does up to 100 KB.
+    nbytes = 4 * outputs[0].size * (len(arrays) + program.weight)
+    return parallel_for(_machine, block, chunks, useful_threads(threads, nbytes // 3))
 
 
-UNARY = (
-    "relu",
-    "leaky_relu",
-    "gelu",
-    "sigmoid",
-    "tanh",
-    "exp",
-    "log",
-    "sqrt",
-    "neg",
-    "affine",
-    "power",
+# Instructions that are operators too; and the operators that are other instructions, or several.
+_STEPS_ONLY = frozenset(
+    {"copy", "square", "truth", "fmod", "gelu_tanh", "gelu_tanh_grad", "pow_grad_x", "pow_grad_y"}
+    | {"add_relu", "mul_add", "mul_add_relu"}
 )
-BINARY = ("add", "sub", "mul", "div")
-GRADIENTS = tuple(f"{name}_grad" for name in ("relu", "leaky_relu", "gelu", "sigmoid", "tanh"))
+OPERATORS = (
+    *(name for name in CODES if name not in _STEPS_ONLY),
+    *("cast", "selu", "selu_grad", "celu", "celu_grad", "accumulate", "pow_grad"),
+)
 
 
-@variant((*UNARY, *BINARY, *GRADIENTS, "accumulate"), "numba")
+@variant(OPERATORS, "numba")
 def elementwise(call: Call) -> Entry | None:
     """One elementwise operator, as a program of one node."""
     operands = tuple(range(len(call.inputs)))
@@ -279,7 +269,13 @@ def fused_elementwise(call: Call) -> Entry | None:
 
 
 def _bind(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:
-    program = compile_program(len(call.inputs), nodes, results)
+    types = [array.dtype.name for array in call.inputs]
+    known = {
+        i: float(call.inputs[i].reshape(()))
+        for i in call.constants
+        if call.inputs[i].size == 1 and types[i] == "float32"
+    }
+    program = compile_program(len(call.inputs), nodes, results, types, known)
     if program is None or len(results) != len(call.outputs):
         return None
     return bind_program(program, call.inputs, call.outputs, call.threads)

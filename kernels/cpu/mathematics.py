@@ -17,16 +17,18 @@ _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4
 
 def horner(x: Lanes, coefficients: Sequence[float]) -> Lanes:
     """The polynomial in x, highest power first."""
-    value = x.like(coefficients[0])
-    for c in coefficients[1:]:
+    return horner_on(x.like(coefficients[0]), x, coefficients[1:])
+
+
+def horner_on(value: Lanes, x: Lanes, coefficients: Sequence[float]) -> Lanes:
+    """The polynomial in x whose highest powers add up to `value` already."""
+    for c in coefficients:
         value = value * x + c
     return value
 
 
-def exp(x: Lanes) -> Lanes:
-    """e^x: 0 under -104, infinity over 88.8."""
-    x = where(x < -104.0, -104.0, x)
-    x = where(x > 89.0, 89.0, x)
+def _exp_parts(x: Lanes) -> tuple[Lanes, Lanes]:
+    """e^r - 1 and the integer n, with x = n ln 2 + r."""
     # Adding 1.5 * 2^23 rounds to an integer, which then lies in the low bits.
     shifted = x * _LOG2E + 12582912.0
     n = shifted - 12582912.0
@@ -42,12 +44,36 @@ def exp(x: Lanes) -> Lanes:
             5.0000001201e-1,
         ),
     )
-    y = p * (r * r) + r + 1.0
+    return p * (r * r) + r, shifted.bits(I32) - 0x4B400000
+
+
+def _power_of_two(n: Lanes) -> Lanes:
+    """2^n for -126 <= n <= 127; 0 at -127, infinity at 128."""
+    return ((n + 127) << 23).bits(F32)
+
+
+def exp(x: Lanes) -> Lanes:
+    """e^x: 0 under -104, infinity over 88.8."""
+    x = where(x < -104.0, -104.0, x)
+    x = where(x > 89.0, 89.0, x)
+    less, n = _exp_parts(x)
     # 2^n in two factors, so that subnormal results come out too.
-    whole = shifted.bits(I32) - 0x4B400000
-    half = Lanes(x.builder, x.builder.ashr(whole.value, whole.like(1).value))
-    rest = whole - half
-    return y * ((half + 127) << 23).bits(F32) * ((rest + 127) << 23).bits(F32)
+    half = Lanes(x.builder, x.builder.ashr(n.value, n.like(1).value))
+    return (less + 1.0) * _power_of_two(half) * _power_of_two(n - half)
+
+
+def short_exp(x: Lanes) -> Lanes:
+    """e^x: 0 already under -87.7, infinity over 88.3; for sums in which that is the same."""
+    x = where(x < -88.0, -88.0, x)
+    less, n = _exp_parts(where(x > 89.0, 89.0, x))
+    return (less + 1.0) * _power_of_two(n)
+
+
+def expm1_negative(x: Lanes) -> Lanes:
+    """e^x - 1 for x at most 0, without cancellation near 0."""
+    less, n = _exp_parts(where(x < -88.0, -88.0, x))
+    scale = _power_of_two(n)
+    return less * scale + (scale - 1.0)
 
 
 def log(x: Lanes) -> Lanes:
@@ -82,6 +108,15 @@ def log(x: Lanes) -> Lanes:
     return where(x < float("inf"), y, where(x < 0.0, y, x))
 
 
+def log1p(x: Lanes) -> Lanes:
+    """The logarithm of 1 + x, without cancellation near 0."""
+    whole = x + 1.0
+    # What rounding took from 1 + x is put back by the ratio.
+    made = log(whole) * (x / (whole - 1.0))
+    made = where(whole.compare("==", 1.0), x, made)
+    return where(x.compare("==", float("inf")), x, made)
+
+
 def tanh(x: Lanes) -> Lanes:
     """The hyperbolic tangent, to 3e-7 relative."""
     y = where(x > 7.99881172180175781, 7.99881172180175781, x)
@@ -105,41 +140,46 @@ def tanh(x: Lanes) -> Lanes:
     return y * top / bottom
 
 
+def _erf_parts(x: Lanes) -> tuple[Lanes, Lanes, Lanes]:
+    """Where |x| is large; erf(x) for where it is not; and 1 - erf(|x|) for where it is.
+
+    Source: N. Juffa's single-precision erf.
+    """
+    t = x.call("llvm.fabs")
+    s = t * t
+    near = horner(
+        s,
+        (
+            -5.96761703e-4,
+            4.99119423e-3,
+            -2.67681349e-2,
+            1.12819925e-1,
+            -3.76125336e-1,
+            1.28379166e-1,
+        ),
+    )
+    far = (t * -1.72853470e-5 + 3.83197126e-4) * s + (t * -3.88396438e-3 + 2.42546219e-2)
+    far = horner_on(far, t, (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1)) * t - t
+    less, n = _exp_parts(where(far < -88.0, -88.0, far))
+    return t > 0.927734375, near * x + x, (less + 1.0) * _power_of_two(n)
+
+
 def erf(x: Lanes) -> Lanes:
-    """The error function, to 3e-7."""
-    y = where(x > 4.0, 4.0, x)
-    y = where(y < -4.0, -4.0, y)
-    z = y * y
-    top = horner(
-        z,
-        (
-            -2.72614225801306e-10,
-            2.77068142495902e-08,
-            -2.10102402082508e-06,
-            -5.69250639462346e-05,
-            -7.34990630326855e-04,
-            -2.95459980854025e-03,
-            -1.60960333262415e-02,
-        ),
-    )
-    bottom = horner(
-        z,
-        (
-            -1.45660718464996e-05,
-            -2.13374055278905e-04,
-            -1.68282697438203e-03,
-            -7.37332916720468e-03,
-            -1.42647390514189e-02,
-        ),
-    )
-    value = y * top / bottom
-    value = where(value > 1.0, 1.0, value)
-    return where(value < -1.0, -1.0, value)
+    """The error function."""
+    large, near, rest = _erf_parts(x)
+    return where(large, (1.0 - rest).call("llvm.copysign", x), near)
+
+
+def normal_cdf(x: Lanes) -> Lanes:
+    """(1 + erf(x / sqrt 2)) / 2, the normal distribution, without cancellation in the left tail."""
+    large, near, rest = _erf_parts(x * 0.7071067811865476)
+    half = rest * 0.5
+    return where(large, where(x < 0.0, half, 1.0 - half), near * 0.5 + 0.5)
 
 
 def sigmoid(x: Lanes) -> Lanes:
     """1 / (1 + e^-x)."""
-    return 1.0 / (exp(-x) + 1.0)
+    return 1.0 / (short_exp(-x) + 1.0)
 
 
 def log64(x: Lanes) -> Lanes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.native import sequence
 from soapstone.kernels.cpu.onednn import convolution, matmul
 from soapstone.kernels.cpu.onednn.descriptors import (
@@ -65,9 +66,11 @@ FUNCTIONS: dict[str, Callable[[Settings], Activation]] = {
     "exp": lambda at: Activation(EXP),
     "sqrt": lambda at: Activation(SQRT),
     "power": lambda at: Activation(POWER, 1.0, at["exponent"]),
-    "clip": lambda at: Activation(CLIP, at["low"], at["high"]),
+    "clip": lambda at: Activation(
+        CLIP, *(b if at[k] is None else at[k] for k, b in (("low", -np.inf), ("high", np.inf)))
+    ),
     "elu": lambda at: Activation(ELU, at["alpha"]),
-    "silu": lambda at: Activation(SWISH, 1.0),
+    "silu": lambda at: Activation(SWISH, at["alpha"]),
     "hard_sigmoid": lambda at: Activation(HARD_SIGMOID, at["alpha"], at["beta"]),
     "hard_swish": lambda at: Activation(HARD_SWISH, 1 / 6, 0.5),
 }
@@ -109,7 +112,7 @@ def _steps(call: Call) -> list[Step] | None:
     result = 0
     for index, (name, numbers, items) in enumerate(call.attributes["program"]):
         if numbers == (result,) and name in FUNCTIONS:
-            found.append(FUNCTIONS[name](dict(items)))
+            found.append(FUNCTIONS[name](operator(name).normalise(dict(items))))
         elif name in OPERATIONS and len(numbers) == 2:
             algorithm, commutes = OPERATIONS[name]
             first, second = numbers
