@@ -263,7 +263,7 @@ def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bo
     names = graph.outputs
     graph = replace(graph, updates={}).pruned()
     if not plain:
-        graph = fold_weights(graph, fixed)
+        graph = fold_weights(graph, constants)
         prologue, graph = split_constants(graph, fixed)
         constants |= interpret(prologue, {name: constants[name] for name in prologue.roles})
         constants = {name: value for name, value in constants.items() if name in graph.roles}

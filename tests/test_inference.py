@@ -113,7 +113,7 @@ def test_sessions_equal_the_sequential_run(name: str, threads: int, plain: bool)
 
 def launched(graph: Graph, plain: bool = False) -> tuple[Graph, Strategy]:
     fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
-    _, graph = split_constants(fold_weights(graph, fixed), fixed)
+    _, graph = split_constants(fold_weights(graph, weights_of(graph)), fixed)
     strategy = load("sequential").strategy(graph, Machine.local(cpus=1))
     return lower(graph, strategy), strategy
 
@@ -135,6 +135,48 @@ def test_reshapes_and_transposes_are_not_launched() -> None:
     assert moved
     for value in moved:
         assert value in seen or value in behind, value
+
+
+def test_spelled_activations_and_scales_become_parts_of_products() -> None:
+    """As exporters write GELU, SiLU and scaled attention, with constants as weights."""
+    builder = GraphBuilder("exported")
+    x = builder.input("x", (2, 6, 16))
+    w = builder.input("w", (16, 32), role=Role.PARAMETER)
+    root, half, one, quarter = (
+        builder.input(name, (), role=Role.PARAMETER) for name in ("root", "half", "one", "quarter")
+    )
+
+    def emit(operator: str, *values: str, **attributes: object) -> str:
+        return builder.apply(operator, *values, **attributes)[0]
+
+    y = emit("matmul", x, w)
+    erf = emit("add", emit("erf", emit("div", y, root)), one)
+    gelu = emit("mul", emit("mul", y, half), erf)
+    z = emit("matmul", x, w)
+    silu = emit("mul", emit("sigmoid", z), z)
+    heads = emit("transpose", emit("reshape", emit("matmul", x, w), shape=(2, 6, 4, 8)),
+                 permutation=(0, 2, 1, 3))  # fmt: skip
+    builder.output(gelu, silu, emit("mul", heads, quarter))
+    graph = builder.build()
+    random = np.random.default_rng(3)
+    numbers = {"root": np.sqrt(2.0), "half": 0.5, "one": 1.0, "quarter": 0.25}
+    weights = {name: np.float32(value) for name, value in numbers.items()}
+    weights = {name: np.asarray(value) for name, value in weights.items()}
+    weights["w"] = random.standard_normal((16, 32)).astype(np.float32)
+    folded = fold_weights(graph, weights)
+    _, rest = split_constants(folded, weights.keys())
+    assert {node.operator for node in rest.nodes} == {
+        "linear",
+        "gelu",
+        "silu",
+        "reshape",
+        "transpose",
+    }
+    given = inputs_of(graph)
+    expected = interpret(graph, {**weights, **given})
+    with InferenceSession(graph, weights) as session:
+        for name, value in session.run(given).items():
+            np.testing.assert_allclose(value, expected[name], atol=1e-5)
 
 
 def test_the_graph_itself_is_never_changed() -> None:

@@ -7,19 +7,21 @@ becomes `linear`, which takes the bias too. Both leave operators on weights alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+import math
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from soapstone.ir.graph import Graph, GraphBuilder, Node
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
+from soapstone.runtime.lower.spelled import gelu_of, silu_of
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.
 CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, -1)}
 
 
-def fold_weights(graph: Graph, constants: Set[str]) -> Graph:
+def fold_weights(graph: Graph, constants: Mapping[str, Array]) -> Graph:
     """Return the graph with batch norms, scales and biases folded into constant weights."""
-    for rule in (_product, _batch_norm, _scale, _bias):
+    for rule in (_number, _spelled, _product, _batch_norm, _scale, _bias):
         graph = _rewrite(graph, rule, constants)
     return graph.pruned()
 
@@ -47,6 +49,7 @@ class _Site:
     """A graph being rebuilt, for a rule that may replace the next node."""
 
     builder: GraphBuilder
+    constants: Mapping[str, Array]
     fixed: set[str]  # values that constants alone determine
     single: set[str]  # values with one reader and no other use
 
@@ -110,11 +113,11 @@ class _Site:
 Rule = Callable[[_Site, Node], str | None]
 
 
-def _rewrite(graph: Graph, rule: Rule, constants: Iterable[str]) -> Graph:
+def _rewrite(graph: Graph, rule: Rule, constants: Mapping[str, Array]) -> Graph:
     """Return the graph with each node replaced where the rule returns another value for it."""
     tensors = {name: graph.tensors[name] for name in graph.roles}
     builder = GraphBuilder(base=replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors))
-    site = _Site(builder, set(constants), set())
+    site = _Site(builder, constants, set(constants), set())
     renamed: dict[str, str] = {}
     keep = {*graph.outputs, *graph.updates.values()}
     for node in graph.nodes:
@@ -141,6 +144,38 @@ def _rewrite(graph: Graph, rule: Rule, constants: Iterable[str]) -> Graph:
     for name, value in graph.updates.items():
         builder.update(name, renamed.get(value, value))
     return builder.build()
+
+
+def _number(site: _Site, node: Node) -> str | None:
+    """Arithmetic with one constant number is `affine`."""
+    if node.operator not in ("add", "sub", "mul", "div"):
+        return None
+    x, other = node.inputs
+    if x in site.constants and node.operator in ("add", "mul"):
+        x, other = other, x
+    value = site.constants.get(other)
+    spec = site.builder.spec(x)
+    if value is None or x in site.fixed or value.size != 1 or value.ndim > spec.rank:
+        return None
+    number = float(value.reshape(()))
+    if not spec.is_float or not math.isfinite(number) or (node.operator == "div" and not number):
+        return None
+    scale, shift = {
+        "add": (1.0, number),
+        "sub": (1.0, -number),
+        "mul": (number, 0.0),
+        "div": (1 / number if number else 0.0, 0.0),
+    }[node.operator]
+    return site.builder.apply("affine", x, name=node.name, scale=scale, shift=shift)[0]
+
+
+def _spelled(site: _Site, node: Node) -> str | None:
+    """Activations written as arithmetic are one operator."""
+    for name, find in (("gelu", gelu_of), ("silu", silu_of)):
+        x = find(node, site.builder.maker)
+        if x is not None:
+            return site.builder.apply(name, x, name=node.name)[0]
+    return None
 
 
 def _product(site: _Site, node: Node) -> str | None:
@@ -187,8 +222,41 @@ def _operands(site: _Site, node: Node) -> tuple[Node, str] | None:
 
 
 def _scale(site: _Site, node: Node) -> str | None:
+    if node.operator == "affine":
+        return _scale_seen(site, node)
     found = _operands(site, node) if node.operator == "mul" else None
     return None if found is None else site.scaled(*found, None)
+
+
+def _scale_seen(site: _Site, node: Node) -> str | None:
+    """A number times a product, or times a reshaped or transposed look at one."""
+    looks: list[Node] = []
+    value = node.inputs[0]
+    while True:
+        host = site.host(value)
+        look = site.builder.maker(value)
+        if host is not None:
+            break
+        if look is None or look.spec.view not in ("reshape", "transpose"):
+            return None
+        if value not in site.single:
+            return None
+        looks.append(look)
+        value = look.inputs[0]
+    channels = site.builder.spec(value).shape[CHANNELS[host.operator][1]]
+    scale, shift = (
+        site.constant(
+            "full",
+            shape=(channels,),
+            value=node.attributes[name],
+            dtype=site.builder.spec(value).dtype,
+        )
+        for name in ("scale", "shift")
+    )
+    made = site.scaled(host, scale, shift if node.attributes["shift"] else None)
+    for look in reversed(looks):
+        made = site.builder.apply(look.operator, made, name=look.name, **look.attributes)[0]
+    return made
 
 
 def _bias(site: _Site, node: Node) -> str | None:
