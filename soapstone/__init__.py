@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from soapstone.cli import run_app
     from soapstone.frontend.checkpoint import CheckpointError
     from soapstone.frontend.data import DataError, digits
+    from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.model import Model, Tensor
+    from soapstone.frontend.onnx import from_onnx, to_onnx
     from soapstone.frontend.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training import NonFiniteLoss
     from soapstone.ir.errors import GraphError, ShapeError, StrategyError
@@ -32,6 +34,7 @@ _HOMES = {
     "Graph": "soapstone.ir.graph",
     "GraphBuilder": "soapstone.ir.graph",
     "GraphError": "soapstone.ir.errors",
+    "InferenceSession": "soapstone.frontend.inference",
     "Machine": "soapstone.runtime.machine",
     "Model": "soapstone.frontend.model",
     "NonFiniteLoss": "soapstone.frontend.training",
@@ -41,9 +44,11 @@ _HOMES = {
     "StrategyError": "soapstone.ir.errors",
     "Tensor": "soapstone.frontend.model",
     "digits": "soapstone.frontend.data",
+    "from_onnx": "soapstone.frontend.onnx",
     "load_graph": "soapstone.ir.files",
     "run_app": "soapstone.cli",
     "save_graph": "soapstone.ir.files",
+    "to_onnx": "soapstone.frontend.onnx",
 }
 
 
@@ -68,6 +73,7 @@ __all__ = [
     "Graph",
     "GraphBuilder",
     "GraphError",
+    "InferenceSession",
     "Machine",
     "Model",
     "NonFiniteLoss",
@@ -76,7 +82,9 @@ __all__ = [
     "StrategyError",
     "Tensor",
     "digits",
+    "from_onnx",
     "load_graph",
     "run_app",
     "save_graph",
+    "to_onnx",
 ]

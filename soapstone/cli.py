@@ -1,4 +1,4 @@
-"""The command line: `soapstone train APP`, `apps`, `ops` and `version`.
+"""The command line: `soapstone train APP`, `predict`, `onnx`, `apps`, `ops` and `version`.
 
 What a person reads goes to standard output; with `--json` it goes to standard error, and standard
 output has one JSON object.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import soapstone
+from soapstone import cli_onnx
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Checkpoint
@@ -26,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(cli_onnx.app, name="onnx")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -110,6 +113,43 @@ def train(
             profile=profile,
             say=lambda text: typer.echo(f"{text}\n", err=as_json),
         )
+        typer.echo(str(result), err=as_json)
+        if as_json:
+            _print_json(result.as_dict())
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Argument(help="An .onnx file, or an app's name.")],
+    inputs: Annotated[Path, typer.Option("--input", "-i", help="An npz file of the inputs.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs here, as npz.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The weights of an app.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="One kernel an operator: no folding, no fusing.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=1, help="How often to run, for the time.")] = 1,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a model on the arrays of an npz file."""
+    with _reported(debug):
+        import numpy as np
+
+        from soapstone.frontend import predict as task
+
+        result = task.predict(
+            *(model, task.read_arrays(inputs)),
+            checkpoint=checkpoint,
+            threads=threads,
+            plain=plain,
+            runs=runs,
+        )
+        if output is not None:
+            with output.open("wb") as stream:
+                np.savez(stream, **result.outputs)
         typer.echo(str(result), err=as_json)
         if as_json:
             _print_json(result.as_dict())

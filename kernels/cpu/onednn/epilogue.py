@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,17 @@ from soapstone.kernels.select import select
 Settings = Mapping[str, Any]
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
 
-BINDS: dict[str, Bind] = {
-    "conv2d": convolution.conv2d,
-    "linear": lambda call, steps: matmul.linear(call, "first", steps),
-    "matmul": lambda call, steps: matmul.matmul(call, "first", steps),
+BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
+    "onednn": {
+        "conv2d": convolution.conv2d,
+        "linear": lambda call, steps: matmul.linear(call, "first", steps),
+        "matmul": lambda call, steps: matmul.matmul(call, "first", steps),
+    },
+    "onednn_gemm": {
+        "linear": lambda call, steps: matmul.linear(call, "gemm", steps),
+        "matmul": lambda call, steps: matmul.matmul(call, "gemm", steps),
+    },
+    "onednn_product": {"conv2d": matmul.pointwise},
 }
 
 FUNCTIONS: dict[str, Callable[[Settings], Activation]] = {
@@ -130,24 +138,17 @@ def _steps(call: Call) -> list[Step] | None:
     return found
 
 
-@variant("with_epilogue", "onednn")
-def fused(call: Call) -> Entry | None:
+def _fused(call: Call, name: str) -> Entry | None:
     """Return the entry of one primitive with post-operators, or None where oneDNN has none."""
-    bind = BINDS.get(call.attributes["operator"])
-    return None if bind is None else _fused(call, bind)
-
-
-@variant("with_epilogue", "onednn_product")
-def fused_pointwise(call: Call) -> Entry | None:
-    """Return the entry of a 1x1 convolution as a product with post-operators."""
-    return _fused(call, matmul.pointwise) if call.attributes["operator"] == "conv2d" else None
-
-
-def _fused(call: Call, bind: Bind) -> Entry | None:
+    bind = BINDS[name].get(call.attributes["operator"])
     steps = _steps(call)
-    if not steps or len(steps) > 8 or call.outputs[0].size == 0:
+    if bind is None or not steps or len(steps) > 8 or call.outputs[0].size == 0:
         return None
     return bind(_inner(call), steps)
+
+
+for _name in BINDS:
+    variant("with_epilogue", _name)(partial(_fused, name=_name))
 
 
 @variant("with_epilogue", "two_passes")

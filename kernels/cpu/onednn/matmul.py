@@ -134,20 +134,20 @@ def product(
     """Return the entry of y = a @ b + bias, then the steps, on views of equal rank, or None.
 
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
-    "packed" reorders b into oneDNN's format on every run. Constant weights have one form, "first",
-    which packs them once. Operands with neither rows nor columns contiguous, or in layouts that
+    "packed" reorders b into oneDNN's format on every run. Form "first" packs constant weights once,
+    so they have no form "packed"; "gemm" reads them as they are, which is best for single rows. Operands with neither rows nor columns contiguous, or in layouts that
     oneDNN would serve by plain loops, are staged through dense copies.
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
     dense = [Layout.dense(array.shape) for array in operands]
-    if form != "first" and (constant or (form == "packed" and a.shape[-2] == 1)):
+    if form == "packed" and (constant or a.shape[-2] == 1):
         return None
     posts = tuple(
         step if isinstance(step, Activation) else Binary(step[0], Layout.dense(step[1].shape))
         for step in steps
     )
-    packed = form == "packed" or (constant and a.shape[-2] > 1)
+    packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
     for used in choices[:1] if form == "gemm" else choices:
         left, right, out = used

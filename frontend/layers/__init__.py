@@ -1,0 +1,56 @@
+"""The layer API: each method records one layer under a name and returns its tensor."""
+
+from __future__ import annotations
+
+from soapstone.frontend.layers.base import (
+    LayerBase,
+    Padding,
+    Pair,
+    Parameters,
+    declare_scalar,
+    initials,
+    layer_seed,
+    pads,
+    pair,
+    spread,
+)
+from soapstone.frontend.layers.comparison import ComparisonLayers
+from soapstone.frontend.layers.convolution import ConvolutionLayers
+from soapstone.frontend.layers.dense import DenseLayers
+from soapstone.frontend.layers.elementwise import ElementwiseLayers
+from soapstone.frontend.layers.indexing import IndexingLayers
+from soapstone.frontend.layers.movement import MovementLayers
+from soapstone.frontend.layers.normalization import NormalizationLayers
+from soapstone.frontend.layers.parameter import ParameterLayers
+from soapstone.frontend.layers.pooling import PoolingLayers
+from soapstone.frontend.layers.sequence import SequenceLayers
+
+
+class Layers(
+    DenseLayers,
+    ConvolutionLayers,
+    PoolingLayers,
+    NormalizationLayers,
+    SequenceLayers,
+    MovementLayers,
+    IndexingLayers,
+    ElementwiseLayers,
+    ComparisonLayers,
+    ParameterLayers,
+):
+    """The layers of a model; `record` and the builder are the model's."""
+
+
+__all__ = [
+    "LayerBase",
+    "Layers",
+    "Padding",
+    "Pair",
+    "Parameters",
+    "declare_scalar",
+    "initials",
+    "layer_seed",
+    "pads",
+    "pair",
+    "spread",
+]

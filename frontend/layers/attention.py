@@ -1,0 +1,132 @@
+"""Attention, positions, and bags of embeddings."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.layers.base import LayerBase
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.tensor import Role
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Tensor
+
+
+class AttentionLayers(LayerBase):
+    """Layers that mix positions by attention, and those that feed them."""
+
+    def scaled_dot_product_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return softmax(query key' scale + mask) value of each head.
+
+        query: (n, tq, heads, d), key: (n, tk, heads, d), value: (n, tk, heads, dv); mask broadcasts
+        to (n, heads, tq, tk); result: (n, tq, heads, dv). Scale: 1/sqrt(d) by default. Causal: a
+        position sees no later one.
+        """
+        operands = (query, key, value, *((mask,) if mask is not None else ()))
+        made = self.apply_all("attention", *operands, name=name, causal=causal, scale=scale)
+        return made[0]
+
+    def multi_head_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        bias: bool = True,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return attention of projected heads, projected again.
+
+        query: (n, tq, width), key and value: (n, tk, …); mask broadcasts to (n, heads, tq, tk) and
+        is added to the scores; result: (n, tq, width). Parameters are `query.weight`, `query.bias`,
+        and so on for key, value and output; weights are (k, width), PyTorch's transposed.
+        """
+        node = self._name("multi_head_attention", name)
+        label = f"multi_head_attention {node!r}"
+        given = (query, key, value)
+        if any(len(tensor.shape) != 3 for tensor in given):
+            shapes = ", ".join(str(tensor.shape) for tensor in given)
+            raise ShapeError(f"{label}: operands of shapes {shapes} found; n t k needed of each")
+        width = query.shape[2]
+        if heads < 1 or width % heads:
+            raise GraphError(f"{label}: {heads} heads found; a divisor of width {width} needed")
+
+        def projected(builder: GraphBuilder, x: str, part: str, initial: Initial, end: str) -> str:
+            shape = (builder.spec(x).shape[-1], width)
+            weights = [
+                builder.input(f"{node}.{part}.weight", shape, role=Role.PARAMETER, initial=initial)
+            ]
+            if bias:
+                row = f"{node}.{part}.bias"
+                weights.append(builder.input(row, (width,), role=Role.PARAMETER, initial=Initial()))
+            return builder.apply("linear", x, *weights, bias=bias, name=end)[0]
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            inner = Initial("uniform", math.sqrt(6 / (4 * width)))
+            split = []
+            for part, x in zip(("query", "key", "value"), values):
+                y = projected(builder, x, part, inner, f"{node}.{part}")
+                rows, steps, _ = builder.spec(y).shape
+                shape = (rows, steps, heads, width // heads)
+                split += builder.apply("reshape", y, shape=shape, name=f"{node}.{part}.heads")
+            mixed = builder.apply(
+                "attention", *split, *values[3:], causal=causal, name=f"{node}.attention"
+            )[0]
+            rows, steps = builder.spec(mixed).shape[:2]
+            shape = (rows, steps, width)
+            (joined,) = builder.apply("reshape", mixed, shape=shape, name=f"{node}.joined")
+            outer = Initial("uniform", 1 / math.sqrt(width))
+            return (projected(builder, joined, "output", outer, node),)
+
+        operands = (*given, *((mask,) if mask is not None else ()))
+        return self.record(emit, operands)[0]
+
+    def learned_positions(self, x: Tensor, *, name: str | None = None) -> Tensor:
+        """Return x plus a trained row for each position. x: (n, t, width)."""
+        node = self._name("learned_positions", name)
+        if len(x.shape) != 3:
+            raise ShapeError(f"learned_positions {node!r}: x has shape {x.shape}; n t k needed")
+        shape = x.shape[1:]
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            initial = Initial("normal", 0.02)
+            table = builder.input(f"{node}.table", shape, role=Role.PARAMETER, initial=initial)
+            return builder.apply("add", *values, table, name=node)
+
+        return self.record(emit, (x,))[0]
+
+    def embedding_bag(
+        self,
+        ids: Tensor,
+        rows: int,
+        width: int,
+        *,
+        reduction: str = "mean",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the sum, mean or maximum of a table's rows of each bag.
+
+        ids: (n, l) integers below `rows`; result: (n, width).
+        """
+        node = self._name("embedding_bag", name)
+        if rows < 1 or width < 1:
+            raise ShapeError(
+                f"embedding_bag {node!r}: table ({rows}, {width}) found; 1 or more needed"
+            )
+        parameters = {"table": ((rows, width), Initial("normal", 1.0))}
+        return self._layer("embedding_bag", ids, parameters, node, reduction=reduction)

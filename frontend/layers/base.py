@@ -1,0 +1,158 @@
+"""What every layer is recorded with: names, parameters, pairs and padding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.tensor import Role
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Emit, Tensor
+
+Pair = int | tuple[int, int]
+Padding = int | tuple[int, ...] | str
+Parameters = dict[str, tuple[tuple[int, ...], Initial]]  # shape and first contents, by name
+
+
+def spread(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return one integer for each of `rank` axes, from one number or as many.
+
+    Raises:
+        GraphError: anything else; names the argument.
+    """
+    result = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(result) != rank or not all(
+        isinstance(v, int) and not isinstance(v, bool) for v in result
+    ):
+        raise GraphError(f"{name}: {value!r} found, one integer or {rank} needed")
+    return result
+
+
+def pair(name: str, value: Pair) -> tuple[int, int]:
+    """Return (height, width) from one number or two.
+
+    Raises:
+        GraphError: anything else; names the argument.
+    """
+    height, width = spread(name, value, 2)
+    return height, width
+
+
+def pads(value: Padding, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """Return the padding before each axis, then after each; "same" keeps the extent at stride 1.
+
+    Raises:
+        GraphError: not "same", "valid", one integer, one an axis or two an axis.
+    """
+    rank = len(kernel)
+    if value == "same":
+        total = [(k - 1) * d for k, d in zip(kernel, dilation)]
+        return (*(t // 2 for t in total), *(t - t // 2 for t in total))
+    if value == "valid":
+        return (0,) * (2 * rank)
+    if isinstance(value, int):
+        return (value,) * (2 * rank)
+    if isinstance(value, tuple | list) and len(value) == rank:
+        return (*value, *value)
+    if isinstance(value, tuple | list) and len(value) == 2 * rank:
+        return tuple(value)
+    raise GraphError(
+        f'padding: {value!r} found; "same", "valid", 1, {rank} or {2 * rank} integers needed'
+    )
+
+
+def initials(label: str, kind: str, fan: int) -> tuple[Initial, Initial]:
+    """Return the first contents of a layer's weight and bias, for `fan` inputs to each output.
+
+    "uniform": both in [-1/sqrt(fan), 1/sqrt(fan)); "he": a normal weight of deviation
+    sqrt(2/fan) and no bias, which keeps the size of values through deep chains of rectifiers.
+
+    Raises:
+        GraphError: another kind; names the layer.
+
+    Source: He, Zhang, Ren and Sun, Delving deep into rectifiers, ICCV 2015.
+    """
+    if kind == "uniform":
+        bound = 1 / math.sqrt(max(fan, 1))
+        return Initial("uniform", bound), Initial("uniform", bound)
+    if kind == "he":
+        return Initial("normal", math.sqrt(2 / max(fan, 1))), Initial()
+    raise GraphError(f'{label}: initial {kind!r} found, "uniform" or "he" needed')
+
+
+class LayerBase:
+    """Recording of operators; `record`, the seed and the builder are the model's."""
+
+    _builder: GraphBuilder
+    seed: int
+    record: Callable[[Emit, Sequence[Tensor]], tuple[Tensor, ...]]
+
+    def _name(self, kind: str, name: str | None) -> str:
+        if name is not None:
+            if name in {node.name for node in self._builder.nodes}:
+                raise GraphError(f"{kind} {name!r}: the name is taken")
+            return name
+        return self._builder.unique(kind)
+
+    def apply(
+        self, operator: str, *inputs: Tensor, name: str | None = None, **attributes: Any
+    ) -> Tensor:
+        """Record any declared operator of one output (`soapstone ops` lists them)."""
+        return self.apply_all(operator, *inputs, name=name, **attributes)[0]
+
+    def apply_all(
+        self, operator: str, *inputs: Tensor, name: str | None = None, **attributes: Any
+    ) -> tuple[Tensor, ...]:
+        """Record any declared operator and return all its outputs."""
+        node = self._name(operator, name)
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            return builder.apply(operator, *values, name=node, **attributes)
+
+        return self.record(emit, inputs)
+
+    def _layer(
+        self,
+        operator: str,
+        x: Tensor,
+        parameters: Parameters,
+        node: str,
+        **attributes: Any,
+    ) -> Tensor:
+        """Record an operator of x and of new parameters; return its first output."""
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            names = [
+                builder.input(f"{node}.{name}", shape, "float32", Role.PARAMETER, initial)
+                for name, (shape, initial) in parameters.items()
+            ]
+            return builder.apply(operator, *values, *names, name=node, **attributes)[:1]
+
+        return self.record(emit, (x,))[0]
+
+    def _axis(self, layer: str, x: Tensor, axis: int) -> int:
+        rank = len(x.shape)
+        if not -rank <= axis < rank:
+            raise ShapeError(
+                f"{layer}: axis {axis} found, {-rank} to {rank - 1} needed for {x.spec}"
+            )
+        return axis % rank
+
+
+def declare_scalar(builder: GraphBuilder, name: str, dtype: str) -> str:
+    """Return a scalar input of the host, declaring it the first time."""
+    if not builder.has(name):
+        builder.input(name, (), dtype, Role.SCALAR)
+    return name
+
+
+def layer_seed(seed: int, node: str) -> int:
+    """Return a layer's own seed, from the model's seed and the layer's name."""
+    import hashlib
+
+    digest = hashlib.sha256(f"{seed}:{node}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")

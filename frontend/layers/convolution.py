@@ -1,0 +1,245 @@
+"""Convolutions along one, two or three axes, and their transposes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.layers.base import (
+    LayerBase,
+    Padding,
+    Pair,
+    Parameters,
+    initials,
+    pads,
+    spread,
+)
+from soapstone.ir.errors import ShapeError
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Tensor
+
+Extent = int | Sequence[int]
+_AXES = {1: "n c l", 2: "n c h w", 3: "n c d h w"}
+
+
+class ConvolutionLayers(LayerBase):
+    """Convolutions with their parameters.
+
+    A weight begins as `initial` says, "uniform" or "he"; `padding` is "same", "valid" or numbers.
+    """
+
+    def conv1d(
+        self,
+        x: Tensor,
+        channels: int,
+        *,
+        kernel: Extent,
+        stride: Extent = 1,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        groups: int = 1,
+        activation: str | None = None,
+        bias: bool = True,
+        initial: str = "uniform",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the 1-D convolution. x: (n, c, l); result: (n, channels, l')."""
+        sizes = (kernel, stride, dilation)
+        return self._conv(1, x, channels, sizes, padding, groups, activation, bias, initial, name)
+
+    def conv2d(
+        self,
+        x: Tensor,
+        channels: int,
+        *,
+        kernel: Pair,
+        stride: Pair = 1,
+        padding: Padding = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        activation: str | None = None,
+        bias: bool = True,
+        initial: str = "uniform",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the 2-D convolution. x: (n, c, h, w); result: (n, channels, h', w')."""
+        sizes = (kernel, stride, dilation)
+        return self._conv(2, x, channels, sizes, padding, groups, activation, bias, initial, name)
+
+    def conv3d(
+        self,
+        x: Tensor,
+        channels: int,
+        *,
+        kernel: Extent,
+        stride: Extent = 1,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        groups: int = 1,
+        activation: str | None = None,
+        bias: bool = True,
+        initial: str = "uniform",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the 3-D convolution. x: (n, c, d, h, w); result: (n, channels, d', h', w')."""
+        sizes = (kernel, stride, dilation)
+        return self._conv(3, x, channels, sizes, padding, groups, activation, bias, initial, name)
+
+    def depthwise_conv2d(
+        self,
+        x: Tensor,
+        *,
+        kernel: Pair,
+        multiplier: int = 1,
+        stride: Pair = 1,
+        padding: Padding = 0,
+        dilation: Pair = 1,
+        activation: str | None = None,
+        bias: bool = True,
+        initial: str = "uniform",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return each channel's own convolutions. x: (n, c, h, w); result: (n, c multiplier, …)."""
+        groups = self._channels("depthwise_conv2d", x, 2, name)
+        sizes = (kernel, stride, dilation)
+        channels = groups * multiplier
+        return self._conv(2, x, channels, sizes, padding, groups, activation, bias, initial, name)
+
+    def separable_conv2d(
+        self,
+        x: Tensor,
+        channels: int,
+        *,
+        kernel: Pair,
+        stride: Pair = 1,
+        padding: Padding = 0,
+        dilation: Pair = 1,
+        activation: str | None = None,
+        bias: bool = True,
+        initial: str = "uniform",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return a depthwise, then a 1x1 convolution; bias and activation are of the second."""
+        label = self._name("separable_conv2d", name)
+        y = self.depthwise_conv2d(
+            x,
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            bias=False,
+            initial=initial,
+            name=f"{label}.depth",
+        )
+        return self.conv2d(
+            y,
+            channels,
+            kernel=1,
+            activation=activation,
+            bias=bias,
+            initial=initial,
+            name=f"{label}.point",
+        )
+
+    def conv_transpose(
+        self,
+        x: Tensor,
+        channels: int,
+        *,
+        kernel: Extent,
+        stride: Extent = 1,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        output_padding: Extent = 0,
+        groups: int = 1,
+        bias: bool = True,
+        initial: str = "uniform",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the transposed convolution along one to three axes. x: (n, c, …).
+
+        Extents become (extent - 1) stride - padding + (kernel - 1) dilation + 1 + output_padding.
+        """
+        rank = len(x.shape) - 2
+        operator = f"conv_transpose{rank}d"
+        if rank not in _AXES:
+            raise ShapeError(f"conv_transpose: x has shape {x.shape}; n c and 1 to 3 more needed")
+        node = self._name(operator, name)
+        label = f"{operator} {node!r}"
+        given = self._grouped(label, x, channels, groups)
+        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
+        first, shift = initials(label, initial, channels // groups * math.prod(window))
+        parameters: Parameters = {"weight": ((given, channels // groups, *window), first)}
+        if bias:
+            parameters["bias"] = ((channels,), shift)
+        return self._layer(
+            operator,
+            x,
+            parameters,
+            node,
+            stride=spread("stride", stride, rank),
+            padding=pads(padding, window, steps),
+            dilation=steps,
+            output_padding=spread("output_padding", output_padding, rank),
+            groups=groups,
+            bias=bias,
+        )
+
+    def _channels(self, operator: str, x: Tensor, rank: int, name: str | None) -> int:
+        if len(x.shape) != rank + 2:
+            label = operator if name is None else f"{operator} {name!r}"
+            raise ShapeError(
+                f"{label}: x has rank {len(x.shape)} (shape {x.shape}); {_AXES[rank]} needed"
+            )
+        return x.shape[1]
+
+    def _grouped(self, label: str, x: Tensor, channels: int, groups: int) -> int:
+        given = x.shape[1]
+        if groups < 1 or given % groups or channels < 1 or channels % groups:
+            raise ShapeError(
+                f"{label}: {given} input and {channels} output channels found;"
+                f" multiples of groups {groups} needed"
+            )
+        return given
+
+    def _conv(
+        self,
+        rank: int,
+        x: Tensor,
+        channels: int,
+        sizes: tuple[Extent, Extent, Extent],
+        padding: Padding,
+        groups: int,
+        activation: str | None,
+        bias: bool,
+        initial: str,
+        name: str | None,
+    ) -> Tensor:
+        """Return a convolution; `sizes` are kernel, stride and dilation."""
+        operator = f"conv{rank}d"
+        node = self._name(operator, name)
+        label = f"{operator} {node!r}"
+        self._channels(operator, x, rank, node)
+        per_group = self._grouped(label, x, channels, groups) // groups
+        window, stride, dilation = (
+            spread(field, size, rank)
+            for field, size in zip(("kernel", "stride", "dilation"), sizes)
+        )
+        first, shift = initials(label, initial, per_group * math.prod(window))
+        parameters: Parameters = {"weight": ((channels, per_group, *window), first)}
+        if bias:
+            parameters["bias"] = ((channels,), shift)
+        return self._layer(
+            operator,
+            x,
+            parameters,
+            node,
+            stride=stride,
+            padding=pads(padding, window, dilation),
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            activation=activation,
+        )

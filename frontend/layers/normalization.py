@@ -1,0 +1,144 @@
+"""Normalisation and dropout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.layers.base import LayerBase, Parameters, declare_scalar, layer_seed
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.tensor import Role
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Tensor
+
+
+def _affine(channels: int) -> Parameters:
+    return {"gamma": ((channels,), Initial("constant", 1.0)), "beta": ((channels,), Initial())}
+
+
+class NormalizationLayers(LayerBase):
+    """Layers that keep values in range, and dropout."""
+
+    def batch_norm(
+        self, x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, name: str | None = None
+    ) -> Tensor:
+        """Return x normalised over samples and positions, by channel. x: (n, c, …).
+
+        Training uses batch statistics and updates the running ones; inference uses those.
+        """
+        node = self._name("batch_norm", name)
+        if len(x.shape) < 2:
+            raise ShapeError(f"batch_norm {node!r}: x has shape {x.shape}; n c … needed")
+        shape = (x.shape[1],)
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            gamma = builder.input(
+                f"{node}.gamma", shape, role=Role.PARAMETER, initial=Initial("constant", 1.0)
+            )
+            beta = builder.input(f"{node}.beta", shape, role=Role.PARAMETER, initial=Initial())
+            mean = builder.input(f"{node}.mean", shape, role=Role.STATE, initial=Initial())
+            variance = builder.input(
+                f"{node}.variance", shape, role=Role.STATE, initial=Initial("constant", 1.0)
+            )
+            operands = (*values, gamma, beta, mean, variance)
+            if not training:
+                return builder.apply("batch_norm_inference", *operands, name=node, epsilon=epsilon)
+            made = builder.apply(
+                "batch_norm", *operands, name=node, epsilon=epsilon, momentum=momentum
+            )
+            builder.update(mean, made[1])
+            builder.update(variance, made[2])
+            return made[:1]
+
+        return self.record(emit, (x,))[0]
+
+    def layer_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
+        """Return x normalised over its last axis. x: (…, c)."""
+        node = self._name("layer_norm", name)
+        if not x.shape:
+            raise ShapeError(f"layer_norm {node!r}: x is a scalar; one axis or more needed")
+        shape = (x.shape[-1],)
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            gamma = builder.input(
+                f"{node}.gamma", shape, role=Role.PARAMETER, initial=Initial("constant", 1.0)
+            )
+            beta = builder.input(f"{node}.beta", shape, role=Role.PARAMETER, initial=Initial())
+            return builder.apply("layer_norm", *values, gamma, beta, name=node, epsilon=epsilon)[:1]
+
+        return self.record(emit, (x,))[0]
+
+    def rms_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
+        """Return x over the root of its mean square along the last axis. x: (…, c)."""
+        node = self._name("rms_norm", name)
+        if not x.shape:
+            raise ShapeError(f"rms_norm {node!r}: x is a scalar; one axis or more needed")
+        gamma: Parameters = {"gamma": (x.shape[-1:], Initial("constant", 1.0))}
+        return self._layer("rms_norm", x, gamma, node, epsilon=epsilon)
+
+    def group_norm(
+        self, x: Tensor, groups: int, *, epsilon: float = 1e-5, name: str | None = None
+    ) -> Tensor:
+        """Return x normalised over each sample's groups of channels and positions. x: (n, c, …)."""
+        node = self._name("group_norm", name)
+        if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
+            raise ShapeError(
+                f"group_norm {node!r}: x has shape {x.shape};"
+                f" n c … needed, c a multiple of {groups}"
+            )
+        attributes = {"num_groups": groups, "epsilon": epsilon}
+        return self._layer("group_norm", x, _affine(x.shape[1]), node, **attributes)
+
+    def instance_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
+        """Return x normalised over the positions of each sample's channels. x: (n, c, …)."""
+        node = self._name("instance_norm", name)
+        if len(x.shape) < 3:
+            raise ShapeError(f"instance_norm {node!r}: x has shape {x.shape}; n c l … needed")
+        return self._layer("instance_norm", x, _affine(x.shape[1]), node, epsilon=epsilon)
+
+    def lrn(
+        self,
+        x: Tensor,
+        size: int = 5,
+        *,
+        alpha: float = 1e-4,
+        beta: float = 0.75,
+        bias: float = 1.0,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return x over (bias + alpha / size times the sum of squares of `size` channels)^beta."""
+        attributes = {"size": size, "alpha": alpha, "beta": beta, "bias": bias}
+        return self.apply("lrn", x, name=name, **attributes)
+
+    def lp_norm(self, x: Tensor, p: int = 2, *, axis: int = -1, name: str | None = None) -> Tensor:
+        """Return x over its p-norm along an axis, p 1 or 2."""
+        return self.apply("lp_norm", x, name=name, p=p, axis=self._axis("lp_norm", x, axis))
+
+    def softmax(self, x: Tensor, *, axis: int = -1, name: str | None = None) -> Tensor:
+        """Return exp(x) over its sum along an axis."""
+        return self.apply("softmax", x, name=name, axis=self._axis("softmax", x, axis))
+
+    def log_softmax(self, x: Tensor, *, axis: int = -1, name: str | None = None) -> Tensor:
+        """Return x less the logarithm of the sum of exp(x) along an axis."""
+        return self.apply("log_softmax", x, name=name, axis=self._axis("log_softmax", x, axis))
+
+    def dropout(self, x: Tensor, rate: float = 0.5, *, name: str | None = None) -> Tensor:
+        """Return x with elements dropped when training; x itself otherwise.
+
+        Which elements are dropped depends on the model's seed, the layer's place, the step and the
+        element's index, and on nothing else.
+        """
+        node = self._name("dropout", name)
+        if not 0 <= rate < 1:
+            raise GraphError(f"dropout {node!r}: rate {rate!r} found, 0 <= rate < 1 needed")
+        from soapstone.frontend.optimizers import STEP
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            if not training or rate == 0:
+                return values
+            step = declare_scalar(builder, STEP, "int64")
+            seed = layer_seed(self.seed, node)
+            return builder.apply("dropout", *values, step, name=node, rate=rate, seed=seed)
+
+        return self.record(emit, (x,))[0]

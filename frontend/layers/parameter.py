@@ -1,0 +1,36 @@
+"""Trained tensors of their own: shared between layers, or added to their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.layers.base import LayerBase
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.tensor import Role
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Tensor
+
+
+class ParameterLayers(LayerBase):
+    """Parameters that belong to no single layer."""
+
+    def parameter(self, name: str, shape: Sequence[int], initial: Initial | None = None) -> Tensor:
+        """Return a trained float32 tensor, zeros at first unless `initial` says otherwise.
+
+        Raises:
+            GraphError: the name is taken, or an extent is below 1.
+        """
+        extents = tuple(int(extent) for extent in shape)
+        if any(extent < 1 for extent in extents):
+            raise GraphError(
+                f"parameter {name!r}: shape {extents} found, extents of 1 or more needed"
+            )
+        first = initial or Initial()
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            return (builder.input(name, extents, "float32", Role.PARAMETER, first),)
+
+        return self.record(emit, ())[0]

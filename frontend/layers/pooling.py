@@ -1,0 +1,150 @@
+"""Pooling over windows and over all positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from soapstone.frontend.layers.base import Padding, Pair, pads, spread
+from soapstone.frontend.layers.reduction import ReductionLayers
+from soapstone.ir.errors import ShapeError
+from soapstone.ir.graph import GraphBuilder
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Tensor
+
+Extent = int | Sequence[int]
+
+
+class PoolingLayers(ReductionLayers):
+    """Maxima and means of windows.
+
+    The stride defaults to the kernel; `ceil_mode` adds a last window that crosses the border.
+    """
+
+    def max_pool(
+        self,
+        x: Tensor,
+        kernel: Extent,
+        *,
+        stride: Extent | None = None,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        ceil_mode: bool = False,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the maximum over windows along one to three axes. x: (n, c, …)."""
+        rank = self._windows("max_pool", x)
+        operator = f"max_pool{rank}d"
+        node = self._name(operator, name)
+        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
+        attributes: dict[str, Any] = {
+            "kernel": window,
+            "stride": window if stride is None else spread("stride", stride, rank),
+            "padding": pads(padding, window, steps),
+            "dilation": steps,
+            "ceil_mode": ceil_mode,
+        }
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            return builder.apply(operator, *values, name=node, indices=training, **attributes)[:1]
+
+        return self.record(emit, (x,))[0]
+
+    def avg_pool(
+        self,
+        x: Tensor,
+        kernel: Extent,
+        *,
+        stride: Extent | None = None,
+        padding: Padding = 0,
+        dilation: Extent = 1,
+        ceil_mode: bool = False,
+        include_pad: bool = True,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the mean over windows along one to three axes. x: (n, c, …).
+
+        With `include_pad` the padding counts as zeros, else it is left out of the mean.
+        """
+        rank = self._windows("avg_pool", x)
+        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
+        return self.apply(
+            f"avg_pool{rank}d",
+            x,
+            name=name,
+            kernel=window,
+            stride=window if stride is None else spread("stride", stride, rank),
+            padding=pads(padding, window, steps),
+            dilation=steps,
+            ceil_mode=ceil_mode,
+            include_pad=include_pad,
+        )
+
+    def lp_pool(
+        self,
+        x: Tensor,
+        kernel: Extent,
+        p: int = 2,
+        *,
+        stride: Extent | None = None,
+        padding: Padding = 0,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the p-norm of windows along one to three axes. x: (n, c, …)."""
+        rank = self._windows("lp_pool", x)
+        window = spread("kernel", kernel, rank)
+        step = window if stride is None else spread("stride", stride, rank)
+        border = pads(padding, window, (1,) * rank)
+        return self.apply("lp_pool", x, name=name, kernel=window, stride=step, padding=border, p=p)
+
+    def max_pool2d(
+        self,
+        x: Tensor,
+        kernel: Pair,
+        *,
+        stride: Pair | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the maximum over windows. x: (n, c, h, w)."""
+        return self.max_pool(
+            x, kernel, stride=stride, padding=padding, ceil_mode=ceil_mode, name=name
+        )
+
+    def avg_pool2d(
+        self,
+        x: Tensor,
+        kernel: Pair,
+        *,
+        stride: Pair | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        include_pad: bool = True,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return the mean over windows. x: (n, c, h, w)."""
+        return self.avg_pool(
+            x,
+            kernel,
+            stride=stride,
+            padding=padding,
+            ceil_mode=ceil_mode,
+            include_pad=include_pad,
+            name=name,
+        )
+
+    def global_avg_pool(self, x: Tensor, *, name: str | None = None) -> Tensor:
+        """Return the mean over positions. x: (n, c, …); result: (n, c)."""
+        return self.reduce_mean(x, tuple(range(2, len(x.shape))), name=name)
+
+    def global_max_pool(self, x: Tensor, *, name: str | None = None) -> Tensor:
+        """Return the maximum over positions. x: (n, c, …); result: (n, c)."""
+        return self.reduce_max(x, tuple(range(2, len(x.shape))), name=name)
+
+    def _windows(self, layer: str, x: Tensor) -> int:
+        rank = len(x.shape) - 2
+        if not 1 <= rank <= 3:
+            raise ShapeError(f"{layer}: x has shape {x.shape}; n c and 1 to 3 more needed")
+        return rank

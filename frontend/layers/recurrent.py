@@ -1,0 +1,329 @@
+"""Recurrent layers over steps, and cells that are stepped by hand.
+
+A layer takes samples (n, t, k) unless `time_major`, when it takes steps (t, n, k). Weights stand as
+in PyTorch, but transposed: `weight_ih` (k, gates), `weight_hh` (width, gates), with gates in the
+same order; where PyTorch has two biases that are only ever added, there is one. A layer's
+parameters end in its number and direction, as in `weight_ih_l0_reverse`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from soapstone.frontend.layers.base import LayerBase, declare_scalar, layer_seed
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.tensor import Role
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Tensor
+
+_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+_STATES = {"lstm": 2, "gru": 1, "rnn": 1, "sru": 1}
+_TIME = (1, 0, 2)
+
+
+def _shapes(kind: str, inputs: int, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the parameters' shapes in the order of the operator's inputs."""
+    if kind == "sru":
+        columns = 3 * width if inputs == width else 4 * width
+        return {"weight": (inputs, columns), "bias": (2 * width,)}
+    columns = _GATES[kind] * width
+    shapes = {"weight_ih": (inputs, columns), "weight_hh": (width, columns)}
+    if kind == "gru":
+        return {**shapes, "bias_ih": (columns,), "bias_hh": (columns,)}
+    return {**shapes, "bias": (columns,)}
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Layers of one kind on top of each other, each in one direction or in both."""
+
+    kind: str
+    node: str
+    width: int
+    layers: int
+    directions: tuple[bool, ...]  # whether reversed
+    bias: bool
+    time_major: bool
+    dropout: float
+    seed: int
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def emit(
+        self, builder: GraphBuilder, training: bool, values: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Emit all layers; the result's values are y, then the last states."""
+        x, *given = values
+        if not self.time_major:
+            (x,) = builder.apply("transpose", x, permutation=_TIME, name=f"{self.node}.steps")
+        count = _STATES[self.kind]
+        lasts: list[str] = []
+        for layer in range(self.layers):
+            final = layer + 1 == self.layers and self.time_major
+            made = []
+            for reverse in self.directions:
+                first = [given.pop(0) for _ in range(count)] if given else []
+                alone = final and len(self.directions) == 1
+                name = self.node if alone else self._name("", layer, reverse)
+                results = self._layer(builder, x, first, layer, reverse, name)
+                made.append(results[0])
+                lasts += results[1 : 1 + count]
+            x = made[0]
+            if len(made) > 1:
+                name = self.node if final else self._name("both", layer, False)
+                (x,) = builder.apply("concat", *made, axis=2, name=name)
+            if training and self.dropout and layer + 1 < self.layers:
+                x = self._dropped(builder, x, layer)
+        if not self.time_major:
+            (x,) = builder.apply("transpose", x, permutation=_TIME, name=self.node)
+        return x, *lasts
+
+    def _name(self, part: str, layer: int, reverse: bool) -> str:
+        end = f"l{layer}_reverse" if reverse else f"l{layer}"
+        return f"{self.node}.{part}_{end}" if part else f"{self.node}.{end}"
+
+    def _layer(
+        self,
+        builder: GraphBuilder,
+        x: str,
+        first: list[str],
+        layer: int,
+        reverse: bool,
+        name: str,
+    ) -> tuple[str, ...]:
+        _, samples, inputs = builder.spec(x).shape
+        weights = []
+        for part, shape in _shapes(self.kind, inputs, self.width).items():
+            label = self._name(part, layer, reverse)
+            if part.startswith("bias") and not self.bias:
+                weights += builder.apply("full", shape=shape, name=label)
+                continue
+            fan = inputs if self.kind == "sru" else self.width
+            initial = Initial("uniform", 1 / math.sqrt(max(fan, 1)))
+            if self.kind == "sru" and part == "bias":
+                initial = Initial()
+            weights.append(builder.input(label, shape, role=Role.PARAMETER, initial=initial))
+        if not first:
+            zero = f"{name}.zero"
+            first = [*builder.apply("full", shape=(samples, self.width), name=zero)]
+            first *= _STATES[self.kind]
+        return builder.apply(
+            self.kind, x, *weights, *first, name=name, reverse=reverse, **self.attributes
+        )
+
+    def _dropped(self, builder: GraphBuilder, x: str, layer: int) -> str:
+        from soapstone.frontend.optimizers import STEP
+
+        step = declare_scalar(builder, STEP, "int64")
+        name = f"{self.node}.dropout_l{layer}"
+        seed = layer_seed(self.seed, name)
+        return builder.apply("dropout", x, step, name=name, rate=self.dropout, seed=seed)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One step of a recurrent layer, whose parameters all its calls share.
+
+    Call it with x (n, k) and the state before, or x alone for a state of zeros; it returns the new
+    state, whose first value is the output.
+    """
+
+    layers: LayerBase
+    kind: str
+    name: str
+    width: int
+    weights: tuple[Tensor, ...]
+
+    def __call__(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        count = 1 if self.kind == "gru_cell" else 2
+        before = state or (self._zeros(x),) * count
+        if len(before) != count:
+            raise GraphError(
+                f"{self.kind} {self.name!r}: {len(before)} values of state found, {count} needed"
+            )
+        operands = (x, *before, *self.weights)
+        return self.layers.apply_all(self.kind, *operands)[:count]
+
+    def _zeros(self, x: Tensor) -> Tensor:
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            samples = builder.spec(values[0]).shape[0]
+            return builder.apply("full", shape=(samples, self.width), name=f"{self.name}.zero")
+
+        return self.layers.record(emit, (x,))[0]
+
+
+class RecurrentLayers(LayerBase):
+    """Layers and cells that carry a state from step to step."""
+
+    def lstm(
+        self,
+        x: Tensor,
+        width: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        reverse: bool = False,
+        bias: bool = True,
+        time_major: bool = False,
+        dropout: float = 0.0,
+        state: Sequence[Tensor] = (),
+        name: str | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return all outputs of a long short-term memory, and its last states.
+
+        x: (n, t, k), or (t, n, k) if `time_major`; outputs likewise, of `width` elements, or twice
+        as many if `bidirectional`. States are h and c (n, width) of each layer and direction, in
+        that order; `state` gives the first ones, zeros by default. `dropout` acts between layers.
+        """
+        return self._stack(
+            "lstm",
+            x,
+            width,
+            layers,
+            (bidirectional, reverse),
+            bias,
+            time_major,
+            dropout,
+            state,
+            name,
+        )
+
+    def gru(
+        self,
+        x: Tensor,
+        width: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        reverse: bool = False,
+        bias: bool = True,
+        time_major: bool = False,
+        dropout: float = 0.0,
+        linear_before_reset: bool = True,
+        state: Sequence[Tensor] = (),
+        name: str | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return all outputs of a gated recurrent unit, and its last states; see `lstm`.
+
+        `linear_before_reset`, PyTorch's form, applies the reset gate after the state's product.
+        """
+        extra = {"linear_before_reset": linear_before_reset}
+        ways = (bidirectional, reverse)
+        return self._stack(
+            "gru", x, width, layers, ways, bias, time_major, dropout, state, name, **extra
+        )
+
+    def rnn(
+        self,
+        x: Tensor,
+        width: int,
+        *,
+        layers: int = 1,
+        activation: str = "tanh",
+        bidirectional: bool = False,
+        reverse: bool = False,
+        bias: bool = True,
+        time_major: bool = False,
+        dropout: float = 0.0,
+        state: Sequence[Tensor] = (),
+        name: str | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return all outputs of a plain recurrent layer, and its last states; see `lstm`."""
+        ways = (bidirectional, reverse)
+        return self._stack(
+            *("rnn", x, width, layers, ways, bias, time_major, dropout, state, name),
+            activation=activation,
+        )
+
+    def sru(
+        self,
+        x: Tensor,
+        width: int,
+        *,
+        layers: int = 1,
+        bidirectional: bool = False,
+        reverse: bool = False,
+        time_major: bool = False,
+        dropout: float = 0.0,
+        state: Sequence[Tensor] = (),
+        name: str | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return all outputs of a simple recurrent unit, and its last states c; see `lstm`."""
+        ways = (bidirectional, reverse)
+        return self._stack("sru", x, width, layers, ways, True, time_major, dropout, state, name)
+
+    def _stack(
+        self,
+        kind: str,
+        x: Tensor,
+        width: int,
+        layers: int,
+        ways: tuple[bool, bool],
+        bias: bool,
+        time_major: bool,
+        dropout: float,
+        state: Sequence[Tensor],
+        name: str | None,
+        **attributes: Any,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        node = self._name(kind, name)
+        label = f"{kind} {node!r}"
+        if len(x.shape) != 3:
+            needed = "t n k" if time_major else "n t k"
+            raise ShapeError(f"{label}: x has shape {x.shape}; {needed} needed")
+        if width < 1 or layers < 1:
+            raise ShapeError(f"{label}: width {width}, {layers} layers found; 1 or more needed")
+        if not 0 <= dropout < 1:
+            raise GraphError(f"{label}: dropout {dropout!r} found, 0 <= dropout < 1 needed")
+        both, back = ways
+        if both and back:
+            raise GraphError(f"{label}: bidirectional and reverse found; one of them needed")
+        directions = (False, True) if both else (back,)
+        count = layers * len(directions) * _STATES[kind]
+        if len(state) not in (0, count):
+            raise GraphError(f"{label}: {len(state)} values of state found, {count} needed")
+        stack = _Stack(
+            *(kind, node, width, layers, directions, bias, time_major, dropout, self.seed),
+            attributes,
+        )
+        y, *lasts = self.record(stack.emit, (x, *state))
+        return y, tuple(lasts)
+
+    def lstm_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:
+        """Return a cell that takes x (n, inputs) and h, c (n, width), and returns the new h, c."""
+        shapes = {"weight_ih": (inputs, 4 * width), "weight_hh": (width, 4 * width)}
+        return self._cell("lstm_cell", width, {**shapes, "bias": (4 * width,)}, name)
+
+    def gru_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:
+        """Return a cell that takes x (n, inputs) and h (n, width), and returns the new h."""
+        columns = 3 * width
+        shapes = {"weight_ih": (inputs, columns), "weight_hh": (width, columns)}
+        biases = {"bias_ih": (columns,), "bias_hh": (columns,)}
+        return self._cell("gru_cell", width, {**shapes, **biases}, name)
+
+    def nas_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:
+        """Return the cell of Zoph and Le, which takes x, h and c, and returns the new h and c."""
+        shapes = {"weight_ih": (inputs, 8 * width), "weight_hh": (width, 8 * width)}
+        return self._cell("nas_cell", width, {**shapes, "bias": (8 * width,)}, name)
+
+    def _cell(
+        self, kind: str, width: int, shapes: dict[str, tuple[int, ...]], name: str | None
+    ) -> Cell:
+        node = self._name(kind, name)
+        if any(extent < 1 for shape in shapes.values() for extent in shape):
+            raise ShapeError(
+                f"{kind} {node!r}: weights {shapes} found; extents of 1 or more needed"
+            )
+        initial = Initial("uniform", 1 / math.sqrt(width))
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(
+                builder.input(f"{node}.{part}", shape, role=Role.PARAMETER, initial=initial)
+                for part, shape in shapes.items()
+            )
+
+        return Cell(self, kind, node, width, self.record(emit, ()))

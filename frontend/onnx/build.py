@@ -1,0 +1,402 @@
+"""Builds a graph of an ONNX model for given extents of its symbolic dims.
+
+Nodes are taken in the file's order. A value is known (a weight, or folded) or made by the graph; an
+operator whose operands are all known and small is run at once by its reference, so chains that
+compute shapes leave nothing behind. Functions are expanded where they are called, branches of a
+known condition are taken and loops of a known count unrolled, all under limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
+from soapstone.frontend.onnx.read import Declared, Source, domain_of
+from soapstone.frontend.onnx.schema import check_call, function_of, schema
+from soapstone.frontend.onnx.tensors import array_of, frozen
+from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, sized
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
+
+FOLD_BYTES = 1 << 18  # of the results of a folded operator, and of each of its operands
+FOLD_POINTS = 1 << 20  # of a folded operator's iteration space
+MOST_CONSTANT_BYTES = 1 << 28  # of all that is folded
+MOST_STEPS = 50_000  # nodes, once functions are expanded and loops unrolled
+MOST_DEPTH = 24  # of functions and subgraphs inside one another
+
+_MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError)
+
+
+class Importer:
+    """Builds one graph."""
+
+    def __init__(
+        self,
+        source: Source,
+        dims: Mapping[str, int],
+        contents: Mapping[str, Array],
+        keep: Callable[[str, Array, Callable[[str], bool]], str],
+    ) -> None:
+        self.source = source
+        self.builder = GraphBuilder(source.name)
+        self._dims = dims
+        self._contents = contents
+        self._keep = keep  # gives a folded constant the name of a weight
+        self._placed: dict[int, tuple[Value, str]] = {}
+        self._scalars: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._reserved = {*source.weights, *(declared.name for declared in source.inputs)}
+        self._made: set[str] = set()
+        self._outputs = {declared.name for declared in source.outputs}
+        self._folded_bytes = 0
+        self._steps = 0
+
+    def build(self) -> Graph:
+        """Return the graph.
+
+        Raises:
+            UnboundError: a symbolic dim has no extent, or a shape depends on an input's contents.
+            OnnxError: a node is not legal or not supported; names it.
+        """
+        scope = Scope(opsets=self.source.opsets)
+        for declared in self.source.inputs:
+            scope.values[declared.name] = self._input(declared)
+        for name, array in self.source.weights.items():
+            scope.values[name] = Value(spec_of(array), name, None, array, True)
+        self.run(self.source.graph.node, scope)
+        outputs: list[tuple[str, Value]] = []
+        for declared in self.source.outputs:
+            slot = scope.find(declared.name)
+            if not isinstance(slot, Value):
+                raise OnnxError(f"output {declared.name!r} is made by no node")
+            if slot.dtype != declared.dtype:
+                raise OnnxError(
+                    f"output {declared.name!r}: {slot.dtype} found, {declared.dtype} declared"
+                )
+            outputs.append((declared.name, slot))
+        return self._finish(outputs)
+
+    def _input(self, declared: Declared) -> Value:
+        shape = []
+        for axis, extent in enumerate(declared.shape):
+            if isinstance(extent, str):
+                if extent not in self._dims:
+                    raise UnboundError(
+                        f"input {declared.name!r}: axis {axis} is the symbolic dim {extent!r};"
+                        " its extent is needed in dims",
+                        dims=(extent,),
+                    )
+                extent = int(self._dims[extent])
+                if extent < 0:
+                    raise OnnxError(f"dims: {extent} found for {declared.shape[axis]!r}")
+            shape.append(extent)
+        spec = sized(TensorSpec(tuple(shape), declared.dtype), f"input {declared.name!r}")
+        name = self.builder.input(declared.name, spec.shape, spec.dtype)
+        given = self._contents.get(declared.name)
+        if given is None:
+            return Value(spec, declared.name, name)
+        if spec_of(given) != spec:
+            raise OnnxError(f"contents of input {declared.name!r}: {spec_of(given)} found, {spec}")
+        return self.known(given, declared.name)
+
+    # Values
+
+    def known(self, array: Any, label: str, dtype: str | None = None) -> Value:
+        """Return a known value.
+
+        Raises:
+            OnnxError: all known values together are too large.
+        """
+        made = frozen(array, dtype)
+        self._folded_bytes += made.nbytes
+        if self._folded_bytes > MOST_CONSTANT_BYTES:
+            raise OnnxError(
+                f"value {label!r}: folding found more than {MOST_CONSTANT_BYTES} bytes of constants"
+            )
+        return Value(spec_of(made), label, None, made)
+
+    def place(self, value: Value) -> str:
+        """Return the value's name in the graph; a known value becomes a weight."""
+        if value.name is not None:
+            return value.name
+        found = self._placed.get(id(value))
+        if found is not None:
+            return found[1]
+        array = value.array
+        if array is None:
+            raise OnnxError(f"value {value.label!r} is neither known nor made")
+        key = (value.dtype, value.shape, array.tobytes()) if array.nbytes <= 4096 else None
+        name = self._scalars.get(key) if key and not value.weight else None
+        if name is None:
+            name = value.label if value.weight else self._keep(value.label, array, self._taken)
+            if not self.builder.has(name):
+                role = Role.PARAMETER if value.spec.is_float else Role.STATE
+                self.builder.input(name, value.shape, value.dtype, role)
+            if key:
+                self._scalars.setdefault(key, name)
+        self._placed[id(value)] = (value, name)
+        return name
+
+    def _taken(self, name: str) -> bool:
+        return name in self._reserved or name in self._made or name in self._outputs
+
+    def emit(
+        self, name: str, inputs: Sequence[Value], attributes: Mapping[str, Any], label: str
+    ) -> tuple[Value, ...]:
+        """Apply an operator, or run it at once where its operands are known and small.
+
+        Raises:
+            UnsupportedError: soapstone has no such operator.
+        """
+        try:
+            spec = operator(name)
+        except GraphError:
+            raise UnsupportedError(f"soapstone has no operator {name!r}") from None
+        if all(value.array is not None for value in inputs):
+            items = spec.normalise(attributes)
+            signature = spec.bind([value.spec for value in inputs], items)
+            made = signature.output_specs
+            points = math.prod(max(dim.extent, 1) for dim in signature.dims)
+            most = max([s.nbytes for s in made] + [v.spec.nbytes for v in inputs], default=0)
+            if most <= FOLD_BYTES and points <= FOLD_POINTS:
+                arrays = [value.array for value in inputs if value.array is not None]
+                with np.errstate(all="ignore"):
+                    results = spec.run(items, *arrays)
+                return tuple(self.known(r, label, s.dtype) for r, s in zip(results, made))
+        base = label
+        while base in self._reserved:
+            base += "_"
+        names = self.builder.apply(
+            name, *(self.place(value) for value in inputs), name=base, **attributes
+        )
+        self._made.update(names)
+        specs = [sized(self.builder.spec(name), f"value {label!r}") for name in names]
+        return tuple(Value(spec, label, name) for spec, name in zip(specs, names))
+
+    def sources(self, value: Value) -> tuple[str, ...]:
+        """Return the graph inputs that a value depends on."""
+        graph = self.builder.build()
+        inputs = set(graph.inputs(Role.INPUT))
+        seen: set[str] = set()
+        todo = [value.name] if value.name else []
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                if name in graph.producers:
+                    todo += graph.producers[name].inputs
+        return tuple(name for name in graph.roles if name in seen & inputs)
+
+    # Nodes
+
+    def run(self, nodes: Iterable[onnx.NodeProto], scope: Scope) -> None:
+        """Translate nodes in order; their results stand in the scope afterwards."""
+        if scope.depth > MOST_DEPTH:
+            raise OnnxError(
+                f"functions and subgraphs {scope.depth} deep found, {MOST_DEPTH} at most"
+            )
+        for position, node in enumerate(nodes):
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                raise OnnxError(f"more than {MOST_STEPS} nodes, once expanded")
+            label = f"node {node.name!r}" if node.name else f"node {position}"
+            label = f"{scope.prefix}{label} ({node.op_type})"
+            try:
+                self._node(node, scope)
+            except OnnxError as error:
+                if getattr(error, "placed", False):
+                    raise
+                error.args = (f"{label}: {error}",)
+                error.placed = True  # type: ignore[attr-defined]
+                raise
+            except GraphError as error:
+                placed = OnnxError(f"{label}: {error}")
+                placed.placed = True  # type: ignore[attr-defined]
+                raise placed from None
+            except RecursionError:
+                raise OnnxError(f"{label}: nested too deeply") from None
+            except _MALFORMED as error:  # an attribute or operand that no check foresaw
+                placed = OnnxError(f"{label}: malformed: {error}")
+                placed.placed = True  # type: ignore[attr-defined]
+                raise placed from error
+
+    def _node(self, node: onnx.NodeProto, scope: Scope) -> None:
+        inputs: list[Slot | None] = []
+        for name in node.input:
+            slot = scope.find(name) if name else None
+            if name and slot is None:
+                if name in self.source.unsupported:
+                    raise UnsupportedError(str(self.source.unsupported[name]))
+                raise OnnxError(
+                    f"input {name!r} is not made before it is used: it is missing, or in a cycle"
+                )
+            inputs.append(slot)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        results = self._call(node, tuple(inputs), scope)
+        for name, result in zip(node.output, results):
+            if not name:
+                continue
+            if result is None:
+                raise UnsupportedError(f"output {name!r} is not supported")
+            if name in scope.values:
+                raise OnnxError(f"output {name!r} exists already")
+            scope.values[name] = result
+        for name in node.output[len(results) :]:
+            if name:
+                raise UnsupportedError(f"output {name!r} is not supported")
+
+    def _call(
+        self, node: onnx.NodeProto, inputs: tuple[Slot | None, ...], scope: Scope
+    ) -> Sequence[Slot | None]:
+        key = (domain_of(node.domain), node.op_type)
+        local = self.source.functions.get(key)
+        if local is not None:
+            opsets = {domain_of(o.domain): int(o.version) for o in local.opset_import}
+            return self.expand(local, node, inputs, scope, opsets or scope.opsets)
+        version = scope.opsets.get(key[0])
+        if version is None:
+            raise OnnxError(f"domain {node.domain!r} is not imported by the model")
+        if schema(key[0], key[1], version) is None:
+            raise UnsupportedError(
+                f"operator {node.op_type!r} of domain {node.domain or 'ai.onnx'!r}, opset {version}"
+                " is not supported"
+            )
+        call = Call(self, node, inputs, scope, version)
+        check_call(key[0], key[1], version, call.attributes, inputs, node)
+        translate = RULES.get(key)
+        failure: UnsupportedError | None = None
+        if translate is not None:
+            try:
+                result = translate(call)
+                if result is not NotImplemented:
+                    return [result] if isinstance(result, Value) else result
+            except UnsupportedError as error:
+                failure = error
+        types = [slot.spec if isinstance(slot, Value) else None for slot in inputs]
+        body = function_of(key[0], key[1], version, call.bound(), types)
+        if body is not None:
+            opsets = {domain_of(o.domain): int(o.version) for o in body.opset_import}
+            declared = schema(key[0], key[1], version).attributes
+            return self.expand(
+                body,
+                node,
+                inputs,
+                scope,
+                {**scope.opsets, **opsets},
+                {n: a.default_value for n, a in declared.items() if a.default_value.name},
+            )
+        raise failure or UnsupportedError("this operator is not supported")
+
+    def expand(
+        self,
+        body: onnx.FunctionProto,
+        node: onnx.NodeProto,
+        inputs: tuple[Slot | None, ...],
+        scope: Scope,
+        opsets: Mapping[str, int],
+        defaults: Mapping[str, onnx.AttributeProto] = MappingProxyType({}),
+    ) -> Sequence[Slot | None]:
+        """Return what a function's body makes of these inputs."""
+        key = (domain_of(body.domain), body.name)
+        if key in scope.calls:
+            raise OnnxError(f"function {body.name!r} calls itself")
+        given = dict(defaults) | {a.name: a for a in body.attribute_proto}
+        given |= Call(self, node, inputs, scope, 0).attributes
+        inner = Scope(
+            values={n: slot for n, slot in zip(body.input, inputs) if slot is not None},
+            opsets=opsets,
+            attributes=given,
+            calls=(*scope.calls, key),
+            depth=scope.depth + 1,
+            prefix=f"{scope.prefix}function {body.name!r}: ",
+        )
+        # Inputs that are left out are empty names inside.
+        absent = set(body.input) - set(inner.values)
+        nodes = body.node if not absent else [_without(n, absent) for n in body.node]
+        self.run(nodes, inner)
+        return [inner.find(name) for name in body.output[: len(node.output)]]
+
+    def subgraph(
+        self, graph: onnx.GraphProto, scope: Scope, arguments: Sequence[Slot], label: str
+    ) -> list[Slot]:
+        """Return the outputs of a subgraph for these arguments."""
+        if len(arguments) != len(graph.input):
+            raise OnnxError(f"{label}: {len(arguments)} inputs given, {len(graph.input)} needed")
+        inner = Scope(
+            values=dict(zip((v.name for v in graph.input), arguments)),
+            outer=scope,
+            opsets=scope.opsets,
+            attributes=scope.attributes,
+            calls=scope.calls,
+            depth=scope.depth + 1,
+            prefix=f"{scope.prefix}{label}: ",
+        )
+        for tensor in graph.initializer:
+            inner.values[tensor.name] = self.known(array_of(tensor), tensor.name)
+        self.run(graph.node, inner)
+        outputs = []
+        for output in graph.output:
+            slot = inner.find(output.name)
+            if slot is None:
+                raise OnnxError(f"{label}: output {output.name!r} is made by no node")
+            outputs.append(slot)
+        return outputs
+
+    # The end
+
+    def _finish(self, outputs: Sequence[tuple[str, Value]]) -> Graph:
+        """Return the graph with its outputs under the names of the file, without unused parts."""
+        renamed: dict[str, str] = {}
+        for name, value in outputs:
+            made = self.place(value)
+            kept = value.name is None or made in renamed or made in self._reserved
+            if made != name and kept:
+                made = self.builder.apply("reshape", made, shape=value.shape)[0]
+            renamed[made] = name
+        self.builder.output(*renamed)
+        taken = set(renamed.values())
+        for other in self.builder.build().tensors:
+            if other in taken and other not in renamed:
+                renamed[other] = self.builder.unique(f"{other}.inner")
+        return renamed_graph(self.builder.build().pruned(), renamed)
+
+
+def renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Return a pruned graph with values renamed, and without weights that nothing reads."""
+
+    def new(name: str) -> str:
+        return names.get(name, name)
+
+    read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
+    roles = {n: r for n, r in graph.roles.items() if r is Role.INPUT or n in read}
+    nodes = tuple(
+        replace(node, inputs=tuple(map(new, node.inputs)), outputs=tuple(map(new, node.outputs)))
+        for node in graph.nodes
+    )
+    made = {*roles, *(output for node in graph.nodes for output in node.outputs)}
+    return replace(
+        graph,
+        tensors=MappingProxyType({new(n): s for n, s in graph.tensors.items() if n in made}),
+        roles=MappingProxyType({new(n): r for n, r in roles.items()}),
+        nodes=nodes,
+        outputs=tuple(map(new, graph.outputs)),
+    )
+
+
+def _without(node: onnx.NodeProto, absent: set[str]) -> onnx.NodeProto:
+    if not absent.intersection(node.input):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = ["" if name in absent else name for name in node.input]
+    return copy

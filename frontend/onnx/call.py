@@ -1,0 +1,242 @@
+"""One call of an ONNX operator, as its rule sees it: inputs, attributes, and how to emit nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
+from soapstone.frontend.onnx.tensors import array_of
+from soapstone.frontend.onnx.values import Scope, Slot, Value
+from soapstone.ir.tensor import Array
+
+if TYPE_CHECKING:
+    from soapstone.frontend.onnx.build import Importer
+
+
+class Call:
+    """A node with its inputs; calling it emits an operator of soapstone."""
+
+    def __init__(
+        self,
+        importer: Importer,
+        node: onnx.NodeProto,
+        inputs: tuple[Slot | None, ...],
+        scope: Scope,
+        version: int,
+    ) -> None:
+        self.importer = importer
+        self.node = node
+        self.inputs = inputs
+        self.scope = scope
+        self.version = version
+        self.label = next((name for name in node.output if name), node.op_type)
+
+    @property
+    def kind(self) -> str:
+        return str(self.node.op_type)
+
+    # Inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def has(self, position: int) -> bool:
+        """Return whether an optional input is given."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def value(self, position: int = 0) -> Value:
+        """Return an input that must be a tensor.
+
+        Raises:
+            OnnxError: it is left out.
+        """
+        slot = self.inputs[position] if position < len(self.inputs) else None
+        if slot is None:
+            raise OnnxError(f"input {position} is missing")
+        if not isinstance(slot, Value):
+            raise OnnxError(f"input {position} is a sequence; a tensor needed")
+        return slot
+
+    def maybe(self, position: int) -> Value | None:
+        """Return an optional input, or None where it is left out."""
+        return self.value(position) if self.has(position) else None
+
+    def values(self) -> list[Value]:
+        """Return all inputs, of which none may be left out."""
+        return [self.value(position) for position in range(len(self.inputs))]
+
+    def wants(self, output: int) -> bool:
+        """Return whether an optional output has a name."""
+        return output < len(self.node.output) and bool(self.node.output[output])
+
+    def array(self, value: Value | int) -> Array:
+        """Return the contents of a value that must be known while the graph is built.
+
+        Raises:
+            UnboundError: they come from the graph's inputs; names those.
+        """
+        value = self.value(value) if isinstance(value, int) else value
+        if value.array is not None:
+            return value.array
+        sources = self.importer.sources(value)
+        names = ", ".join(map(repr, sources))
+        raise UnboundError(
+            f"the contents of {value.label!r} must be known, since shapes are fixed when a graph is"
+            f" built; they depend on {f'input {names}' if sources else 'values too large to fold'}",
+            inputs=sources,
+        )
+
+    def ints(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
+        """Return integers given as an input (newer opsets) or an attribute (older ones), or None.
+
+        Raises:
+            OnnxError: the input is no list of integers.
+        """
+        if position is not None and self.has(position):
+            array = self.array(position)
+            if array.ndim > 1 or array.dtype.kind not in "iu":
+                raise OnnxError(f"input {position} is {array.dtype}{array.shape}; integers needed")
+            return tuple(int(item) for item in array.reshape(-1))
+        found = self.attribute(name, None)
+        if found is None:
+            return None
+        return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+
+    def number(self, name: str, position: int, default: float | None = None) -> float | None:
+        """Return a number given as an input (newer opsets) or an attribute (older ones)."""
+        if self.has(position):
+            array = self.array(position)
+            if array.size != 1:
+                raise OnnxError(f"input {position} has shape {array.shape}; one number needed")
+            item = array.reshape(()).item()
+            return item if isinstance(item, int) else float(item)
+        found = self.attribute(name, default)
+        return None if found is None else float(found)
+
+    # Attributes
+
+    @cached_property
+    def attributes(self) -> dict[str, onnx.AttributeProto]:
+        """The node's attributes, those of the function around it put in their places."""
+        result = {}
+        for attribute in self.node.attribute:
+            if attribute.name in result:
+                raise OnnxError(f"attribute {attribute.name!r} exists twice")
+            if attribute.ref_attr_name:
+                given = self.scope.attributes.get(attribute.ref_attr_name)
+                if given is None:
+                    continue
+                copy = onnx.AttributeProto()
+                copy.CopyFrom(given)
+                copy.name = attribute.name
+                result[attribute.name] = copy
+            else:
+                result[attribute.name] = attribute
+        return result
+
+    def bound(self) -> onnx.NodeProto:
+        """Return the node with the attributes of the function around it put in their places."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(self.node)
+        del copy.attribute[:]
+        copy.attribute.extend(self.attributes.values())
+        return copy
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute as Python data: text, a number, an array, or lists of those."""
+        found = self.attributes.get(name)
+        if found is None:
+            return default
+        try:
+            value = onnx.helper.get_attribute_value(found)
+            if isinstance(value, bytes):
+                return value.decode()
+            if isinstance(value, onnx.TensorProto):
+                return array_of(value)
+            if isinstance(value, list) and value and isinstance(value[0], bytes):
+                return tuple(item.decode() for item in value)
+        except (UnicodeDecodeError, ValueError) as error:
+            if isinstance(error, OnnxError):
+                raise
+            raise OnnxError(f"attribute {name!r} cannot be read") from None
+        return tuple(value) if isinstance(value, list) else value
+
+    def text(self, name: str, default: str, choices: Sequence[str]) -> str:
+        """Return an attribute that names a choice.
+
+        Raises:
+            UnsupportedError: another one.
+        """
+        found = self.attribute(name, default)
+        if found not in choices:
+            raise UnsupportedError(
+                f"attribute {name!r} is {found!r}; {', '.join(choices)} are supported"
+            )
+        return str(found)
+
+    def axis(self, rank: int, default: int = 0, *, most: int | None = None) -> int:
+        """Return attribute `axis` counted from the front.
+
+        Raises:
+            OnnxError: there is no such axis.
+        """
+        return self.axis_of(self.attribute("axis", default), rank, most)
+
+    def axis_of(self, axis: int, rank: int, most: int | None = None) -> int:
+        """Return an axis counted from the front."""
+        highest = rank - 1 if most is None else most
+        if not -rank <= axis <= highest:
+            raise OnnxError(f"axis {axis} found, {-rank} to {highest} needed")
+        return int(axis) + rank if axis < 0 else int(axis)
+
+    def axes_of(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Return axes counted from the front, in order.
+
+        Raises:
+            OnnxError: one does not exist, or stands twice.
+        """
+        result = sorted(self.axis_of(axis, rank) for axis in axes)
+        if len(set(result)) != len(result):
+            raise OnnxError(f"axes {tuple(axes)} found; each at most once needed")
+        return tuple(result)
+
+    # Results
+
+    def __call__(self, operator_name: str, *inputs: Value, **attributes: Any) -> Value:
+        """Emit an operator and return its first output."""
+        return self.all(operator_name, *inputs, **attributes)[0]
+
+    def all(self, operator_name: str, *inputs: Value, **attributes: Any) -> tuple[Value, ...]:
+        """Emit an operator and return all its outputs."""
+        return self.importer.emit(operator_name, inputs, attributes, self.label)
+
+    def known(self, array: Any, dtype: str | None = None) -> Value:
+        """Return a value whose contents are known."""
+        return self.importer.known(array, self.label, dtype)
+
+    def like(self, number: float, x: Value) -> Value:
+        """Return a known scalar of the type of x."""
+        return self.known(np.asarray(number), x.dtype)
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """Return x in another shape, or x itself."""
+        return x if x.shape == tuple(shape) else self("reshape", x, shape=tuple(shape))
+
+    def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
+        """Return x with its axes in another order, or x itself."""
+        if tuple(permutation) == tuple(range(x.rank)):
+            return x
+        return self("transpose", x, permutation=tuple(permutation))
+
+    def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
+        """Return x repeated to a shape, or x itself."""
+        return x if x.shape == tuple(shape) else self("broadcast", x, shape=tuple(shape))
+
+    def cast(self, x: Value, dtype: str) -> Value:
+        """Return x in another element type, or x itself."""
+        return x if x.dtype == dtype else self("cast", x, to=dtype)

@@ -1,0 +1,133 @@
+"""What an ONNX file holds, and what of it soapstone supports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from soapstone.frontend.onnx.errors import OnnxError, UnboundError
+from soapstone.frontend.onnx.model import OnnxModel, from_onnx
+from soapstone.frontend.onnx.read import Source, domain_of
+from soapstone.frontend.onnx.schema import schema
+from soapstone.frontend.onnx.values import RULES
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `soapstone onnx check` shows of a file.
+
+    `unsupported` names operators without a translation; `problem` says what keeps the graph from
+    being built, or is None. `flops` are known once all symbolic dims are.
+    """
+
+    name: str
+    opsets: Mapping[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: Mapping[str, int]
+    unsupported: tuple[str, ...]
+    parameters: int
+    weight_bytes: int
+    flops: float | None
+    problem: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready data."""
+        return {
+            "name": self.name,
+            "opsets": dict(self.opsets),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "operators": dict(self.operators),
+            "unsupported": list(self.unsupported),
+            "parameters": self.parameters,
+            "weight_bytes": self.weight_bytes,
+            "flops": self.flops,
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        opsets = ", ".join(f"{domain} {version}" for domain, version in self.opsets.items())
+        lines = [f"model {self.name}, opset {opsets}"]
+        lines += [f"  input  {value}" for value in self.inputs]
+        lines += [f"  output {value}" for value in self.outputs]
+        width = max(map(len, self.operators), default=0)
+        lines += [
+            f"  {name:<{width}}  {count}{'   not supported' * (name in self.unsupported)}"
+            for name, count in self.operators.items()
+        ]
+        lines.append(f"{self.parameters:,} parameters, {self.weight_bytes / 1e6:,.1f} MB")
+        if self.flops is not None:
+            lines.append(f"{self.flops / 1e9:,.3f} GFLOP a run")
+        lines.append(self.problem or "supported")
+        return "\n".join(lines)
+
+
+def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Report:
+    """Return what an ONNX file holds; `dims` gives symbolic dims extents.
+
+    Raises:
+        OnnxError: the file is malformed.
+        OSError: it cannot be read.
+    """
+    model = from_onnx(path, dims=dims)
+    source = model.source
+    operators: Counter[str] = Counter()
+    unsupported: dict[str, None] = {}
+    for node in _nodes(source.graph.node):
+        name = f"{node.domain}.{node.op_type}" if domain_of(node.domain) else node.op_type
+        operators[name] += 1
+        if not _known(source, node):
+            unsupported[name] = None
+    flops, problem = _built(model)
+    if unsupported and problem is None:
+        problem = f"not supported: {', '.join(unsupported)}"
+    weights = source.weights.values()
+    return Report(
+        model.name,
+        {domain or "ai.onnx": version for domain, version in source.opsets.items()},
+        tuple(map(str, model.inputs)),
+        tuple(map(str, model.outputs)),
+        dict(operators.most_common()),
+        tuple(unsupported),
+        sum(array.size for array in weights if array.dtype.kind == "f"),
+        sum(array.nbytes for array in weights),
+        flops,
+        problem,
+    )
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    todo = list(nodes)[::-1]
+    while todo:
+        node = todo.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                todo += list(graph.node)[::-1]
+
+
+def _known(source: Source, node: onnx.NodeProto) -> bool:
+    key = (domain_of(node.domain), node.op_type)
+    if key in RULES or key in source.functions:
+        return True
+    declared = schema(*key, source.opsets.get(key[0], 1))
+    return declared is not None and bool(
+        declared.function_opset_versions or declared.context_dependent_function_opset_versions
+    )
+
+
+def _built(model: OnnxModel) -> tuple[float | None, str | None]:
+    """Return the work of the graph, if its shapes are known, and what kept it from being built."""
+    try:
+        return model.graph().flops(), None
+    except UnboundError as error:
+        return None, None if error.dims else str(error)
+    except OnnxError as error:
+        return None, str(error)

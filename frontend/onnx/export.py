@@ -1,0 +1,207 @@
+"""Writes graphs of inference as ONNX files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+import soapstone.frontend.onnx.export_movement  # noqa: F401  (registers its rules)
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.export_rules import Given, rule_of
+from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
+    from soapstone.frontend.onnx.model import OnnxModel
+
+OPSET = 20
+OPSETS = range(20, 24)  # those whose operators the rules are written for
+EXTERNAL_BYTES = 1 << 20  # smaller weights stay in the model's file
+_MOST_MESSAGE = (1 << 31) - (1 << 26)  # bytes of weights in one Protocol Buffers message
+_ALIGNMENT = 4096
+
+
+class Writer:
+    """Collects the nodes and constants of an ONNX graph."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._names = set(names)
+
+    def new(self, base: str) -> str:
+        """Return a name that nothing has."""
+        name, count = base, 0
+        while name in self._names:
+            count += 1
+            name = f"{base}.{count}"
+        self._names.add(name)
+        return name
+
+    def constant(self, array: Array) -> str:
+        """Return the name of a small constant; equal ones are one."""
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._known:
+            self._known[key] = self.new("constant")
+            self.constants.append(as_tensor(array, self._known[key]))
+        return self._known[key]
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: str | Sequence[str] | None,
+        attributes: Mapping[str, Any],
+        base: str,
+    ) -> str:
+        """Add a node and return its first output."""
+        if outputs is None:
+            outputs = self.new(f"{base}.{kind.lower()}")
+        made = [outputs] if isinstance(outputs, str) else list(outputs)
+        given = {key.rstrip("_"): value for key, value in attributes.items()}
+        name = f"{base}/{kind}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), made, name=name, **given))
+        return made[0]
+
+
+def onnx_graph(
+    graph: Graph, weights: Mapping[str, Array], *, opset: int = OPSET
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return a graph as an ONNX model without its weights, and those weights by name.
+
+    Raises:
+        UnsupportedError: an operator has no counterpart, or the graph is one of training.
+        OnnxError: a weight is missing or does not fit.
+    """
+    if opset not in OPSETS:
+        raise UnsupportedError(f"opset {opset} found; {OPSETS[0]} to {OPSETS[-1]} are written")
+    if graph.updates:
+        name = next(iter(graph.updates))
+        raise UnsupportedError(
+            f"graph {graph.name!r} updates {name!r}; a graph of inference needed"
+        )
+    writer = Writer([*graph.tensors, *(node.name for node in graph.nodes)])
+    inputs, held = [], {}
+    for name, role in graph.roles.items():
+        spec = graph.tensors[name]
+        if role is Role.INPUT or (role is Role.SCALAR and name not in weights):
+            inputs.append(_value(name, spec))
+            continue
+        if name not in weights:
+            raise OnnxError(f"weight {name!r} is missing; {spec} needed")
+        if spec_of(weights[name]) != spec:
+            raise OnnxError(f"weight {name!r}: {spec_of(weights[name])} found, {spec} needed")
+        held[name] = weights[name]
+    for node in graph.nodes:
+        rule_of(node)(Given(writer, graph, node))
+    outputs = []
+    for position, name in enumerate(graph.outputs):
+        if name in graph.roles or name in graph.outputs[:position]:
+            raise UnsupportedError(f"output {name!r} is an input, or an output twice")
+        outputs.append(_value(name, graph.tensors[name]))
+    proto = helper.make_graph(writer.nodes, graph.name, inputs, outputs, writer.constants)
+    imports = [helper.make_opsetid("", opset)]
+    version = helper.find_min_ir_version_for(imports)
+    model = helper.make_model(
+        proto, opset_imports=imports, ir_version=version, producer_name="soapstone"
+    )
+    return model, held
+
+
+def _value(name: str, spec: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ONNX_OF[spec.dtype], spec.shape)
+
+
+def to_onnx(
+    model: Graph | Model | OnnxModel,
+    weights: Mapping[str, Array] | None,
+    path: str | Path,
+    *,
+    opset: int = OPSET,
+    external_data: bool | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> None:
+    """Write a graph of inference as an ONNX file; names of values are kept.
+
+    `model`: a graph with its weights, or a Model or OnnxModel, whose own are taken unless given.
+    `dims`: the extents of an OnnxModel's symbolic dims, or {"batch": n} of a Model. Weights go into
+    a second file, the name with `.data` added, if `external_data` says so or they exceed 2 GB. What
+    is written passed ONNX's checker with strict shape inference.
+
+    Raises:
+        UnsupportedError: an operator has no counterpart; names it.
+        OnnxError: a weight is missing, or the checker refuses the model.
+        OSError: a file cannot be written.
+    """
+    graph, found = _graph(model, weights, dims)
+    proto, held = onnx_graph(graph, found, opset=opset)
+    path = Path(path)
+    total = sum(array.nbytes for array in held.values())
+    if external_data is None:
+        external_data = total > _MOST_MESSAGE
+    if total > _MOST_MESSAGE and not external_data:
+        raise OnnxError(f"weights of {total} bytes found; they need external_data")
+    _add_weights(proto, held, path.with_name(f"{path.name}.data") if external_data else None)
+    written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        written.write_bytes(proto.SerializeToString())
+        try:
+            onnx.checker.check_model(str(written), full_check=True)
+        except (
+            onnx.checker.ValidationError,
+            onnx.shape_inference.InferenceError,
+            RuntimeError,
+        ) as error:
+            raise OnnxError(f"the checker refuses the model: {error}") from None
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _graph(
+    model: Graph | Model | OnnxModel,
+    weights: Mapping[str, Array] | None,
+    dims: Mapping[str, int] | None,
+) -> tuple[Graph, Mapping[str, Array]]:
+    from soapstone.frontend.onnx.model import OnnxModel
+
+    if isinstance(model, Graph):
+        return model, weights or {}
+    if isinstance(model, OnnxModel):
+        graph = model.graph(dims)
+        return graph, model.weights if weights is None else weights
+    graph = model.build((dims or {}).get("batch"))
+    return graph, model.weights() if weights is None else weights
+
+
+def _add_weights(model: onnx.ModelProto, weights: Mapping[str, Array], beside: Path | None) -> None:
+    """Add the weights as initializers, the large ones in a file beside the model's."""
+    if beside is None:
+        model.graph.initializer.extend(as_tensor(a, name) for name, a in weights.items())
+        return
+    with beside.open("wb") as file:
+        for name, array in weights.items():
+            if array.nbytes < EXTERNAL_BYTES:
+                model.graph.initializer.append(as_tensor(array, name))
+                continue
+            file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+            tensor = model.graph.initializer.add(
+                name=name,
+                data_type=ONNX_OF[array.dtype.name],
+                dims=array.shape,
+                data_location=onnx.TensorProto.EXTERNAL,
+            )
+            where = {"location": beside.name, "offset": file.tell(), "length": array.nbytes}
+            for key, value in where.items():
+                tensor.external_data.add(key=key, value=str(value))
+            little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            file.write(little.reshape(-1).view(np.uint8).data)

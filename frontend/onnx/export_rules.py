@@ -1,0 +1,437 @@
+"""What operators of a graph are in ONNX: one rule an operator, the inverse of the importer's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.errors import UnsupportedError
+from soapstone.frontend.onnx.rules_elementwise import BINARY, PARAMETRIC, UNARY
+from soapstone.frontend.onnx.rules_reduction import REDUCTIONS
+from soapstone.frontend.onnx.tensors import ONNX_OF
+from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
+from soapstone.ir.ops.fused import program_steps
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from soapstone.frontend.onnx.export import Writer
+
+ExportRule = Callable[["Given"], None]
+EXPORTS: dict[str, ExportRule] = {}
+
+
+def export(*names: str) -> Callable[[ExportRule], ExportRule]:
+    """Register how operators are written; a rule writes all outputs of a node."""
+
+    def add(function: ExportRule) -> ExportRule:
+        for name in names:
+            EXPORTS[name] = function
+        return function
+
+    return add
+
+
+class Given:
+    """A node to export: its operands and attributes, and how to write ONNX nodes."""
+
+    def __init__(self, writer: Writer, graph: Graph, node: Node, depth: int = 0) -> None:
+        self.writer, self.node, self.depth = writer, node, depth
+        self.inputs, self.outputs = node.inputs, node.outputs
+        self.specs = [graph.tensors[name] for name in node.inputs]
+        self.made = [graph.tensors[name] for name in node.outputs]
+        self.read = {n for n in node.outputs if graph.consumers[n] or n in graph.outputs}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.node.attributes[name]
+
+    def __call__(
+        self, kind: str, *inputs: str, to: str | Sequence[str] | None = None, **attributes: Any
+    ) -> str:
+        """Write a node and return its first output: a new name, unless `to` gives it."""
+        return self.writer.add(kind, inputs, to, attributes, self.node.name)
+
+    def last(self, kind: str, *inputs: str, **attributes: Any) -> None:
+        """Write the node that makes the only output."""
+        self(kind, *inputs, to=self.outputs[0], **attributes)
+
+    def ints(self, values: Sequence[int]) -> str:
+        """Return the name of a constant list of integers."""
+        return self.writer.constant(np.asarray(values, np.int64))
+
+    def number(self, value: float, spec: TensorSpec | None = None) -> str:
+        """Return the name of a constant scalar of the first operand's type."""
+        return self.writer.constant(np.asarray(value, (spec or self.specs[0]).dtype))
+
+    def unread(self, first: int) -> None:
+        """Refuse saved outputs that something reads."""
+        for name in self.outputs[first:]:
+            if name in self.read:
+                raise UnsupportedError(
+                    f"{self.node.label}: output {name!r} exists only in training; ONNX has none"
+                )
+
+
+@export(*UNARY.values())
+def _unary(g: Given) -> None:
+    g.last(_NAMES[g.node.operator], *g.inputs)
+
+
+@export(*(name for name, _ in PARAMETRIC.values() if name != "silu"))
+def _parametric(g: Given) -> None:
+    kind = _NAMES[g.node.operator]
+    g.last(kind, *g.inputs, **{key: g[own] for own, key, _ in PARAMETRIC[kind][1]})
+
+
+@export(*BINARY.values())
+def _binary(g: Given) -> None:
+    kind, inputs = _NAMES[g.node.operator], g.inputs
+    if kind in _ORDERS and g.specs[0].dtype == "bool":  # ONNX orders numbers only
+        inputs = tuple(g("Cast", name, to_=ONNX_OF["int32"]) for name in inputs)
+    g.last(kind, *inputs)
+
+
+_ORDERS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+
+
+@export(*REDUCTIONS.values())
+def _reduce(g: Given) -> None:
+    axes = g["axes"]
+    if axes is None:
+        axes = tuple(range(g.specs[0].rank))
+    if g.node.attributes.get("count") is not None:
+        raise UnsupportedError(f"{g.node.label}: attribute count has no counterpart in ONNX")
+    if not axes:
+        g.last(_NAMES[g.node.operator], g.inputs[0], keepdims=1, noop_with_empty_axes=1)
+    else:
+        kind = _NAMES[g.node.operator]
+        g.last(kind, g.inputs[0], g.ints(axes), keepdims=int(g["keepdims"]))
+
+
+_NAMES = {own: kind for kind, own in (UNARY | BINARY | REDUCTIONS).items()} | {
+    own: kind for kind, (own, _) in PARAMETRIC.items()
+}
+_SAME = {
+    "minimum": "Min",
+    "maximum": "Max",
+    "accumulate": "Sum",
+    "pow": "Pow",
+    "prelu": "PRelu",
+    "where": "Where",
+}
+
+
+@export("minimum", "maximum", "accumulate", "pow", "prelu", "where")
+def _same(g: Given) -> None:
+    g.last(_SAME[g.node.operator], *g.inputs)
+
+
+@export("affine")
+def _affine(g: Given) -> None:
+    value, scale, shift = g.inputs[0], g["scale"], g["shift"]
+    if scale == 1.0 and shift == 0.0:
+        g.last("Identity", value)
+        return
+    if scale != 1.0:
+        to = g.outputs[0] if shift == 0.0 else None
+        value = g("Mul", value, g.number(scale), to=to)
+    if shift != 0.0:
+        g.last("Add", value, g.number(shift))
+
+
+@export("power")
+def _power(g: Given) -> None:
+    g.last("Pow", g.inputs[0], g.number(g["exponent"]))
+
+
+@export("silu")
+def _silu(g: Given) -> None:
+    x, alpha = g.inputs[0], g["alpha"]
+    scaled = x if alpha == 1.0 else g("Mul", x, g.number(alpha))
+    g.last("Mul", x, g("Sigmoid", scaled))
+
+
+@export("clip")
+def _clip(g: Given) -> None:
+    bounds = ["" if g[name] is None else g.number(g[name]) for name in ("low", "high")]
+    while bounds and not bounds[-1]:
+        bounds.pop()
+    g.last("Clip", g.inputs[0], *bounds)
+
+
+@export("gelu")
+def _gelu(g: Given) -> None:
+    g.last("Gelu", g.inputs[0], approximate=g["approximate"])
+
+
+@export("is_inf")
+def _is_inf(g: Given) -> None:
+    attributes = {name: int(g[name]) for name in ("detect_positive", "detect_negative")}
+    g.last("IsInf", g.inputs[0], **attributes)
+
+
+@export("is_finite")
+def _is_finite(g: Given) -> None:
+    bad = g("Or", g("IsNaN", g.inputs[0]), g("IsInf", g.inputs[0]))
+    count = g("ReduceSum", g("Cast", bad, to_=ONNX_OF["int32"]), keepdims=0)
+    g.last("Not", g("Cast", count, to_=ONNX_OF["bool"]))
+
+
+@export("bit_shift")
+def _bit_shift(g: Given) -> None:
+    if g.specs[0].dtype.startswith("uint"):
+        g.last("BitShift", *g.inputs, direction=g["direction"].upper())
+        return
+    raise UnsupportedError(f"{g.node.label}: ONNX shifts unsigned integers, not {g.specs[0].dtype}")
+
+
+@export("mod")
+def _mod(g: Given) -> None:
+    if g.specs[0].is_float and not g["fmod"]:
+        x, y = g.inputs
+        g.last("Sub", x, g("Mul", y, g("Floor", g("Div", x, y))))
+    else:
+        g.last("Mod", *g.inputs, fmod=int(g["fmod"]))
+
+
+@export("cast")
+def _cast(g: Given) -> None:
+    g.last("Cast", g.inputs[0], to_=ONNX_OF[g["to"]])
+
+
+@export("softmax", "log_softmax", "hardmax")
+def _softmax(g: Given) -> None:
+    kind = {"softmax": "Softmax", "log_softmax": "LogSoftmax", "hardmax": "Hardmax"}
+    x, number = g.inputs[0], g.specs[0].dtype
+    if not g.specs[0].is_float:
+        x = g("Cast", x, to_=ONNX_OF["float32"])
+    to = g.outputs[0] if g.specs[0].is_float else None
+    made = g(kind[g.node.operator], x, to=to, axis=g["axis"])
+    if to is None:
+        g.last("Cast", made, to_=ONNX_OF[number])
+
+
+# Products
+
+
+@export("matmul")
+def _matmul(g: Given) -> None:
+    values = []
+    for name, spec, key in zip(g.inputs, g.specs, ("transpose_a", "transpose_b")):
+        if g[key]:
+            order = (*range(spec.rank - 2), spec.rank - 1, spec.rank - 2)
+            name = g("Transpose", name, perm=order)
+        values.append(name)
+    g.last("MatMul", *values)
+
+
+def activated(g: Given, name: str | None, make: Callable[[str | None], str]) -> None:
+    """Write what makes a value (`make`, given the name for it), then an activation."""
+    if name is None:
+        make(g.outputs[0])
+        return
+    before = make(None)
+    kinds = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+    if name in kinds:
+        g.last(kinds[name], before)
+    elif name == "leaky_relu":
+        g.last("LeakyRelu", before, alpha=0.01)
+    else:
+        g.last("Gelu", before, approximate="none")
+
+
+@export("linear")
+def _linear(g: Given) -> None:
+    x, w, *bias = g.inputs
+
+    def make(to: str | None) -> str:
+        if bias and g.specs[0].rank == 2:
+            return g("Gemm", x, w, bias[0], to=to)
+        y = g("MatMul", x, w, to=None if bias else to)
+        return g("Add", y, bias[0], to=to) if bias else y
+
+    activated(g, g["activation"], make)
+
+
+@export("conv1d", "conv2d", "conv3d")
+def _conv(g: Given) -> None:
+    def make(to: str | None) -> str:
+        return g("Conv", *g.inputs, to=to, **_window(g), group=g["groups"])
+
+    activated(g, g["activation"], make)
+
+
+def _window(g: Given) -> dict[str, Any]:
+    return {"strides": g["stride"], "pads": g["padding"], "dilations": g["dilation"]}
+
+
+@export("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _conv_transpose(g: Given) -> None:
+    more = {"group": g["groups"], "output_padding": g["output_padding"]}
+    g.last("ConvTranspose", *g.inputs, **_window(g), **more)
+
+
+@export("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool(g: Given) -> None:
+    g.unread(1)
+    attributes = {"kernel_shape": g["kernel"], "ceil_mode": int(g["ceil_mode"]), **_window(g)}
+    g("MaxPool", g.inputs[0], to=g.outputs[0], **attributes)
+
+
+@export("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _avg_pool(g: Given) -> None:
+    g.last(
+        "AveragePool",
+        g.inputs[0],
+        kernel_shape=g["kernel"],
+        ceil_mode=int(g["ceil_mode"]),
+        count_include_pad=int(g["include_pad"]),
+        **_window(g),
+    )
+
+
+@export("lp_pool")
+def _lp_pool(g: Given) -> None:
+    rank = len(g["kernel"])
+    attributes = {
+        "kernel_shape": g["kernel"],
+        "ceil_mode": int(g["ceil_mode"]),
+        "strides": g["stride"] or (1,) * rank,
+        "pads": g["padding"] or (0,) * (2 * rank),
+        "dilations": g["dilation"] or (1,) * rank,
+    }
+    g.last("LpPool", g.inputs[0], p=g["p"], **attributes)
+
+
+# Normalisation
+
+
+@export("batch_norm_inference")
+def _batch_norm(g: Given) -> None:
+    g.last("BatchNormalization", *g.inputs, epsilon=g["epsilon"])
+
+
+@export("layer_norm")
+def _layer_norm(g: Given) -> None:
+    g.unread(1)
+    g("LayerNormalization", *g.inputs, to=g.outputs[0], axis=g["axis"], epsilon=g["epsilon"])
+
+
+@export("instance_norm")
+def _instance_norm(g: Given) -> None:
+    g.unread(1)
+    g("InstanceNormalization", *g.inputs, to=g.outputs[0], epsilon=g["epsilon"])
+
+
+@export("group_norm")
+def _group_norm(g: Given) -> None:
+    """Normalise each group as one channel; opset 21's operator is not everywhere."""
+    g.unread(1)
+    x, gamma, beta = g.inputs
+    shape, groups = g.specs[0].shape, g["num_groups"]
+    flat = g("Reshape", x, g.ints((shape[0], groups, math.prod(shape[1:]) // max(groups, 1))))
+    ones, zeros = (g.writer.constant(np.full(groups, v, g.specs[0].dtype)) for v in (1, 0))
+    plain = g("InstanceNormalization", flat, ones, zeros, epsilon=g["epsilon"])
+    line = g.ints((shape[1], *(1,) * (len(shape) - 2)))
+    back = g("Reshape", plain, g.ints(shape))
+    scaled = g("Mul", back, g("Reshape", gamma, line))
+    g("Add", scaled, g("Reshape", beta, line), to=g.outputs[0])
+
+
+@export("rms_norm")
+def _rms_norm(g: Given) -> None:
+    g.unread(1)
+    x, gamma = g.inputs
+    rank = g.specs[0].rank
+    axes = g.ints(range(g["axis"] % rank, rank))
+    mean = g("ReduceMean", g("Mul", x, x), axes, keepdims=1)
+    root = g("Sqrt", g("Add", mean, g.number(g["epsilon"])))
+    g("Mul", g("Div", x, root), gamma, to=g.outputs[0])
+
+
+@export("lrn")
+def _lrn(g: Given) -> None:
+    g.last("LRN", g.inputs[0], **{name: g[name] for name in ("size", "alpha", "beta", "bias")})
+
+
+@export("lp_norm")
+def _lp_norm(g: Given) -> None:
+    g.last("LpNormalization", g.inputs[0], axis=g["axis"], p=g["p"])
+
+
+@export("mean_variance_norm")
+def _mean_variance_norm(g: Given) -> None:
+    g.last("MeanVarianceNormalization", g.inputs[0], axes=g["axes"])
+
+
+@export("dropout")
+def _dropout(g: Given) -> None:
+    raise UnsupportedError(f"{g.node.label}: it is of training; export the graph of inference")
+
+
+@export("fused_elementwise")
+def _fused(g: Given) -> None:
+    """Write the steps of the chain one after the other."""
+    names, specs = list(g.inputs), list(g.specs)
+    for position, (spec, operands, values) in enumerate(
+        program_steps(g.node.attributes, len(g.inputs)), len(g.inputs)
+    ):
+        inputs = tuple(names[i] for i in operands)
+        results = g["results"]
+        name = g.writer.new(f"{g.node.name}.{spec.name}")
+        if position in results:
+            name = g.outputs[results.index(position)]
+        made = spec.bind([specs[i] for i in operands], values).output_specs[0]
+        node = Node(f"{g.node.name}.{position}", spec.name, inputs, (name,), tuple(values.items()))
+        step = Given.__new__(Given)
+        step.writer, step.node, step.inputs, step.outputs = g.writer, node, inputs, (name,)
+        step.depth, step.read, step.made = g.depth + 1, {name}, [made]
+        step.specs = [specs[i] for i in operands]
+        rule_of(node)(step)
+        names.append(name)
+        specs.append(made)
+
+
+def rule_of(node: Node) -> ExportRule:
+    """Return the rule of a node's operator.
+
+    Raises:
+        UnsupportedError: there is none; names the operator.
+    """
+    found = EXPORTS.get(node.operator)
+    if found is None and operator(node.operator).lower is not None:
+        return _lowered
+    if found is None:
+        hint = operator(node.operator).doc or "an operator of training or of this runtime"
+        raise UnsupportedError(f"{node.label} has no counterpart in ONNX ({hint})")
+    return found
+
+
+def _lowered(g: Given) -> None:
+    """Write the primitives that an operator lowers to."""
+    lower = operator(g.node.operator).lower
+    builder = GraphBuilder()
+    for name, spec in dict(zip(g.inputs, g.specs)).items():
+        builder.input(name, spec.shape, spec.dtype)
+    if lower is None or g.depth > _MOST_DEPTH:
+        raise UnsupportedError(f"{g.node.label} has no counterpart in ONNX")
+    results = lower(Emitter(builder, g.node, ""), g.node)
+    builder.output(*results)
+    graph = builder.build().pruned()
+    names = {name: name for name in g.inputs}
+    for node in graph.nodes:
+        names |= {output: g.writer.new(output) for output in node.outputs}
+    for node in graph.nodes:
+        inputs, outputs = (tuple(names[n] for n in part) for part in (node.inputs, node.outputs))
+        step = Given(g.writer, graph, node, g.depth + 1)
+        step.inputs, step.outputs = inputs, outputs
+        step.read = {names[name] for name in step.read}
+        rule_of(node)(step)
+    for result, output in zip(results, g.outputs):
+        g("Identity", names[result], to=output)
+
+
+_MOST_DEPTH = 8

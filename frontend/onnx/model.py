@@ -1,0 +1,179 @@
+"""An ONNX model taken in: graphs for any extents of its symbolic dims, and the weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+
+from soapstone.frontend.onnx.build import Importer
+from soapstone.frontend.onnx.errors import OnnxError, UnboundError
+from soapstone.frontend.onnx.read import Declared, Source, read
+from soapstone.frontend.onnx.tensors import frozen
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array
+
+MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph
+
+
+class OnnxModel:
+    """A parsed ONNX file; `graph` builds a graph for given extents of the symbolic dims.
+
+    Weights are read-only views of the mapped file (so they need not be aligned), and the small
+    constants that building a graph folds; both have the names of the graph's parameters and state.
+    May be used from several threads.
+    """
+
+    def __init__(self, source: Source, dims: Mapping[str, int]) -> None:
+        self._source = source
+        self._dims = dict(dims)
+        self._constants: dict[str, Array] = {}
+        self._lock = threading.Lock()
+        unknown = set(dims) - {d for i in source.inputs for d in i.shape if isinstance(d, str)}
+        if unknown:
+            have = ", ".join(self.symbolic) or "none"
+            raise OnnxError(f"dims: {sorted(unknown)[0]!r} found; symbolic dims are {have}")
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def opset(self) -> int:
+        """The version of the standard operators."""
+        return self._source.opsets.get("", 0)
+
+    @property
+    def source(self) -> Source:
+        """The checked file."""
+        return self._source
+
+    @property
+    def inputs(self) -> tuple[Declared, ...]:
+        """The graph's inputs as declared, symbolic dims by name; no weights."""
+        return self._source.inputs
+
+    @property
+    def outputs(self) -> tuple[Declared, ...]:
+        return self._source.outputs
+
+    @property
+    def symbolic(self) -> tuple[str, ...]:
+        """The names of the symbolic dims of the inputs."""
+        found = (d for declared in self.inputs for d in declared.shape if isinstance(d, str))
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """The file's weights and the constants of the graphs built so far, read-only."""
+        with self._lock:
+            return MappingProxyType({**self._source.weights, **self._constants})
+
+    def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return the extents of the symbolic dims for these shapes of the inputs.
+
+        Raises:
+            OnnxError: a shape is missing or does not fit the declared one, or two extents of a dim
+                differ; names the input.
+        """
+        dims: dict[str, int] = {}
+        for declared in self.inputs:
+            where = f"input {declared.name!r}"
+            shape = shapes.get(declared.name)
+            if shape is None:
+                raise OnnxError(f"{where} is missing")
+            if len(shape) != len(declared.shape):
+                raise OnnxError(
+                    f"{where}: shape {tuple(shape)} found; rank {len(declared.shape)} needed"
+                )
+            for axis, (found, needed) in enumerate(zip(shape, declared.shape)):
+                extent = dims.setdefault(needed, found) if isinstance(needed, str) else needed
+                if extent != found:
+                    raise OnnxError(f"{where}: axis {axis} is {found}; {extent} needed ({needed})")
+        return dims
+
+    def graph(
+        self,
+        dims: Mapping[str, int] | None = None,
+        *,
+        contents: Mapping[str, Array] | None = None,
+    ) -> Graph:
+        """Return the graph for these extents of the symbolic dims.
+
+        `contents` fixes inputs that shapes depend on (a shape to reshape to, a number of rows): the
+        graph is for those contents only. Weights are parameters (floating-point) or state, inputs
+        and outputs have the file's names.
+
+        Raises:
+            UnboundError: a dim or such an input is not given; names it.
+            OnnxError: a node is malformed or not supported; names the node and its operator.
+        """
+        importer = Importer(
+            self._source, {**self._dims, **(dims or {})}, contents or {}, self._keep
+        )
+        return importer.build()
+
+    def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
+        """Return the graph for these inputs, and those of them whose contents it is made for.
+
+        Raises:
+            OnnxError: as `bind` and `graph`.
+        """
+        dims = self.bind({name: np.asarray(array).shape for name, array in arrays.items()})
+        contents: dict[str, Array] = {}
+        while True:
+            try:
+                return self.graph(dims, contents=contents), contents
+            except UnboundError as error:
+                new = [n for n in error.inputs if n in arrays and n not in contents]
+                fits = all(arrays[n].ndim <= 1 and arrays[n].size <= MOST_CONTENTS for n in new)
+                if not new or not fits:
+                    raise
+                contents |= {name: arrays[name] for name in new}
+
+    def _keep(self, label: str, array: Array, taken: Callable[[str], bool]) -> str:
+        """Keep a folded constant as a weight and return its name; equal ones share theirs."""
+        with self._lock:
+            name, count = label, 0
+            while True:
+                known = self._constants.get(name)
+                if known is None and not taken(name):
+                    self._constants[name] = frozen(array)
+                    return name
+                if known is not None and not taken(name) and _same(known, array):
+                    return name
+                count += 1
+                name = f"{label}.{count}"
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        outputs = ", ".join(map(str, self.outputs))
+        return f"OnnxModel({self.name!r}, opset {self.opset}, {inputs} -> {outputs})"
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def from_onnx(
+    model: str | Path | bytes | onnx.ModelProto, *, dims: Mapping[str, int] | None = None
+) -> OnnxModel:
+    """Return an ONNX model taken in from a file, its bytes, or a parsed message.
+
+    `dims` gives symbolic dims extents for every graph that is built. Weights stay in the file and
+    are mapped; the rest is parsed and checked.
+
+    Raises:
+        OnnxError: the file is malformed, or needs what is not supported.
+        OSError: the file cannot be read.
+    """
+    import soapstone.frontend.onnx.rules  # noqa: F401  (registers the translations)
+
+    return OnnxModel(read(model), dims or {})
+
+
+__all__ = ["OnnxModel", "from_onnx"]

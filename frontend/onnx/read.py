@@ -1,0 +1,188 @@
+"""Reads an ONNX model from a file, bytes or a message, and checks its structure.
+
+Nothing here depends on the extents of symbolic dims; `build.py` makes graphs of what it returns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped
+from soapstone.frontend.onnx.wire import skeleton
+from soapstone.ir.tensor import Array
+
+OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
+_DOMAINS = {"ai.onnx": ""}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input or output as the file declares it; a symbolic dim is its name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checked model: its graph without weights, and the weights as views of the file."""
+
+    name: str
+    graph: onnx.GraphProto
+    opsets: Mapping[str, int]
+    weights: Mapping[str, Array]
+    unsupported: Mapping[str, OnnxError]  # initializers of types that soapstone does not have
+    inputs: tuple[Declared, ...]
+    outputs: tuple[Declared, ...]
+    functions: Mapping[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
+
+
+def domain_of(name: str) -> str:
+    """Return a domain as the registry of ONNX calls it."""
+    return _DOMAINS.get(name, name)
+
+
+def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
+    """Return a model, checked.
+
+    Raises:
+        OnnxError: the file is malformed, or needs what is not supported.
+        OSError: the file cannot be read.
+    """
+    if isinstance(model, onnx.ModelProto):
+        return _source(model, {}, None, Files(None), "model")
+    folder = None
+    if isinstance(model, str | Path):
+        path = Path(model)
+        folder, title = path.parent, path.stem
+        data = mapped(path)
+    else:
+        data, title = np.frombuffer(model, np.uint8), "model"
+    bones = skeleton(data.data)
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(bones.message)
+    except Exception as error:  # the class depends on the implementation of Protocol Buffers
+        if not type(error).__name__ == "DecodeError":
+            raise
+        raise OnnxError(f"file: no ONNX model: {' '.join(str(error).split())}") from None
+    return _source(proto, bones.ranges, data, Files(folder), title)
+
+
+def _source(
+    model: onnx.ModelProto,
+    ranges: Mapping[int, tuple[int, int]],
+    data: Array | None,
+    files: Files,
+    title: str,
+) -> Source:
+    graph = model.graph
+    _check_text(model)
+    opsets = _opsets(model.opset_import)
+    if not graph.output:
+        raise OnnxError("model: a graph without outputs found; 1 or more needed")
+    if graph.sparse_initializer:
+        raise UnsupportedError("model: sparse initializers are not supported")
+    weights: dict[str, Array] = {}
+    unsupported: dict[str, OnnxError] = {}
+    for position, tensor in enumerate(graph.initializer):
+        if not tensor.name:
+            raise OnnxError(f"initializer {position}: a name is needed")
+        if tensor.name in weights or tensor.name in unsupported:
+            raise OnnxError(f"initializer {tensor.name!r} exists twice")
+        span = ranges.get(position)
+        raw = data[slice(*span)] if span and data is not None else None
+        try:
+            weights[tensor.name] = array_of(tensor, files, raw)
+        except UnsupportedError as error:
+            unsupported[tensor.name] = error
+    known = weights.keys() | unsupported.keys()
+    inputs = tuple(_declared(v, "input") for v in graph.input if v.name not in known)
+    outputs = tuple(_declared(v, "output") for v in graph.output)
+    for what, values in (("input", inputs), ("output", outputs)):
+        names = [value.name for value in values]
+        if len(set(names)) != len(names):
+            raise OnnxError(f"{what} {max(names, key=names.count)!r} exists twice")
+    functions = {}
+    for function in model.functions:
+        key = (domain_of(function.domain), function.name)
+        if key in functions:
+            raise OnnxError(f"function {function.name!r} exists twice")
+        functions[key] = function
+    name = re.sub(r"\s+", " ", graph.name).strip() or title
+    return Source(name, graph, opsets, weights, unsupported, inputs, outputs, functions)
+
+
+def _check_text(model: onnx.ModelProto) -> None:
+    """Check that names are text; Protocol Buffers gives bytes for what is no UTF-8.
+
+    Raises:
+        OnnxError: one is not.
+    """
+    graph = model.graph
+    texts = [graph.name, *(item.domain for item in model.opset_import)]
+    texts += [tensor.name for tensor in graph.initializer]
+    texts += [
+        text
+        for tensor in graph.initializer
+        for e in tensor.external_data
+        for text in (e.key, e.value)
+    ]
+    for value in (*graph.input, *graph.output):
+        texts += [value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim)]
+    bodies = [graph.node, *(function.node for function in model.functions)]
+    texts += [text for f in model.functions for text in (f.name, f.domain, *f.input, *f.output)]
+    for node in itertools.chain.from_iterable(bodies):
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        texts += [attribute.name for attribute in node.attribute]
+    for text in texts:
+        if not isinstance(text, str):
+            raise OnnxError(f"model: name {text!r} found, which is no UTF-8")
+
+
+def _opsets(imports: Any) -> dict[str, int]:
+    opsets = {domain_of(item.domain): int(item.version) for item in imports}
+    if not opsets:
+        raise OnnxError("model: field 'opset_import': none found, 1 or more needed")
+    version = opsets.get("", NEWEST)
+    if not OLDEST <= version <= NEWEST:
+        raise UnsupportedError(f"model: opset {version} found, {OLDEST} to {NEWEST} needed")
+    return opsets
+
+
+def _declared(value: onnx.ValueInfoProto, what: str) -> Declared:
+    where = f"{what} {value.name!r}"
+    if not value.name:
+        raise OnnxError(f"an {what} without a name found")
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        found = (kind or "no type").removesuffix("_type").replace("_", " ")
+        raise UnsupportedError(f"{where}: {found} found, a tensor needed")
+    tensor = value.type.tensor_type
+    dtype = dtype_of(tensor.elem_type, where)
+    if what == "output" and not tensor.HasField("shape"):
+        return Declared(value.name, dtype, ())
+    if not tensor.HasField("shape"):
+        raise UnsupportedError(f"{where}: its rank is not given")
+    shape: list[int | str] = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value"):
+            if dim.dim_value < 0:
+                raise OnnxError(f"{where}: axis {axis} is {dim.dim_value}; 0 or more needed")
+            shape.append(int(dim.dim_value))
+        else:
+            shape.append(dim.dim_param or f"{value.name}.{axis}")
+    return Declared(value.name, dtype, tuple(shape))

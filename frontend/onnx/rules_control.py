@@ -1,0 +1,210 @@
+"""ONNX control flow and sequences, which leave nothing behind in the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.values import Slot, Value, rule
+
+MOST_TRIPS = 4096
+
+
+@rule("If")
+def if_(n: Call) -> Any:
+    """Take the branch of a known condition; of another, both, and choose the results."""
+    condition = n.value()
+    branches = [n.attribute(f"{name}_branch") for name in ("then", "else")]
+
+    def taken(number: int) -> list[Slot]:
+        return n.importer.subgraph(branches[number], n.scope, (), ("then", "else")[number])
+
+    if condition.spec.size != 1:
+        raise OnnxError(f"the condition has shape {condition.shape}; one truth value needed")
+    if condition.array is not None:
+        return taken(0 if condition.array.reshape(()).item() else 1)
+    results = []
+    flag = n.reshape(condition, ())
+    for yes, no in zip(taken(0), taken(1)):
+        if not isinstance(yes, Value) or not isinstance(no, Value) or yes.spec != no.spec:
+            n.array(condition)  # says which inputs would have to be known
+        else:
+            results.append(n("where", flag, yes, no))
+    return results
+
+
+@rule("Loop")
+def loop(n: Call) -> Any:
+    """Unroll a loop of a known count whose condition is known at every step."""
+    body = n.attribute("body")
+    trips = int(n.array(0).reshape(())) if n.has(0) else MOST_TRIPS + 1
+    going = n.value(1) if n.has(1) else n.known(True)
+    states: list[Slot] = list(n.inputs[2:])  # type: ignore[arg-type]
+    if any(state is None for state in states):
+        raise OnnxError("an empty state found")
+    collected: list[list[Value]] = [[] for _ in range(len(body.output) - 1 - len(states))]
+    trip = 0
+    while trip < trips and bool(n.array(going).reshape(())):
+        if trip >= MOST_TRIPS:
+            raise UnsupportedError(f"more than {MOST_TRIPS} trips are not supported")
+        step = n.known(np.asarray(trip, np.int64))
+        first, *made = n.importer.subgraph(body, n.scope, (step, going, *states), "body")
+        if not isinstance(first, Value):
+            raise OnnxError("body: a truth value needed as the first output")
+        going, states = first, made[: len(states)]
+        for part, value in zip(collected, made[len(states) :]):
+            if not isinstance(value, Value):
+                raise UnsupportedError("sequences cannot be collected")
+            part.append(value)
+        trip += 1
+    return [*states, *(_stacked(n, parts) for parts in collected)]
+
+
+def _stacked(n: Call, parts: list[Value], axis: int = 0) -> Value:
+    if not parts:
+        raise UnsupportedError("the results of a loop without trips are not supported")
+    shape = parts[0].shape
+    column = (*shape[:axis], 1, *shape[axis:])
+    rows = [n.reshape(part, column) for part in parts]
+    return n("concat", *rows, axis=axis) if len(rows) > 1 else rows[0]
+
+
+@rule("Scan")
+def scan(n: Call) -> Any:
+    """Unroll a scan over its inputs' extents."""
+    body, count = n.attribute("body"), n.attribute("num_scan_inputs", 0)
+    if n.version < 9:
+        raise UnsupportedError("Scan of opset 8 is not supported")
+    values = n.values()
+    states: list[Slot] = list(values[: len(values) - count])
+    inputs = values[len(values) - count :]
+    outputs = len(body.output) - len(states)
+
+    def listed(name: str, number: int) -> list[int]:
+        found = list(n.attribute(name) or (0,) * number)
+        if len(found) != number:
+            raise OnnxError(f"attribute {name!r} has {len(found)} numbers, {number} needed")
+        return found
+
+    if count < 1 or outputs < 0:
+        raise OnnxError("1 scanned input or more needed")
+    axes = [n.axis_of(a, v.rank) for a, v in zip(listed("scan_input_axes", count), inputs)]
+    back = listed("scan_input_directions", count)
+    trips = {value.shape[axis] for value, axis in zip(inputs, axes)}
+    if len(trips) != 1 or max(trips) > MOST_TRIPS:
+        raise UnsupportedError(f"scanned extents {sorted(trips)} found; one, not too large, needed")
+    (total,) = trips
+    collected: list[list[Value]] = [[] for _ in range(outputs)]
+    for trip in range(total):
+        parts = []
+        for value, axis, down in zip(inputs, axes, back):
+            place = total - 1 - trip if down else trip
+            starts, stops = [0] * value.rank, list(value.shape)
+            starts[axis], stops[axis] = place, place + 1
+            row = n("slice", value, starts=starts, stops=stops, steps=(1,) * value.rank)
+            parts.append(n.reshape(row, (*value.shape[:axis], *value.shape[axis + 1 :])))
+        made = n.importer.subgraph(body, n.scope, (*states, *parts), "body")
+        states = made[: len(states)]
+        for place, result in enumerate(made[len(states) :]):
+            if not isinstance(result, Value):
+                raise UnsupportedError("sequences cannot be collected")
+            collected[place].append(result)
+    down_out = listed("scan_output_directions", outputs)
+    out_axes = listed("scan_output_axes", outputs)
+    stacked = []
+    for rows, down, axis in zip(collected, down_out, out_axes):
+        rank = rows[0].rank + 1 if rows else 1
+        stacked.append(_stacked(n, rows[::-1] if down else rows, n.axis_of(axis, rank)))
+    return [*states, *stacked]
+
+
+# Sequences: known lists of values
+
+
+def _sequence(n: Call, position: int = 0) -> tuple[Value, ...]:
+    slot = n.inputs[position] if position < len(n.inputs) else None
+    if not isinstance(slot, tuple):
+        raise OnnxError(f"input {position} is no sequence")
+    return slot
+
+
+def _place(n: Call, position: int, length: int, default: int) -> int:
+    if not n.has(position):
+        return default
+    return int(n.array(position).reshape(()))
+
+
+@rule("SequenceConstruct")
+def sequence_construct(n: Call) -> Any:
+    return [tuple(n.values())]
+
+
+@rule("SequenceEmpty")
+def sequence_empty(n: Call) -> Any:
+    return [()]
+
+
+@rule("SequenceAt")
+def sequence_at(n: Call) -> Any:
+    parts = _sequence(n)
+    return [parts[n.axis_of(_place(n, 1, len(parts), 0), len(parts))]]
+
+
+@rule("SequenceInsert")
+def sequence_insert(n: Call) -> Any:
+    parts = _sequence(n)
+    place = _place(n, 2, len(parts), len(parts))
+    place = n.axis_of(place, len(parts), most=len(parts))
+    return [(*parts[:place], n.value(1), *parts[place:])]
+
+
+@rule("SequenceErase")
+def sequence_erase(n: Call) -> Any:
+    parts = _sequence(n)
+    place = n.axis_of(_place(n, 1, len(parts), len(parts) - 1), len(parts))
+    return [(*parts[:place], *parts[place + 1 :])]
+
+
+@rule("SequenceLength")
+def sequence_length(n: Call) -> Value:
+    return n.known(np.asarray(len(_sequence(n)), np.int64))
+
+
+@rule("ConcatFromSequence")
+def concat_from_sequence(n: Call) -> Value:
+    parts = _sequence(n)
+    if not parts:
+        raise OnnxError("an empty sequence found")
+    new = bool(n.attribute("new_axis", 0))
+    axis = n.axis_of(n.attribute("axis"), parts[0].rank + new)
+    if new:
+        return _stacked(n, list(parts), axis)
+    return n("concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+
+
+@rule("SplitToSequence")
+def split_to_sequence(n: Call) -> Any:
+    x = n.value()
+    axis = n.axis(x.rank, 0)
+    extent, keep = x.shape[axis], True
+    if not n.has(1):
+        sizes: tuple[int, ...] = (1,) * extent
+        keep = bool(n.attribute("keepdims", 1))
+    else:
+        given = n.array(1)
+        if given.ndim == 0:
+            size = int(given)
+            if size < 1:
+                raise OnnxError(f"a size of {size} found, 1 or more needed")
+            sizes = (size,) * (extent // size) + ((extent % size,) if extent % size else ())
+        else:
+            sizes = tuple(int(size) for size in given)
+    if sum(sizes) != extent or not sizes or len(sizes) > MOST_TRIPS:
+        raise OnnxError(f"sizes {sizes} do not fit axis {axis} of extent {extent}")
+    parts = n.all("split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else (x,)
+    if not keep:
+        parts = tuple(n.reshape(p, (*p.shape[:axis], *p.shape[axis + 1 :])) for p in parts)
+    return [tuple(parts)]

@@ -1,0 +1,161 @@
+"""ONNX operators that read and write by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.values import Value, rule
+
+
+@rule("Gather")
+def gather(n: Call) -> Value:
+    x, ids = n.value(0), n.value(1)
+    axis = n.axis(x.rank, 0)
+    if ids.array is not None and ids.array.size == 1:
+        # One known place: a slice, which is a view.
+        place = n.axis_of(int(ids.array.reshape(())), x.shape[axis])
+        starts, stops = [0] * x.rank, list(x.shape)
+        starts[axis], stops[axis] = place, place + 1
+        part = n("slice", x, starts=starts, stops=stops, steps=(1,) * x.rank)
+        return n.reshape(part, (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]))
+    return n("gather", x, ids, axis=axis)
+
+
+@rule("GatherElements")
+def gather_elements(n: Call) -> Value:
+    x = n.value()
+    return n("gather_elements", x, n.value(1), axis=n.axis(x.rank, 0))
+
+
+@rule("GatherND")
+def gather_nd(n: Call) -> Value:
+    return n("gather_nd", n.value(0), n.value(1), batch_dims=n.attribute("batch_dims", 0))
+
+
+@rule("ScatterElements", "Scatter")
+def scatter_elements(n: Call) -> Value:
+    x = n.value()
+    reduction = n.text("reduction", "none", ("none", "add", "mul", "max", "min"))
+    return n(
+        "scatter_elements",
+        x,
+        n.value(1),
+        n.value(2),
+        axis=n.axis(x.rank, 0),
+        reduction=reduction,
+    )
+
+
+@rule("ScatterND")
+def scatter_nd(n: Call) -> Value:
+    reduction = n.text("reduction", "none", ("none", "add", "mul", "max", "min"))
+    return n("scatter_nd", n.value(0), n.value(1), n.value(2), reduction=reduction)
+
+
+@rule("Trilu")
+def trilu(n: Call) -> Value:
+    x = n.value()
+    if x.rank < 2:
+        raise OnnxError(f"input 0 has rank {x.rank}; 2 or more needed")
+    k = int(n.number("k", 1, 0) or 0)
+    k = max(-x.shape[-2], min(x.shape[-1], k))
+    return n("trilu", x, k=k, upper=bool(n.attribute("upper", 1)))
+
+
+@rule("OneHot")
+def one_hot(n: Call) -> Value:
+    ids, values = n.value(0), n.value(2)
+    depth = n.array(1)
+    if depth.size != 1 or not 0 <= depth.item() <= 1 << 30:
+        raise OnnxError(f"depth is {depth}; one number, not too large, needed")
+    count = int(depth.item())
+    axis = n.axis_of(n.attribute("axis", -1), ids.rank + 1)
+    if not ids.dtype.startswith("int"):
+        ids = n.cast(ids, "int64")
+    places = n.known(np.arange(count).reshape(count, *(1,) * (ids.rank - axis)), ids.dtype)
+    column = n.reshape(ids, (*ids.shape[:axis], 1, *ids.shape[axis:]))
+    column = n("mod", column, n.like(max(count, 1), column))  # negative ones count from the end
+    inside = n("logical_and", *_within(n, n.reshape(ids, column.shape), count))
+    hit = n("logical_and", n("equal", column, places), inside)
+    off, on = (n("slice", values, starts=(i,), stops=(i + 1,), steps=(1,)) for i in range(2))
+    return n("where", hit, n.reshape(on, ()), n.reshape(off, ()))
+
+
+def _within(n: Call, ids: Value, count: int) -> tuple[Value, Value]:
+    return (
+        n("greater_equal", ids, n.like(-count, ids)),
+        n("less", ids, n.like(count, ids)),
+    )
+
+
+@rule("NonZero")
+def non_zero(n: Call) -> Value:
+    return n.known(np.stack(np.nonzero(n.array(0))).astype(np.int64))
+
+
+@rule("Compress")
+def compress(n: Call) -> Value:
+    x, keep = n.value(), n.array(1)
+    axis = n.attribute("axis")
+    if axis is None:
+        x, axis = n.reshape(x, (x.spec.size,)), 0
+    axis = n.axis_of(axis, x.rank)
+    places = np.nonzero(keep[: x.shape[axis]])[0]
+    return n("gather", x, n.known(places.astype(np.int64)), axis=axis)
+
+
+@rule("ReverseSequence")
+def reverse_sequence(n: Call) -> Value:
+    x, lengths = n.value(), n.array(1)
+    time, batch = n.attribute("time_axis", 0), n.attribute("batch_axis", 1)
+    if {time, batch} != {0, 1} or x.rank < 2 or lengths.shape != (x.shape[batch],):
+        raise OnnxError("time and batch axes 0 and 1 needed, and a length for each sample")
+    steps = np.arange(x.shape[time])[:, None]
+    places = np.where(steps < lengths, lengths - 1 - steps, steps).astype(np.int64)
+    if batch == 0:
+        places = places.T
+    tail = (1,) * (x.rank - 2)
+    ids = n.broadcast(n.known(places.reshape(*places.shape, *tail)), x.shape)
+    return n("gather_elements", x, ids, axis=time)
+
+
+@rule("TensorScatter")
+def tensor_scatter(n: Call) -> Value:
+    cache, update = n.value(0), n.value(1)
+    axis = n.axis_of(n.attribute("axis", -2), cache.rank)
+    extent, count = cache.shape[axis], update.shape[axis]
+    mode = n.text("mode", "linear", ("linear", "circular"))
+    place = np.arange(count).reshape(1, count).astype(np.int64)
+    if n.has(2):
+        first = n.reshape(n.value(2), (cache.shape[0], 1))
+        places = n("add", first, n.known(place))
+    else:
+        places = n.broadcast(n.known(place), (cache.shape[0], count))
+    if mode == "circular":
+        places = n("mod", places, n.like(extent, places))
+    shape = [1] * cache.rank
+    shape[0], shape[axis] = cache.shape[0], count
+    ids = n.broadcast(n.reshape(places, shape), update.shape)
+    return n("scatter_elements", cache, ids, update, axis=axis, reduction="none")
+
+
+@rule("Unique")
+def unique(n: Call) -> Any:
+    x, axis = n.array(0), n.attribute("axis")
+    if axis is not None:
+        axis = n.axis_of(axis, x.ndim)
+    found, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    inverse = inverse.reshape(-1)
+    if not n.attribute("sorted", 1):
+        order = np.argsort(first)
+        place = np.argsort(order)
+        found = found[order] if axis is None else np.take(found, order, axis)
+        first, counts, inverse = first[order], counts[order], place[inverse]
+    rest = (part.astype(np.int64) for part in (first, inverse, counts))
+    return [n.known(found), *(n.known(part) for part in rest)]

@@ -1,0 +1,213 @@
+"""ONNX recurrent layers: LSTM, GRU, RNN in one or both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.frontend.onnx.values import Value, rule
+
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# ONNX has i o f c and z r h; the operators here have i f g o and r z n.
+_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}
+_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_EMITTED = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
+MOST_STEPS = 512  # of a layer that is unrolled
+
+
+@rule("LSTM", "GRU", "RNN")
+def recurrent(n: Call) -> Any:
+    x, w, r = (n.value(position) for position in range(3))
+    if x.rank != 3 or w.rank != 3 or r.rank != 3:
+        raise OnnxError("operands of rank 3 needed")
+    if n.attribute("layout", 0):
+        x = n.transpose(x, (1, 0, 2))
+    steps, batch, _ = x.shape
+    hidden = r.shape[2]
+    if n.attribute("hidden_size", hidden) != hidden:
+        raise OnnxError(f"attribute 'hidden_size' does not fit the weights' {hidden}")
+    if n.has(4) and not (n.array(4) == steps).all():
+        raise UnsupportedError("sequence_lens of less than all steps is not supported")
+    _refuse(n)
+    direction = n.text("direction", "forward", ("forward", "reverse", "bidirectional"))
+    backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    directions = backwards[direction]
+    if w.shape[0] != len(directions):
+        raise OnnxError(f"weights of {w.shape[0]} directions found, {len(directions)} needed")
+    runs = [_Direction(n, x, number, back).run() for number, back in enumerate(directions)]
+    y = _joined(n, [n.reshape(y, (steps, 1, batch, hidden)) for y, _ in runs], 1)
+    last = [
+        _joined(n, [n.reshape(state[i], (1, batch, hidden)) for _, state in runs], 0)
+        for i in range(len(runs[0][1]))
+    ]
+    if n.attribute("layout", 0):
+        y = n.transpose(y, (2, 0, 1, 3))
+        last = [n.transpose(value, (1, 0, 2)) for value in last]
+    return [y, *last][: max(1, len(n.node.output))]
+
+
+def _joined(n: Call, parts: Sequence[Value], axis: int) -> Value:
+    return parts[0] if len(parts) == 1 else n("concat", *parts, axis=axis)
+
+
+def _refuse(n: Call) -> None:
+    for name in ("clip", "activation_alpha", "activation_beta", "input_forget"):
+        if n.attribute(name):
+            raise UnsupportedError(f"attribute {name!r} is not supported")
+
+
+class _Direction:
+    """One direction of a layer: its weights in the order of the operators here."""
+
+    def __init__(self, n: Call, x: Value, number: int, backwards: bool) -> None:
+        self.n, self.x, self.number, self.backwards = n, x, number, backwards
+        self.hidden = n.value(2).shape[2]
+        self.gates = _GATES[n.kind]
+        given = n.attribute("activations")
+        each = len(_ACTIVATIONS[n.kind])
+        self.activations = _ACTIVATIONS[n.kind]
+        if given is not None:
+            if len(given) < each * (number + 1):
+                raise OnnxError(f"{len(given)} activations found; {each} a direction needed")
+            self.activations = tuple(given[each * number : each * (number + 1)])
+
+    def part(self, position: int) -> Value | None:
+        """Return this direction's part of an input."""
+        value = self.n.maybe(position)
+        if value is None:
+            return None
+        starts = (self.number, *(0 for _ in value.shape[1:]))
+        stops = (self.number + 1, *value.shape[1:])
+        one = value
+        if value.shape[0] != 1:
+            one = self.n("slice", value, starts=starts, stops=stops, steps=(1,) * value.rank)
+        return self.n.reshape(one, value.shape[1:])
+
+    def ordered(self, value: Value) -> Value:
+        """Return rows gate by gate in the order of the operator."""
+        order = _ORDER.get(self.n.kind)
+        if order is None:
+            return value
+        h, tail = self.hidden, (1,) * (value.rank - 1)
+        parts = [
+            self.n(
+                "slice",
+                value,
+                starts=(gate * h, *(0 for _ in tail)),
+                stops=((gate + 1) * h, *value.shape[1:]),
+                steps=(1, *tail),
+            )
+            for gate in order
+        ]
+        return self.n("concat", *parts, axis=0)
+
+    def weights(self, position: int) -> Value:
+        value = self.part(position)
+        if value is None:
+            raise OnnxError(f"input {position} is missing")
+        return self.n.transpose(self.ordered(value), (1, 0))
+
+    def biases(self) -> tuple[Value, Value]:
+        size = self.gates * self.hidden
+        both = self.part(3)
+        if both is None:
+            zero = self.n.known(np.zeros(size), self.x.dtype)
+            return zero, zero
+        halves = self.n.all("split", both, axis=0, sizes=(size, size))
+        return self.ordered(halves[0]), self.ordered(halves[1])
+
+    def state(self, position: int) -> Value:
+        batch = self.x.shape[1]
+        value = self.n.maybe(position)
+        if value is None:
+            return self.n("full", shape=(batch, self.hidden), value=0.0, dtype=self.x.dtype)
+        if self.n.attribute("layout", 0):
+            axes = (1, 0, 2)
+            whole = self.n.transpose(value, axes)
+            starts, stops = (self.number, 0, 0), (self.number + 1, *whole.shape[1:])
+            one = self.n("slice", whole, starts=starts, stops=stops, steps=(1, 1, 1))
+            return self.n.reshape(one, whole.shape[1:])
+        found = self.part(position)
+        if found is None:
+            raise OnnxError(f"input {position} is missing")
+        return found
+
+    def run(self) -> tuple[Value, list[Value]]:
+        """Return all outputs and the last states."""
+        n = self.n
+        w, r, (wb, rb) = self.weights(1), self.weights(2), self.biases()
+        h = self.state(5)
+        if n.kind == "LSTM":
+            c = self.state(6)
+            if n.has(7) or self.activations != _ACTIVATIONS["LSTM"]:
+                return self._peephole(w, r, n("add", wb, rb), h, c)
+            y, h, c, *_ = n.all(
+                "lstm", self.x, w, r, n("add", wb, rb), h, c, reverse=self.backwards
+            )
+            return y, [h, c]
+        if n.kind == "GRU":
+            if self.activations != _ACTIVATIONS["GRU"]:
+                raise UnsupportedError(f"activations {self.activations} are not supported")
+            after = bool(n.attribute("linear_before_reset", 0))
+            y, h, *_ = n.all(
+                "gru",
+                self.x,
+                w,
+                r,
+                wb,
+                rb,
+                h,
+                reverse=self.backwards,
+                linear_before_reset=after,
+            )
+            return y, [h]
+        name = _EMITTED.get(self.activations[0])
+        if name not in ("tanh", "relu"):
+            raise UnsupportedError(f"activation {self.activations[0]} is not supported")
+        y, h, *_ = n.all(
+            "rnn", self.x, w, r, n("add", wb, rb), h, reverse=self.backwards, activation=name
+        )
+        return y, [h]
+
+    def _peephole(
+        self, w: Value, r: Value, b: Value, h: Value, c: Value
+    ) -> tuple[Value, list[Value]]:
+        """Unroll an LSTM whose gates see the cell, or with other activations."""
+        n, (steps, batch, k) = self.n, self.x.shape
+        if steps > MOST_STEPS:
+            raise UnsupportedError(f"{steps} steps with peepholes or other activations")
+        names = [_EMITTED.get(activation) for activation in self.activations]
+        if None in names:
+            raise UnsupportedError(f"activations {self.activations} are not supported")
+        gate, cell, out = (str(name) for name in names)
+        peep = self.part(7)
+        sizes = (self.hidden,) * 3
+        sight = n.all("split", peep, axis=0, sizes=sizes) if peep is not None else None
+        outputs: list[Value] = []
+        for step in range(steps)[:: -1 if self.backwards else 1]:
+            x = n(
+                "slice",
+                self.x,
+                starts=(step, 0, 0),
+                stops=(step + 1, batch, k),
+                steps=(1, 1, 1),
+            )
+            rows = n("linear", n.reshape(x, (batch, k)), w, b)
+            both = n("add", rows, n("linear", h, r, bias=False))
+            i, f, g, o = n.all("split", both, axis=1, sizes=(self.hidden,) * 4)
+            if sight is not None:  # ONNX orders them i o f
+                i = n("add", i, n("mul", sight[0], c))
+                f = n("add", f, n("mul", sight[2], c))
+            kept = n("mul", n(gate, f), c)
+            c = n("add", kept, n("mul", n(gate, i), n(cell, g)))
+            if sight is not None:
+                o = n("add", o, n("mul", sight[1], c))
+            h = n("mul", n(gate, o), n(out, c))
+            outputs.append(n.reshape(h, (1, batch, self.hidden)))
+        if self.backwards:
+            outputs.reverse()
+        return _joined(n, outputs, 0), [h, c]

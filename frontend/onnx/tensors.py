@@ -1,0 +1,180 @@
+"""ONNX tensors and types as NumPy arrays and specs, with every size checked before it is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
+from soapstone.ir.tensor import Array
+
+_TYPES = onnx.TensorProto
+ONNX_OF = {
+    "float32": _TYPES.FLOAT,
+    "float64": _TYPES.DOUBLE,
+    "float16": _TYPES.FLOAT16,
+    "int8": _TYPES.INT8,
+    "int16": _TYPES.INT16,
+    "int32": _TYPES.INT32,
+    "int64": _TYPES.INT64,
+    "uint8": _TYPES.UINT8,
+    "uint16": _TYPES.UINT16,
+    "uint32": _TYPES.UINT32,
+    "uint64": _TYPES.UINT64,
+    "bool": _TYPES.BOOL,
+}
+_DTYPE_OF = {code: name for name, code in ONNX_OF.items()}
+TYPE_STRINGS = {
+    name: f"tensor({ {'float32': 'float', 'float64': 'double'}.get(name, name) })"
+    for name in ONNX_OF
+}
+MOST_BYTES = 1 << 40  # of one value; a larger one is a mistake or an attack
+
+
+def dtype_of(code: int, where: str) -> str:
+    """Return the element type of an ONNX type code.
+
+    Raises:
+        UnsupportedError: soapstone has no such type.
+    """
+    try:
+        return _DTYPE_OF[code]
+    except KeyError:
+        known = {value: name for name, value in _TYPES.DataType.items()}
+        found = known.get(code, f"type {code}").lower()
+        raise UnsupportedError(f"{where}: type {found} is not supported") from None
+
+
+def shape_of(dims: Any, where: str) -> tuple[int, ...]:
+    """Return the extents of a tensor.
+
+    Raises:
+        OnnxError: an extent is negative, or the elements are too many.
+    """
+    shape = tuple(int(extent) for extent in dims)
+    if len(shape) > 64:
+        raise OnnxError(f"{where}: {len(shape)} axes found, at most 64 are supported")
+    if any(extent < 0 for extent in shape) or math.prod(shape) > MOST_BYTES:
+        raise OnnxError(f"{where}: shape {shape} found; extents of 0 or more needed, in bounds")
+    return shape
+
+
+class Files:
+    """The external-data files of a model, each mapped once.
+
+    Raises:
+        OnnxError: a location outside the model's folder, or that is no regular file.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder.resolve() if folder is not None else None
+        self._mapped: dict[str, Array] = {}
+
+    def read(self, tensor: onnx.TensorProto, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return the view of a tensor's bytes."""
+        where = f"initializer {tensor.name!r}"
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        data = self._open(entries.get("location", ""), where)
+        offset = _number(entries.get("offset", "0"), f"{where}: external data: offset")
+        need = math.prod(shape) * np.dtype(dtype).itemsize
+        length = _number(entries.get("length", str(need)), f"{where}: external data: length")
+        if length != need:
+            raise OnnxError(f"{where}: external data: length {length} found, {need} needed")
+        if offset + length > data.size:
+            raise OnnxError(
+                f"{where}: external data: bytes {offset} to {offset + length} needed, the file has"
+                f" {data.size}"
+            )
+        return view(data[offset : offset + length], shape, dtype)
+
+    def _open(self, location: str, where: str) -> Array:
+        if self._folder is None:
+            raise OnnxError(f"{where}: external data found; give the model's path, not its bytes")
+        known = self._mapped.get(location)
+        if known is not None:
+            return known
+        found = f"{where}: external data: location {location!r} found"
+        relative = Path(location)
+        if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
+            raise OnnxError(f"{found}; a path inside the model's folder needed")
+        path = (self._folder / relative).resolve()
+        if not path.is_relative_to(self._folder) or not path.is_file():
+            raise OnnxError(f"{found}; a file inside the model's folder needed")
+        self._mapped[location] = mapped(path)
+        return self._mapped[location]
+
+
+def _number(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise OnnxError(f"{where}: {text!r} found, a number of bytes needed")
+    return int(text)
+
+
+def mapped(path: Path) -> Array:
+    """Return a file's bytes, read-only and mapped."""
+    if path.stat().st_size == 0:
+        return np.empty(0, np.uint8)
+    return np.asarray(np.memmap(path, np.uint8, "r"))
+
+
+def view(data: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return bytes as a read-only array, without a copy; it need not be aligned."""
+    result = np.frombuffer(data.data, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    result.flags.writeable = False
+    return result
+
+
+def array_of(
+    tensor: onnx.TensorProto, files: Files | None = None, data: Array | None = None
+) -> Array:
+    """Return a tensor's contents as a read-only array; `data` holds its raw bytes, if not itself.
+
+    Raises:
+        OnnxError: an unsupported type, or contents that do not fit the shape.
+    """
+    where = f"tensor {tensor.name!r}" if tensor.name else "a constant"
+    shape = shape_of(tensor.dims, where)
+    dtype = dtype_of(tensor.data_type, where)
+    if tensor.HasField("segment"):
+        raise UnsupportedError(f"{where}: segments are not supported")
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if files is None:
+            raise UnsupportedError(f"{where}: external data is supported of initializers only")
+        return files.read(tensor, shape, dtype)
+    if data is None and tensor.HasField("raw_data"):
+        data = np.frombuffer(tensor.raw_data, np.uint8)
+    if data is not None:
+        need = math.prod(shape) * np.dtype(dtype).itemsize
+        if data.size != need:
+            raise OnnxError(f"{where}: {data.size} bytes found, {need} needed of {dtype}{shape}")
+        return view(data, shape, dtype)
+    try:
+        result = np.asarray(onnx.numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise OnnxError(f"{where}: its contents do not fit {dtype}{shape}: {error}") from None
+    if result.shape != shape or result.dtype != dtype:
+        raise OnnxError(f"{where}: its contents do not fit {dtype}{shape}")
+    result.flags.writeable = False
+    return result
+
+
+def as_tensor(array: Array, name: str = "") -> onnx.TensorProto:
+    """Return an array as an ONNX tensor."""
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def frozen(array: Any, dtype: str | None = None) -> Array:
+    """Return a read-only array that nothing else can write to."""
+    result = np.array(array, dtype)
+    result.flags.writeable = False
+    return result
+
+
+def merged(*maps: Mapping[str, Array]) -> dict[str, Array]:
+    """Return all entries, of which the first of a name counts."""
+    return {name: array for entries in reversed(maps) for name, array in entries.items()}

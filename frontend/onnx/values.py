@@ -1,0 +1,88 @@
+"""What passes between the nodes of an ONNX graph while it is translated, and the table of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from soapstone.frontend.onnx.errors import OnnxError
+from soapstone.frontend.onnx.tensors import MOST_BYTES
+from soapstone.ir.tensor import Array, TensorSpec
+
+if TYPE_CHECKING:
+    from soapstone.frontend.onnx.call import Call
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value while a graph is built: made by the graph (`name`), or known (`array`)."""
+
+    spec: TensorSpec
+    label: str  # as the file calls it
+    name: str | None = None
+    array: Array | None = None
+    weight: bool = False  # known under its label in the file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    @property
+    def rank(self) -> int:
+        return self.spec.rank
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.dtype
+
+
+Slot = Value | tuple[Value, ...]  # a tensor, or a sequence of tensors
+Rule = Callable[["Call"], Any]
+RULES: dict[tuple[str, str], Rule] = {}
+
+
+def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Register the translation of ONNX operators; it returns a value, or a list of them."""
+
+    def add(function: Rule) -> Rule:
+        for name in names:
+            RULES[domain, name] = function
+        return function
+
+    return add
+
+
+@dataclass
+class Scope:
+    """The values that nodes see by name; a subgraph also sees those around it."""
+
+    values: dict[str, Slot] = field(default_factory=dict)
+    outer: Scope | None = None
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    attributes: Mapping[str, onnx.AttributeProto] = field(default_factory=dict)
+    calls: tuple[tuple[str, str], ...] = ()  # functions being expanded
+    depth: int = 0
+    prefix: str = ""
+
+    def find(self, name: str) -> Slot | None:
+        """Return what a name stands for here, or None."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        return None
+
+
+def sized(spec: TensorSpec, where: str) -> TensorSpec:
+    """Return the spec.
+
+    Raises:
+        OnnxError: no machine holds such a value.
+    """
+    if spec.nbytes > MOST_BYTES:
+        raise OnnxError(f"{where}: {spec} needs {spec.nbytes} bytes; {MOST_BYTES} at most")
+    return spec

@@ -1,0 +1,107 @@
+"""`soapstone onnx check`, `import` and `export`: ONNX files in and out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+app = typer.Typer(help="Check, import and export ONNX files.", no_args_is_help=True)
+Source = Annotated[Path, typer.Argument(help="The file to read.", metavar="FILE")]
+Target = Annotated[Path, typer.Argument(help="The file to write.")]
+Dims = Annotated[
+    list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
+]
+
+
+def _dims(texts: list[str] | None) -> dict[str, int]:
+    """Return the extents that `NAME=NUMBER` gives.
+
+    Raises:
+        OnnxError: another form.
+    """
+    from soapstone.frontend.onnx import OnnxError
+
+    dims = {}
+    for text in texts or []:
+        name, _, number = text.rpartition("=")
+        if not name or not (number.isascii() and number.isdigit()):
+            raise OnnxError(f"--dim {text!r} found; NAME=NUMBER needed")
+        dims[name] = int(number)
+    return dims
+
+
+@app.command()
+def check(file: Source, dim: Dims = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Show opset, inputs, outputs, operators and which are unsupported, parameters and work."""
+    from soapstone.cli import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.frontend.onnx.check import check_onnx
+
+        report = check_onnx(file, _dims(dim))
+        if as_json:
+            _print_json(report.as_dict())
+        else:
+            typer.echo(str(report))
+        if report.problem is not None:
+            raise typer.Exit(1)
+
+
+@app.command("import")
+def import_(
+    file: Source,
+    target: Target,
+    dim: Dims = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write an ONNX file as a graph file (JSON), and its weights as safetensors beside it."""
+    from soapstone.cli import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.frontend.onnx import from_onnx
+        from soapstone.ir.files import save_graph
+        from soapstone.ir.tensor import Role
+
+        model = from_onnx(file)
+        graph = model.graph(_dims(dim))
+        weights = model.weights
+        names = [n for n, role in graph.roles.items() if role is not Role.INPUT]
+        save_graph(graph, target, {name: weights[name] for name in names})
+        if as_json:
+            _print_json({"graph": str(target), "nodes": len(graph.nodes), "weights": len(names)})
+        else:
+            typer.echo(f"{target}: {len(graph.nodes)} operators, {len(names)} weights")
+
+
+@app.command()
+def export(
+    file: Source,
+    target: Target,
+    opset: Annotated[int | None, typer.Option(help="The version of the operators.")] = None,
+    external_data: Annotated[
+        bool, typer.Option("--external-data", help="Write weights to a file beside it.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a graph file (JSON, with its weights) as an ONNX file."""
+    from soapstone.cli import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.frontend.onnx import to_onnx
+        from soapstone.frontend.onnx.export import OPSET
+        from soapstone.ir.files import load_graph
+
+        graph, weights = load_graph(file)
+        version = OPSET if opset is None else opset
+        outside = True if external_data else None
+        to_onnx(graph, weights, target, opset=version, external_data=outside)
+        if as_json:
+            _print_json({"model": str(target), "opset": version, "nodes": len(graph.nodes)})
+        else:
+            typer.echo(f"{target}: opset {version}, {len(graph.nodes)} operators")

@@ -1,0 +1,343 @@
+"""Imported models: names, symbolic dims, folding, functions, control flow, torch's exports."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from soapstone import from_onnx
+from soapstone.frontend.onnx import OnnxError, OnnxModel, UnboundError, UnsupportedError
+from soapstone.ir.interpret import interpret
+from soapstone.ir.tensor import Array, Role
+
+
+def model_of(text: str, opset: int = 18, **weights: Array) -> onnx.ModelProto:
+    """Return the model of a graph in ONNX's text form, with these initializers."""
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "own" : 1]>'
+    model = parser.parse_model(f"{head} {text}")
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
+    return model
+
+
+def run(model: OnnxModel, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    graph, _ = model.graph_for(feeds)
+    weights = model.weights
+    values = {n: feeds[n] if n in feeds else weights[n] for n in graph.roles}
+    return interpret(graph, values)
+
+
+def reals(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def equal_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array], atol: float = 1e-4) -> None:
+    """Check every output against ONNX Runtime."""
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    names = [value.name for value in model.graph.output]
+    made = run(from_onnx(model.SerializeToString()), feeds)
+    for name, wanted in zip(names, session.run(names, dict(feeds))):
+        assert made[name].dtype == wanted.dtype
+        np.testing.assert_allclose(made[name], wanted, rtol=1e-3, atol=atol)
+
+
+def test_names_roles_and_symbolic_dims() -> None:
+    model = model_of(
+        "g (float[batch, 3] x, float[batch, t] z) => (float[batch, 2] y) "
+        "{ m = MatMul(x, w)  y = Add(m, b) }",
+        w=reals(3, 2),
+        b=reals(2),
+    )
+    found = from_onnx(model.SerializeToString())
+    assert [str(v) for v in found.inputs] == ["x: float32[batch, 3]", "z: float32[batch, t]"]
+    assert found.symbolic == ("batch", "t")
+    assert found.opset == 18
+    with pytest.raises(UnboundError, match="input 'x': axis 0 is the symbolic dim 'batch'"):
+        found.graph()
+    for batch in (1, 4):
+        graph = found.graph({"batch": batch, "t": 5})
+        assert graph.tensors["y"].shape == (batch, 2)
+        assert graph.inputs(Role.INPUT) == ("x", "z")
+        assert graph.inputs(Role.PARAMETER) == ("w", "b")
+        assert graph.outputs == ("y",)
+    with pytest.raises(OnnxError, match="input 'z': axis 0 is 3; 2 needed"):
+        found.bind({"x": (2, 3), "z": (3, 5)})
+    with pytest.raises(OnnxError, match="'rows' found; symbolic dims are batch, t"):
+        from_onnx(model, dims={"rows": 3})
+    assert from_onnx(model, dims={"t": 5}).graph({"batch": 2}).tensors["z"].shape == (2, 5)
+
+
+def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    big = reals(300, 400)
+    model = model_of("g (float[n, 300] x) => (float[n, 400] y) { y = MatMul(x, w) }", w=big)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    found = from_onnx(path)
+    weight = found.weights["w"]
+    np.testing.assert_array_equal(weight, big)
+    assert not weight.flags.owndata and not weight.flags.writeable
+    base: Any = weight
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base if base.base is not None else None
+        base = base.obj if isinstance(base, memoryview) else base
+    assert isinstance(base, np.memmap)
+
+
+def test_chains_that_compute_shapes_leave_nothing() -> None:
+    model = model_of(
+        """g (float[n, c, h] x) => (float[a, b] y) {
+            s = Shape(x)
+            zero = Constant<value_ints = [0]>()
+            one = Constant<value_ints = [1]>()
+            n = Gather(s, zero)
+            rest = Constant<value_ints = [-1]>()
+            shape = Concat<axis = 0>(n, rest)
+            r = Reshape(x, shape)
+            ones = ConstantOfShape<value = int64[1] {1}>(one)
+            same = Equal(ones, one)
+            twice = Add(n, n)
+            pick = Where(same, n, twice)
+            wide = Concat<axis = 0>(pick, one)
+            e = Expand(r, wide)
+            y = Relu(e)
+        }"""
+    )
+    found = from_onnx(model.SerializeToString())
+    graph = found.graph({"n": 2, "c": 3, "h": 4})
+    assert [node.operator for node in graph.nodes] == ["reshape", "relu"]
+    assert not graph.inputs(Role.STATE)
+    equal_runtime(model, {"x": reals(2, 3, 4)})
+
+
+def test_shapes_from_an_input_are_for_its_contents() -> None:
+    model = model_of("g (float[6] x, int64[2] shape) => (float[a, b] y) { y = Reshape(x, shape) }")
+    found = from_onnx(model.SerializeToString())
+    with pytest.raises(UnboundError, match="'shape' must be known") as caught:
+        found.graph()
+    assert caught.value.inputs == ("shape",)
+    feeds = {"x": reals(6), "shape": np.array([2, -1])}
+    graph, contents = found.graph_for(feeds)
+    assert graph.tensors["y"].shape == (2, 3)
+    assert list(contents) == ["shape"]
+    with pytest.raises(UnboundError, match="depend on input 'x'"):
+        run(
+            from_onnx(model_of("g (float[2,2] x) => (int64[a, b] y) { y = NonZero(x) }")),
+            {"x": reals(2, 2)},
+        )
+
+
+def test_gemm_with_all_its_attributes() -> None:
+    for index, (ta, tb) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        a = "4, 3" if ta else "3, 4"
+        shape = (5, 4) if tb else (4, 5)
+        model = model_of(
+            f"g (float[{a}] a, float[3, 1] c) => (float[3, 5] y) "
+            f"{{ y = Gemm<alpha = 0.5, beta = 2.0, transA = {ta}, transB = {tb}>(a, w, c) }}",
+            w=reals(*shape, seed=index),
+        )
+        feeds = {"a": reals(*((4, 3) if ta else (3, 4))), "c": reals(3, 1)}
+        equal_runtime(model, feeds)
+
+
+@pytest.mark.parametrize("auto", ["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"])
+def test_convolutions_pad_as_they_say(auto: str) -> None:
+    pads = "pads = [1, 0, 2, 1]," if auto == "NOTSET" else ""
+    model = model_of(
+        f"""g (float[2, 4, 9, 7] x) => (float[n, c, h, w] y, float[n, d, i, j] z) {{
+            y = Conv<auto_pad = "{auto}", {pads} strides = [2, 1], group = 2>(x, k, b)
+            z = ConvTranspose<auto_pad = "{auto}", {pads} strides = [2, 3],
+                output_padding = [1, 0]>(x, t)
+        }}""",
+        k=reals(6, 2, 3, 2),
+        b=reals(6),
+        t=reals(4, 3, 3, 4),
+    )
+    equal_runtime(model, {"x": reals(2, 4, 9, 7)})
+
+
+def test_pooling_rounds_up_where_asked() -> None:
+    model = model_of(
+        """g (float[1, 2, 7, 8] x) => (float[n, c, h, w] a, float[n, c, i, j] b) {
+            a = MaxPool<kernel_shape = [3, 2], strides = [2, 3], ceil_mode = 1>(x)
+            b = AveragePool<kernel_shape = [3, 2], strides = [2, 3], ceil_mode = 1,
+                pads = [1, 0, 1, 1], count_include_pad = 1>(x)
+        }"""
+    )
+    equal_runtime(model, {"x": reals(1, 2, 7, 8)})
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_in_both_directions(kind: str) -> None:
+    gates, states = {"LSTM": (4, 2), "GRU": (3, 1), "RNN": (1, 1)}[kind]
+    outputs = ", ".join(["y", "h", "c"][: 1 + states])
+    results = ", ".join(f"float[a{n}, b{n}, d{n}] {n}" for n in ("h", "c")[:states])
+    extra = "linear_before_reset = 1," if kind == "GRU" else ""
+    model = model_of(
+        f"g (float[5, 2, 3] x) => (float[t, k, n, h4] y, {results}) {{ "
+        f'{outputs} = {kind}<hidden_size = 4, {extra} direction = "bidirectional">'
+        "(x, w, r, b) }",
+        w=reals(2, gates * 4, 3),
+        r=reals(2, gates * 4, 4, seed=1),
+        b=reals(2, gates * 8, seed=2),
+    )
+    equal_runtime(model, {"x": reals(5, 2, 3)})
+
+
+def test_control_flow_is_taken_or_unrolled() -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["s", "s"], ["twice"]),
+            helper.make_node("Identity", ["going"], ["on"]),
+            helper.make_node("Identity", ["twice"], ["row"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, [2]),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("twice", TensorProto.FLOAT, [2]),
+            helper.make_tensor_value_info("row", TensorProto.FLOAT, [2]),
+        ],
+    )
+    branches = [
+        helper.make_graph(
+            [helper.make_node(kind, ["x"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])],
+        )
+        for kind, name in (("Neg", "minus"), ("Exp", "power"))
+    ]
+    nodes = [
+        helper.make_node("Loop", ["trips", "", "x"], ["last", "rows"], body=body),
+        helper.make_node(
+            "If", ["flag"], ["chosen"], then_branch=branches[0], else_branch=branches[1]
+        ),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
+            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        ],
+        [
+            helper.make_tensor_value_info("last", TensorProto.FLOAT, [2]),
+            helper.make_tensor_value_info("rows", TensorProto.FLOAT, [3, 2]),
+            helper.make_tensor_value_info("chosen", TensorProto.FLOAT, [2]),
+        ],
+        [numpy_helper.from_array(np.array(3), "trips")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    for flag in (True, False):
+        equal_runtime(model, {"x": reals(2), "flag": np.array(flag)})
+
+
+def test_functions_are_expanded_where_they_are_called() -> None:
+    model = model_of(
+        """g (float[n, 4] x) => (float[n, 4] y) {
+            a = own.scaled<by = 3.0>(x)
+            y = own.scaled(a)
+        }
+        <domain: "own", opset_import: ["" : 18]>
+        scaled <by: float = 2.0> (v) => (r) {
+            k = Constant<value_float: float = @by>()
+            r = Mul(v, k)
+        }"""
+    )
+    made = run(from_onnx(model.SerializeToString()), {"x": np.ones((2, 4), np.float32)})
+    np.testing.assert_allclose(made["y"], np.full((2, 4), 6.0))
+
+
+class Encoder(torch.nn.Module):
+    """An embedding, a transformer's layer, an LSTM and a classifier, with shapes computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(50, 16)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.lstm = torch.nn.LSTM(16, 12, bidirectional=True, batch_first=True)
+        self.gru = torch.nn.GRU(24, 8, batch_first=True)
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids) + torch.arange(ids.shape[1], device=ids.device)[None, :, None] * 0.01
+        x = self.layer(x)
+        x, _ = self.lstm(x)
+        x, _ = self.gru(x)
+        x = x.view(ids.shape[0], -1, 2, 4).transpose(1, 2).flatten(2).mean(1)
+        return self.out(x[:, :8])
+
+
+class Vision(torch.nn.Module):
+    """What convolutional networks have besides convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3, padding="same", dilation=2)
+        self.norm = torch.nn.GroupNorm(2, 8)
+        self.up = torch.nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1)
+        self.instance = torch.nn.InstanceNorm2d(4, affine=True)
+        self.pool = torch.nn.AvgPool2d(5, 3, 1, ceil_mode=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.hardswish(self.norm(self.first(x)))
+        y = torch.nn.functional.interpolate(y, scale_factor=2.0, mode="bilinear")
+        y = self.instance(self.up(y)).clamp(-1, 2)
+        y = torch.nn.functional.pad(y, (1, 2, 0, 1), mode="reflect")
+        parts = torch.cat([y[:, :2, 0:48:2], y[:, 2:, 1:49:2]], 1)
+        return self.pool(parts[:, :, :24, :24]).flatten(1)
+
+
+@pytest.mark.parametrize("name", ["Encoder", "Vision"])
+def test_models_that_torch_exports(name: str) -> None:
+    torch.manual_seed(0)
+    net = {"Encoder": Encoder, "Vision": Vision}[name]().eval()
+    if name == "Encoder":
+        example, axes = torch.randint(0, 50, (2, 7)), {0: "batch"}
+        others = [torch.randint(0, 50, (3, 7))]  # torch writes the attention for one length
+    else:
+        example, axes = torch.randn(2, 3, 12, 10), {0: "batch"}
+        others = [torch.randn(3, 3, 12, 10)]
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            net,
+            (example,),
+            stream,
+            dynamo=False,
+            opset_version=17,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": axes},
+        )
+    model = from_onnx(stream.getvalue())
+    for x in [example, *others]:
+        with torch.no_grad():
+            wanted = net(x).numpy()
+        made = run(model, {"x": x.numpy()})
+        np.testing.assert_allclose(made["y"], wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_not_supported_is_named() -> None:
+    texts = {
+        "g (float[2] x) => (float[2] y) { y = Bernoulli(x) }": r"node 0 \(RandomUniformLike\)",
+        "g (bfloat16[2] x) => (bfloat16[2] y) { y = Relu(x) }": "input 'x': type bfloat16",
+        "g (float[2] x) => (float[2] y) { y = own.thing(x) }": "operator 'thing' of domain 'own'",
+    }
+    for text, message in texts.items():
+        with pytest.raises(UnsupportedError, match=message):
+            from_onnx(model_of(text)).graph()
