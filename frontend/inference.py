@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.frontend.batches import Batches
 from soapstone.frontend.npz import DataError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
@@ -50,12 +51,15 @@ class Field:
 
 @dataclass(frozen=True)
 class Source:
-    """What a session serves: declared inputs, a graph for any sizes of symbolic dims, weights."""
+    """What a session serves: declared inputs, weights, and a graph for the inputs of a run.
+
+    `graph` also returns those inputs on whose contents, not only shapes, the graph depends.
+    """
 
     name: str
     inputs: tuple[Field, ...]
     outputs: tuple[str, ...]
-    graph: Callable[[Mapping[str, int]], Graph]
+    graph: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array]]]
     weights: Callable[[], Mapping[str, Array]]
 
     @staticmethod
@@ -74,7 +78,7 @@ class Source:
             found.name,
             tuple(Field(v.name, v.dtype, v.shape) for v in found.inputs),
             tuple(v.name for v in found.outputs),
-            found.graph,
+            found.graph_for,
             lambda: found.weights,
         )
 
@@ -84,7 +88,7 @@ def _of_graph(graph: Graph, weights: Mapping[str, Array]) -> Source:
         Field(name, graph.tensors[name].dtype, graph.tensors[name].shape)
         for name in graph.inputs(Role.INPUT)
     )
-    return Source(graph.name, fields, graph.outputs, lambda dims: graph, lambda: weights)
+    return Source(graph.name, fields, graph.outputs, lambda given: (graph, {}), lambda: weights)
 
 
 def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
@@ -94,8 +98,11 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
         for name in graph.inputs(Role.INPUT)
     )
 
-    def build(dims: Mapping[str, int]) -> Graph:
-        return model.build(dims["batch"])
+    def build(given: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+        sizes = {name: array.shape[0] for name, array in given.items()}
+        if len(set(sizes.values())) > 1:
+            raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")
+        return model.build(next(iter(sizes.values()))), {}
 
     return Source(
         model.name, fields, graph.outputs, build, (lambda: weights) if weights else model.weights
@@ -147,7 +154,8 @@ class InferenceSession:
         self._plain = plain
         self._machine = Machine.local(cpus=1, threads=threads or len(os.sched_getaffinity(0)))
         self._lock = threading.Lock()
-        self._bounds: OrderedDict[tuple[tuple[int, ...], ...], _Bound] = OrderedDict()
+        self._bounds: OrderedDict[tuple[object, ...], _Bound] = OrderedDict()
+        self._telling: set[str] = set()  # inputs on whose contents graphs depend
         self._most = max(1, bound_shapes)
 
     @property
@@ -171,9 +179,9 @@ class InferenceSession:
         """
         given = self._checked(inputs)
         with self._lock:
-            bound = self._bound({name: array.shape for name, array in given.items()})
-            for name, array in given.items():
-                np.copyto(bound.feeds[name], array)
+            bound = self._bound(given)
+            for name, feed in bound.feeds.items():
+                np.copyto(feed, given[name])
             if bound.trace is not None:
                 bound.trace.replay()
             return {name: array.copy() for name, array in bound.results.items()}
@@ -182,7 +190,7 @@ class InferenceSession:
         """Return which kernel variant serves each launch for inputs of these shapes."""
         given = self._checked(inputs)
         with self._lock:
-            return self._bound({name: array.shape for name, array in given.items()}).variants
+            return self._bound(given).variants
 
     @property
     def peak_bytes(self) -> int:
@@ -228,29 +236,45 @@ class InferenceSession:
             given[field.name] = array
         return given
 
-    def _dims(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return the sizes of the symbolic dims."""
-        dims: dict[str, int] = {}
-        for field in self._source.inputs:
-            for dim, extent in zip(field.shape, shapes[field.name]):
-                if isinstance(dim, str) and dims.setdefault(dim, extent) != extent:
-                    raise DataError(
-                        f"model {self._source.name!r}: dim {dim!r} is {dims[dim]} in one input"
-                        f" but {extent} in {field.name!r}"
-                    )
-        return dims
-
-    def _bound(self, shapes: Mapping[str, tuple[int, ...]]) -> _Bound:
-        key = tuple(shapes.values())
-        found = self._bounds.get(key)
+    def _bound(self, given: Mapping[str, Array]) -> _Bound:
+        found = self._bounds.get(self._key(given))
         if found is None:
             while len(self._bounds) >= self._most:
                 self._bounds.popitem(last=False)[1].runtime.close()
-            graph = self._source.graph(self._dims(shapes))
+            graph, contents = self._source.graph(given)
+            self._telling.update(contents)
             found = bind(graph, self._source.weights(), self._machine, self._plain)
-            self._bounds[key] = found
-        self._bounds.move_to_end(key)
+            self._bounds[self._key(given)] = found
+        self._bounds.move_to_end(self._key(given))
         return found
+
+    def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
+        shapes = tuple(array.shape for array in given.values())
+        return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
+
+
+def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple[Array, ...]:
+    """Return the outputs for all samples of x, run in batches; see `Model.predict`.
+
+    Raises:
+        DataError: no samples, or such as do not fit the model.
+    """
+    parts = []
+    for inputs, _ in Batches(x, None, batch_size, shuffle=False, seed=0).epoch(0):
+        if len(inputs) == len(session.inputs) == 1:
+            inputs = {session.inputs[0].name: next(iter(inputs.values()))}
+        given = {field.name: field.dtype for field in session.inputs}
+        cast = {
+            name: array.astype(given[name], copy=False)
+            if name in given and np.can_cast(array.dtype, given[name], "same_kind")
+            else array
+            for name, array in inputs.items()
+        }
+        parts.append(tuple(session.run(cast).values()))
+    if not parts:
+        raise DataError("predict: no samples found, 1 or more needed")
+    outputs = tuple(np.concatenate(part) for part in zip(*parts))
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bool) -> _Bound:

@@ -21,6 +21,7 @@ from soapstone.ir.tensor import Array, Role, TensorSpec
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Callback
+    from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.optimizers import Optimizer
     from soapstone.frontend.training import Trainer, TrainingResult
     from soapstone.runtime import Machine
@@ -325,8 +326,17 @@ class Model(Layers):
         return self.trainer.evaluate(x, y, batch_size=batch_size)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
-        """Return the model's outputs for all samples of x."""
-        return self.trainer.predict(x, batch_size=batch_size)
+        """Return the model's outputs for all samples of x.
+
+        A compiled model runs with its parameters as they are between steps; one that is not runs in
+        an inference session of its own. To run often, keep one: `model.inference()`.
+        """
+        if self._trainer is not None:
+            return self.trainer.predict(x, batch_size=batch_size)
+        from soapstone.frontend.inference import predict
+
+        with self.inference() as session:
+            return predict(session, x, batch_size or self.batch_size)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write parameters, optimizer state, step and position in the data, atomically."""
@@ -341,8 +351,27 @@ class Model(Layers):
         self.trainer.load_checkpoint(path)
 
     def weights(self) -> dict[str, Array]:
-        """Return copies of the trained parameters and carried states, by name."""
-        return self.trainer.session.state()
+        """Return copies of the parameters and carried states, by name.
+
+        They are the initial ones where nothing has been trained or set yet.
+        """
+        from soapstone.frontend.initial import materialise
+
+        found = dict(self._trainer.session.state()) if self._trainer is not None else {}
+        graph = self.graph
+        for name in (*graph.inputs(Role.PARAMETER), *graph.inputs(Role.STATE)):
+            if name not in found:
+                initial = graph.initials.get(name)
+                found[name] = materialise(initial, graph.tensors[name], self.seed, name)
+        return found
+
+    def inference(
+        self, *, threads: int | None = None, plain: bool = False, bound_shapes: int = 8
+    ) -> InferenceSession:
+        """Return a session that serves the model with its present weights, fast: see there."""
+        from soapstone.frontend.inference import InferenceSession
+
+        return InferenceSession(self, threads=threads, plain=plain, bound_shapes=bound_shapes)
 
     def set_weights(self, values: Mapping[str, Array]) -> None:
         """Replace parameters or states by name.

@@ -196,6 +196,7 @@ class OpSpec:
         view: which rearrangement of its operands' elements the result is, if it is just that.
         strided: whether its kernels take operands of any strides at no cost.
         tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
+        mixes_types: whether its operands may be of several floating-point types.
         epilogue: whether element-wise steps on its one result may join its launch.
     """
 
@@ -214,6 +215,7 @@ class OpSpec:
     view: Literal["reshape", "transpose", "concat"] | None = None
     strided: bool = False
     tiles_free: bool = False
+    mixes_types: bool = False
     epilogue: bool = False
     laws: tuple[str, ...] = ()
     onnx: str | None = None
@@ -232,7 +234,11 @@ class OpSpec:
             raise ShapeError(
                 f"{len(inputs)} inputs found, {len(required)} needed ({', '.join(self.inputs)})"
             )
-        reals = {spec.dtype: position for position, spec in enumerate(inputs) if spec.is_float}
+        reals = (
+            {}
+            if self.mixes_types
+            else {spec.dtype: position for position, spec in enumerate(inputs) if spec.is_float}
+        )
         if len(reals) > 1:
             found = " but ".join(
                 f"{dtype} in input {position}" for dtype, position in reals.items()

@@ -66,15 +66,17 @@ class Operand:
 
     def array(self, point: int, arrays: Sequence[Array], constants: Mapping[str, Array]) -> Array:
         """Return a point's tile of the operand, given those of the launch's arguments."""
+        box = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
         if self.constant is not None:
-            box = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
             tile: Array = constants[self.constant][(*box, ...)]
             return tile if tile.flags.aligned else tile.copy()  # a view of a file may not be
         array = arrays[self.argument]
-        if self.view is None:
+        if self.view is None or not self.view.steps:
             return array
-        samples = len(self.lo) > 1 and int(self.hi[point][0] - self.lo[point][0])
-        return self.view.apply(array, samples or None)
+        if len(self.lo) > 1:  # the tile is of all there is of its samples
+            return self.view.apply(array, int(self.hi[point][0] - self.lo[point][0]))
+        seen: Array = self.view.apply(array)[(*box, ...)]
+        return seen
 
 
 @dataclass(frozen=True)

@@ -249,6 +249,22 @@ def test_threads_may_share_a_session() -> None:
     assert not wrong
 
 
+def test_predict_without_compiling_equals_predict_after() -> None:
+    model = residual_network(4)
+    images = np.random.default_rng(0).standard_normal((10, 3, 12, 12))  # float64: cast
+    before = model.predict(images)
+    assert isinstance(before, np.ndarray) and before.shape == (10, 5)
+    model.compile("sgd", loss="cross_entropy", cpus=1)
+    with model:
+        after = model.predict(images.astype(np.float32))
+        np.testing.assert_allclose(before, after, atol=1e-5)
+        values = {name: value * 0 for name, value in model.weights().items() if value.ndim}
+        model.set_weights(values)
+        with model.inference(threads=1) as session:
+            found = session.run(images[:4].astype(np.float32))[session.outputs[0]]
+        np.testing.assert_allclose(found, 0.2, atol=1e-6)
+
+
 def test_outputs_that_need_no_launch() -> None:
     builder = GraphBuilder("constant")
     x = builder.input("x", (2, 3))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from elementwise_calls import SPECIAL, erf, fused, gelu_tanh, normal, run
 
 from soapstone.kernels.cpu import native
 from soapstone.kernels.cpu.elementwise import elementwise, fused_elementwise
@@ -15,7 +16,6 @@ from soapstone.kernels.cpu.native import Block, words
 from soapstone.kernels.entry import Call
 
 Array = np.ndarray[Any, Any]
-erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _gelu_grad(dy: Array, x: Array) -> Array:
@@ -24,20 +24,16 @@ def _gelu_grad(dy: Array, x: Array) -> Array:
     )
 
 
-def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
 def _gelu_tanh_grad(dy: Array, x: Array) -> Array:
     step = 1e-5
-    return dy * (_gelu_tanh(x + step) - _gelu_tanh(x - step)) / (2 * step)
+    return dy * (gelu_tanh(x + step) - gelu_tanh(x - step)) / (2 * step)
 
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Array]]] = {
     "relu": ("relu", {}, lambda x: np.maximum(x, 0)),
     "leaky": ("leaky_relu", {"alpha": 0.2}, lambda x: np.where(x > 0, x, 0.2 * x)),
     "gelu": ("gelu", {"approximate": "none"}, lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2)))),
-    "gelu tanh": ("gelu", {"approximate": "tanh"}, _gelu_tanh),
+    "gelu tanh": ("gelu", {"approximate": "tanh"}, gelu_tanh),
     "sigmoid": ("sigmoid", {}, lambda x: 1 / (1 + np.exp(-x))),
     "tanh": ("tanh", {}, np.tanh),
     "exp": ("exp", {}, np.exp),
@@ -78,19 +74,6 @@ def _count(reference: Callable[..., Array]) -> int:
     )
 
 
-def run(
-    operator: str, inputs: list[Array], outputs: list[Array], threads: int = 1, **attributes: Any
-) -> None:
-    bind = fused_elementwise if operator == "fused_elementwise" else elementwise
-    entry = bind(Call(operator, attributes, tuple(inputs), tuple(outputs), threads))
-    assert entry is not None
-    assert native.run(entry) == 0
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
-
-
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [1, 15, 16, 77, 5000])
 def test_operator(name: str, size: int) -> None:
@@ -101,12 +84,6 @@ def test_operator(name: str, size: int) -> None:
     with np.errstate(all="ignore"):
         want = reference(*(a.astype(np.float64) for a in inputs))
     np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-6)
-
-
-SPECIAL = np.array(
-    [0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 88.7, -87, -103, 200, -200],
-    np.float32,
-)
 
 
 @pytest.mark.parametrize(
@@ -219,23 +196,6 @@ def test_in_place() -> None:
     want = a + b
     run("add", [a, b], [a])
     np.testing.assert_array_equal(a, want)
-
-
-def fused(
-    inputs: list[Array],
-    outputs: list[Array],
-    program: list[Any],
-    results: tuple[int, ...],
-    threads: int = 1,
-) -> None:
-    run(
-        "fused_elementwise",
-        inputs,
-        outputs,
-        threads,
-        program=tuple((o, tuple(i), tuple(a.items())) for o, i, a in program),
-        results=results,
-    )
 
 
 @pytest.mark.parametrize("shape", [(7,), (1000, 33), (3, 8, 6, 6)])

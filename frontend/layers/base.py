@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soapstone.ir.errors import GraphError, ShapeError
@@ -119,7 +119,7 @@ class LayerBase:
         self,
         operator: str,
         x: Tensor,
-        parameters: Parameters,
+        parameters: Mapping[str, tuple[tuple[int, ...], Initial]],
         node: str,
         **attributes: Any,
     ) -> Tensor:

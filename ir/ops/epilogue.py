@@ -94,6 +94,7 @@ _RESIDUAL = (("add", (0, 1), ()), ("relu", (2,), ()))
 register(
     OpSpec(
         name="with_epilogue",
+        mixes_types=True,
         inputs=("x*",),
         signature=_signature,
         reference=_reference,

@@ -142,6 +142,8 @@ def _gradient(g: GradientContext) -> list[str | None]:
 register(
     OpSpec(
         name="fused_elementwise",
+        tiles_free=True,
+        mixes_types=True,
         inputs=("x*",),
         outputs=("y*",),
         signature=_signature,
