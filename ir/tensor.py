@@ -14,7 +14,10 @@ from soapstone.ir.errors import ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DTYPES = ("float32", "float64", "int32", "int64", "uint8", "bool")
+DTYPES = (
+    *("float32", "float64", "float16"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
+)
 
 
 class Role(StrEnum):

@@ -78,7 +78,7 @@ class AttentionLayers(LayerBase):
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             inner = Initial("uniform", math.sqrt(6 / (4 * width)))
-            split = []
+            split: list[str] = []
             for part, x in zip(("query", "key", "value"), values):
                 y = projected(builder, x, part, inner, f"{node}.{part}")
                 rows, steps, _ = builder.spec(y).shape
@@ -88,8 +88,8 @@ class AttentionLayers(LayerBase):
                 "attention", *split, *values[3:], causal=causal, name=f"{node}.attention"
             )[0]
             rows, steps = builder.spec(mixed).shape[:2]
-            shape = (rows, steps, width)
-            (joined,) = builder.apply("reshape", mixed, shape=shape, name=f"{node}.joined")
+            whole = (rows, steps, width)
+            (joined,) = builder.apply("reshape", mixed, shape=whole, name=f"{node}.joined")
             outer = Initial("uniform", 1 / math.sqrt(width))
             return (projected(builder, joined, "output", outer, node),)
 

@@ -96,7 +96,7 @@ class _Stack:
         name: str,
     ) -> tuple[str, ...]:
         _, samples, inputs = builder.spec(x).shape
-        weights = []
+        weights: list[str] = []
         for part, shape in _shapes(self.kind, inputs, self.width).items():
             label = self._name(part, layer, reverse)
             if part.startswith("bias") and not self.bias:

@@ -33,19 +33,22 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
 
 
 def _embedding(attributes: Attributes, ids: Array, rows: Array) -> Array:
+    if "total" in attributes or not attributes.get("partial", False):
+        total = attributes.get("total", rows.shape[0])
+        inside = (ids >= 0) & (ids < total)
+        if not inside.all():
+            found = ids[~inside].flat[0]
+            raise GraphError(f"embedding: index {found} found, 0 to {total - 1} needed")
     place = ids.astype(np.int64) - attributes.get("base", 0)
     held = (place >= 0) & (place < rows.shape[0])
-    if not attributes.get("partial", False) and not held.all():
-        found = ids[~held].flat[0]
-        raise GraphError(f"embedding: index {found} found, 0 to {rows.shape[0] - 1} needed")
     y = np.zeros((*ids.shape, rows.shape[1]), rows.dtype)
     y[held] = rows[place[held]]
     return y
 
 
 def _localize(attributes: Attributes, tile: Tile) -> Attributes:
-    lo, hi = tile.intervals["v"]
-    return {**attributes, "base": lo, "partial": hi - lo < tile.input_shapes[1][0]}
+    (lo, hi), total = tile.intervals["v"], tile.input_shapes[1][0]
+    return {**attributes, "base": lo, "partial": hi - lo < total, "total": total}
 
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:

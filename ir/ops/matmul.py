@@ -99,6 +99,8 @@ def _matrix_dims(rank: int, last: str) -> dict[str, str]:
 register(
     OpSpec(
         name="matmul",
+        epilogue=True,
+        strided=True,
         inputs=("a", "b"),
         signature=_signature,
         reference=_matmul,
@@ -187,6 +189,7 @@ _LINEAR_CASES = (
 register(
     OpSpec(
         name="linear",
+        epilogue=True,
         inputs=("x", "w", "b?"),
         signature=_linear_signature,
         reference=_linear,

@@ -1,6 +1,6 @@
 """Operators that move elements and compute nothing: reshape, transpose, concat, split.
 
-`full` and `cast` stand here too; `slice` and `pad` are in slicing.py. Dims: d0, d1, … by the axes
+`full` stands here too; `slice` and `pad` are in slicing.py. Dims: d0, d1, … by the axes
 of the output (of `split`: of the input); `reshape` names its common factors f0, f1, …
 """
 
@@ -45,24 +45,13 @@ def need_numbers(spec: TensorSpec, name: str, values: Sequence[int]) -> None:
         )
 
 
-# full, cast
+# full
 
 
 def _full_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     table = DimTable()
     output = plain(table, attributes["shape"], "attribute shape")
     return finish(table, [], [output], [attributes["dtype"]])
-
-
-def _cast_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    table = DimTable()
-    x = plain(table, inputs[0].shape, "input 0")
-    return finish(table, [x], [x], [attributes["dtype"]])
-
-
-def _cast_grad(g: GradientContext) -> list[str | None]:
-    x = g.spec(g.inputs[0])
-    return [g.emit("cast", g.grad(), dtype=x.dtype) if x.is_float else None]
 
 
 register(
@@ -90,27 +79,6 @@ register(
         doc="a constant; every element is value",
     )
 )
-register(
-    OpSpec(
-        name="cast",
-        inputs=("x",),
-        signature=_cast_signature,
-        reference=lambda a, x: x.astype(a["dtype"]),
-        attributes={"dtype": Attribute("str", choices=DTYPES)},
-        gradient=_cast_grad,
-        onnx="Cast",
-        cases=(
-            Case(("3 4",), {"dtype": "float64"}),
-            Case(("3 4",), {"dtype": "float32"}, ()),
-            Case(("2 3",), {"dtype": "int32"}, ()),
-            Case(("int64 2 3 <9",), {"dtype": "float32"}, ()),
-            Case(("bool 4",), {"dtype": "float32"}, ()),
-            Case(("0 3",), {"dtype": "float64"}),
-        ),
-        doc="the same values in another element type; to integers by truncation",
-    )
-)
-
 # reshape
 
 
@@ -185,6 +153,7 @@ def _reshape_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -
 register(
     OpSpec(
         name="reshape",
+        view="reshape",
         inputs=("x",),
         signature=_reshape_signature,
         reference=lambda a, x: x.reshape(a["shape"]).copy(),
@@ -233,6 +202,7 @@ def _transpose_grad(g: GradientContext) -> list[str | None]:
 register(
     OpSpec(
         name="transpose",
+        view="transpose",
         inputs=("x",),
         signature=_transpose_signature,
         reference=lambda a, x: np.transpose(x, a["permutation"]).copy(),
@@ -255,7 +225,12 @@ register(
 # concat and split, each the gradient of the other
 
 
-def _check_axis(spec: TensorSpec, axis: int) -> None:
+def need_axis(spec: TensorSpec, axis: int) -> None:
+    """Check that input 0 has an axis.
+
+    Raises:
+        ShapeError: its rank is too small.
+    """
     if axis >= spec.rank:
         raise ShapeError(f"dim d{axis} does not exist; input 0 has rank {spec.rank}")
 
@@ -279,7 +254,7 @@ def _joined(table: DimTable, specs: Sequence[TensorSpec], axis: int, what: str) 
 
 def _concat_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     first, axis = inputs[0], attributes["axis"]
-    _check_axis(first, axis)
+    need_axis(first, axis)
     for position, spec in enumerate(inputs):
         if spec.rank != first.rank or spec.dtype != first.dtype:
             raise ShapeError(
@@ -300,7 +275,7 @@ def _concat_grad(g: GradientContext) -> list[str | None]:
 
 def _split_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     x, axis, sizes = inputs[0], attributes["axis"], attributes["sizes"]
-    _check_axis(x, axis)
+    need_axis(x, axis)
     if not sizes:
         raise GraphError("attribute sizes: 0 numbers found, 1 or more needed")
     if sum(sizes) != x.shape[axis]:
@@ -339,6 +314,7 @@ def _whole(spec: TensorSpec) -> dict[str, str]:
 register(
     OpSpec(
         name="concat",
+        view="concat",
         inputs=("x*",),
         signature=_concat_signature,
         reference=lambda a, *parts: np.concatenate(parts, a["axis"]),

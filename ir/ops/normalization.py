@@ -1,7 +1,6 @@
-"""Batch and layer normalisation and their gradients: composites of reductions and arithmetic.
+"""Batch normalisation and its gradient: composites of reductions and arithmetic.
 
-Batch normalisation has dims n c and, for images, h w; n, h, w are split only after lowering. Layer
-normalisation has the leading dims b0, b1, … and c, the normalised one, split only after lowering.
+Dims: n c and, for images, h w; n, h, w are split only after lowering.
 """
 
 from __future__ import annotations
@@ -11,7 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import (
+    Affine,
+    Axis,
+    DimTable,
+    Kind,
+    Operand,
+    Signature,
+    Whole,
+    along,
+    finish,
+)
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float, need_rank
@@ -92,30 +101,15 @@ def _channels(emit: Emitter, value: str, rank: int) -> str:
 
 
 def _batch_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, gamma, beta, old_mean, old_var = node.inputs
+    x, *vectors = node.inputs
     spec = emit.spec(x)
-    rank, over = spec.rank, _over(spec.rank)
-    count = math.prod(spec.shape[axis] for axis in over)
-    new = node.attributes["momentum"]
-    e = _follow_batch(emit, rank)
-    per_channel = emit.renamed({"d0": "c", "f0": "c"})
-
-    def flat(value: str) -> str:
-        return per_channel("reshape", value, shape=(spec.shape[1],))
-
-    def mixed(old: str, batch: str, share: float) -> str:
-        kept = per_channel("affine", old, scale=1 - new)
-        return per_channel("add", kept, per_channel("affine", batch, scale=share))
-
-    mean = _mean(e, x, over)
-    centred = e("sub", x, mean)
-    var = _mean(e, e("mul", centred, centred), over)
-    rstd = e("power", e("affine", var, shift=node.attributes["epsilon"]), exponent=-0.5)
-    scaled = e("mul", centred, e("mul", rstd, _channels(emit, gamma, rank)))
-    y = e("add", scaled, _channels(emit, beta, rank))
-    new_mean = mixed(old_mean, flat(mean), new)
-    new_var = mixed(old_var, flat(var), new * count / max(count - 1, 1))
-    return [y, new_mean, new_var, flat(mean), flat(rstd)]
+    count = math.prod(spec.shape[axis] for axis in _over(spec.rank))
+    given = {name: node.attributes[name] for name in ("epsilon", "momentum")}
+    sums = emit("batch_norm_sums", x, x)
+    made = emit.all("batch_norm_statistics", sums, x, *vectors, count=count, **given)
+    e = _follow_batch(emit, spec.rank)
+    scale, shift = (_channels(emit, value, spec.rank) for value in made[:2])
+    return [e("add", e("mul", x, scale), shift), *made[2:]]
 
 
 def _batch_norm_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -138,18 +132,13 @@ def _batch_norm_grad(
 def _batch_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
     dy, x, gamma, mean, rstd = node.inputs
     spec = emit.spec(x)
-    rank, over = spec.rank, _over(spec.rank)
-    e = _follow_batch(emit, rank)
-    rstd = _channels(emit, rstd, rank)
-    normal = e("mul", e("sub", x, _channels(emit, mean, rank)), rstd)
-    dbeta = e("reduce_sum", dy, axes=over, keepdims=True)
-    dgamma = e("reduce_sum", e("mul", dy, normal), axes=over, keepdims=True)
-    share = 1 / max(1, math.prod(spec.shape[axis] for axis in over))
-    inner = e("sub", dy, e("affine", dbeta, scale=share))
-    inner = e("sub", inner, e("mul", normal, e("affine", dgamma, scale=share)))
-    dx = e("mul", inner, e("mul", rstd, _channels(emit, gamma, rank)))
-    shape = (spec.shape[1],)
-    return [dx, *(emit("reshape", v, shape=shape, rename={"f0": "c"}) for v in (dgamma, dbeta))]
+    count = math.prod(spec.shape[axis] for axis in _over(spec.rank))
+    sums = emit("batch_norm_grad_sums", dy, x, mean)
+    dgamma, dbeta, *factors = emit.all("batch_norm_slopes", sums, gamma, rstd, count=count)
+    e = _follow_batch(emit, spec.rank)
+    wide, a, b, d = (_channels(emit, value, spec.rank) for value in (mean, *factors))
+    dx = e("mul", e("sub", x, wide), b)
+    return [e("add", e("add", e("mul", dy, a), dx), d), dgamma, dbeta]
 
 
 def _inference(
@@ -178,92 +167,99 @@ def _inference_gradient(g: GradientContext) -> Sequence[str | None]:
     return [dx, c("mul", dscale, rstd), dbeta, dmean, c("mul", dscale, slope)]
 
 
-def _layer_signature(
-    inputs: Sequence[TensorSpec], pattern: Sequence[str], outputs: Sequence[str]
-) -> Signature:
-    """Return the signature of operands each written as `bc`, `b` or `c` (b: the leading dims)."""
-    need_float(inputs, *range(len(inputs)))
-    rank = inputs[0].rank
-    if rank < 1:
-        raise ShapeError("input 0 has rank 0; 1 or more needed (… c)")
-    lead = tuple(f"b{axis}" for axis in range(rank - 1))
-    names = {"bc": (*lead, "c"), "b": lead, "c": ("c",)}
+def _first(operand: Operand) -> Operand:
+    """Return an operand of which every tile reads the first position of each channel."""
+    axes: list[Axis] = [
+        axis
+        if isinstance(axis, Affine) and axis.dim == "c"
+        else Affine(axis.dims[0], axis.extent, stride=0)
+        for axis in operand.axes
+    ]
+    return Operand(tuple(axes))
+
+
+def _sums_signature(inputs: tuple[TensorSpec, ...], gradient: bool) -> Signature:
+    """Return the signature of (x, first) or (dy, x, mean) to sums (2, c)."""
+    whole = _batch_signature(inputs, 2, "x", False)
+    first, second, *rest = whole.inputs
+    operands = (first, second if gradient else _first(second), *rest)
     table = DimTable()
-    operands = []
-    for position, (spec, letters) in enumerate(zip(inputs, pattern)):
-        need_rank(inputs, position, " ".join(names[letters]))
-        where = f"input {position}"
-        axes = (along(table, d, e, where) for d, e in zip(names[letters], spec.shape))
+    for dim in whole.dims:
+        table.add(dim.name, dim.extent, "input 0")
+    c = next(axis for axis in first.axes if axis.dims == ("c",))
+    return finish(table, operands, [Operand((Whole(2), c))], [inputs[0].dtype])
+
+
+def _sums(attributes: Attributes, x: Array, first: Array) -> Array:
+    over, rank = _over(x.ndim), x.ndim
+    if x.size == 0:
+        return np.zeros((2, x.shape[1]), x.dtype)
+    away = x - _spread(_pivot(first), rank)
+    return np.stack([away.sum(axis=over), (away * away).sum(axis=over)])
+
+
+def _pivot(first: Array) -> Array:
+    """Return the first value of each channel; zero where there is none."""
+    if first.size == 0:
+        return np.zeros(first.shape[1], first.dtype)
+    return first.reshape(*first.shape[:2], -1)[0, :, 0]
+
+
+def _grad_sums(attributes: Attributes, dy: Array, x: Array, mean: Array) -> Array:
+    over = _over(x.ndim)
+    return np.stack([dy.sum(axis=over), (dy * (x - _spread(mean, x.ndim))).sum(axis=over)])
+
+
+def _statistics_signature(inputs: tuple[TensorSpec, ...], first: bool, results: int) -> Signature:
+    """Return the signature of sums (2, c), with `first` x, then values of each channel."""
+    need_float(inputs, *range(len(inputs)))
+    need_rank(inputs, 0, "2 c")
+    if inputs[0].shape[0] != 2:
+        raise ShapeError(f"input 0 has shape {inputs[0].shape}; (2, c) needed")
+    table = DimTable()
+    operands = [Operand((Whole(2), along(table, "c", inputs[0].shape[1], "input 0")))]
+    if first:
+        shape = inputs[1].shape
+        if inputs[1].rank not in _DIMS:
+            raise ShapeError(f"input 1 has rank {inputs[1].rank} (shape {shape}); 2 to 5 needed")
+        table.add("one", 1, "the first position", Kind.WHOLE)
+        axes: list[Axis] = [Affine("one", extent) for extent in shape]
+        axes[1] = along(table, "c", shape[1], "input 1")
         operands.append(Operand(tuple(axes)))
-
-    def operand(letters: str) -> Operand:
-        axes: tuple[Axis, ...] = tuple(Affine(d, table.extent(d)) for d in names[letters])
-        return Operand(axes)
-
-    made = [operand(letters) for letters in outputs]
-    kinds = {"c": Kind.LOWERED}
-    return finish(table, operands, made, [inputs[0].dtype] * len(made), kinds)
+    for number in range(len(operands), len(inputs)):
+        need_rank(inputs, number, "c")
+        where = f"input {number}"
+        operands.append(Operand((along(table, "c", inputs[number].shape[0], where),)))
+    made = Operand((Affine("c", table.extent("c")),))
+    return finish(table, operands, [made] * results, [inputs[0].dtype] * results)
 
 
-def _layer_norm(attributes: Attributes, x: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
-    count = x.dtype.type(max(1, x.shape[-1]))
-    mean = x.sum(axis=-1) / count
-    centred = x - mean[..., None]
-    var = (centred * centred).sum(axis=-1) / count
-    rstd = 1 / np.sqrt(var + x.dtype.type(attributes["epsilon"]))
-    return centred * rstd[..., None] * gamma + beta, np.asarray(mean), np.asarray(rstd)
-
-
-def _follow_layer(emit: Emitter, rank: int) -> Emitter:
-    names = {f"d{axis}": f"b{axis}" for axis in range(rank - 1)} | {f"d{rank - 1}": "c"}
-    return emit.renamed(names)
-
-
-def _layer_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, gamma, beta = node.inputs
-    spec = emit.spec(x)
-    last, lead = (spec.rank - 1,), spec.shape[:-1]
-    e = _follow_layer(emit, spec.rank)
-    mean = _mean(e, x, last)
-    centred = e("sub", x, mean)
-    var = _mean(e, e("mul", centred, centred), last)
-    rstd = e("power", e("affine", var, shift=node.attributes["epsilon"]), exponent=-0.5)
-    y = e("add", e("mul", e("mul", centred, rstd), gamma), beta)
-    flat = [emit("reshape", value, shape=lead) for value in (mean, rstd)]
-    return [y, *flat]
-
-
-def _layer_norm_gradient(g: GradientContext) -> Sequence[str | None]:
-    x, gamma, _ = g.inputs
-    return list(g.emit.all("layer_norm_grad", g.only_grad(), x, gamma, *g.outputs[1:]))
-
-
-def _layer_norm_grad(
-    attributes: Attributes, dy: Array, x: Array, gamma: Array, mean: Array, rstd: Array
+def _statistics(
+    attributes: Attributes,
+    sums: Array,
+    first: Array,
+    *vectors: Array,
 ) -> tuple[Array, ...]:
-    count = x.dtype.type(max(1, x.shape[-1]))
-    normal = (x - mean[..., None]) * rstd[..., None]
-    lead = tuple(range(x.ndim - 1))
-    scaled = dy * gamma
-    inner = scaled - scaled.sum(axis=-1, keepdims=True) / count
-    inner = inner - normal * ((scaled * normal).sum(axis=-1, keepdims=True) / count)
-    return inner * rstd[..., None], (dy * normal).sum(axis=lead), dy.sum(axis=lead)
+    gamma, beta, old_mean, old_var = vectors
+    real = sums.dtype.type
+    count = attributes["count"]
+    away, square = sums / real(max(count, 1))
+    mean = _pivot(first) + away
+    var = np.maximum(square - away * away, 0)
+    rstd = 1 / np.sqrt(var + real(attributes["epsilon"]))
+    new = real(attributes["momentum"])
+    # A batch of one value has no unbiased variance; its biased one, zero, stands in.
+    unbiased = var * real(count / max(count - 1, 1))
+    scale = gamma * rstd
+    running = old_mean * (1 - new) + mean * new, old_var * (1 - new) + unbiased * new
+    return scale, beta - mean * scale, *running, mean, rstd
 
 
-def _layer_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    dy, x, gamma, mean, rstd = node.inputs
-    spec = emit.spec(x)
-    last, lead = (spec.rank - 1,), tuple(range(spec.rank - 1))
-    e = _follow_layer(emit, spec.rank)
-    column = (*spec.shape[:-1], 1)
-    mean, rstd = (emit("reshape", value, shape=column) for value in (mean, rstd))
-    normal = e("mul", e("sub", x, mean), rstd)
-    scaled = e("mul", dy, gamma)
-    inner = e("sub", scaled, _mean(e, scaled, last))
-    inner = e("sub", inner, e("mul", normal, _mean(e, e("mul", scaled, normal), last)))
-    dx = e("mul", inner, rstd)
-    dgamma = e("reduce_sum", e("mul", dy, normal), axes=lead, keepdims=False)
-    return [dx, dgamma, e("reduce_sum", dy, axes=lead, keepdims=False)]
+def _slopes(attributes: Attributes, sums: Array, gamma: Array, rstd: Array) -> tuple[Array, ...]:
+    total, product = sums
+    scale, count = gamma * rstd, sums.dtype.type(max(attributes["count"], 1))
+    factors = scale, -scale * rstd * rstd * product / count, -scale * total / count
+    return product * rstd, total.copy(), *factors
 
 
 register(
@@ -326,44 +322,72 @@ register(
         doc="x normalised by given statistics: affine in each channel",
     )
 )
+_COUNT = {"count": Attribute("int", minimum=0)}
 register(
     OpSpec(
-        name="layer_norm",
-        inputs=("x", "gamma", "beta"),
-        outputs=("y", "mean", "rstd"),
-        signature=lambda inputs, a: _layer_signature(inputs, ("bc", "c", "c"), ("bc", "b", "b")),
-        reference=_layer_norm,
-        attributes=_EPSILON,
-        gradient=_layer_norm_gradient,
-        lower=_layer_norm_lower,
-        flops_per_point=8,
-        onnx="LayerNormalization",
+        name="batch_norm_sums",
+        inputs=("x", "first"),
+        outputs=("sums",),
+        signature=lambda inputs, a: _sums_signature(inputs, False),
+        reference=_sums,
+        flops_per_point=3,
         cases=(
-            Case(("4 6", "6", "6")),
-            Case(("2 3 5", "5", "5"), {"epsilon": 1e-3}),
-            Case(("5", "5", "5")),
-            Case(("2 1", "1", "1"), {}, ()),
-            Case(("0 3", "3", "3")),
+            Case(("3 2 4 3", "3 2 4 3"), {}, ()),
+            Case(("5 3", "5 3"), {}, ()),
+            Case(("2 3 4", "2 3 4"), {}, ()),
+            Case(("2 1 1 1", "2 1 1 1"), {}, ()),
+            Case(("0 2 3 3", "0 2 3 3"), {}, ()),
         ),
-        doc="x normalised over its last dim by mean and biased variance, scaled and shifted",
+        doc="by channel, the sums of x less its first value and of the square of that",
     )
 )
 register(
     OpSpec(
-        name="layer_norm_grad",
-        inputs=("dy", "x", "gamma", "mean", "rstd"),
-        outputs=("dx", "dgamma", "dbeta"),
-        signature=lambda inputs, a: _layer_signature(
-            inputs, ("bc", "bc", "c", "b", "b"), ("bc", "c", "c")
-        ),
-        reference=_layer_norm_grad,
-        lower=_layer_norm_grad_lower,
+        name="batch_norm_statistics",
+        inputs=("sums", "first", "gamma", "beta", "running_mean", "running_var"),
+        outputs=("scale", "shift", "new_running_mean", "new_running_var", "mean", "rstd"),
+        signature=lambda inputs, a: _statistics_signature(inputs, True, 6),
+        reference=_statistics,
+        attributes=_COUNT | _EPSILON | {"momentum": Attribute("float", 0.1, minimum=0)},
         flops_per_point=12,
         cases=(
-            Case(("4 6", "4 6", "6", "4", "4"), {}, (), positive=True),
-            Case(("2 3 5", "2 3 5", "5", "2 3", "2 3"), {}, (), positive=True),
-            Case(("5", "5", "5", "", ""), {}, (), positive=True),
-            Case(("0 3", "0 3", "3", "0", "0"), {}, (), positive=True),
+            Case(("2 3", "2 3 2 2", "3", "3", "3", "3"), {"count": 8}, (), positive=True),
+            Case(("2 1", "4 1", "1", "1", "1", "1"), {"count": 4}, (), positive=True),
+            Case(("2 2", "0 2 3", "2", "2", "2", "2"), {"count": 0}, (), positive=True),
         ),
+        doc="a batch's statistics from its sums; y is x * scale + shift",
+    )
+)
+register(
+    OpSpec(
+        name="batch_norm_grad_sums",
+        inputs=("dy", "x", "mean"),
+        outputs=("sums",),
+        signature=lambda inputs, a: _sums_signature(inputs, True),
+        reference=_grad_sums,
+        flops_per_point=4,
+        cases=(
+            Case(("3 2 4 3", "3 2 4 3", "2"), {}, ()),
+            Case(("5 3", "5 3", "3"), {}, ()),
+            Case(("2 1 1 1", "2 1 1 1", "1"), {}, ()),
+            Case(("0 2 3 3", "0 2 3 3", "2"), {}, ()),
+        ),
+        doc="by channel, the sums of dy and of dy * (x - mean)",
+    )
+)
+register(
+    OpSpec(
+        name="batch_norm_slopes",
+        inputs=("sums", "gamma", "rstd"),
+        outputs=("dgamma", "dbeta", "a", "b", "d"),
+        signature=lambda inputs, a: _statistics_signature(inputs, False, 5),
+        reference=_slopes,
+        attributes=_COUNT,
+        flops_per_point=9,
+        cases=(
+            Case(("2 3", "3", "3"), {"count": 8}, ()),
+            Case(("2 1", "1", "1"), {"count": 1}, ()),
+        ),
+        doc="the gradients of gamma and beta; dx is a * dy + b * (x - mean) + d",
     )
 )

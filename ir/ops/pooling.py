@@ -1,42 +1,65 @@
-"""Maximum and average pooling over h and w, and their gradients.
+"""Maximum and average pooling along one, two or three axes, and their gradients.
 
-Dims: n c; h w are output positions, through which the input has a halo; kh kw.
+Dims: n c; d h w are output positions (h w of an image, w of a sequence), through which the input
+has a halo; kd kh kw. With `ceil_mode` a last window may end past the padding, if it starts before
+its end; positions past the padding count in no average.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Ints, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.ops.checks import need_float, need_lengths, need_rank
-from soapstone.ir.ops.window import SPATIAL, Window, gather, local_padding, scatter, windows_of
+from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.reduction import smallest
+from soapstone.ir.ops.window import (
+    Window,
+    gather,
+    local_padding,
+    need_window,
+    positions_of,
+    scatter,
+    spatial_dims,
+    window_attributes,
+    windows_of,
+)
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-_WINDOW = {
-    "kernel": Attribute("ints", minimum=1),
-    "stride": Attribute("ints", (1, 1), minimum=1),
-    "padding": Attribute("ints", (0, 0, 0, 0), minimum=0),
-}
+BYTE_POSITIONS = 256  # windows of more positions have indices of four bytes
+_INDICES = {"indices": Attribute("bool", False)}
 _SIZE = {"size": Attribute("ints", minimum=0)}
 
 
+def pool_attributes(rank: int) -> dict[str, Attribute]:
+    """Return the attributes of windows of a pooling operator."""
+    window = window_attributes(rank) | {"ceil_mode": Attribute("bool", False)}
+    return {"kernel": Attribute("ints", minimum=1)} | window
+
+
+def index_type(kernel: Sequence[int]) -> str:
+    """Return the type of positions in a window."""
+    return "uint8" if math.prod(kernel) <= BYTE_POSITIONS else "int32"
+
+
 def _windows(table: DimTable, attributes: Attributes, size: Sequence[int]) -> list[Window]:
-    """Return the windows, and record h, w, kh, kw.
+    """Return the windows, and record their dims and the kernel's.
 
     Raises:
         ShapeError: padding as wide as the window, which could then hold no element.
     """
     windows = windows_of(attributes, size, attributes["kernel"])
     for window in windows:
-        if max(window.low, window.high) >= window.kernel:
+        if max(window.low, window.high) >= window.span:
             raise ShapeError(
                 f"dim {window.dim}: padding {max(window.low, window.high)} found, less than the"
-                f" kernel's {window.kernel} needed"
+                f" window's {window.span} needed"
             )
         if window.size < 1:
             raise ShapeError(f"dim {window.dim}: the input has {window.size} positions; 1 needed")
@@ -46,39 +69,43 @@ def _windows(table: DimTable, attributes: Attributes, size: Sequence[int]) -> li
     return windows
 
 
-def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_lengths(attributes, kernel=2, stride=2, padding=4)
-    need_rank(inputs, 0, "n c h w")
-    need_float(inputs, 0)
+def _image(rank: int) -> str:
+    return " ".join(("n", "c", *spatial_dims(rank)))
+
+
+def pool_signature(
+    rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes, *, real: bool = True
+) -> Signature:
+    """Return the signature of pooled windows, with the attribute `indices` also of positions."""
+    need_window(attributes, rank, kernel=rank)
+    need_rank(inputs, 0, _image(rank))
+    if real:
+        need_float(inputs, 0)
     table = DimTable()
     lead: list[Axis] = [along(table, d, e, "input 0") for d, e in zip("nc", inputs[0].shape)]
     windows = _windows(table, attributes, inputs[0].shape[2:])
     y = Operand((*lead, *(Affine(window.dim, window.count) for window in windows)))
     outputs, types = [y], [inputs[0].dtype]
     if attributes.get("indices"):
-        if attributes["kernel"][0] * attributes["kernel"][1] > 256:
-            raise ShapeError(
-                f"dims kh and kw: a window of {attributes['kernel']} found; at most 256 positions"
-                " have indices"
-            )
-        outputs, types = [y, y], [inputs[0].dtype, "uint8"]
+        outputs, types = [y, y], [*types, index_type(attributes["kernel"])]
     x = Operand((*lead, *(window.read() for window in windows)))
     return finish(table, [x], outputs, types)
 
 
-def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_lengths(attributes, kernel=2, stride=2, padding=4, size=2)
+def _grad_signature(rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_window(attributes, rank, kernel=rank, size=rank)
     need_float(inputs, 0)
     table = DimTable()
     for position in range(len(inputs)):
-        need_rank(inputs, position, "n c h w")
-    if len(inputs) == 2 and inputs[1].dtype != "uint8":
-        raise ShapeError(f"input 1 has type {inputs[1].dtype}; uint8 needed")
+        need_rank(inputs, position, _image(rank))
+    needed = index_type(attributes["kernel"])
+    if len(inputs) == 2 and inputs[1].dtype != needed:
+        raise ShapeError(f"input 1 has type {inputs[1].dtype}; {needed} needed")
     lead: list[Axis] = [along(table, d, e, "input 0") for d, e in zip("nc", inputs[0].shape)]
     windows = _windows(table, attributes, attributes["size"])
     operands = []
     for position, spec in enumerate(inputs):
-        names, where = ("n", "c", *SPATIAL), f"input {position}"
+        names, where = _image(rank).split(), f"input {position}"
         axes = (along(table, d, e, where) for d, e in zip(names, spec.shape))
         operands.append(Operand(tuple(axes)))
     dx = Operand((*lead, *(window.written() for window in windows)))
@@ -89,11 +116,21 @@ def _local(attributes: Attributes, tile: Tile, box: tuple[Ints, Ints]) -> dict[s
     """Return the attributes of a tile, which is an image of its own.
 
     Its box ends where the image ends, so local padding, `origin` and `full_size` give the averages
-    at the borders the divisors that they have in the whole image.
+    at the borders the divisors that they have in the whole image. `excess` is how much of the
+    padding at each end lies past the image's own.
     """
     size = tuple(int(extent) for extent in (box[1] - box[0])[2:])
     padding = local_padding(attributes, tile, box, attributes["kernel"])
-    return {**attributes, "padding": padding, "origin": (0, 0), "full_size": size}
+    rank = len(size)
+    excess = []
+    for axis, window in enumerate(windows_of(attributes, (0,) * rank, attributes["kernel"])):
+        first, last = tile.intervals[window.dim]
+        ends = (last - 1) * window.stride - window.low + window.span
+        whole = tile.input_shapes[0] if "size" not in attributes else tile.output_shapes[0]
+        beyond = max(0, ends - whole[2 + axis] - window.high) if last > first else 0
+        excess.append(beyond)
+    local = {"padding": padding, "ceil_mode": False, "excess": tuple(excess)}
+    return {**attributes, **local, "origin": (0,) * rank, "full_size": size}
 
 
 def _localize(attributes: Attributes, tile: Tile) -> Attributes:
@@ -105,173 +142,218 @@ def _grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
     return {**local, "size": local["full_size"]}
 
 
-def _count(attributes: Attributes, size: Sequence[int]) -> list[int]:
-    return [
-        (window.size + window.low + window.high - window.span) // window.stride + 1
-        for window in windows_of(attributes, size, attributes["kernel"])
-    ]
+def window_counts(
+    attributes: Attributes, size: Sequence[int], count: Sequence[int], include_pad: bool
+) -> list[Array]:
+    """Return how many positions of each window are inside x, or its padding, along each axis."""
+    return [held.sum(axis=1) for held in _held(attributes, tuple(size), tuple(count), include_pad)]
+
+
+def _held(
+    attributes: Attributes, size: Sequence[int], count: Sequence[int], include_pad: bool
+) -> list[Array]:
+    """Return which positions of each window are inside, along each axis: (count, kernel)."""
+    kernel = attributes["kernel"]
+    excess = attributes.get("excess", (0,) * len(kernel))
+    result = []
+    for window, n, beyond in zip(windows_of(attributes, size, kernel), count, excess):
+        at = np.arange(n)[:, None] * window.stride - window.low
+        at = at + np.arange(window.kernel) * window.dilation
+        end = window.size + (window.high - beyond if include_pad else 0)
+        result.append((at < end) & ((at >= 0) | include_pad))
+    return result
 
 
 def _inside(attributes: Attributes, size: Sequence[int], count: Sequence[int]) -> Array:
-    """Return which window positions hold an element: (h, w, kh, kw)."""
-    inside: Array = gather(np.ones((1, 1, *size), bool), attributes, attributes["kernel"], count)
-    return np.asarray(inside[0, 0])
+    """Return which window positions hold an element: (*count, *kernel)."""
+    rank = len(count)
+    axes = (
+        np.expand_dims(held, tuple(a for a in range(2 * rank) if a % rank != axis))
+        for axis, held in enumerate(_held(attributes, size, count, False))
+    )
+    return np.asarray(reduce(np.logical_and, axes))
 
 
-def _max_pool2d(attributes: Attributes, x: Array) -> Array | tuple[Array, Array]:
-    count = _count(attributes, x.shape[2:])
-    windows = gather(x, attributes, attributes["kernel"], count, -np.inf)
-    flat = windows.reshape(*windows.shape[:4], windows.shape[4] * windows.shape[5])
+def _max_pool(attributes: Attributes, x: Array) -> Array | tuple[Array, Array]:
+    count = positions_of(attributes, x.shape[2:], attributes["kernel"])
+    windows = gather(x, attributes, attributes["kernel"], count, smallest(x.dtype))
+    flat = windows.reshape(*windows.shape[: x.ndim], math.prod(attributes["kernel"]))
     y = np.asarray(flat.max(axis=-1))
     if not attributes["indices"]:
         return y
     # Padding never wins, not even against an element of -inf.
     inside = _inside(attributes, x.shape[2:], count).reshape(flat.shape[2:])
-    winners = ((flat == y[..., None]) | np.isnan(flat)) & inside
-    return y, winners.argmax(axis=-1).astype(np.uint8)
+    winners = ((flat == y[..., None]) | (flat != flat)) & inside
+    return y, winners.argmax(axis=-1).astype(index_type(attributes["kernel"]))
 
 
-def _max_pool2d_grad(attributes: Attributes, dy: Array, index: Array) -> Array:
-    kh, kw = attributes["kernel"]
-    chosen = index[..., None] == np.arange(kh * kw)
+def _max_pool_grad(attributes: Attributes, dy: Array, index: Array) -> Array:
+    kernel = attributes["kernel"]
+    chosen = index[..., None] == np.arange(math.prod(kernel))
     parts = np.asarray(np.where(chosen, dy[..., None], dy.dtype.type(0)))
-    parts = parts.reshape(*dy.shape, kh, kw)
-    return scatter(parts, attributes, attributes["size"])
+    return scatter(parts.reshape(*dy.shape, *kernel), attributes, attributes["size"])
 
 
 def _divisor(attributes: Attributes, size: Sequence[int], count: Sequence[int]) -> Array:
-    """Return the number of elements each average is over: (h, w)."""
-    kh, kw = attributes["kernel"]
-    if attributes["include_pad"]:
-        return np.full(tuple(count), kh * kw)
-    return np.asarray(_inside(attributes, size, count).sum(axis=(2, 3)))
+    """Return the number of elements each average is over: (*count,)."""
+    counts = window_counts(attributes, size, count, attributes["include_pad"])
+    return np.asarray(np.maximum(1, reduce(np.multiply.outer, counts)))
 
 
-def _avg_pool2d(attributes: Attributes, x: Array) -> Array:
-    count = _count(attributes, x.shape[2:])
+def _avg_pool(attributes: Attributes, x: Array) -> Array:
+    count = positions_of(attributes, x.shape[2:], attributes["kernel"])
     windows = gather(x, attributes, attributes["kernel"], count)
     divisor = _divisor(attributes, x.shape[2:], count).astype(x.dtype)
-    return np.asarray(windows.sum(axis=(4, 5)) / divisor)
+    return np.asarray(windows.sum(axis=tuple(range(x.ndim, windows.ndim))) / divisor)
 
 
-def _avg_pool2d_grad(attributes: Attributes, dy: Array) -> Array:
+def _avg_pool_grad(attributes: Attributes, dy: Array) -> Array:
+    kernel = attributes["kernel"]
     divisor = _divisor(attributes, attributes["size"], dy.shape[2:]).astype(dy.dtype)
-    share = (dy / divisor)[..., None, None]
-    parts = np.broadcast_to(share, (*dy.shape, *attributes["kernel"]))
+    share = (dy / divisor).reshape(*dy.shape, *(1,) * len(kernel))
+    parts = np.broadcast_to(share, (*dy.shape, *kernel))
     return scatter(parts, attributes, attributes["size"])
 
 
-def _pick(g: GradientContext) -> dict[str, Any]:
+def pool_window(rank: int, g: GradientContext) -> dict[str, Any]:
+    """Return the attributes of windows that a gradient takes over, and the size of x."""
     size = g.spec(g.inputs[0]).shape[2:]
-    return {name: g.attributes[name] for name in _WINDOW} | {"size": size}
+    return {name: g.attributes[name] for name in pool_attributes(rank)} | {"size": size}
 
 
-def _max_grad(g: GradientContext) -> Sequence[str | None]:
+def _max_grad(rank: int, g: GradientContext) -> Sequence[str | None]:
     dy, attributes = g.only_grad(), dict(g.attributes) | {"indices": True}
     if g.attributes["indices"]:
         index = g.outputs[1]
     else:
-        index = g.emit.all("max_pool2d", g.inputs[0], **attributes)[1]
-    return [g.emit("max_pool2d_grad", dy, index, **_pick(g))]
+        index = g.emit.all(g.node.operator, g.inputs[0], **attributes)[1]
+    return [g.emit(f"max_pool{rank}d_grad", dy, index, **pool_window(rank, g))]
 
 
-def _avg_grad(g: GradientContext) -> Sequence[str | None]:
+def _avg_grad(rank: int, g: GradientContext) -> Sequence[str | None]:
     include_pad = g.attributes["include_pad"]
-    return [g.emit("avg_pool2d_grad", g.grad(), include_pad=include_pad, **_pick(g))]
+    window = pool_window(rank, g)
+    return [g.emit(f"avg_pool{rank}d_grad", g.grad(), include_pad=include_pad, **window)]
 
 
-def _window(**attributes: Any) -> dict[str, Any]:
-    return dict(attributes)
-
-
-_HALO = _window(kernel=(3, 3), stride=(2, 2), padding=(1, 1, 1, 1))
-_PLAIN = _window(kernel=(2, 2), stride=(2, 2))
-_UNEVEN = _window(kernel=(2, 3), stride=(1, 2), padding=(0, 2, 1, 1))
-_SPARSE = _window(kernel=(2, 1), stride=(3, 2))
+_HALO = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1, 1, 1)}
+_PLAIN = {"kernel": (2, 2), "stride": (2, 2)}
+_UNEVEN = {"kernel": (2, 3), "stride": (1, 2), "padding": (0, 2, 1, 1)}
+_SPARSE = {"kernel": (2, 1), "stride": (3, 2)}
+_CEIL = {"kernel": (3, 2), "stride": (2, 3), "padding": (1, 1, 1, 0), "ceil_mode": True}
+_DILATED = {"kernel": (2, 3), "dilation": (2, 2), "padding": (0, 1, 1, 2)}
 # The window, the input, the output, and indices that no window has in its padding.
-_SHAPES = (
-    (_HALO, "2 3 7 6", "2 3 4 3", ">=4 <6"),
-    (_PLAIN, "2 3 4 6", "2 3 2 3", "<4"),
-    (_PLAIN, "1 2 5 7", "1 2 2 3", "<4"),
-    (_UNEVEN, "1 2 5 7", "1 2 5 4", ">=2 <3"),
-    (_SPARSE, "1 2 7 6", "1 2 2 3", "<2"),
-    (_PLAIN, "0 2 4 4", "0 2 2 2", "<4"),
-    (_window(kernel=(1, 1)), "1 1 1 1", "1 1 1 1", "<1"),
+_SHAPES: tuple[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...], int], ...] = (
+    (_HALO, (2, 3, 7, 6), (2, 3, 4, 3), 4),
+    (_PLAIN, (2, 3, 4, 6), (2, 3, 2, 3), 0),
+    (_PLAIN, (1, 2, 5, 7), (1, 2, 2, 3), 0),
+    (_UNEVEN, (1, 2, 5, 7), (1, 2, 5, 4), 2),
+    (_SPARSE, (1, 2, 7, 6), (1, 2, 2, 3), 0),
+    (_PLAIN, (0, 2, 4, 4), (0, 2, 2, 2), 0),
+    ({"kernel": (1, 1)}, (1, 1, 1, 1), (1, 1, 1, 1), 0),
+    (_CEIL, (1, 2, 6, 6), (1, 2, 4, 3), 3),
+    (_DILATED, (2, 2, 5, 6), (2, 2, 4, 5), 1),
 )
 
 
-def _size(shape: str) -> dict[str, Any]:
-    return {"size": tuple(int(extent) for extent in shape.split()[2:])}
+def _numbers(values: Sequence[int], rank: int, depth: int) -> tuple[int, ...]:
+    """Return numbers along h w as those along w, h w, or d h w."""
+    return tuple((depth, *values)[3 - rank :])
 
 
-register(
-    OpSpec(
-        name="max_pool2d",
-        inputs=("x",),
-        outputs=("y", "index"),
-        signature=_signature,
-        reference=_max_pool2d,
-        attributes=_WINDOW | {"indices": Attribute("bool", False)},
-        gradient=_max_grad,
-        localize=_localize,
-        onnx="MaxPool",
-        laws=("max_pool2d(relu(x)) = relu(max_pool2d(x))", "commutes with concat over channels"),
-        cases=tuple(
-            Case((shape,), {**window, "indices": bool(number % 2)})
-            for number, (window, shape, *_) in enumerate(_SHAPES)
-        ),
-        doc="the maximum of each window; index: its first position in the window, row by row",
+def _text(shape: Sequence[int], rank: int, depth: int) -> str:
+    return " ".join(map(str, (*shape[:2], *_numbers(shape[2:], rank, depth))))
+
+
+def _cases(rank: int, window: dict[str, Any]) -> dict[str, Any]:
+    """Return the window's attributes; along d, 4 positions hold two windows of 2."""
+    made = {**window, "kernel": _numbers(window["kernel"], rank, 2)}
+    made["stride"] = _numbers(window.get("stride", (1, 1)), rank, 2)
+    made["dilation"] = _numbers(window.get("dilation", (1, 1)), rank, 1)
+    padding = window.get("padding", (0, 0, 0, 0))
+    low, high = _numbers(padding[:2], rank, 0), _numbers(padding[2:], rank, 0)
+    return made | {"padding": (*low, *high)}
+
+
+def _declare(rank: int) -> None:
+    window = pool_attributes(rank)
+    maxima, to_maxima, averages, to_averages = [], [], [], []
+    for number, (example, shape, made, inside) in enumerate(_SHAPES):
+        x, y, attributes = _text(shape, rank, 4), _text(made, rank, 2), _cases(rank, example)
+        size = {"size": _numbers(shape[2:], rank, 4)}
+        # A position that lies inside x in every window: its row and column, at any depth.
+        at = inside if rank > 1 else inside % example["kernel"][1]
+        maxima.append(Case((x,), {**attributes, "indices": bool(number % 2)}))
+        index = f"uint8 {y} >={at} <{at + 1}"
+        to_maxima.append(Case((y, index), {**attributes, **size}, ()))
+        both = (True, False) if example.get("padding") else (number % 2 == 0,)
+        for include_pad in both:
+            whether = {"include_pad": include_pad}
+            averages.append(Case((x,), {**attributes, **whether}))
+            to_averages.append(Case((y,), {**attributes, **size, **whether}, ()))
+    maximum, average = f"max_pool{rank}d", f"avg_pool{rank}d"
+    register(
+        OpSpec(
+            name=maximum,
+            inputs=("x",),
+            outputs=("y", "index"),
+            signature=partial(pool_signature, rank, real=False),
+            reference=_max_pool,
+            attributes=window | _INDICES,
+            gradient=partial(_max_grad, rank),
+            localize=_localize,
+            onnx="MaxPool",
+            laws=(
+                f"{maximum}(relu(x)) = relu({maximum}(x))",
+                "commutes with concat over channels",
+            ),
+            cases=tuple(maxima),
+            doc="the maximum of each window; index: its first position in the window, row by row",
+        )
     )
-)
-register(
-    OpSpec(
-        name="max_pool2d_grad",
-        inputs=("dy", "index"),
-        outputs=("dx",),
-        signature=_grad_signature,
-        reference=_max_pool2d_grad,
-        attributes=_WINDOW | _SIZE,
-        localize=_grad_localize,
-        cases=tuple(
-            Case((made, f"uint8 {made} {indices}"), {**window, **_size(shape)}, ())
-            for window, shape, made, indices in _SHAPES
-        ),
-        doc="dy of each window, added to the element that was its maximum",
+    register(
+        OpSpec(
+            name=f"{maximum}_grad",
+            inputs=("dy", "index"),
+            outputs=("dx",),
+            signature=partial(_grad_signature, rank),
+            reference=_max_pool_grad,
+            attributes=window | _SIZE,
+            localize=_grad_localize,
+            cases=tuple(to_maxima),
+            doc="dy of each window, added to the element that was its maximum",
+        )
     )
-)
-register(
-    OpSpec(
-        name="avg_pool2d",
-        inputs=("x",),
-        signature=_signature,
-        reference=_avg_pool2d,
-        attributes=_WINDOW | {"include_pad": Attribute("bool", True)},
-        gradient=_avg_grad,
-        localize=_localize,
-        onnx="AveragePool",
-        laws=("linear in x", "commutes with concat over channels"),
-        cases=tuple(
-            Case((shape,), {**window, "include_pad": include_pad})
-            for number, (window, shape, *_) in enumerate(_SHAPES)
-            for include_pad in ((True, False) if window.get("padding") else (number % 2 == 0,))
-        ),
-        doc="the average of each window, over all its positions or only those inside x",
+    include = {"include_pad": Attribute("bool", True)}
+    register(
+        OpSpec(
+            name=average,
+            inputs=("x",),
+            signature=partial(pool_signature, rank),
+            reference=_avg_pool,
+            attributes=window | include,
+            gradient=partial(_avg_grad, rank),
+            localize=_localize,
+            onnx="AveragePool",
+            laws=("linear in x", "commutes with concat over channels"),
+            cases=tuple(averages),
+            doc="the average of each window, over all its positions or only those inside x",
+        )
     )
-)
-register(
-    OpSpec(
-        name="avg_pool2d_grad",
-        inputs=("dy",),
-        outputs=("dx",),
-        signature=_grad_signature,
-        reference=_avg_pool2d_grad,
-        attributes=_WINDOW | _SIZE | {"include_pad": Attribute("bool", True)},
-        localize=_grad_localize,
-        cases=tuple(
-            Case((made,), {**window, **_size(shape), "include_pad": include_pad}, ())
-            for number, (window, shape, made, _) in enumerate(_SHAPES)
-            for include_pad in ((True, False) if window.get("padding") else (number % 2 == 0,))
-        ),
-        doc="dy of each window, shared equally among the elements it averaged",
+    register(
+        OpSpec(
+            name=f"{average}_grad",
+            inputs=("dy",),
+            outputs=("dx",),
+            signature=partial(_grad_signature, rank),
+            reference=_avg_pool_grad,
+            attributes=window | _SIZE | include,
+            localize=_grad_localize,
+            cases=tuple(to_averages),
+            doc="dy of each window, shared equally among the elements it averaged",
+        )
     )
-)
+
+
+for _rank in (1, 2, 3):
+    _declare(_rank)

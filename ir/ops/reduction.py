@@ -27,7 +27,8 @@ from soapstone.ir.spec import (
 )
 from soapstone.ir.tensor import Array, TensorSpec
 
-_AXES = {"axes": Attribute("ints", minimum=0), "keepdims": Attribute("bool", False)}
+# axes: None is all of them, an empty list none (ONNX's noop_with_empty_axes).
+AXES = {"axes": Attribute("ints", None, minimum=0), "keepdims": Attribute("bool", False)}
 _COUNT = {"count": Attribute("int", None, minimum=1)}
 
 
@@ -54,6 +55,12 @@ def unit_rename(shape: Sequence[int], dims: Sequence[str]) -> dict[str, str]:
     return {f"f{number}": name for number, name in enumerate(kept)}
 
 
+def reduced_axes(attributes: Attributes, rank: int) -> tuple[int, ...]:
+    """Return the axes that attribute `axes` names: all of them where it is None."""
+    axes = attributes["axes"]
+    return tuple(range(rank)) if axes is None else tuple(axes)
+
+
 def _check_axes(spec: TensorSpec, axes: Sequence[int]) -> None:
     for axis in axes:
         if axis >= spec.rank:
@@ -66,55 +73,76 @@ def _check_axes(spec: TensorSpec, axes: Sequence[int]) -> None:
         )
 
 
-def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+def kept_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape after a reduction that keeps the axes it reduces."""
     return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
 
 
 def _reduced_operand(shape: Sequence[int], attributes: Attributes) -> Operand:
     """Return the output of a reduction, indexed by the dims that stay."""
     axes: list[Axis] = []
+    gone = reduced_axes(attributes, len(shape))
     for axis, extent in enumerate(shape):
-        if axis not in attributes["axes"]:
+        if axis not in gone:
             axes.append(Affine(f"d{axis}", extent))
         elif attributes["keepdims"]:
             axes.append(Whole(1))
     return Operand(tuple(axes))
 
 
-def _signature(
-    inputs: tuple[TensorSpec, ...], attributes: Attributes, monoid: str, empty: bool
+def reduction_signature(
+    inputs: tuple[TensorSpec, ...],
+    attributes: Attributes,
+    monoid: str,
+    kind: Kind = Kind.REDUCED,
 ) -> Signature:
+    """Return the signature of a reduction; `kind` is that of the dims it reduces.
+
+    Raises:
+        ShapeError: an axis that does not exist, or that is named twice.
+    """
     x = inputs[0]
-    _check_axes(x, attributes["axes"])
-    if not empty:
-        for axis in attributes["axes"]:
-            if x.shape[axis] == 0 and attributes.get("count") is None:
-                raise ShapeError(f"dim d{axis} is 0 in input 0; 1 or more needed to reduce it")
+    axes = reduced_axes(attributes, x.rank)
+    _check_axes(x, axes)
     table = DimTable()
     operand = Operand(tuple(along(table, f"d{i}", e, "input 0") for i, e in enumerate(x.shape)))
     output = _reduced_operand(x.shape, attributes)
-    return finish(table, [operand], [output], [x.dtype], None, monoid)
+    kinds = {f"d{axis}": kind for axis in axes} if kind is not Kind.REDUCED else None
+    return finish(table, [operand], [output], [x.dtype], kinds, monoid)
+
+
+def need_number(inputs: tuple[TensorSpec, ...]) -> None:
+    """Check that input 0 is not of booleans.
+
+    Raises:
+        ShapeError: it is.
+    """
+    if inputs[0].dtype == "bool":
+        raise ShapeError(f"input 0 is {inputs[0]}; a number type needed (shape and rank fit)")
 
 
 def _sum_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    if inputs[0].dtype == "bool":
-        raise ShapeError(f"input 0 is {inputs[0]}; a number type needed (shape and rank fit)")
-    return _signature(inputs, attributes, "sum", True)
+    need_number(inputs)
+    return reduction_signature(inputs, attributes, "sum")
 
 
 def _mean_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, 0)
-    return _signature(inputs, attributes, "sum", False)
+    signature = reduction_signature(inputs, attributes, "sum")
+    for axis in reduced_axes(attributes, inputs[0].rank):
+        if inputs[0].shape[axis] == 0 and attributes.get("count") is None:
+            raise ShapeError(f"dim d{axis} is 0 in input 0; 1 or more needed for a mean")
+    return signature
 
 
 def _extreme_signature(monoid: str) -> SignatureRule:
-    return lambda inputs, attributes: _signature(inputs, attributes, monoid, False)
+    return lambda inputs, attributes: reduction_signature(inputs, attributes, monoid)
 
 
 def _mean_count(attributes: Attributes, shape: Sequence[int]) -> int:
     if attributes["count"] is not None:
         return int(attributes["count"])
-    return math.prod(shape[axis] for axis in attributes["axes"])
+    return math.prod(shape[axis] for axis in reduced_axes(attributes, len(shape)))
 
 
 def _sum(attributes: Attributes, x: Array) -> Array:
@@ -141,14 +169,21 @@ def _mean_localize(attributes: Attributes, tile: Tile) -> Attributes:
     return {**attributes, "count": _mean_count(attributes, tile.input_shapes[0])}
 
 
+def keep_axes(g: GradientContext, value: str) -> str:
+    """Return a value of a reduction's output shape, with extent 1 along the reduced axes."""
+    shape = g.spec(g.inputs[0]).shape
+    kept = kept_shape(shape, reduced_axes(g.attributes, len(shape)))
+    if g.spec(value).shape == kept:
+        return value
+    rename = unit_rename(kept, [f"d{axis}" for axis in range(len(kept))])
+    return g.emit("reshape", value, shape=kept, rename=rename)
+
+
 def _spread(g: GradientContext, dy: str) -> str:
     """Return a reduction's output gradient, repeated along the axes that were reduced."""
     shape = g.spec(g.inputs[0]).shape
-    kept = _kept(shape, g.attributes["axes"])
-    if g.spec(dy).shape != kept:
-        rename = unit_rename(kept, [f"d{axis}" for axis in range(len(kept))])
-        dy = g.emit("reshape", dy, shape=kept, rename=rename)
-    return dy if kept == shape else g.emit("broadcast", dy, shape=shape)
+    dy = keep_axes(g, dy)
+    return dy if g.spec(dy).shape == shape else g.emit("broadcast", dy, shape=shape)
 
 
 def _sum_grad(g: GradientContext) -> list[str | None]:
@@ -159,7 +194,8 @@ def _mean_grad(g: GradientContext) -> list[str | None]:
     shape = g.spec(g.inputs[0]).shape
     dims = [f"d{axis}" for axis in range(len(shape))]
     if not g.attributes["keepdims"]:
-        dims = [name for axis, name in enumerate(dims) if axis not in g.attributes["axes"]]
+        gone = reduced_axes(g.attributes, len(shape))
+        dims = [name for axis, name in enumerate(dims) if axis not in gone]
     # A unit axis that was kept is no tile of the dim it stands for.
     stays = [name for axis, name in enumerate(dims) if g.spec(g.grad()).shape[axis] != 1]
     rename = {f"d{axis}": name if name in stays else "" for axis, name in enumerate(dims)}
@@ -174,7 +210,7 @@ def _extreme_grad(g: GradientContext) -> list[str | None]:
 
 def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     dy, x, y = inputs
-    _check_axes(x, attributes["axes"])
+    _check_axes(x, reduced_axes(attributes, x.rank))
     table = DimTable()
     operand = Operand(tuple(along(table, f"d{i}", e, "input 1") for i, e in enumerate(x.shape)))
     small = _reduced_operand(x.shape, attributes)
@@ -191,12 +227,12 @@ def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) 
                     f"dim {named} is {axis.extent} in input 1 but {extent} in input {position}"
                 )
     # How many elements share the maximum is known only from the whole extent.
-    kinds = {f"d{axis}": Kind.WHOLE for axis in attributes["axes"]}
+    kinds = {f"d{axis}": Kind.WHOLE for axis in reduced_axes(attributes, x.rank)}
     return finish(table, [small, operand, small], [operand], [x.dtype], kinds)
 
 
 def _max_grad(attributes: Attributes, dy: Array, x: Array, y: Array) -> Array:
-    axes = attributes["axes"]
+    axes = reduced_axes(attributes, x.ndim)
     if not attributes["keepdims"]:
         dy, y = np.expand_dims(dy, axes), np.expand_dims(y, axes)
     hit = x == y
@@ -204,7 +240,8 @@ def _max_grad(attributes: Attributes, dy: Array, x: Array, y: Array) -> Array:
     return np.asarray(np.where(hit, dy / ties, x.dtype.type(0)))
 
 
-def _cases(*, empty: bool) -> tuple[Case, ...]:
+def reduction_cases(*, empty: bool) -> tuple[Case, ...]:
+    """Return cases that every reduction of floats serves; `empty`: of no elements too."""
     cases = (
         Case(("3 4",), {"axes": (0,)}),
         Case(("3 4",), {"axes": (1,), "keepdims": True}),
@@ -213,6 +250,7 @@ def _cases(*, empty: bool) -> tuple[Case, ...]:
         Case(("3 4",), {"axes": (0, 1)}),
         Case(("2 1 3",), {"axes": (1,)}),
         Case(("3 2",), {"axes": ()}),
+        Case(("3 2",), {"keepdims": True}),
         Case(("0 3",), {"axes": (1,)}),
     )
     return (*cases, Case(("2 0",), {"axes": (1,)})) if empty else cases
@@ -224,11 +262,11 @@ register(
         inputs=("x",),
         signature=_sum_signature,
         reference=_sum,
-        attributes=_AXES,
+        attributes=AXES,
         gradient=_sum_grad,
         laws=("linear", "reduce_sum over a, then b = reduce_sum over a and b"),
         onnx="ReduceSum",
-        cases=(*_cases(empty=True), Case(("int32 3 4 <9",), {"axes": (0,)}, ())),
+        cases=(*reduction_cases(empty=True), Case(("int32 3 4 <9",), {"axes": (0,)}, ())),
         doc="the sum over axes; of integers in their own type, wrapping",
     )
 )
@@ -238,15 +276,16 @@ register(
         inputs=("x",),
         signature=_mean_signature,
         reference=_mean,
-        attributes=_AXES | _COUNT,
+        attributes=AXES | _COUNT,
         gradient=_mean_grad,
         localize=_mean_localize,
         laws=("linear",),
         onnx="ReduceMean",
-        cases=(*_cases(empty=False), Case(("3 4",), {"axes": (0,), "count": 5})),
+        cases=(*reduction_cases(empty=False), Case(("3 4",), {"axes": (0,), "count": 5})),
         doc="the sum over axes divided by count; count: the reduced extent unless given",
     )
 )
+_EMPTY = Case(("2 0",), {"axes": (1,)}, ())
 _BOOLEAN = Case(("bool 3 4",), {"axes": (1,)}, ())
 _INTEGER = Case(("int64 3 4 <9",), {"axes": (0,), "keepdims": True}, ())
 for _name, _rule, _reference, _onnx in (
@@ -259,11 +298,12 @@ for _name, _rule, _reference, _onnx in (
             inputs=("x",),
             signature=_rule,
             reference=_reference,
-            attributes=_AXES,
+            attributes=AXES,
             gradient=_extreme_grad,
             laws=("idempotent",),
             onnx=_onnx,
-            cases=(*_cases(empty=False), _BOOLEAN, _INTEGER),
+            cases=(*reduction_cases(empty=False), _EMPTY, _BOOLEAN, _INTEGER),
+            doc="over no elements: the least (the greatest) value of the type",
         )
     )
 register(
@@ -272,7 +312,7 @@ register(
         inputs=("dy", "x", "y"),
         signature=_max_grad_signature,
         reference=_max_grad,
-        attributes=_AXES,
+        attributes=AXES,
         flops_per_point=3,
         cases=(
             Case(("4", "3 4", "4"), {"axes": (0,)}, ()),

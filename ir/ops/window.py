@@ -1,12 +1,14 @@
-"""Sliding windows over the last two axes, shared by convolution and pooling.
+"""Sliding windows over one, two or three trailing axes, shared by convolution and pooling.
 
 Output position i along an axis looks at input positions i*stride - low + k*dilation, for k below
-the kernel's extent. `padding` is (top, left, bottom, right).
+the kernel's extent. `padding` holds what each axis has before its first element, then what each has
+after its last: (top, left, bottom, right) of an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +16,32 @@ import numpy as np
 
 from soapstone.ir.dims import Affine
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.spec import Attributes, Tile
+from soapstone.ir.ops.checks import need_lengths
+from soapstone.ir.spec import Attribute, Attributes, Tile
 from soapstone.ir.tensor import Array
 
-SPATIAL = ("h", "w")
+
+def spatial_dims(count: int) -> tuple[str, ...]:
+    """Return the names of the last `count` axes of an image: of d h w."""
+    return ("d", "h", "w")[3 - count :]
+
+
+def window_attributes(count: int) -> dict[str, Attribute]:
+    """Return the attributes of windows along `count` axes, without the kernel's extents."""
+    return {
+        "stride": Attribute("ints", (1,) * count, minimum=1),
+        "padding": Attribute("ints", (0,) * (2 * count), minimum=0),
+        "dilation": Attribute("ints", (1,) * count, minimum=1),
+    }
+
+
+def need_window(attributes: Attributes, count: int, **lengths: int) -> None:
+    """Check how many numbers the attributes of windows along `count` axes hold.
+
+    Raises:
+        GraphError: one holds fewer or more; names it.
+    """
+    need_lengths(attributes, stride=count, padding=2 * count, dilation=count, **lengths)
 
 
 @dataclass(frozen=True)
@@ -31,11 +55,25 @@ class Window:
     low: int
     high: int
     dilation: int = 1
+    ceil: bool = False  # whether a last window may end past the padding, if it starts before it
 
     @property
     def span(self) -> int:
         """Input positions from the window's first to its last."""
         return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def room(self) -> int:
+        """Positions that the window can move by; negative where it does not fit."""
+        return self.size + self.low + self.high - self.span
+
+    @property
+    def positions(self) -> int:
+        """Output positions; zero or fewer where no window fits."""
+        if not self.ceil:
+            return self.room // self.stride + 1
+        count = -(-self.room // self.stride) + 1
+        return count - ((count - 1) * self.stride >= self.size + self.low)
 
     @property
     def count(self) -> int:
@@ -46,13 +84,17 @@ class Window:
         """
         if self.kernel < 1:
             raise ShapeError(f"dim k{self.dim} is {self.kernel}; 1 or more needed")
-        padded = self.size + self.low + self.high
-        if padded < self.span:
+        if self.positions < 1:
             raise ShapeError(
                 f"dim {self.dim}: the window spans {self.span} positions, but the padded input"
-                f" has {padded}"
+                f" has {self.size + self.low + self.high}"
             )
-        return (padded - self.span) // self.stride + 1
+        return self.positions
+
+    @property
+    def excess(self) -> int:
+        """Positions of the last window past the padding: there are some only with `ceil`."""
+        return max(0, (self.positions - 1) * self.stride - self.room)
 
     def read(self) -> Affine:
         """Return the input's axis where it is read."""
@@ -71,8 +113,9 @@ class Window:
 
 
 def windows_of(attributes: Attributes, size: Sequence[int], kernel: Sequence[int]) -> list[Window]:
-    """Return the windows along h and w, from an operator's stride, padding and dilation."""
-    padding, dilation = attributes["padding"], attributes.get("dilation", (1, 1))
+    """Return the windows along the axes of `kernel`, from an operator's attributes."""
+    count = len(kernel)
+    padding, dilation = attributes["padding"], attributes.get("dilation", (1,) * count)
     return [
         Window(
             dim,
@@ -80,11 +123,19 @@ def windows_of(attributes: Attributes, size: Sequence[int], kernel: Sequence[int
             kernel[axis],
             attributes["stride"][axis],
             padding[axis],
-            padding[axis + 2],
+            padding[axis + count],
             dilation[axis],
+            bool(attributes.get("ceil_mode", False)),
         )
-        for axis, dim in enumerate(SPATIAL)
+        for axis, dim in enumerate(spatial_dims(count))
     ]
+
+
+def positions_of(
+    attributes: Attributes, size: Sequence[int], kernel: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the output positions along each axis; of a tile they may be none."""
+    return tuple(max(0, window.positions) for window in windows_of(attributes, size, kernel))
 
 
 def local_padding(
@@ -92,7 +143,7 @@ def local_padding(
 ) -> tuple[int, ...]:
     """Return the padding of one tile: what of its windows lies outside its box of the input."""
     low, high = [], []
-    for axis, window in enumerate(windows_of(attributes, (0, 0), kernel)):
+    for axis, window in enumerate(windows_of(attributes, (0,) * len(kernel), kernel)):
         first, last = tile.intervals[window.dim]
         start, stop = int(box[0][2 + axis]), int(box[1][2 + axis])
         if last <= first:  # an empty tile: a window that just does not fit
@@ -105,43 +156,49 @@ def local_padding(
     return (*low, *high)
 
 
+def _box(along: Iterable[slice | int]) -> Any:
+    """Return an index into the last axes."""
+    return (..., *along)
+
+
 def gather(
     x: Array,
     attributes: Attributes,
     kernel: Sequence[int],
     count: Sequence[int],
-    fill: float = 0.0,
+    fill: Any = 0.0,
 ) -> Array:
-    """Return the windows of x: (n, c, h, w) -> (n, c, count h, count w, kh, kw), mostly a view."""
+    """Return the windows of x: (n, c, *size) -> (n, c, *count, *kernel), mostly a view."""
     shape = (*x.shape[:2], *count, *kernel)
     if 0 in shape:
         return np.zeros(shape, x.dtype)
     windows = windows_of(attributes, x.shape[2:], kernel)
     need = [(n - 1) * window.stride + window.span for n, window in zip(count, windows)]
     padded = np.full((*x.shape[:2], *need), fill, x.dtype)
-    (top, left), (height, width) = attributes["padding"][:2], x.shape[2:]
-    part = padded[:, :, top : top + height, left : left + width]
-    part[...] = x[:, :, : part.shape[2], : part.shape[3]]
-    rows, columns = windows
-    views = np.lib.stride_tricks.sliding_window_view(padded, (rows.span, columns.span), (2, 3))
-    return views[:, :, :: rows.stride, :: columns.stride, :: rows.dilation, :: columns.dilation]
+    part = padded[_box(slice(w.low, w.low + w.size) for w in windows)]
+    part[...] = x[_box(slice(extent) for extent in part.shape[2:])]
+    axes = tuple(range(2, x.ndim))
+    views = np.lib.stride_tricks.sliding_window_view(padded, [w.span for w in windows], axes)
+    steps = [w.stride for w in windows] + [w.dilation for w in windows]
+    return np.asarray(views[_box(slice(None, None, step) for step in steps)])
 
 
 def scatter(parts: Array, attributes: Attributes, size: Sequence[int]) -> Array:
-    """Return the transpose of `gather`: windows (n, c, h, w, kh, kw) summed into (n, c, *size)."""
-    n, c, *count, kh, kw = parts.shape
-    rows, columns = windows_of(attributes, size, (kh, kw))
-    top, left = attributes["padding"][:2]
-    height = max(top + size[0], (count[0] - 1) * rows.stride + rows.span, 0)
-    width = max(left + size[1], (count[1] - 1) * columns.stride + columns.span, 0)
-    total = np.zeros((n, c, height, width), parts.dtype)
-    for i in range(kh if parts.size else 0):
-        for j in range(kw):
-            y, x = i * rows.dilation, j * columns.dilation
-            total[
-                :,
-                :,
-                y : y + (count[0] - 1) * rows.stride + 1 : rows.stride,
-                x : x + (count[1] - 1) * columns.stride + 1 : columns.stride,
-            ] += parts[..., i, j]
-    return total[:, :, top : top + size[0], left : left + size[1]].copy()
+    """Return the transpose of `gather`: windows (n, c, *count, *kernel) summed to (n, c, *size)."""
+    rank = len(size)
+    count, kernel = parts.shape[2 : 2 + rank], parts.shape[2 + rank :]
+    windows = windows_of(attributes, size, kernel)
+    whole = [
+        max(w.low + extent, (n - 1) * w.stride + w.span, 0)
+        for w, extent, n in zip(windows, size, count)
+    ]
+    total = np.zeros((*parts.shape[:2], *whole), parts.dtype)
+    for place in itertools.product(*map(range, kernel)) if parts.size else ():
+        starts = [k * w.dilation for k, w in zip(place, windows)]
+        box = (
+            slice(start, start + (n - 1) * w.stride + 1, w.stride)
+            for start, n, w in zip(starts, count, windows)
+        )
+        total[_box(box)] += parts[_box(place)]
+    inner = (slice(w.low, w.low + extent) for w, extent in zip(windows, size))
+    return np.array(total[_box(inner)])

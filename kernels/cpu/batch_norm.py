@@ -1,8 +1,7 @@
 """Batch normalization, its inference form and its gradient, over dim 1 of arrays of any rank.
 
 Each is three steps: sums by channel, a small step on the channels, and a multiply-add over the
-array that the elementwise machine does. Sums are float64, so that E[x^2] - E[x]^2 loses nothing
-that float32 shows.
+array that the elementwise machine does. Split over samples, the three are operators of their own.
 """
 
 from __future__ import annotations
@@ -11,131 +10,76 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.channel_sums import ChannelSums
 from soapstone.kernels.cpu.elementwise import bind_program
-from soapstone.kernels.cpu.layout import is_float32, walk
+from soapstone.kernels.cpu.layout import is_float32
 from soapstone.kernels.cpu.native import (
-    Native,
     as_float,
     bind,
     f32p,
     f64p,
     native,
     noop,
-    pack,
-    parallel_for,
     routine,
     sequence,
-    stack,
-    useful_threads,
     words,
 )
 from soapstone.kernels.cpu.programs import Node, compile_program
-from soapstone.kernels.cpu.runs import row_offset
-from soapstone.kernels.cpu.simd import (
-    load,
-    load_doubles,
-    load_first,
-    splat,
-    store,
-    sum_lanes,
-    widen,
-)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
-
-@routine
-def _pair_run(sums: int, u: int, v: int, mean: float, n: int) -> None:
-    """Add u and u * (v - mean), n floats each, to two times 16 lanes."""
-    m = splat(mean)
-    full = n & -16
-    a, b = load_doubles(sums, 0), load_doubles(sums, 16)
-    for i in range(0, full, 16):
-        x = widen(load(u, i))
-        a += x
-        b += x * widen(load(v, i) - m)
-    if full < n:
-        x = widen(load_first(u, full, n - full))
-        a += x
-        b += x * widen(load_first(v, full, n - full) - m)
-    store(sums, 0, a)
-    store(sums, 16, b)
+# Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 count, 5 epsilon, 6 momentum, 7.. arrays:
+# gamma, beta, old mean, old variance; new mean, new variance, mean, rstd, scale, shift; 17 pivot
+# and 18 its stride.
+_Pair = tuple[float, float]
 
 
 @routine
-def _pair_row(sums: int, products: int, u: int, v: int, mean: int, n: int) -> None:
-    """Add u and u * (v - mean), lane by lane, to rows of n totals (a multiple of 16 long)."""
-    full = n & -16
-    for i in range(0, full, 16):
-        x = widen(load(u, i))
-        store(sums, i, load_doubles(sums, i) + x)
-        x = x * widen(load(v, i) - load(mean, i))
-        store(products, i, load_doubles(products, i) + x)
-    if full < n:
-        k = n - full
-        x = widen(load_first(u, full, k))
-        store(sums, full, load_doubles(sums, full) + x)
-        x = x * widen(load_first(v, full, k) - load_first(mean, full, k))
-        store(products, full, load_doubles(products, full) + x)
+def _folded(w: Any, c: int) -> _Pair:
+    """The two sums of a channel over all parts, in order."""
+    sums = f64p(w[0])
+    first = second = 0.0
+    for part in range(w[3]):
+        first += sums[part * w[2] * 2 + c]
+        second += sums[part * w[2] * 2 + w[2] + c]
+    return first, second
 
 
-# Words: 0 u, 1 v, 2 mean, 3 sums (parts, 2, padded channels), 4 channels, 5 padded channels,
-# 6 parts, 7 rows, 8 run, 9 rank, 10 stride of channels of u, 11 of v; 12 extents, strides.
-@native("body")
-def _sums_by_channel(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    n, rank = w[8], w[9]
-    sums = stack(256)
-    out = f64p(w[3])
-    for channel in range(begin, end):
-        for i in range(32):
-            f64p(sums)[i] = 0.0
-        mean = f32p(w[2])[channel]
-        for row in range(w[7]):
-            u = w[0] + channel * w[10] + row_offset(w, 12, 12 + rank, rank, row)
-            v = w[1] + channel * w[11] + row_offset(w, 12, 12 + 2 * rank, rank, row)
-            _pair_run(sums, u, v, mean, n)
-        out[channel] = sum_lanes(load_doubles(sums, 0))
-        out[w[5] + channel] = sum_lanes(load_doubles(sums, 16))
-    return 0
+@routine
+def _statistics_of(w: Any, c: int, total: float, square: float) -> None:
+    """Mean, rstd, running statistics, and the scale and shift of y, of one channel."""
+    count, epsilon, momentum = as_float(w[4]), as_float(w[5]), as_float(w[6])
+    away = total / count
+    mean = np.float64(f32p(w[17] + c * w[18])[0]) + away
+    variance = square / count - away * away
+    if variance < 0.0:
+        variance = 0.0
+    rstd = 1.0 / np.sqrt(variance + epsilon)
+    unbiased = variance * count / max(count - 1.0, 1.0)
+    f32p(w[11])[c] = (1.0 - momentum) * f32p(w[9])[c] + momentum * mean
+    f32p(w[12])[c] = (1.0 - momentum) * f32p(w[10])[c] + momentum * unbiased
+    f32p(w[13])[c] = mean
+    f32p(w[14])[c] = rstd
+    f32p(w[15])[c] = f32p(w[7])[c] * rstd
+    f32p(w[16])[c] = f32p(w[8])[c] - mean * rstd * f32p(w[7])[c]
 
 
-@native("body")
-def _sums_by_row(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, rank, padded = w[7], w[9], w[5]
-    for part in range(begin, end):
-        sums = w[3] + part * padded * 16
-        for i in range(2 * padded):
-            f64p(sums)[i] = 0.0
-        for row in range(part * rows // w[6], (part + 1) * rows // w[6]):
-            u = w[0] + row_offset(w, 12, 12 + rank, rank, row)
-            v = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, row)
-            _pair_row(sums, sums + padded * 8, u, v, w[2], w[4])
-    return 0
-
-
-# Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 count, 5 epsilon, 6 momentum, 7.. arrays.
 @native()
 def _statistics(block: Any) -> int:
-    """Mean, rstd, running statistics, and the scale and shift of y."""
     w = words(block)
-    sums, count, epsilon, momentum = f64p(w[0]), as_float(w[4]), as_float(w[5]), as_float(w[6])
     for c in range(w[1]):
-        total = square = 0.0
-        for part in range(w[3]):
-            total += sums[part * w[2] * 2 + c]
-            square += sums[part * w[2] * 2 + w[2] + c]
-        mean = total / count
-        variance = max(square / count - mean * mean, 0.0)
-        rstd = 1.0 / np.sqrt(variance + epsilon)
-        unbiased = variance * count / max(count - 1.0, 1.0)
-        f32p(w[11])[c] = (1.0 - momentum) * f32p(w[9])[c] + momentum * mean
-        f32p(w[12])[c] = (1.0 - momentum) * f32p(w[10])[c] + momentum * unbiased
-        f32p(w[13])[c] = mean
-        f32p(w[14])[c] = rstd
-        f32p(w[15])[c] = f32p(w[7])[c] * rstd
-        f32p(w[16])[c] = f32p(w[8])[c] - mean * rstd * f32p(w[7])[c]
+        total, square = _folded(w, c)
+        _statistics_of(w, c, total, square)
+    return 0
+
+
+@native()
+def _statistics_of_sums(block: Any) -> int:
+    """The same from float32 sums (2, channels)."""
+    w = words(block)
+    for c in range(w[1]):
+        sums = f32p(w[0])
+        _statistics_of(w, c, np.float64(sums[c]), np.float64(sums[w[1] + c]))
     return 0
 
 
@@ -150,68 +94,66 @@ def _inference(block: Any) -> int:
     return 0
 
 
+@routine
+def _slopes_of(w: Any, c: int, total: float, product: float) -> None:
+    """dgamma, dbeta, and the factors of dx = a * dy + b * (x - mean) + d, of one channel."""
+    count = as_float(w[4])
+    rstd = np.float64(f32p(w[8])[c])
+    scale = f32p(w[7])[c] * rstd
+    f32p(w[9])[c] = product * rstd
+    f32p(w[10])[c] = total
+    f32p(w[11])[c] = scale
+    f32p(w[12])[c] = -scale * rstd * rstd * product / count
+    f32p(w[13])[c] = -scale * total / count
+
+
 @native()
 def _slopes(block: Any) -> int:
-    """dgamma, dbeta, and the factors of dx = a * dy + b * (x - mean) + d."""
     w = words(block)
-    sums, count = f64p(w[0]), as_float(w[4])
     for c in range(w[1]):
-        total = product = 0.0
-        for part in range(w[3]):
-            total += sums[part * w[2] * 2 + c]
-            product += sums[part * w[2] * 2 + w[2] + c]
-        rstd = np.float64(f32p(w[8])[c])
-        scale = f32p(w[7])[c] * rstd
-        f32p(w[9])[c] = product * rstd
-        f32p(w[10])[c] = total
-        f32p(w[11])[c] = scale
-        f32p(w[12])[c] = -scale * rstd * rstd * product / count
-        f32p(w[13])[c] = -scale * total / count
+        total, product = _folded(w, c)
+        _slopes_of(w, c, total, product)
     return 0
 
 
-class _Sums:
-    """The entry that sums u and u * (v - mean) by channel, and where it leaves the sums."""
+@native()
+def _slopes_of_sums(block: Any) -> int:
+    """The same from float32 sums (2, channels)."""
+    w = words(block)
+    for c in range(w[1]):
+        sums = f32p(w[0])
+        _slopes_of(w, c, np.float64(sums[c]), np.float64(sums[w[1] + c]))
+    return 0
 
-    def __init__(self, u: Array, v: Array, mean: Array, threads: int) -> None:
-        self.channels = c = u.shape[1]
-        self.padded = (c + 15) // 16 * 16
-        self.count = u.size // c
-        self.parts = 1
-        self.entry: Entry | None = None
-        rest = [np.moveaxis(a, 1, 0)[0] for a in (u, v)]
-        made = walk(rest[0].shape, rest)
-        extents, strides = made.extents, made.strides
-        threads = useful_threads(threads, u.nbytes + v.nbytes)
-        run = 1
-        by_row = c > 1 and u.strides[1] == 4 and v.strides[1] == 4
-        if by_row:
-            self.parts = min(threads, self.count)
-        else:
-            if any(s[-1] != 4 for s in strides) and extents[-1] > 1:
-                return
-            run, extents, strides = extents[-1], extents[:-1], tuple(s[:-1] for s in strides)
-        self.sums = np.zeros((self.parts, 2, self.padded))
-        block = pack(
-            (u, v, mean, self.sums, c, self.padded, self.parts, self.count // run, run),
-            (len(extents), u.strides[1], v.strides[1], extents, strides),
-        )
-        kernel: Native = _sums_by_row if by_row else _sums_by_channel
-        self.entry = parallel_for(kernel, block, self.parts if by_row else c, threads)
 
-    def words(self) -> tuple[Any, ...]:
-        return (self.sums, self.channels, self.padded, self.parts, float(self.count))
+@native()
+def _store_sums(block: Any) -> int:
+    """The sums folded into (2, channels) float32. Words: 5 their address, 6 their row's stride."""
+    w = words(block)
+    for c in range(w[1]):
+        total, square = _folded(w, c)
+        f32p(w[5])[c] = total
+        f32p(w[5] + w[6])[c] = square
+    return 0
 
 
 def _served(arrays: tuple[Array, ...], vectors: tuple[Array, ...]) -> bool:
     x = arrays[0]
-    return (
-        x.ndim >= 2
-        and is_float32(*arrays, *vectors)
-        and all(
-            (v.shape == (x.shape[1],) and v.strides in ((4,), (0,))) or v.size == 1 for v in vectors
-        )
+    return x.ndim >= 2 and is_float32(*arrays) and _vectors(vectors, x.shape[1])
+
+
+def _vectors(vectors: tuple[Array, ...], channels: int) -> bool:
+    """Whether each holds a contiguous float32 number by channel, in any shape."""
+    return is_float32(*vectors) and all(
+        v.size == channels and (v.size == 1 or v.strides[int(np.argmax(v.shape))] == 4)
+        for v in vectors
     )
+
+
+def _pivot(x: Array) -> Array:
+    """The first value of each channel."""
+    first: Any = (0, slice(None), *(0,) * (x.ndim - 2))
+    return np.asarray(x[first])
 
 
 def _apply(
@@ -237,14 +179,15 @@ def batch_norm(call: Call) -> Entry | None:
     y, *results = call.outputs
     if not _served((x, y), (*vectors, *results)) or x.size == 0:
         return None
-    c = x.shape[1]
-    zero, scale, shift = (np.zeros(c, np.float32) for _ in range(3))
-    sums = _Sums(x, x, zero, call.threads)
+    scale, shift = (np.zeros(x.shape[1], np.float32) for _ in range(2))
+    pivot = _pivot(x)
+    sums = ChannelSums(x, x, pivot, call.threads, centred=True)
     apply = _apply(_SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if sums.entry is None or apply is None:
         return None
-    epsilon, momentum = float(call.attributes["epsilon"]), float(call.attributes["momentum"])
-    middle = bind(_statistics, sums.words(), epsilon, momentum, vectors, results, scale, shift)
+    numbers = float(call.attributes["epsilon"]), float(call.attributes["momentum"])
+    arrays = vectors, results, scale, shift, pivot, pivot.strides[0]
+    middle = bind(_statistics, sums.words(), *numbers, *arrays)
     return sequence([sums.entry, middle, apply])
 
 
@@ -273,7 +216,7 @@ def batch_norm_grad(call: Call) -> Entry | None:
     if not _served((dy, x, dx), (gamma, mean, rstd, dgamma, dbeta)) or x.size == 0:
         return None
     a, b, d = (np.zeros(x.shape[1], np.float32) for _ in range(3))
-    sums = _Sums(dy, x, mean, call.threads)
+    sums = ChannelSums(dy, x, mean, call.threads)
     nodes: list[Node] = [
         ("sub", (1, 2), {}),
         ("mul", (6, 4), {}),
@@ -286,3 +229,60 @@ def batch_norm_grad(call: Call) -> Entry | None:
         return None
     middle = bind(_slopes, sums.words(), 0, 0, gamma, rstd, dgamma, dbeta, a, b, d)
     return sequence([sums.entry, middle, apply])
+
+
+def _sums(call: Call, u: Array, v: Array, pivot: Array, centred: bool) -> Entry | None:
+    (out,) = call.outputs
+    if not is_float32(u, v, pivot, out) or u.size == 0:
+        return None
+    if out.shape[1] > 1 and out.strides[1] != 4:
+        return None
+    sums = ChannelSums(u, v, pivot, call.threads, centred=centred)
+    if sums.entry is None:
+        return None
+    return sequence([sums.entry, bind(_store_sums, sums.words(), out, out.strides[0])])
+
+
+@variant("batch_norm_sums", "numba")
+def batch_norm_sums(call: Call) -> Entry | None:
+    """The sums of x and of its squares, around its first values, by channel."""
+    x, first = call.inputs
+    return _sums(call, x, x, _pivot(first), True) if first.size else None
+
+
+@variant("batch_norm_grad_sums", "numba")
+def batch_norm_grad_sums(call: Call) -> Entry | None:
+    """The sums of dy and of dy * (x - mean), by channel."""
+    dy, x, mean = call.inputs
+    return _sums(call, dy, x, mean, False)
+
+
+@variant("batch_norm_statistics", "numba")
+def batch_norm_statistics(call: Call) -> Entry | None:
+    """Statistics, and the scale and shift of y, from the sums."""
+    sums, first, *vectors = call.inputs
+    scale, shift, *results = call.outputs
+    channels = sums.shape[1]
+    if not is_float32(sums, first) or not sums.flags.c_contiguous or first.size == 0:
+        return None
+    if not _vectors((*vectors, *call.outputs), channels):
+        return None
+    at = call.attributes
+    pivot = _pivot(first)
+    head = sums, channels, 0, 0, float(max(at["count"], 1))
+    numbers = float(at["epsilon"]), float(at["momentum"])
+    arrays = vectors, results, scale, shift, pivot, pivot.strides[0]
+    return bind(_statistics_of_sums, *head, *numbers, *arrays)
+
+
+@variant("batch_norm_slopes", "numba")
+def batch_norm_slopes(call: Call) -> Entry | None:
+    """dgamma, dbeta and the factors of dx, from the sums."""
+    sums, gamma, rstd = call.inputs
+    if not is_float32(sums) or not sums.flags.c_contiguous:
+        return None
+    if not _vectors((gamma, rstd, *call.outputs), sums.shape[1]):
+        return None
+    dgamma, dbeta, *factors = call.outputs
+    head = sums, sums.shape[1], 0, 0, float(max(call.attributes["count"], 1))
+    return bind(_slopes_of_sums, *head, 0, 0, gamma, rstd, dgamma, dbeta, *factors)

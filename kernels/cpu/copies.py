@@ -7,13 +7,13 @@ registers, so that every cache line is read once and written once.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 
 from soapstone.kernels.cpu.lanes import (
     I8,
@@ -27,17 +27,16 @@ from soapstone.kernels.cpu.lanes import (
     store_some,
 )
 from soapstone.kernels.cpu.layout import merge
+from soapstone.kernels.cpu.moves import copy_bytes, copy_small, fill_run, strided_run
 from soapstone.kernels.cpu.native import (
-    helper,
-    i16p,
-    i32p,
-    i64p,
+    Block,
+    Native,
+    call_body,
     native,
     noop,
     pack,
     parallel_for,
     routine,
-    u8p,
     useful_threads,
     words,
 )
@@ -48,66 +47,11 @@ from soapstone.kernels.entry import Array, Entry
 _ITEM_BYTES = 32768  # of rows copied one element after the other, in one item
 _SHORT, _LONG = 64, 256  # elements a side of the tiles whose squares are transposed in one item
 _NARROW = 4  # a dim shorter than this is not worth transposing
-_WHOLE, _FILL, _STRIDED = 0, 1, 2
+_SMALL_BYTES = 64  # a row of this many is one masked move; a call of memcpy takes longer
+_WHOLE, _FILL, _STRIDED, _SMALL = 0, 1, 2, 3
 
 
 # ------------------------------------------------------------------------------------ row by row
-@vectorised
-def _copy_bytes(to: Lanes, x: Lanes, count: Lanes) -> None:
-    b = to.builder
-    places = [b.inttoptr(lanes.value, I8.as_pointer()) for lanes in (to, x)]
-    cgutils.raw_memcpy(b, *places, count.value, 1)
-
-
-def _element_loops(pointer: Any) -> tuple[Any, Any]:
-    @routine
-    def fill(to: int, x: int, n: int) -> None:
-        y, value = pointer(to), pointer(x)[0]
-        for i in range(n):
-            y[i] = value
-
-    @routine
-    def strided(to: int, to_step: int, x: int, x_step: int, n: int) -> None:
-        if to_step == 1:
-            for i in range(n):
-                pointer(to)[i] = pointer(x)[i * x_step]
-        else:
-            for i in range(n):
-                pointer(to)[i * to_step] = pointer(x)[i * x_step]
-
-    return fill, strided
-
-
-_fill_1, _strided_1 = _element_loops(u8p)
-_fill_2, _strided_2 = _element_loops(i16p)
-_fill_4, _strided_4 = _element_loops(i32p)
-_fill_8, _strided_8 = _element_loops(i64p)
-
-
-@helper
-def _fill(size: int, to: int, x: int, n: int) -> None:
-    if size == 4:
-        _fill_4(to, x, n)
-    elif size == 1:
-        _fill_1(to, x, n)
-    elif size == 8:
-        _fill_8(to, x, n)
-    else:
-        _fill_2(to, x, n)
-
-
-@helper
-def _strided(size: int, to: int, to_step: int, x: int, x_step: int, n: int) -> None:
-    if size == 4:
-        _strided_4(to, to_step // 4, x, x_step // 4, n)
-    elif size == 1:
-        _strided_1(to, to_step, x, x_step, n)
-    elif size == 8:
-        _strided_8(to, to_step // 8, x, x_step // 8, n)
-    else:
-        _strided_2(to, to_step // 2, x, x_step // 2, n)
-
-
 # Words: 0 source, 1 destination, 2 bytes an element, 3 mode, 4 rows, 5 length, 6 and 7 their steps
 # along the row, 8 columns an item, 9 items across, 10 rows an item, 11 rank, 12.. extents, strides.
 @native("body")
@@ -118,16 +62,29 @@ def _copy_rows(block: Any, begin: int, end: int) -> int:
     for item in range(begin, end):
         column = item % across * columns
         n = min(columns, length - column)
-        first_row = item // across * group
-        for row in range(first_row, min(rows, first_row + group)):
+        row = item // across * group
+        stop = min(rows, row + group)
+        while row < stop:  # rows along the last of the other dims lie at equal steps
+            run = min(stop - row, w[11 + rank] - row % w[11 + rank])
             x = w[0] + row_offset(w, 12, 12 + rank, rank, row) + column * x_step
             to = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, row) + column * to_step
-            if mode == _WHOLE:
-                _copy_bytes(to, x, n * size)
-            elif mode == _FILL:
-                _fill(size, to, x, n)
-            else:
-                _strided(size, to, to_step, x, x_step, n)
+            row += run
+            x_row, to_row = w[11 + 2 * rank], w[11 + 3 * rank]
+            if mode == _SMALL:
+                for _ in range(run):
+                    copy_small(to, x, n * size // 4)
+                    x += x_row
+                    to += to_row
+                continue
+            for _ in range(run):
+                if mode == _WHOLE:
+                    copy_bytes(to, x, n * size)
+                elif mode == _FILL:
+                    fill_run(size, to, x, n)
+                else:
+                    strided_run(size, to, to_step, x, x_step, n)
+                x += x_row
+                to += to_row
     return 0
 
 
@@ -231,36 +188,81 @@ def _copy_squares(block: Any, begin: int, end: int) -> int:
     return 0
 
 
+# ------------------------------------------------------------------------------- several in one
+# Words: 0 how many; of each: the body, its block, its first item among all.
+@native("body")
+def _copy_several(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    count = w[0]
+    for i in range(count):
+        start = w[3 + 3 * i]
+        stop = w[6 + 3 * i]
+        if start < end and begin < stop:
+            low, high = max(begin, start) - start, min(end, stop) - start
+            call_body(w[1 + 3 * i], w[2 + 3 * i], low, high)
+    return 0
+
+
 # ---------------------------------------------------------------------------------------- binding
+class Copy(NamedTuple):
+    """The work of one copy: items of about equal size, that `body` does in any order."""
+
+    body: Native
+    block: Block
+    items: int
+
+
 def copy(to: Array, x: Array, threads: int) -> Entry | None:
     """Return the entry of `to[...] = x`, arrays of one shape and type that do not overlap.
 
     They may be the same array, and x may repeat elements (strides of 0). None where the type has
     no kernel.
     """
-    size = to.itemsize
-    if (
-        x.dtype != to.dtype
-        or size not in (1, 2, 4, 8)
-        or not (x.flags.aligned and to.flags.aligned)
-    ):
-        return None
-    place = to.__array_interface__["data"][0]
-    if to.size == 0 or (x.__array_interface__["data"][0] == place and x.strides == to.strides):
+    return copies([(to, x)], threads)
+
+
+def copies(pairs: Sequence[tuple[Array, Array]], threads: int) -> Entry | None:
+    """Return one entry of several copies `(to, x)` that do not depend on each other."""
+    threads = useful_threads(threads, sum(2 * to.nbytes for to, _ in pairs))
+    work: list[Copy] = []
+    for to, x in pairs:
+        if not _served(to, x):
+            return None
+        place = to.__array_interface__["data"][0]
+        same = x.__array_interface__["data"][0] == place and x.strides == to.strides
+        if to.size and not same:
+            work.append(_plan(to, x, threads))
+    if not work:
         return noop()
+    if len(work) == 1:
+        return parallel_for(work[0].body, work[0].block, work[0].items, threads)
+    starts = list(itertools.accumulate((one.items for one in work), initial=0))
+    table = [(one.body.address, one.block, at) for one, at in zip(work, starts)]
+    made = parallel_for(
+        _copy_several, pack(len(work), table, 0, 0, starts[-1]), starts[-1], threads
+    )
+    return made._replace(keep=(made.keep, work))
+
+
+def _served(to: Array, x: Array) -> bool:
+    aligned = x.flags.aligned and to.flags.aligned
+    return bool(x.dtype == to.dtype and to.itemsize in (1, 2, 4, 8) and aligned)
+
+
+def _plan(to: Array, x: Array, threads: int) -> Copy:
+    size = to.itemsize
     order = sorted(range(to.ndim), key=lambda d: -abs(to.strides[d]))
     extents, (xs, ts) = merge(
         [to.shape[d] for d in order], [[a.strides[d] for d in order] for a in (x, to)]
     )
     if to.size == 1:
         xs = ts = (size,)
-    threads = useful_threads(threads, 2 * to.nbytes)
     dims = list(range(len(extents)))
     crossing = [d for d in dims[:-1] if xs[d] == size]
     if ts[-1] == size and xs[-1] not in (size, 0) and crossing:
         b = crossing[-1]
         if min(extents[-1], extents[b]) >= _NARROW and size != 2:
-            return _bind_squares(to, x, (extents, xs, ts), b, threads)
+            return _plan_squares(to, x, (extents, xs, ts), b)
         if extents[-1] < _NARROW:  # the rows are too short: go along the other dim
             dims.append(dims.pop(b))
     outer, last = dims[:-1], dims[-1]
@@ -275,22 +277,20 @@ def copy(to: Array, x: Array, threads: int) -> Entry | None:
     columns = min(length, _ITEM_BYTES // size)
     if mode == _WHOLE and rows == 1:  # as few calls as there are threads
         columns = -(-length // threads)
+    if mode == _WHOLE and length * size <= _SMALL_BYTES and length * size % 4 == 0:
+        mode = _SMALL
     group = max(1, _ITEM_BYTES // size // length)
     across = -(-length // columns)
     block = pack(
         (x, to, size, mode, rows, length, x_step, to_step, columns, across, group, len(table[0])),
         table,
     )
-    return parallel_for(_copy_rows, block, -(-rows // group) * across, threads)
+    return Copy(_copy_rows, block, -(-rows // group) * across)
 
 
-def _bind_squares(
-    to: Array,
-    x: Array,
-    dims: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    b: int,
-    threads: int,
-) -> Entry:
+def _plan_squares(
+    to: Array, x: Array, dims: tuple[Sequence[int], Sequence[int], Sequence[int]], b: int
+) -> Copy:
     extents, xs, ts = dims
     others = [d for d in range(len(extents) - 1) if d != b]
     # Going along the longer dim first keeps the other side's lines in the cache, and its memory
@@ -306,10 +306,14 @@ def _bind_squares(
         (side_a, side_b, a_first, len(table[0])),
         table,
     )
-    items = math.prod(table[0]) * tiles_a * tiles_b
-    return parallel_for(_copy_squares, block, items, threads)
+    return Copy(_copy_squares, block, math.prod(table[0]) * tiles_a * tiles_b)
 
 
 def fill(to: Array, value: float | bool, threads: int) -> Entry | None:
     """Return the entry of `to[...] = value`."""
-    return copy(to, np.broadcast_to(np.full((), value, to.dtype), to.shape), threads)
+    return copies([filling(to, value)], threads)
+
+
+def filling(to: Array, value: float | bool) -> tuple[Array, Array]:
+    """Return the copy `to[...] = value`, for `copies`."""
+    return to, np.broadcast_to(np.full((), value, to.dtype), to.shape)

@@ -27,8 +27,8 @@ from soapstone.kernels.registry import variant
 
 # Words of the blocks: 0 ids, 1 whether they are int64, 2 y or dy, 3 table, 4 its row's bytes,
 # 5 its rows, 6 floats a row, 7 number of its first row, 8 whether other rows lie elsewhere, 9 ids,
-# 10 their rank, 11.. extents, strides of ids, strides of y.
-_TABLE = 11
+# 10 their rank, 11 rows of all tiles, 12.. extents, strides of ids, strides of y.
+_TABLE = 12
 
 
 @vectorised
@@ -54,7 +54,7 @@ def _embedding(block: Any, begin: int, end: int) -> int:
         to = w[2] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, place)
         if row >= 0 and row < rows:
             copy_floats(to, w[3] + row * w[4], n)
-        elif w[8] != 0:
+        elif w[8] != 0 and row + w[7] >= 0 and row + w[7] < w[11]:
             fill_floats(to, np.float32(0.0), n)
         else:
             return 1
@@ -96,6 +96,7 @@ def _words(call: Call, ids: Array, y: Array, table: Array) -> tuple[Any, ...] | 
         a.get("partial", False),
         ids.size,
         len(extents),
+        a.get("total", 1 << 62),
         extents,
         strides,
     )
@@ -111,7 +112,7 @@ def embedding(call: Call) -> Entry | None:
     if ids.size == 0:
         return noop()
     threads = useful_threads(call.threads, 2 * y.nbytes)
-    status = {1: f"index outside the {table.shape[0]} rows of the table"}
+    status = {1: f"embedding: index outside the {table.shape[0]} rows of the table"}
     return parallel_for(_embedding, pack(*values), ids.size, threads, status)
 
 

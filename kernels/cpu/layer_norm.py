@@ -20,6 +20,7 @@ from soapstone.kernels.cpu.native import (
     useful_threads,
     words,
 )
+from soapstone.kernels.cpu.rows import over_last_axis
 from soapstone.kernels.cpu.runs import row_offset
 from soapstone.kernels.cpu.simd import (
     load,
@@ -155,17 +156,18 @@ def _join(block: Any) -> int:
     return 0
 
 
-def _rows(*arrays: Array) -> bool:
+def contiguous_rows(*arrays: Array) -> bool:
     """Whether each array is float32 with contiguous rows of its last dim."""
     return is_float32(*arrays) and all(a.shape[-1] == 1 or a.strides[-1] == 4 for a in arrays)
 
 
 @variant("layer_norm", "numba")
+@over_last_axis("xcc", "xss")
 def layer_norm(call: Call) -> Entry | None:
     """y, mean, rstd of rows normalized over the last dim."""
     x, gamma, beta = call.inputs
     y, mean, rstd = call.outputs
-    if x.ndim == 0 or not _rows(x, y, gamma, beta) or not is_float32(mean, rstd):
+    if x.ndim == 0 or not contiguous_rows(x, y, gamma, beta) or not is_float32(mean, rstd):
         return None
     if x.size == 0:
         return noop() if mean.size == 0 else None
@@ -180,11 +182,16 @@ def layer_norm(call: Call) -> Entry | None:
 
 
 @variant("layer_norm_grad", "numba")
+@over_last_axis("xxcss", "xcc")
 def layer_norm_grad(call: Call) -> Entry | None:
     """dx, dgamma, dbeta from dy, x, gamma, mean, rstd."""
     dy, x, gamma, mean, rstd = call.inputs
     dx, dgamma, dbeta = call.outputs
-    if x.ndim == 0 or not _rows(dy, x, dx, gamma, dgamma, dbeta) or not is_float32(mean, rstd):
+    if (
+        x.ndim == 0
+        or not contiguous_rows(dy, x, dx, gamma, dgamma, dbeta)
+        or not is_float32(mean, rstd)
+    ):
         return None
     if x.size == 0:
         return None

@@ -9,18 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.copies import copy, fill
+from soapstone.ir.ops.rearrange import TO_SPACE, reverse_slices
+from soapstone.ir.ops.slicing import border_maps, slices
+from soapstone.kernels.cpu.copies import copies, copy, fill, filling
 from soapstone.kernels.cpu.native import noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
-
-def _all(entries: Sequence[Entry | None]) -> Entry | None:
-    """Return one entry of all, or None if one is missing."""
-    made = [entry for entry in entries if entry is not None]
-    if len(made) < len(entries):
-        return None
-    return sequence(made) if made else noop()
+_MOST_BOXES = 256  # copies of a padded border that are worth binding
 
 
 def _parts(whole: Array, parts: Sequence[Array], axis: int) -> Iterator[tuple[Array, Array]]:
@@ -41,14 +37,14 @@ def store(call: Call) -> Entry | None:
 def concat(call: Call) -> Entry | None:
     """The inputs one after the other along the axis."""
     pairs = _parts(call.outputs[0], call.inputs, call.attributes["axis"])
-    return _all([copy(view, part, call.threads) for part, view in pairs])
+    return copies([(view, part) for part, view in pairs], call.threads)
 
 
 @variant("split", "numba")
 def split(call: Call) -> Entry | None:
     """Stretches of the axis, an output each."""
     pairs = _parts(call.inputs[0], call.outputs, call.attributes["axis"])
-    return _all([copy(part, view, call.threads) for part, view in pairs])
+    return copies([(part, view) for part, view in pairs], call.threads)
 
 
 @variant("transpose", "numba")
@@ -61,12 +57,60 @@ def transpose(call: Call) -> Entry | None:
 @variant("slice", "numba")
 def strided_slice(call: Call) -> Entry | None:
     """Every so many elements between two bounds of each axis."""
-    bounds = zip(*(call.attributes[name] for name in ("starts", "stops", "steps")))
-    place: tuple[Any, ...] = (
-        ...,
-        *(slice(*bound) for bound in bounds),
-    )  # `...`: a view at rank 0 too
+    place: tuple[Any, ...] = (..., *slices(call.attributes))  # `...`: a view at rank 0 too
     return copy(call.outputs[0], call.inputs[0][place], call.threads)
+
+
+@variant("reverse", "numba")
+def reverse(call: Call) -> Entry | None:
+    """Axes from their last element to their first."""
+    x = call.inputs[0]
+    place: tuple[Any, ...] = (..., *reverse_slices(call.attributes, x.ndim))
+    return copy(call.outputs[0], x[place], call.threads)
+
+
+@variant("tile", "numba")
+def tile(call: Call) -> Entry | None:
+    """The input beside itself, so many times along each axis."""
+    x, y, repeats = call.inputs[0], call.outputs[0], call.attributes["repeats"]
+    if y.size == 0:
+        return noop()
+    shape: list[int] = []
+    steps: list[int] = []
+    for extent, step, count in zip(x.shape, y.strides, repeats):
+        shape += [count, extent]
+        steps += [step * extent, step]
+    once = np.broadcast_to(x.reshape([1, 1]) if x.ndim == 0 else _spaced(x), shape or (1, 1))
+    to = np.lib.stride_tricks.as_strided(y, shape or (1, 1), steps or (0, 0))
+    return copy(to, once, call.threads)
+
+
+def _spaced(x: Array) -> Array:
+    """The view of x with an axis of extent 1 before each of its own."""
+    return x[tuple(item for _ in range(x.ndim) for item in (None, slice(None)))]
+
+
+@variant(("depth_to_space", "space_to_depth"), "numba")
+def regroup(call: Call) -> Entry | None:
+    """Blocks of channels as squares of the image, or the reverse."""
+    (x,), (y,), a = call.inputs, call.outputs, call.attributes
+    if y.size == 0:
+        return noop()
+    b, mode = a["blocksize"], a["mode"]
+    to_space = call.operator == "depth_to_space"
+    deep, wide = (x, y) if to_space else (y, x)
+    n, channels, height, width = deep.shape
+    split = (n, b, b, channels // (b * b), height, width)
+    sn, sc, sh, sw = deep.strides
+    steps = (sn, sc * b * split[3], sc * split[3], sc, sh, sw)
+    if mode == "CRD":
+        split = (n, channels // (b * b), b, b, height, width)
+        steps = (sn, sc * b * b, sc * b, sc, sh, sw)
+    strided = np.lib.stride_tricks.as_strided
+    one = strided(deep, split, steps).transpose(TO_SPACE[mode])
+    sn, sc, sh, sw = wide.strides
+    other = strided(wide, one.shape, (sn, sc, sh * b, sh, sw * b, sw))
+    return copy(other, one, call.threads) if to_space else copy(one, other, call.threads)
 
 
 @variant("broadcast", "numba")
@@ -86,21 +130,63 @@ def full(call: Call) -> Entry | None:
 def pad(call: Call) -> Entry | None:
     """A border of one value around x, and the same value between its elements."""
     x, y, a = call.inputs[0], call.outputs[0], call.attributes
-    entries: list[Entry | None] = []
+    if a["mode"] != "constant":
+        return _bordered(call)
     inside: list[Any] = []
     dilated = any(between and extent > 1 for between, extent in zip(a["interior"], x.shape))
-    if dilated:
-        entries.append(fill(y, a["value"], call.threads))
+    pairs: list[tuple[Array, Array]] = []
     for axis, (low, between, extent) in enumerate(zip(a["low"], a["interior"], x.shape)):
         stop = low + extent + max(extent - 1, 0) * between
         if low < 0 or stop > y.shape[axis]:
             return None
         if not dilated:  # the border: two slabs an axis, as long as what earlier axes left inside
             for slab in (slice(0, low), slice(stop, None)):
-                entries.append(fill(y[(*inside, slab)], a["value"], call.threads))
+                pairs.append(filling(y[(*inside, slab)], a["value"]))
         inside.append(slice(low, stop, between + 1))
-    entries.append(copy(y[(..., *inside)], x, call.threads))
-    return _all(entries)
+    pairs.append((y[(..., *inside)], x))
+    copied = copies(pairs, call.threads)
+    if not dilated:
+        return copied
+    filled = fill(y, a["value"], call.threads)
+    return sequence([filled, copied]) if filled and copied else None
+
+
+def _bordered(call: Call) -> Entry | None:
+    """The entry of a border made of x itself: one copy for each box that a view of x fills."""
+    x, y = call.inputs[0], call.outputs[0]
+    if y.size == 0:
+        return noop()
+    runs = [_runs(places) for places in border_maps(call.attributes, x.shape)]
+    if math.prod(map(len, runs)) > _MOST_BOXES:
+        return None
+    pairs = []
+    for box in itertools.product(*runs):
+        place: tuple[Any, ...] = (..., *(slice(at, at + count) for at, _, count, _ in box))
+        first: tuple[Any, ...] = (..., *(slice(start, start + 1) for _, start, _, _ in box))
+        to, source = y[place], x[first]
+        strides = [step * stride for (_, _, _, step), stride in zip(box, x.strides)]
+        view = np.lib.stride_tricks.as_strided(source, to.shape, strides)
+        pairs.append((to, view))
+    return copies(pairs, call.threads)
+
+
+def _runs(places: Array) -> list[tuple[int, int, int, int]]:
+    """Cut indices into runs of equal steps: (position, first index, count, step)."""
+    made: list[tuple[int, int, int, int]] = []
+    values = places.tolist()
+    at = 0
+    while at < len(values):
+        count, step = 1, 0
+        if at + 1 < len(values) and abs(values[at + 1] - values[at]) <= 1:
+            step = values[at + 1] - values[at]
+            while at + count < len(values) and values[at + count] - values[at + count - 1] == step:
+                count += 1
+        # The turn of a reflection belongs to the run after it, which is the long one.
+        if step and at + count < len(values) and values[at + count] == values[at + count - 2]:
+            count -= count > 2
+        made.append((at, values[at], count, step))
+        at += count
+    return made
 
 
 # ---------------------------------------------------------------------------------------- reshape

@@ -1,4 +1,4 @@
-"""The loops of pooling, by channels for channels-last arrays and by rows for plain ones.
+"""The loops of pooling of plain images, by rows, and of the gradients of images.
 
 Words of every block: 0 mode (MAX, INDEXED, AVERAGE), 1-2 kernel, 3-4 stride, 5-6 padding (top,
 left), 7-8 size of the image, 9-10 size of the pooled image, 11 channels; 12 image, 13 pooled,
@@ -33,53 +33,6 @@ from soapstone.kernels.cpu.windows import (
 
 MAX, INDEXED, AVERAGE = 0, 1, 2
 ROW_FLOATS = 8192  # of a plain row with its padding, cut into phases
-
-
-@native("body")
-def pool_last(block: Any, begin: int, end: int) -> int:
-    """Items: pooled rows of every image. Lanes: channels."""
-    w = words(block)
-    mode, kh_n, kw_n, pooled_h = w[0], w[1], w[2], w[9]
-    sh, sw = w[17], w[18]
-    for item in range(begin, end):
-        n, oh = item // pooled_h, item % pooled_h
-        h = oh * w[3] - w[5]
-        kh0, kh1 = max(0, -h), min(kh_n, w[7] - h)
-        y = w[13] + n * w[19] + oh * w[21]
-        index = w[14] + n * w[23] + oh * w[25]
-        share = f32p(w[27])[oh]
-        for ow in range(w[10]):
-            c0 = ow * w[4] - w[6]
-            kw0, kw1 = max(0, -c0), min(kw_n, w[8] - c0)
-            corner = w[12] + n * w[15] + h * sh + c0 * sw
-            for c in range(0, w[11], 16):
-                mask = first_lanes(w[11] - c)
-                if mode == 2:
-                    total = splat(0.0)
-                    for kh in range(kh0, kh1):
-                        for kw in range(kw0, kw1):
-                            total = total + load_where(corner + kh * sh + kw * sw, c, mask)
-                    total = total * splat(share * f32p(w[28])[ow])
-                    store_where(y + ow * w[22], c, total, mask)
-                elif mode == 1:
-                    best = load_where(corner + kh0 * sh + kw0 * sw, c, mask)
-                    place = splat_int(kh0 * kw_n + kw0)
-                    for kh in range(kh0, kh1):
-                        for kw in range(kw0, kw1):
-                            v = load_where(corner + kh * sh + kw * sw, c, mask)
-                            t = takes(v, best)
-                            best = choose(t, v, best)
-                            place = choose(t, splat_int(kh * kw_n + kw), place)
-                    store_where(y + ow * w[22], c, best, mask)
-                    store_bytes_where(index + ow * w[26], c, place, mask)
-                else:
-                    best = load_where(corner + kh0 * sh + kw0 * sw, c, mask)
-                    for kh in range(kh0, kh1):
-                        for kw in range(kw0, kw1):
-                            v = load_where(corner + kh * sh + kw * sw, c, mask)
-                            best = choose(takes(v, best), v, best)
-                    store_where(y + ow * w[22], c, best, mask)
-    return 0
 
 
 @native("body")

@@ -1,8 +1,9 @@
-"""Reductions over any dims: sum, mean, maximum, minimum.
+"""Reductions over any dims: sums (of absolute values, squares, powers), products, extremes.
 
 Dims are walked in memory order. Where the innermost is reduced, runs are folded into 64 lanes;
-where it is kept, rows are added to a row of totals. Totals are float64, so a sum of float32 keeps
-their precision. How work is cut, and so every bit of a result, depends on shapes and threads only.
+where it is kept, rows are added to a row of totals, several at a time. Totals are float64, so a sum
+of float32 keeps their precision. How work is cut, and so every bit of a result, depends on shapes
+and threads only.
 """
 
 from __future__ import annotations
@@ -28,36 +29,88 @@ from soapstone.kernels.cpu.native import (
     words,
 )
 from soapstone.kernels.cpu.runs import (
+    ABSOLUTE,
     MAX,
     MIN,
+    POWERS,
+    PRODUCT,
+    SQUARE,
     SUM,
     advance,
     gather,
+    powers_below,
+    powers_below_each,
     reduce_row,
+    reduce_rows,
     reduce_run,
     row_offset,
     start,
 )
-from soapstone.kernels.cpu.simd import load_doubles, max_lanes, min_lanes, sum_lanes, vmax, vmin
+from soapstone.kernels.cpu.simd import (
+    load_doubles,
+    max_lanes,
+    min_lanes,
+    sum_lanes,
+    vectorised,
+    vmax,
+    vmin,
+)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
-_MONOIDS = {"reduce_sum": SUM, "reduce_mean": SUM, "reduce_max": MAX, "reduce_min": MIN}
-_IDENTITIES = {SUM: 0.0, MAX: -math.inf, MIN: math.inf}
+_PLAIN, _ROOT, _LOGARITHM, _ABOVE = range(4)  # what is done to a total at the end
+_MONOIDS = {
+    "reduce_sum": (SUM, _PLAIN),
+    "reduce_mean": (SUM, _PLAIN),
+    "reduce_max": (MAX, _PLAIN),
+    "reduce_min": (MIN, _PLAIN),
+    "reduce_prod": (PRODUCT, _PLAIN),
+    "reduce_l1": (ABSOLUTE, _PLAIN),
+    "reduce_sum_square": (SQUARE, _PLAIN),
+    "reduce_l2": (SQUARE, _ROOT),
+    "reduce_log_sum": (SUM, _LOGARITHM),
+}
+_IDENTITIES = {MAX: -math.inf, MIN: math.inf, PRODUCT: 1.0}
 _COLUMNS = 1024  # totals of a row: 8 KB of the cache
 _SEGMENT = 4096  # floats of a run between two looks at the counter
 _HEADER = 20
+_HUGE = 3.4028234663852886e38  # as in `runs`: an infinite top is taken for this
+
+_product_lanes = vectorised(lambda v: v.fold(lambda a, b: a * b))
 
 
 @helper
 def _fold(monoid: int, totals: int) -> Any:
     a, b = load_doubles(totals, 0), load_doubles(totals, 16)
     c, d = load_doubles(totals, 32), load_doubles(totals, 48)
-    if monoid == SUM:
-        return sum_lanes((a + b) + (c + d))
     if monoid == MAX:
         return max_lanes(vmax(vmax(a, b), vmax(c, d)))
-    return min_lanes(vmin(vmin(a, b), vmin(c, d)))
+    if monoid == MIN:
+        return min_lanes(vmin(vmin(a, b), vmin(c, d)))
+    if monoid == PRODUCT:
+        return _product_lanes((a * b) * (c * d))
+    return sum_lanes((a + b) + (c + d))
+
+
+@helper
+def _within(top: float) -> float:
+    if top > _HUGE:
+        return _HUGE
+    if top < -_HUGE:
+        return -_HUGE
+    return top
+
+
+@helper
+def _finish(last: int, total: float, top: int) -> Any:
+    """What is written for a total; `top` is the address of the maximum that powers are below."""
+    if last == _ROOT:
+        return math.sqrt(total)
+    if last == _LOGARITHM:
+        return math.log(total)
+    if last == _ABOVE:
+        return math.log(total) + _within(np.float64(f32p(top)[0]))
+    return total
 
 
 @native("body")
@@ -68,10 +121,12 @@ def _reduce(block: Any, begin: int, end: int) -> int:
     x, y, inner_kept, length, inner, y_inner = w[3], w[4], w[5], w[6], w[7], w[8]
     chunk, chunks, parts, partials, outputs = w[9], w[10], w[11], w[12], w[13]
     kept, reduced, reduced_rows = w[14], w[15], w[16]
+    last_step, tops, group = w[17], w[18], w[19]
     kept_extents = 20
     kept_x = kept_extents + kept
     kept_y = kept_x + kept
-    reduced_extents = kept_y + kept
+    kept_top = kept_y + kept
+    reduced_extents = kept_top + kept
     reduced_x = reduced_extents + reduced
     totals = stack(8192)
     buffer = stack(16384)
@@ -83,29 +138,46 @@ def _reduce(block: Any, begin: int, end: int) -> int:
         row = item // parts // chunks
         source = x + row_offset(w, kept_extents, kept_x, kept, row)
         target = y + row_offset(w, kept_extents, kept_y, kept, row)
+        top = tops + row_offset(w, kept_extents, kept_top, kept, row)
         first = part * reduced_rows // parts
         last = (part + 1) * reduced_rows // parts
         if inner_kept != 0:
             n = min(chunk, length - column)
             for i in range((n + 15) & -16):
                 t[i] = identity
-            start(w, reduced_extents, reduced, counter, first)
-            at = source + column * inner
-            at += row_offset(w, reduced_extents, reduced_x, reduced, first)
-            for _ in range(first, last):
-                reduce_row(monoid, totals, gather(buffer, at, inner, n), n)
-                at = advance(w, reduced_extents, reduced_x, reduced, counter, at)
+            if inner == 4 and monoid != POWERS:
+                extent = w[reduced_x - 1]
+                number = first
+                while number < last:  # rows along the last reduced dim lie at equal steps
+                    count = min(min(last - number, extent - number % extent), group)
+                    at = source + column * 4
+                    at += row_offset(w, reduced_extents, reduced_x, reduced, number)
+                    reduce_rows(monoid, totals, at, w[reduced_x + reduced - 1], count, n)
+                    number += count
+            else:
+                start(w, reduced_extents, reduced, counter, first)
+                at = source + column * inner
+                at += row_offset(w, reduced_extents, reduced_x, reduced, first)
+                for _ in range(first, last):
+                    run = gather(buffer, at, inner, n)
+                    if monoid == POWERS:
+                        powers_below_each(buffer, run, top + column * 4, n)
+                        reduce_row(SUM, totals, buffer, n)
+                    else:
+                        reduce_row(monoid, totals, run, n)
+                    at = advance(w, reduced_extents, reduced_x, reduced, counter, at)
             if parts > 1:
                 to = f64p(partials)
                 for i in range(n):
                     to[part * outputs + row * length + column + i] = t[i]
-            elif y_inner == 4:
+            elif y_inner == 4 and last_step == _PLAIN:
                 out = f32p(target + column * 4)
                 for i in range(n):
                     out[i] = t[i] * scale
             else:
-                for i in range(n):
-                    f32p(target + (column + i) * y_inner)[0] = t[i] * scale
+                for i in range(column, column + n):
+                    value = _finish(last_step, t[i - column] * scale, top + i * 4)
+                    f32p(target + i * y_inner)[0] = value
         else:
             for i in range(64):
                 t[i] = identity
@@ -116,8 +188,12 @@ def _reduce(block: Any, begin: int, end: int) -> int:
             at = source + row_offset(w, reduced_extents, reduced_x, reduced, begin_row)
             for _ in range(first, last):
                 n = min(4096, length - segment * 4096)
-                place = at + segment * 4096 * inner
-                reduce_run(monoid, totals, gather(buffer, place, inner, n), n)
+                run = gather(buffer, at + segment * 4096 * inner, inner, n)
+                if monoid == POWERS:
+                    powers_below(buffer, run, _within(np.float64(f32p(top)[0])), n)
+                    reduce_run(SUM, totals, buffer, n)
+                else:
+                    reduce_run(monoid, totals, run, n)
                 segment += 1
                 if segment == segments:
                     segment = 0
@@ -126,7 +202,7 @@ def _reduce(block: Any, begin: int, end: int) -> int:
             if parts > 1:
                 f64p(partials)[part * outputs + row] = value
             else:
-                f32p(target)[0] = value * scale
+                f32p(target)[0] = _finish(last_step, value * scale, top)
     return 0
 
 
@@ -137,19 +213,23 @@ def _join(block: Any) -> int:
     monoid, scale = w[0], as_float(w[1])
     y, length, y_inner, parts, outputs, kept = w[4], w[6], w[8], w[11], w[13], w[14]
     partials = f64p(w[12])
+    last_step, tops = w[17], w[18]
     if w[5] == 0:
         length = 1
     for row in range(outputs // length):
         target = y + row_offset(w, 20, 20 + 2 * kept, kept, row)
+        top = tops + row_offset(w, 20, 20 + 3 * kept, kept, row)
         for i in range(length):
             total = partials[row * length + i]
             for part in range(1, parts):
                 value = partials[part * outputs + row * length + i]
-                if monoid == SUM:
+                if monoid == PRODUCT:
+                    total *= value
+                elif monoid != MAX and monoid != MIN:
                     total += value
                 elif value != value or (value > total) == (monoid == MAX):
                     total = value
-            f32p(target + i * y_inner)[0] = total * scale
+            f32p(target + i * y_inner)[0] = _finish(last_step, total * scale, top + i * 4)
     return 0
 
 
@@ -161,20 +241,39 @@ def _axes(call: Call) -> tuple[int, ...]:
 
 @variant(tuple(_MONOIDS), "numba")
 def reduce(call: Call) -> Entry | None:
-    """Sums, means, maxima and minima over any dims."""
+    """Sums, means, products, norms, maxima and minima over any dims."""
     (x,), (y,) = call.inputs, call.outputs
     if not is_float32(x, y):
         return None
     if y.size == 0:
         return noop()
     axes = _axes(call)
-    monoid = _MONOIDS[call.operator]
+    monoid, last = _MONOIDS[call.operator]
     if x.size == 0:
-        if monoid != SUM:
+        if monoid in _IDENTITIES:
             return None
         x = np.zeros([max(1, extent) for extent in x.shape], np.float32)
     count = float(call.attributes["count"]) if call.operator == "reduce_mean" else 1.0
-    return reduce_into(x, y.reshape(_kept_shape(x, axes)), axes, monoid, 1.0 / count, call.threads)
+    kept = y.reshape(_kept_shape(x, axes))
+    return reduce_into(x, kept, axes, monoid, 1.0 / count, call.threads, last)
+
+
+@variant("reduce_log_sum_exp", "numba")
+def log_sum_exp(call: Call) -> Entry | None:
+    """The logarithm of the sum of powers, of x below its maximum: two passes."""
+    (x,), (y,) = call.inputs, call.outputs
+    if not is_float32(x, y) or x.size == 0:
+        return None if y.size else noop()
+    axes = _axes(call)
+    y = y.reshape(_kept_shape(x, axes))
+    top = np.empty(y.shape, np.float32)
+    if y.ndim:  # a row of maxima is read as it is written: contiguous where a row of x is
+        order = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
+        shape = [y.shape[d] for d in order]
+        top = np.empty(shape, np.float32).transpose(np.argsort(order))
+    first = reduce_into(x, top, axes, MAX, 1.0, call.threads)
+    then = reduce_into(x, y, axes, POWERS, 1.0, call.threads, _ABOVE, top)
+    return sequence([first, then]) if first and then else None
 
 
 def _kept_shape(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -182,9 +281,20 @@ def _kept_shape(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reduce_into(
-    x: Array, y: Array, axes: tuple[int, ...], monoid: int, scale: float, threads: int
+    x: Array,
+    y: Array,
+    axes: tuple[int, ...],
+    monoid: int,
+    scale: float,
+    threads: int,
+    last: int = _PLAIN,
+    top: Array | None = None,
 ) -> Entry | None:
-    """Return the entry of y = scale * (x reduced over the axes); y has extent 1 along them."""
+    """Return the entry of y = scale * (x reduced over the axes); y has extent 1 along them.
+
+    last: what is done to the totals at the end. top: of y's shape, what powers are below.
+    """
+    top = y if top is None else top
     dims = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
     dims = [d for d in dims if x.shape[d] != 1]
     inner_kept = bool(dims) and dims[-1] not in axes
@@ -196,7 +306,7 @@ def reduce_into(
     while dims and (dims[-1] not in axes) == inner_kept:
         if run:
             inner = run[0]
-            views = (x, y) if inner_kept else (x,)
+            views = (x, y, top) if inner_kept else (x,)
             if any(v.strides[dims[-1]] != v.strides[inner] * x.shape[inner] for v in views):
                 break
         run.insert(0, dims.pop())
@@ -206,7 +316,7 @@ def reduce_into(
     kept = [d for d in groups[True] if d not in run]
     reduced = [d for d in groups[False] if d not in run]
     kept_extents, kept_strides = merge(
-        [x.shape[d] for d in kept], [[v.strides[d] for d in kept] for v in (x, y)]
+        [x.shape[d] for d in kept], [[v.strides[d] for d in kept] for v in (x, y, top)]
     )
     reduced_extents, reduced_strides = merge(
         [x.shape[d] for d in reduced], [[x.strides[d] for d in reduced]]
@@ -225,9 +335,19 @@ def reduce_into(
     parts = 1 if kept_rows * chunks >= threads else min(threads, max(1, reduced_rows))
     partials = np.zeros(outputs * parts if parts > 1 else 1, np.float64)
     block = pack(
-        (monoid, float(scale), _IDENTITIES[monoid], x, y, inner_kept, length, inner, y_inner),
+        (
+            monoid,
+            float(scale),
+            _IDENTITIES.get(monoid, 0.0),
+            x,
+            y,
+            inner_kept,
+            length,
+            inner,
+            y_inner,
+        ),
         (chunk, chunks, parts, partials, outputs, len(kept_extents), len(reduced_extents)),
-        (reduced_rows, 0, 0, 0),
+        (reduced_rows, last, top, max(16, 8192 // length)),
         (kept_extents, kept_strides, reduced_extents, reduced_strides),
     )
     entry = parallel_for(_reduce, block, kept_rows * chunks * parts, threads)

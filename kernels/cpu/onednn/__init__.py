@@ -7,6 +7,7 @@ import importlib
 from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 
 _FAMILIES = (
+    "attention",
     "convolution",
     "eltwise",
     "epilogue",
@@ -15,6 +16,8 @@ _FAMILIES = (
     "normalization",
     "pooling",
     "recurrent",
+    "recurrent_cells",
+    "recurrent_gru",
     "reorder",
     "sequences",
     "softmax",

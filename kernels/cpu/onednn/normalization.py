@@ -28,6 +28,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32, private_array
 from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.cpu.rows import over_last_axis
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -209,6 +210,7 @@ def _rows_ready(x: Array, vectors: Sequence[Array], statistics: Sequence[Array])
 
 
 @variant("layer_norm", "onednn")
+@over_last_axis("xcc", "xss")
 def layer_norm(call: Call) -> Entry | None:
     """Return the entry of y, mean and rstd over the last axis."""
     x, gamma, beta = call.inputs
@@ -241,6 +243,7 @@ def layer_norm(call: Call) -> Entry | None:
 
 
 @variant("layer_norm_grad", "onednn")
+@over_last_axis("xxcss", "xcc")
 def layer_norm_grad(call: Call) -> Entry | None:
     """Return the entry of dx, dgamma and dbeta."""
     dy, x, gamma, mean, rstd = call.inputs

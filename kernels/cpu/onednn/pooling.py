@@ -20,7 +20,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
     ARG_SRC,
     ARG_WORKSPACE,
-    CHANNELS_LAST_4D,
     DIFF_SOURCE,
     DIFF_TARGET,
     PLAIN_4D,
@@ -34,7 +33,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
     dims,
     equal,
-    is_plain,
     usable,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
@@ -55,35 +53,61 @@ class _Pool:
     x: tuple[int, ...]
     y: tuple[int, ...]
     order: tuple[int, ...]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
     threads: int
 
     def legal(self) -> bool:
         """Return whether sizes agree and every window holds an element."""
-        top, left, bottom, right = self.padding
-        spans = zip(
-            *(self.x[2:], self.y[2:], self.kernel, self.stride, (top, left), (bottom, right))
-        )
+        fields = (self.x[2:], self.y[2:], self.kernel, self.stride, self.dilation)
+        spans = [
+            (size, count, (extent - 1) * dilation + 1, stride, low, high)
+            for size, count, extent, stride, dilation, low, high in zip(
+                *fields, self.low, self.high
+            )
+        ]
+        dilated = max(self.dilation) > 1  # then a window may step over the elements inside
         return (
-            min(self.padding) >= 0
+            min(*self.low, *self.high) >= 0
+            and not (dilated and any((*self.low, *self.high)))
             and self.x[:2] == self.y[:2]
             and all(
-                (size + low + high - extent) // stride + 1 == count
-                and low < extent
+                (size + low + high - span) // stride + 1 == count
+                and low < span
                 and (count - 1) * stride - low < size
-                for size, count, extent, stride, low, high in spans
+                for size, count, span, stride, low, high in spans
             )
         )
 
 
+def _order(*arrays: Array) -> tuple[int, ...]:
+    """Return the axis order in which images are pooled."""
+    plain = tuple(range(arrays[0].ndim))
+    rows = (a.shape[1] == 1 or a.strides[1] >= a.strides[-1] for a in arrays)
+    return plain if all(rows) else (0, *plain[2:], 1)
+
+
 def _pool(call: Call, algorithm: int, direction: int, x: Array, y: Array) -> _Pool | None:
     """Return the call's problem, or None when its windows are not oneDNN's."""
-    at = call.attributes
-    order = PLAIN_4D if is_plain(x) and is_plain(y) else CHANNELS_LAST_4D
-    window = (tuple(at["kernel"]), tuple(at["stride"]), tuple(at["padding"]))
-    pool = _Pool(algorithm, direction, x.shape, y.shape, order, *window, call.threads)
+    at, rank = call.attributes, x.ndim - 2
+    kernel, stride = tuple(at["kernel"]), tuple(at["stride"])
+    dilation = tuple(at.get("dilation", (1,) * rank))
+    low, high = tuple(at["padding"][:rank]), tuple(at["padding"][rank:])
+    # The last window may end past the padding, which oneDNN is then told to be wider.
+    beyond = tuple(
+        (count - 1) * step - before + (extent - 1) * dilated + 1 - size
+        for count, step, before, extent, dilated, size in zip(
+            y.shape[2:], stride, low, kernel, dilation, x.shape[2:]
+        )
+    )
+    wide = tuple(max(past, after) for past, after in zip(beyond, high))
+    if algorithm == _AVERAGE_ALL and (wide != high or any(at.get("excess", ()))):
+        return None
+    ends = (x.shape, y.shape, _order(x, y))
+    pool = _Pool(algorithm, direction, *ends, kernel, stride, dilation, low, wide, call.threads)
     return pool if x.size and pool.legal() else None
 
 
@@ -91,8 +115,8 @@ def _pool(call: Call, algorithm: int, direction: int, x: Array, y: Array) -> _Po
 def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
     """Return the primitive on dense activations, or None where oneDNN has only plain loops."""
     window: tuple[Any, ...] = (
-        *(dims(pool.stride), dims(pool.kernel), dims((0, 0))),
-        *(dims(pool.padding[:2]), dims(pool.padding[2:])),
+        *(dims(pool.stride), dims(pool.kernel), dims([step - 1 for step in pool.dilation])),
+        *(dims(pool.low), dims(pool.high)),
     )
     x = Layout.dense(pool.x, pool.order).descriptor.address
     y = Layout.dense(pool.y, pool.order).descriptor.address
@@ -136,6 +160,8 @@ def max_pool2d(call: Call) -> Entry | None:
     if y.size == 0:
         return empty()
     pool = _pool(call, _MAX, _TRAINING if index else _INFERENCE, x, y)
+    if pool is not None and max(pool.dilation) > 1:
+        return None  # values that are not finite could not be repaired
     primitive = _primitive(pool, False) if pool else None
     if pool is None or primitive is None or len(index) != bool(call.attributes.get("indices")):
         return None
@@ -151,7 +177,7 @@ def max_pool2d(call: Call) -> Entry | None:
     program.step(primitive, arguments)
     program.native(
         "repair_maxima",
-        *(*pool.x, *pool.y[2:], *pool.kernel, *pool.stride, *pool.padding[:2]),
+        *(*pool.x, *pool.y[2:], *pool.kernel, *pool.stride, *pool.low),
         *(_memory_of(source, x), _memory_of(target, y), index[0] if index else 0),
         *((1, 1) if pool.order == PLAIN_4D else (pool.x[1], pool.x[1])),
     )
@@ -209,18 +235,18 @@ def _average(call: Call, x: Array) -> int | None:
         return _AVERAGE_ALL
     origin = call.attributes.get("origin")
     whole = call.attributes.get("full_size")
-    at_origin = origin is None or tuple(origin) == (0, 0)
+    at_origin = origin is None or not any(origin)
     complete = whole is None or tuple(whole) == x.shape[2:]
     if (at_origin and complete) or not any(call.attributes["padding"]):
         return _AVERAGE_INSIDE
     return None
 
 
-@variant("avg_pool2d", "onednn")
+@variant(("avg_pool2d", "avg_pool3d"), "onednn")
 def avg_pool2d(call: Call) -> Entry | None:
     """Return the entry of the average of each window."""
     (x,), (y,) = call.inputs, call.outputs
-    if not float32(call, rank=4):
+    if not float32(call) or not 4 <= x.ndim <= 5:
         return None
     if y.size == 0:
         return empty()
@@ -238,11 +264,11 @@ def avg_pool2d(call: Call) -> Entry | None:
     return program.entry()
 
 
-@variant("avg_pool2d_grad", "onednn")
+@variant(("avg_pool2d_grad", "avg_pool3d_grad"), "onednn")
 def avg_pool2d_grad(call: Call) -> Entry | None:
     """Return the entry of dy shared among the elements of each window."""
     (dy,), (dx,) = call.inputs, call.outputs
-    if not float32(call, rank=4):
+    if not float32(call) or not 4 <= dx.ndim <= 5:
         return None
     if dx.size == 0:
         return empty()

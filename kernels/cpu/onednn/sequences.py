@@ -1,0 +1,63 @@
+"""Kernels of one-dimensional windows: those of images, on views of height one.
+
+A sequence (n, c, w) is the image (n, c, 1, w) without a copy, whatever its strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from soapstone.kernels.cpu.onednn import convolution, pooling, volume
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_SINGLE = {"stride": 1, "dilation": 1, "kernel": 1, "size": 1, "origin": 0, "full_size": 1}
+_ZEROS = ("excess", "output_padding")
+
+
+def lifted(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a sequence's windows as those of an image of height one."""
+    made = dict(attributes)
+    for name, value in _SINGLE.items():
+        if name in made:
+            made[name] = (value, *made[name])
+    for name in _ZEROS:
+        if name in made:
+            made[name] = (0, *made[name])
+    if "padding" in made:
+        low, high = made["padding"]
+        made["padding"] = (0, low, 0, high)
+    return made
+
+
+def _image(array: Array) -> Array:
+    return array[:, :, None] if array.ndim == 3 else array
+
+
+def as_image(bind: Callable[[Call], Entry | None]) -> Callable[[Call], Entry | None]:
+    """Return the kernel of a sequence, given that of an image; vectors stay as they are."""
+
+    def bind_sequence(call: Call) -> Entry | None:
+        return bind(
+            replace(
+                call,
+                operator=call.operator.replace("1d", "2d"),
+                attributes=lifted(call.attributes),
+                inputs=tuple(map(_image, call.inputs)),
+                outputs=tuple(map(_image, call.outputs)),
+            )
+        )
+
+    return bind_sequence
+
+
+variant("conv1d", "onednn")(as_image(convolution.conv2d))
+variant("conv1d_grad_input", "onednn")(as_image(convolution.conv2d_grad_input))
+variant("conv1d_grad_weight", "onednn")(as_image(convolution.conv2d_grad_weight))
+variant("max_pool1d", "onednn")(as_image(pooling.max_pool2d))
+variant("max_pool1d_grad", "onednn")(as_image(pooling.max_pool2d_grad))
+variant("avg_pool1d", "onednn")(as_image(pooling.avg_pool2d))
+variant("avg_pool1d_grad", "onednn")(as_image(pooling.avg_pool2d_grad))
+variant("conv_transpose1d", "onednn")(as_image(volume.conv_transpose))
