@@ -2,7 +2,8 @@
 
     python benchmarks/training_step.py [--models mlp,lenet,alexnet] [--rounds 7]
 
-Needs `pip install -e ".[bench]"`.
+Needs `pip install -e ".[bench]"`. Both sides take a step of SGD on one batch, forward, backward and
+update; torch's models are the twins that the tests compare with.
 """
 
 from __future__ import annotations
@@ -12,122 +13,221 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Peer, alternate, median, serve, status_bytes, write
 
-MODELS = {"mlp": 128, "lenet": 64, "alexnet": 64}
-STEPS = {"mlp": 60, "lenet": 40, "alexnet": 3}
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
 RATE = 0.01
+BUDGET_S = 0.8  # of a round
+TABLES = (10_000,) * 6 + (1_000,) * 10 + (100,) * 10
 
 
-def batch(model: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return one seeded batch."""
-    shape = {"mlp": (784,), "lenet": (1, 28, 28), "alexnet": (3, 64, 64)}[model]
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((MODELS[model], *shape)).astype(np.float32)
-    return x, generator.integers(0, 10, MODELS[model]).astype(np.int32)
+@dataclass(frozen=True)
+class Benchmarked:
+    """A model on both sides, its inputs (shape, integers below this or 0: floats) and labels."""
+
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+    inputs: Mapping[str, tuple[tuple[int, ...], int]]
+    labels: tuple[tuple[int, ...], int]
+    loss: str = "cross_entropy"
 
 
-def timed(step: Any, count: int) -> float:
-    """Return the median milliseconds of a step."""
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+def _app(name: str, function: str = "build", **options: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        import importlib
+
+        return getattr(importlib.import_module(f"soapstone.apps.{name}"), function)(**options)
+
+    return build
 
 
-def soapstone_peer(model: str, cpus: int, threads: int) -> None:
-    import importlib
+def _twin(module: str, name: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    def build() -> Any:
+        import importlib
 
-    from soapstone import SGD
-    from soapstone.frontend.callbacks import TrainingState
+        return getattr(importlib.import_module(f"torch_twins.{module}"), name)(
+            *arguments, **options
+        )
 
-    app = importlib.import_module(f"soapstone.apps.{model}")
-    import soapstone.frontend.training
-    import soapstone.kernels.cpu  # noqa: F401  (the baseline holds the libraries)
+    return build
 
-    baseline = status_bytes("VmRSS")
-    built = app.build(MODELS[model])
-    built.compile(SGD(RATE), loss="cross_entropy", cpus=cpus, threads=threads)
-    x, y = batch(model)
-    state = TrainingState(model=built)
-    inputs = {built.build().inputs()[0]: x}
-    trainer = built.trainer
 
-    def step() -> None:
-        trainer.step(inputs, y, state)
+def _mlp() -> Any:
+    from torch import nn
 
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def _lenet() -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def _lstm() -> Any:
+    from soapstone import Model
+
+    model = Model("lstm")
+    x = model.input("x", (64, 40, 1024))
+    model.output(model.lstm(x, 1024)[0])
+    return model
+
+
+def _torch_lstm() -> Any:
+    from torch import nn
+
+    class Outputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(1024, 1024, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.lstm(x)[0]
+
+    return Outputs()
+
+
+def _image(batch: int, channels: int, size: int) -> dict[str, tuple[tuple[int, ...], int]]:
+    return {"image": ((batch, channels, size, size), 0)}
+
+
+_BLOCK = {"layers": 1, "hidden": 512, "heads": 8, "vocabulary": None, "classes": None}
+MODELS = {
+    "mlp": Benchmarked(_app("mlp", batch_size=128), _mlp, {"image": ((128, 784), 0)}, ((128,), 10)),
+    "lenet": Benchmarked(_app("lenet", batch_size=64), _lenet, _image(64, 1, 28), ((64,), 10)),
+    "alexnet": Benchmarked(
+        _app("alexnet", batch_size=64),
+        _twin("cnn", "alexnet", 4, 64, 4096, 1000),
+        _image(64, 3, 64),
+        ((64,), 10),
+    ),
+    "resnet18": Benchmarked(
+        _app("resnet", batch_size=32, image_size=64, depth=18),
+        _twin("cnn", "resnet", (2, 2, 2, 2), 64, 1000, basic=True),
+        _image(32, 3, 64),
+        ((32,), 1000),
+    ),
+    "inception_module": Benchmarked(
+        _app("inception", "module", batch_size=4, channels=1280, image_size=8),
+        _twin("inception", "module", 1280, 1),
+        _image(4, 1280, 8),
+        ((4, 2048, 8, 8), 0),
+        "mse",
+    ),
+    "lstm": Benchmarked(_lstm, _torch_lstm, {"x": ((64, 40, 1024), 0)}, ((64, 40, 1024), 0), "mse"),
+    "transformer_block": Benchmarked(
+        _app("bert", batch_size=16, length=64, dropout=0.0, **_BLOCK),
+        _twin("sequence", "Bert", **_BLOCK),
+        {"x": ((16, 64, 512), 0)},
+        ((16, 64, 512), 0),
+        "mse",
+    ),
+    "dlrm": Benchmarked(
+        _app("dlrm", batch_size=256, vocabularies=TABLES),
+        _twin("recommend", "Dlrm", TABLES),
+        {"dense": ((256, 13), 0), "ids": ((256, len(TABLES)), 100)},
+        ((256, 1), 2),
+        "bce_with_logits",
+    ),
+}
+
+
+def batch(model: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return one seeded batch: inputs in order, and labels."""
+    random = np.random.default_rng(0)
+
+    def draw(shape: tuple[int, ...], below: int) -> np.ndarray:
+        if below:
+            return random.integers(0, below, shape).astype(np.int32)
+        return random.standard_normal(shape).astype(np.float32)
+
+    case = MODELS[model]
+    inputs = [draw(*field) for field in case.inputs.values()]
+    labels = draw(*case.labels)
+    return inputs, labels.astype(np.float32) if case.loss.startswith("bce") else labels
+
+
+def rounds_of(step: Callable[[], None], loss: Callable[[], float], baseline: int) -> None:
+    """Serve rounds: the median step of those that fill the budget."""
     for _ in range(3):
         step()
 
     def do_round() -> Mapping[str, Any]:
-        ms = timed(step, STEPS[model])
-        peak = status_bytes("VmHWM") - baseline
-        return {"ms": ms, "peak_mb": peak / 2**20, "loss": state.loss}
+        times: list[float] = []
+        while len(times) < 3 or sum(times) < BUDGET_S:
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+        peak = (status_bytes("VmHWM") - baseline) / 1e6
+        return {"ms": statistics.median(times) * 1e3, "peak_mb": peak, "loss": loss()}
 
     serve(do_round)
+
+
+def soapstone_peer(model: str, cpus: int, threads: int) -> None:
+    import soapstone.frontend.training
+    import soapstone.kernels.cpu  # noqa: F401  (the baseline holds the libraries)
+    from soapstone import SGD
+    from soapstone.frontend.callbacks import TrainingState
+
+    built = MODELS[model].ours()
+    baseline = status_bytes("VmRSS")
+    built.compile(SGD(RATE), loss=MODELS[model].loss, cpus=cpus, threads=threads)
+    inputs, labels = batch(model)
+    named = dict(zip(built.build().inputs(), inputs))
+    state = TrainingState(model=built)
+    trainer = built.trainer
+    rounds_of(lambda: trainer.step(named, labels, state), lambda: float(state.loss), baseline)
 
 
 def torch_peer(model: str, cpus: int, threads: int) -> None:
     import torch
-    from torch import nn
+    from torch.nn import functional
 
     torch.set_num_threads(cpus * threads)
     baseline = status_bytes("VmRSS")
-    layers: dict[str, list[nn.Module]] = {
-        "mlp": [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10)],
-        "lenet": [
-            nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-        ],
-    } if model != "alexnet" else {
-        "alexnet": [
-            nn.Conv2d(3, 64, 11, stride=2, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
-            nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
-            nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Flatten(),
-            nn.LazyLinear(4096), nn.ReLU(),
-            nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000),
-        ],
-    }  # fmt: skip
-    net = nn.Sequential(*layers[model])
-    x, y = (torch.from_numpy(array) for array in batch(model))
-    net(x[:1])
+    net = MODELS[model].theirs()
+    arrays, labels = batch(model)
+    inputs = [torch.from_numpy(array) for array in arrays]
+    target = torch.from_numpy(labels)
+    losses = {
+        "cross_entropy": functional.cross_entropy,
+        "mse": functional.mse_loss,
+        "bce_with_logits": functional.binary_cross_entropy_with_logits,
+    }
+    loss_of = losses[MODELS[model].loss]
+    target = target.long() if MODELS[model].loss == "cross_entropy" else target
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
-    loss_of = nn.CrossEntropyLoss()
-    target = y.long()
     last = [0.0]
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = loss_of(net(x), target)
+        loss = loss_of(net(*inputs), target)
         loss.backward()
         optimizer.step()
         last[0] = float(loss.detach())
 
-    for _ in range(3):
-        step()
-
-    def do_round() -> Mapping[str, Any]:
-        ms = timed(step, STEPS[model])
-        return {"ms": ms, "peak_mb": (status_bytes("VmHWM") - baseline) / 2**20, "loss": last[0]}
-
-    serve(do_round)
+    rounds_of(step, lambda: last[0], baseline)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peer", nargs=4, metavar=("LIBRARY", "MODEL", "CPUS", "THREADS"))
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch")
+    parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
     if options.peer:
         library, model, cpus, threads = options.peer
@@ -154,7 +254,7 @@ def main() -> None:
         peak = {name: median(measured[name], "peak_mb") for name in forms}
         rows.append(
             {
-                "model": f"{model} b{MODELS[model]}",
+                "model": model,
                 "torch ms": ms["torch"],
                 f"{cores} workers ms": ms["workers"],
                 "ratio": ms["workers"] / ms["torch"],
@@ -166,14 +266,16 @@ def main() -> None:
                 "peak ratio": peak["workers"] / peak["torch"],
             }
         )
-        print(rows[-1], flush=True)
-    write(
-        "training_step",
-        "Training step against torch eager",
-        f"python benchmarks/training_step.py --rounds {options.rounds}",
-        list(rows[0]),
-        rows,
-    )
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()})
+        sys.stdout.flush()
+    if not options.no_write:
+        write(
+            "training_step",
+            "Training step against torch eager",
+            f"python benchmarks/training_step.py --rounds {options.rounds}",
+            list(rows[0]),
+            rows,
+        )
 
 
 if __name__ == "__main__":
