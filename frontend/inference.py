@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.batches import Batches
+from soapstone.frontend.constants import Constants
 from soapstone.frontend.npz import DataError
 from soapstone.ir.graph import Graph
-from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
 from soapstone.runtime import Machine, Region, Runtime, Trace
@@ -283,14 +283,12 @@ def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bo
     missing = sorted(fixed - weights.keys())
     if missing:
         raise DataError(f"model {graph.name!r}: weight {missing[0]!r} is missing")
-    constants: dict[str, Array] = {name: weights[name] for name in fixed}
     names = graph.outputs
     graph = replace(graph, updates={}).pruned()
+    prologue = replace(graph, nodes=(), outputs=())
     if not plain:
-        graph = fold_weights(graph, constants)
-        prologue, graph = split_constants(graph, fixed)
-        constants |= interpret(prologue, {name: constants[name] for name in prologue.roles})
-        constants = {name: value for name, value in constants.items() if name in graph.roles}
+        prologue, graph = split_constants(fold_weights(graph, weights), fixed)
+    constants = Constants({name: weights[name] for name in fixed}, prologue)
     mapper = load("sequential")
     strategy = mapper.strategy(graph, machine)
     lowered = lower(graph, strategy, fuse=not plain)

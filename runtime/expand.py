@@ -69,7 +69,7 @@ class Operand:
         box = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
         if self.constant is not None:
             tile: Array = constants[self.constant][(*box, ...)]
-            return tile if tile.flags.aligned else tile.copy()  # a view of a file may not be
+            return tile
         array = arrays[self.argument]
         if self.view is None or not self.view.steps:
             return array
@@ -249,7 +249,7 @@ class Program:
             if self.variants.get(item.node.name) == REFERENCE
             for operand in item.inputs
         }
-        self.constants = {name: a for name, a in self.constants.items() if name in read}
+        self.constants = {name: self.constants[name] for name in read if name is not None}
 
     def _task(self, item: NodeLaunch) -> Task:
         """Return the task of a node: native variants where they serve, else the reference."""

@@ -153,11 +153,10 @@ def _number(site: _Site, node: Node) -> str | None:
     x, other = node.inputs
     if x in site.constants and node.operator in ("add", "mul"):
         x, other = other, x
-    value = site.constants.get(other)
-    spec = site.builder.spec(x)
-    if value is None or x in site.fixed or value.size != 1 or value.ndim > spec.rank:
+    spec, size = site.builder.spec(x), site.builder.spec(other)
+    if other not in site.constants or x in site.fixed or size.size != 1 or size.rank > spec.rank:
         return None
-    number = float(value.reshape(()))
+    number = float(site.constants[other].reshape(()))
     if not spec.is_float or not math.isfinite(number) or (node.operator == "div" and not number):
         return None
     scale, shift = {
