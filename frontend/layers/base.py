@@ -84,6 +84,9 @@ def initials(label: str, kind: str, fan: int) -> tuple[Initial, Initial]:
     raise GraphError(f'{label}: initial {kind!r} found, "uniform" or "he" needed')
 
 
+FROM_INPUT = ("gelu",)  # activations whose gradient needs what they are applied to
+
+
 class LayerBase:
     """Recording of operators; `record`, the seed and the builder are the model's."""
 
@@ -123,14 +126,24 @@ class LayerBase:
         node: str,
         **attributes: Any,
     ) -> Tensor:
-        """Record an operator of x and of new parameters; return its first output."""
+        """Record an operator of x and of new parameters; return its first output.
+
+        An activation whose gradient needs its input is an operator of its own, so that backward
+        finds that input; where nothing reads it, lowering joins the two.
+        """
+        after = attributes.get("activation")
+        if after in FROM_INPUT:
+            attributes = {**attributes, "activation": None}
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             names = [
                 builder.input(f"{node}.{name}", shape, "float32", Role.PARAMETER, initial)
                 for name, (shape, initial) in parameters.items()
             ]
-            return builder.apply(operator, *values, *names, name=node, **attributes)[:1]
+            made = builder.apply(operator, *values, *names, name=node, **attributes)[:1]
+            if after in FROM_INPUT:
+                made = builder.apply(after, *made, name=f"{node}.{after}")
+            return made
 
         return self.record(emit, (x,))[0]
 

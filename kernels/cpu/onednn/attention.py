@@ -1,4 +1,4 @@
-"""Scaled dot-product attention and its gradients, bound to strided operands without copies.
+"""Scaled dot-product attention and its gradients, on operands of any strides.
 
 Heads are shared out over the threads; on each of them oneDNN's products run single-threaded.
 """
@@ -31,59 +31,63 @@ from soapstone.kernels.cpu.onednn.weights import matrix_product, private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
-SCORES = 1 << 17  # of one block of queries, at most
+LIMIT = 1 << 17  # scores of one block of queries, at most
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
-Matrices = tuple[Layout, Layout, Layout]
+# The operands of a product: for each its rows, its columns, its buffer (see heads.py), and whether
+# it is taken transposed.
+Matrix = tuple[int, int, int, bool]
+Matrices = tuple[Matrix, Matrix, Matrix]
+_SCORES, _GRADS, _KEY_SHARE, _VALUE_SHARE, _QUERIES, _KEYS, _VALUES, _RESULTS, _QUERY_GRADS = range(
+    1, 10
+)
 
 
-def _matrix(array: Array, count: int) -> Layout:
-    """Return the layout of `count` positions of one head of an array (b, t, heads, d)."""
-    width = array.shape[3]
-    step = array.strides[1] // 4 if array.shape[1] > 1 else width
-    return Layout((count, width), (step, 1))
-
-
-def _turned(layout: Layout) -> Layout:
-    strides = layout.strides or (0, 0)
-    return Layout(layout.shape[::-1], strides[::-1])
+def _layout(matrix: Matrix) -> Layout:
+    rows, columns, _, turned = matrix
+    return Layout((columns, rows), (1, columns)) if turned else Layout.dense((rows, columns))
 
 
 def _address(function: Any) -> int:
     return int(C.cast(function, C.c_void_p).value or 0)
 
 
-def _record(primitive: Primitive, layouts: Matrices) -> tuple[list[int], object]:
-    """Return a product's words (see heads.py), and what they point to."""
-    operands = [memory(layout.descriptor.address, 0) for layout in layouts]
-    given = list(zip((ARG_SRC, ARG_WEIGHTS, ARG_DST), operands))
-    if primitive.scratch_bytes:
-        store = buffer(primitive.scratch_bytes)
-        scratch = memory(primitive.descriptor(SCRATCHPAD), store.ctypes.data, store)
-        given.append((ARG_SCRATCHPAD, scratch))
-    # A C struct of an int and a pointer, the int in the low half of a word.
-    arguments = np.array([[index, handle.address] for index, handle in given], np.int64)
-    head = [primitive.primitive.address, len(given), int(arguments.ctypes.data)]
-    return [*head, *(handle.address for handle in operands)], (primitive, layouts, given, arguments)
-
-
-def _part(products: Sequence[tuple[Primitive, Matrices]], sizes: Sequence[int]) -> Block:
-    """Return a part's record: its stream, buffers of these numbers of floats, and products."""
+def _part(products: Sequence[tuple[Primitive, Matrices]], rows: int) -> Block:
+    """Return a part's record: its stream, its buffers, and its products on them."""
     lane = stream()
-    records = [_record(primitive, layouts) for primitive, layouts in products]
+    sizes = [1] * _QUERY_GRADS
+    for _, matrices in products:
+        for height, width, index, _ in matrices:
+            sizes[index - 1] = max(sizes[index - 1], height * width)
+    sizes[_GRADS - 1] = max(sizes[_GRADS - 1], rows)  # forward: the sums of a block's rows
     buffers = [private(size) for size in sizes]
-    buffers += [private(1)] * (4 - len(buffers))
-    made = pack(lane.address, buffers, [record for record, _ in records])
-    return Block(made.array, (made.keep, lane, [kept for _, kept in records]))
+    scratch = buffer(max(primitive.scratch_bytes for primitive, _ in products))
+    records: list[int] = []
+    keep: list[object] = [lane, scratch]
+    for primitive, matrices in products:
+        given = [
+            (argument, memory(_layout(m).descriptor.address, buffers[m[2] - 1].ctypes.data))
+            for argument, m in zip((ARG_SRC, ARG_WEIGHTS, ARG_DST), matrices)
+        ]
+        if primitive.scratch_bytes:
+            descriptor = primitive.descriptor(SCRATCHPAD)
+            given.append((ARG_SCRATCHPAD, memory(descriptor, scratch.ctypes.data)))
+        # A C struct of an int and a pointer, the int in the low half of a word.
+        arguments = np.array([[index, handle.address] for index, handle in given], np.int64)
+        records += [primitive.primitive.address, len(given), int(arguments.ctypes.data)]
+        keep.append((primitive, given, arguments))
+    made = pack(lane.address, buffers, records)
+    return Block(made.array, (made.keep, keep))
 
 
 def _compiled(products: Sequence[Matrices]) -> list[tuple[Primitive, Matrices]] | None:
     """Return the products with their primitives, or None if one of them has none."""
     found = []
-    for layouts in products:
-        primitive = matrix_product(*layouts, 1)
+    for matrices in products:
+        a, b, y = (_layout(matrix) for matrix in matrices)
+        primitive = matrix_product(a, b, y, 1)
         if primitive is None:
             return None
-        found.append((primitive, layouts))
+        found.append((primitive, matrices))
     return found
 
 
@@ -122,7 +126,6 @@ def _bind(
     rows: int,
     blocks: Sequence[tuple[int, int]],
     products: Sequence[Matrices],
-    sizes: Sequence[int],
     items: int,
 ) -> Entry | None:
     q, k, v = operands[:3]
@@ -136,16 +139,15 @@ def _bind(
     scale = 1 / math.sqrt(q.shape[3]) if given is None else float(given)
     threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
     parts = max(1, min(threads, items))
-    dnnl = library()
     block = pack(
-        (_address(dnnl.dnnl_primitive_execute), _address(dnnl.dnnl_memory_set_data_handle)),
+        _address(library().dnnl_primitive_execute),
         (parts, items, q.shape[2], rows, len(blocks), q.shape[1], k.shape[1]),
         (q.shape[3], v.shape[3], scale, _ahead(call, k.shape[1])),
         [(array, array.strides[:3]) for array in operands],
         mask,
         (lse, lse.strides),
         table,
-        [_part(found, sizes) for _ in range(parts)],
+        [_part(found, rows) for _ in range(parts)],
     )
     return parallel_for(body, block, items, parts, _MESSAGES)
 
@@ -165,20 +167,18 @@ def attention(call: Call) -> Entry | None:
     mask = _mask_words(call, 3, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
-    rows = _rows(call, tq, tk, SCORES)
+    rows = _rows(call, tq, tk, LIMIT)
     if samples * heads * -(-tq // rows) < call.threads:
         rows = max(1, -(-tq // call.threads))
     blocks = _blocks(call, tq, tk, rows)
+    d, dv = q.shape[3], v.shape[3]
     products: list[Matrices] = []
     for count, seen in dict.fromkeys(blocks):
-        scores = Layout.dense((count, seen))
-        products.append((_matrix(q, count), _turned(_matrix(k, seen)), scores))
-        products.append((scores, _matrix(v, seen), _matrix(y, count)))
+        scores = (count, seen, _SCORES, False)
+        products.append(((count, d, _QUERIES, False), (seen, d, _KEYS, True), scores))
+        products.append((scores, (seen, dv, _VALUES, False), (count, dv, _RESULTS, False)))
     items = samples * heads * len(blocks)
-    operands = (q, k, v, y)
-    return _bind(
-        call, forward, operands, lse, mask, rows, blocks, products, [rows * tk, 1, rows], items
-    )
+    return _bind(call, forward, (q, k, v, y), lse, mask, rows, blocks, products, items)
 
 
 @variant("attention_grad", "onednn")
@@ -194,26 +194,21 @@ def attention_grad(call: Call) -> Entry | None:
     mask = _mask_words(call, 6, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
-    rows = _rows(call, tq, tk, SCORES // 2)
+    rows = _rows(call, tq, tk, LIMIT // 2)
     blocks = _blocks(call, tq, tk, rows)
-    direct = blocks == [(tq, tk)]
+    dv_width = v.shape[3]
     products: list[Matrices] = []
     for count, seen in dict.fromkeys(blocks):
-        scores, keys = Layout.dense((count, seen)), _matrix(k, seen)
-        ends = [
-            _matrix(array, seen) if direct else Layout.dense((seen, array.shape[3]))
-            for array in (dk, dv)
-        ]
-        products.append((_matrix(q, count), _turned(keys), scores))
-        products.append((_matrix(dy, count), _turned(_matrix(v, seen)), scores))
-        products.append((scores, keys, _matrix(dq, count)))
-        products.append((_turned(scores), _matrix(q, count), ends[0]))
-        products.append((_turned(scores), _matrix(dy, count), ends[1]))
-    shares = [1, 1] if direct else [tk * d, tk * v.shape[3]]
-    sizes = [rows * tk, rows * tk, *shares]
+        scores, grads = (count, seen, _SCORES, False), (count, seen, _GRADS, False)
+        queries, results = (count, d, _QUERIES, False), (count, dv_width, _RESULTS, False)
+        products.append((queries, (seen, d, _KEYS, True), scores))
+        products.append((results, (seen, dv_width, _VALUES, True), grads))
+        products.append((grads, (seen, d, _KEYS, False), (count, d, _QUERY_GRADS, False)))
+        products.append(((*grads[:3], True), queries, (seen, d, _KEY_SHARE, False)))
+        products.append(((*scores[:3], True), results, (seen, dv_width, _VALUE_SHARE, False)))
     operands = (q, k, v, y, dy, dq, dk, dv)
     items = samples * heads
-    return _bind(call, backward, operands, lse, mask, rows, blocks, products, sizes, items)
+    return _bind(call, backward, operands, lse, mask, rows, blocks, products, items)
 
 
 def _rows(call: Call, tq: int, tk: int, scores: int) -> int:

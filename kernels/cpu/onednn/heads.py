@@ -1,18 +1,19 @@
 """Attention of one head at a time, forward and backward: products by oneDNN, rows by Numba.
 
-A part of the work owns its scores, stream and memory objects, whose addresses it sets anew for each
-head. A head's scores stay in the cache between the products that make and read them.
+Each part of the work copies a head's operands into dense buffers of its own, on which oneDNN's
+products are fastest, and its scores stay in the cache between the products that make and read them.
 
-A product's record has six words: primitive, number of arguments, their address, and the memory
-objects of its three operands. A part's record: stream, scores, their gradients, one block's share
-of the gradients of keys (forward: the sum of each row) and of values, then its products.
+A product's record has three words: primitive, number of arguments, their address. A part's record:
+stream, then the buffers 1 scores, 2 their gradients (forward: the sum of each row), 3 gradients of
+keys and 4 of values, 5 queries, 6 keys, 7 values, 8 gradients of y (forward: y), 9 gradients of
+queries; then its products.
 
-A block: 0 execute, 1 set handle, 2 parts, 3 items, 4 heads, 5 queries at a time, 6 how often, 7 tq,
-8 tk, 9 d, 10 dv, 11 scale, 12 how many keys after its own place a query sees; then the operands,
-four words each (address, bytes a sample, position and head): q, k, v, y and, backward, dy, dq, dk,
-dv; then mask (address or 0, bytes a sample, head, query and key), lse (address, bytes a sample,
-head and query), for each block of queries its first product and how many keys it sees, and the
-parts' records.
+A block: 0 execute, 1 parts, 2 items, 3 heads, 4 queries at a time, 5 how often, 6 tq, 7 tk, 8 d,
+9 dv, 10 scale, 11 how many keys after its own place a query sees; then the operands, four words
+each (address, bytes a sample, position and head): q, k, v, y and, backward, dy, dq, dk, dv; then
+mask (address or 0, bytes a sample, head, query and key), lse (address, bytes a sample, head and
+query), for each block of queries its first product and how many keys it sees, and the parts'
+records.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ from soapstone.kernels.cpu.simd import (
     vmax,
 )
 
-RECORD = 6  # words of a product
-PART = 5  # words of a part before its products
-PLACES = 13  # words of a block before its operands
+RECORD = 3  # words of a product
+PART = 10  # words of a part before its products
+PLACES = 12  # words of a block before its operands
 LEAST = -3.4e38  # stands for the maximum of a row of which every score is minus infinity
 
 
@@ -75,20 +76,27 @@ def _foreign(count: int) -> Any:
 
 
 # Integers and pointers go in the same registers; a C int is the low half of its register.
-_call_two: Any = _foreign(2)
 _call_four: Any = _foreign(4)
 
 
 @helper
-def _product(w: Any, part: Any, which: int, a: int, b: int, y: int) -> Any:
-    """Run a part's product on three addresses."""
+def _at(w: Any, operand: int, b: int, t: int, h: int) -> Any:
+    i = PLACES + 4 * operand
+    return w[i] + b * w[i + 1] + t * w[i + 2] + h * w[i + 3]
+
+
+@helper
+def _product(w: Any, part: Any, which: int) -> Any:
+    """Run a part's product on its buffers."""
     at = PART + RECORD * which
-    status = _call_two(w[1], part[at + 3], a)
-    status |= _call_two(w[1], part[at + 4], b)
-    status |= _call_two(w[1], part[at + 5], y)
-    if status != 0:
-        return status
     return _call_four(w[0], part[at], part[0], part[at + 1], part[at + 2])
+
+
+@helper
+def _collect(to: int, w: Any, operand: int, b: int, first: int, h: int, count: int, n: int) -> None:
+    """Copy `count` positions of a head of an operand into a dense buffer."""
+    for t in range(count):
+        copy_floats(to + t * n * 4, _at(w, operand, b, first + t, h), n)
 
 
 @routine
@@ -145,16 +153,10 @@ def _floor(top: float) -> Any:
 
 
 @helper
-def _at(w: Any, operand: int, b: int, t: int, h: int) -> Any:
-    i = PLACES + 4 * operand
-    return w[i] + b * w[i + 1] + t * w[i + 2] + h * w[i + 3]
-
-
-@helper
 def _part(w: Any, at: int, begin: int) -> Any:
     """The record of the part whose first item is `begin`."""
     part = 0
-    while part + 1 < w[2] and (part * w[3]) // w[2] != begin:
+    while part + 1 < w[1] and (part * w[2]) // w[1] != begin:
         part += 1
     return words(w[at + part])
 
@@ -162,24 +164,26 @@ def _part(w: Any, at: int, begin: int) -> Any:
 @helper
 def _visible(w: Any, keys: int, query: int) -> Any:
     """How many of a block's keys a query sees."""
-    return max(0, min(keys, query + 1 + w[12]))
+    return max(0, min(keys, query + 1 + w[11]))
 
 
 @native("body")
 def forward(block: Any, begin: int, end: int) -> Any:
-    """Attention of the items (sample, head, rows of queries)."""
+    """Attention of the items (sample, head, block of queries)."""
     w = words(block)
-    rows, blocks, tq = w[5], w[6], w[7]
-    scale = np.float32(as_float(w[11]))
+    rows, blocks, tq, d, dv = w[4], w[5], w[6], w[8], w[9]
+    scale = np.float32(as_float(w[10]))
     mask_at, lse_at, table = PLACES + 16, PLACES + 21, PLACES + 25
     part = _part(w, table + 2 * blocks, begin)
     for item in range(begin, end):
-        b, h = item // blocks // w[4], item // blocks % w[4]
-        number = item % blocks
+        b, h, number = item // blocks // w[3], item // blocks % w[3], item % blocks
         first = number * rows
         count = min(rows, tq - first)
         which, tk = w[table + 2 * number], w[table + 2 * number + 1]
-        status = _product(w, part, which, _at(w, 0, b, first, h), _at(w, 1, b, 0, h), part[1])
+        _collect(part[5], w, 0, b, first, h, count, d)
+        _collect(part[6], w, 1, b, 0, h, tk, d)
+        _collect(part[7], w, 2, b, 0, h, tk, dv)
+        status = _product(w, part, which)
         if status != 0:
             return status
         for i in range(count):
@@ -197,18 +201,17 @@ def forward(block: Any, begin: int, end: int) -> Any:
             else:
                 top = _floor(_scaled(row, mask, w[mask_at + 4], scale, n))
                 total = _powers(row, np.float32(1.0), top, n)
-            f32p(part[3])[i] = total
+            f32p(part[2])[i] = total
             fill_floats(row + n * 4, np.float32(0.0), tk - n)
             at = w[lse_at] + b * w[lse_at + 1] + h * w[lse_at + 2] + query * w[lse_at + 3]
             f32p(at)[0] = top + logarithm(total)
-        status = _product(w, part, which + 1, part[1], _at(w, 2, b, 0, h), _at(w, 3, b, first, h))
+        status = _product(w, part, which + 1)
         if status != 0:
             return status
         for i in range(count):
-            total = f32p(part[3])[i]
-            if total != 0.0:
-                y = _at(w, 3, b, first + i, h)
-                scale_row(y, y, w[10], 1.0 / total)
+            total = f32p(part[2])[i]
+            factor = np.float32(0.0) if total == 0.0 else np.float32(1.0) / total
+            scale_row(_at(w, 3, b, first + i, h), part[8] + i * dv * 4, dv, factor)
     return 0
 
 
@@ -250,11 +253,11 @@ def _add(to: Lanes, x: Lanes, n: Lanes) -> None:
 
 
 @helper
-def _gather(
+def _share(
     w: Any, operand: int, b: int, h: int, share: int, keys: int, n: int, fresh: bool
 ) -> None:
     """Add one block's share (keys, n) to the gradient of keys or values."""
-    for t in range(w[8]):
+    for t in range(w[7]):
         to = _at(w, operand, b, t, h)
         if t >= keys:
             if fresh:
@@ -269,26 +272,28 @@ def _gather(
 def backward(block: Any, begin: int, end: int) -> Any:
     """The gradients of attention of the items (sample, head)."""
     w = words(block)
-    rows, blocks, tq = w[5], w[6], w[7]
-    scale = np.float32(as_float(w[11]))
+    rows, blocks, tq, d, dv = w[4], w[5], w[6], w[8], w[9]
+    scale = np.float32(as_float(w[10]))
     mask_at, lse_at, table = PLACES + 32, PLACES + 37, PLACES + 41
     part = _part(w, table + 2 * blocks, begin)
-    direct = blocks == 1 and w[table + 1] == w[8]
-    scores, dscores = part[1], part[2]
     for item in range(begin, end):
-        b, h = item // w[4], item % w[4]
+        b, h = item // w[3], item % w[3]
+        seen = w[table + 2 * blocks - 1]  # by the last block, the most
+        _collect(part[6], w, 1, b, 0, h, seen, d)
+        _collect(part[7], w, 2, b, 0, h, seen, dv)
         for number in range(blocks):
             first = number * rows
             count = min(rows, tq - first)
             which, tk = w[table + 2 * number], w[table + 2 * number + 1]
-            q, dy = _at(w, 0, b, first, h), _at(w, 4, b, first, h)
-            status = _product(w, part, which, q, _at(w, 1, b, 0, h), scores)
-            status |= _product(w, part, which + 1, dy, _at(w, 2, b, 0, h), dscores)
+            _collect(part[5], w, 0, b, first, h, count, d)
+            _collect(part[8], w, 4, b, first, h, count, dv)
+            status = _product(w, part, which)
+            status |= _product(w, part, which + 1)
             if status != 0:
                 return status
             for i in range(count):
                 query = first + i
-                row, to = scores + i * tk * 4, dscores + i * tk * 4
+                row, to = part[1] + i * tk * 4, part[2] + i * tk * 4
                 n = _visible(w, tk, query)
                 mask = np.int64(0)
                 if w[mask_at] != 0:
@@ -296,7 +301,7 @@ def backward(block: Any, begin: int, end: int) -> Any:
                     mask = w[mask_at] + offset
                 at = w[lse_at] + b * w[lse_at + 1] + h * w[lse_at + 2] + query * w[lse_at + 3]
                 shift = _floor(f32p(at)[0])
-                mean = row_dot(_at(w, 4, b, query, h), _at(w, 3, b, query, h), w[10])
+                mean = row_dot(part[8] + i * dv * 4, _at(w, 3, b, query, h), dv)
                 if mask != 0 and w[mask_at + 4] != 0:
                     _score_grad(row, to, mask, scale, shift, mean, n)
                 else:
@@ -305,17 +310,12 @@ def backward(block: Any, begin: int, end: int) -> Any:
                     _plain_score_grad(row, to, scale, shift, mean, n)
                 fill_floats(row + n * 4, np.float32(0.0), tk - n)
                 fill_floats(to + n * 4, np.float32(0.0), tk - n)
-            dk, dv = _at(w, 6, b, 0, h), _at(w, 7, b, 0, h)
-            if not direct:
-                dk, dv = part[3], part[4]
-            status = _product(
-                w, part, which + 2, dscores, _at(w, 1, b, 0, h), _at(w, 5, b, first, h)
-            )
-            status |= _product(w, part, which + 3, dscores, q, dk)
-            status |= _product(w, part, which + 4, scores, dy, dv)
+            for k in range(2, 5):
+                status |= _product(w, part, which + k)
             if status != 0:
                 return status
-            if not direct:
-                _gather(w, 6, b, h, dk, tk, w[9], number == 0)
-                _gather(w, 7, b, h, dv, tk, w[10], number == 0)
+            for i in range(count):
+                copy_floats(_at(w, 5, b, first + i, h), part[9] + i * d * 4, d)
+            _share(w, 6, b, h, part[3], tk, d, number == 0)
+            _share(w, 7, b, h, part[4], tk, dv, number == 0)
     return 0
