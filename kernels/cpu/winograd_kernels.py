@@ -7,10 +7,13 @@ own; 23 bias, padded to whole panels; 24 the floor before the addition, 25-26 bo
 27 weights, 28 values at the points, 29 products; 30-31 the strides of the values along points and
 channel blocks, 32-33 those of the products along points and filter blocks; 34 channel blocks,
 35 panels of filters, 36 tiles of a block, 37 parts, 38 the size of a tile: 2 or 4; 39-40 bytes
-between the values, and the products, of two parts.
+between the values, and the products, of two parts; 41 blocks of a group; 42-43 the strides of the
+weights along points and panels; 44-46 weights as they are given, the stride along co, and whether
+the call is a gradient; 47 bytes between the weights of two parts.
 
 Values are (points, channel blocks, tiles, 16), products (points, filter blocks, tiles, 16), weights
-(points, panels, channels, 32).
+(points, panels, channels, 32). Tiles are taken by groups of blocks, of which each panel of weights
+at a point is read once.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ from soapstone.kernels.cpu.winograd_lanes import (
     output4_add,
     product4,
     product7,
+    product8,
     product10,
     product12,
     product13,
     product14,
 )
+from soapstone.kernels.cpu.winograd_weights import weights_of_panel
 
 
 @helper
@@ -92,19 +97,21 @@ def _input_tiles(w: Any, values: int, begin: int, count: int) -> None:
 
 
 @routine
-def _output_tiles(w: Any, products: int, begin: int, count: int) -> None:
-    """Write the results of `count` tiles from number `begin` on."""
+def _output_tiles(
+    w: Any, products: int, begin: int, count: int, first_block: int, last_block: int
+) -> None:
+    """Write the results of `count` tiles from number `begin` on, of these filter blocks."""
     size = w[38]
     buffer = stack(1024)
     added = stack(1024)
     before, low, high = as_float(w[24]), as_float(w[25]), as_float(w[26])
     image, rest = begin // w[2], begin % w[2]
     first, last = rest // w[1] * size, rest % w[1] * size
-    for block in range((w[8] + 15) // 16):
+    for block in range(first_block, min((w[8] + 15) // 16, last_block)):
         filters = w[8] - block * 16
         y, r = w[15] + image * w[16] + block * 64, w[19] + image * w[20] + block * 64
         down, along = first, last
-        m, bias = products + block * w[33], w[23] + block * 64
+        m, bias = products + (block - first_block) * w[33], w[23] + block * 64
         for _ in range(count):
             to, other = y + down * w[17] + along * w[18], r + down * w[21] + along * w[22]
             row, column, target = w[17], w[18], to
@@ -148,14 +155,11 @@ def _output_tiles(w: Any, products: int, begin: int, count: int) -> None:
 
 
 @routine
-def _multiply(w: Any, values: int, products: int, panels: int) -> None:
-    """Multiply one block of tiles by all panels, which are numbered through the points."""
+def _multiply(w: Any, values: int, b: int, products: int, blocks: int) -> None:
+    """Multiply blocks of tiles by one panel at one point."""
     rows, rounds = w[36], w[34] * 4
-    weights = w[34] * 16 * 128
-    for item in range(panels):
-        point, panel = item // w[35], item % w[35]
-        a, b = values + point * w[30], w[27] + item * weights
-        m = products + point * w[32] + 2 * panel * w[33]
+    for block in range(blocks):
+        a, m = values + block * rows * 64, products + block * rows * 64
         if rows == 14:
             product14(a, w[31], b, rounds, m, w[33])
         elif rows == 13:
@@ -164,6 +168,8 @@ def _multiply(w: Any, values: int, products: int, panels: int) -> None:
             product12(a, w[31], b, rounds, m, w[33])
         elif rows == 10:
             product10(a, w[31], b, rounds, m, w[33])
+        elif rows == 8:
+            product8(a, w[31], b, rounds, m, w[33])
         elif rows == 7:
             product7(a, w[31], b, rounds, m, w[33])
         else:
@@ -172,17 +178,73 @@ def _multiply(w: Any, values: int, products: int, panels: int) -> None:
 
 @native("body")
 def parts_of_tiles(block: Any, begin: int, end: int) -> int:
-    """Items: parts of the tiles. Each goes all the way with one block of tiles after another."""
+    """Items: parts of the tiles. Each goes all the way with one group of tiles after another."""
     w = words(block)
-    size, rows, parts = w[38], w[36], w[37]
-    panels = (size + 2) * (size + 2) * w[35]
+    size, rows, parts, panels, group = w[38], w[36], w[37], w[35], w[41]
     blocks = (w[0] + rows - 1) // rows
     for part in range(begin, end):
         values, products = w[28] + part * w[39], w[29] + part * w[40]
-        for index in range(part * blocks // parts, (part + 1) * blocks // parts):
-            first = index * rows
-            count = min(rows, w[0] - first)
+        index, last = part * blocks // parts, (part + 1) * blocks // parts
+        while index < last:
+            taken, first = min(group, last - index), index * rows
+            count = min(taken * rows, w[0] - first)
             _input_tiles(w, values, first, count)
-            _multiply(w, values, products, panels)
-            _output_tiles(w, products, first, count)
+            for point in range((size + 2) * (size + 2)):
+                weights, m = w[27] + point * w[42], products + point * w[32]
+                for panel in range(panels):
+                    _multiply(w, values + point * w[30], weights, m, taken)
+                    weights += w[43]
+                    m += 2 * w[33]
+            _output_tiles(w, products, first, count, 0, 2 * panels)
+            index += taken
+    return 0
+
+
+@native("body")
+def panels_of_weights(block: Any, begin: int, end: int) -> int:
+    """Items: sixteen channels of a panel of weights, which are put where the products want them."""
+    w = words(block)
+    filters, channels, deep = w[8], w[5], w[34]
+    for item in range(begin, end):
+        panel, part = item // deep, item % deep
+        to = w[27] + panel * w[43] + part * 2048
+        weights_of_panel(w[44], w[45], w[46], filters, channels, panel, part, to, w[42])
+    return 0
+
+
+@native("body")
+def values_of_tiles(block: Any, begin: int, end: int) -> int:
+    """Items: parts of the tiles, whose values at the points are computed."""
+    w = words(block)
+    for part in range(begin, end):
+        first, last = part * w[0] // w[37], (part + 1) * w[0] // w[37]
+        _input_tiles(w, w[28] + first * 64, first, last - first)
+    return 0
+
+
+@native("body")
+def parts_of_panels(block: Any, begin: int, end: int) -> int:
+    """Items: parts of the panels. Each goes all the way with one panel of weights after another.
+
+    The values of all tiles are there already.
+    """
+    w = words(block)
+    rows, group, filters, channels, deep = w[36], w[41], w[8], w[5], w[34]
+    blocks = (w[0] + rows - 1) // rows
+    for part in range(begin, end):
+        weights, products = w[27] + part * w[47], w[29] + part * w[40]
+        for panel in range(part * w[35] // w[37], (part + 1) * w[35] // w[37]):
+            for k in range(deep):
+                to = weights + k * 2048
+                weights_of_panel(w[44], w[45], w[46], filters, channels, panel, k, to, w[42])
+            index = 0
+            while index < blocks:
+                taken, first = min(group, blocks - index), index * rows
+                values = w[28] + first * 64
+                for point in range(16):
+                    place, m = weights + point * w[42], products + point * w[32]
+                    _multiply(w, values + point * w[30], place, m, taken)
+                count = min(taken * rows, w[0] - first)
+                _output_tiles(w, products, first, count, 2 * panel, 2 * panel + 2)
+                index += taken
     return 0

@@ -220,10 +220,11 @@ def _product(rows: int) -> Any:
 input2, input4 = _input(2), _input(4)
 output2, output4 = _output(2), _output(4)
 output2_add, output4_add = _output_add(2), _output_add(4)
-ROWS = (4, 7, 10, 12, 13, 14)
+ROWS = (4, 7, 8, 10, 12, 13, 14)
 (
     product4,
     product7,
+    product8,
     product10,
     product12,
     product13,

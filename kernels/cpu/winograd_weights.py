@@ -12,7 +12,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.copies import transposed
 from soapstone.kernels.cpu.lanes import I1, I32, LANES, Lanes, load_lanes, store_lanes
 from soapstone.kernels.cpu.native import helper, routine, stack
 from soapstone.kernels.cpu.simd import load, load_first, splat, store, vectorised
@@ -34,10 +33,22 @@ def _write(taps: Sequence[Lanes], to: Lanes, point: Lanes) -> None:
             store_lanes(to + point * (4 * i + j), 0, value)
 
 
+def _transposed(rows: Sequence[Lanes]) -> list[Lanes]:
+    """The columns of a square of lanes: each round deals two rows' lanes out in turns."""
+    builder, half = rows[0].builder, LANES // 2
+    orders = [[start + k // 2 + k % 2 * LANES for k in range(LANES)] for start in (0, half)]
+    deals = [ir.Constant(ir.VectorType(I32, LANES), order) for order in orders]
+    values = [row.value for row in rows]
+    for _ in range(LANES.bit_length() - 1):
+        pairs = list(zip(values[:half], values[half:]))
+        values = [builder.shuffle_vector(a, b, deal) for a, b in pairs for deal in deals]
+    return [Lanes(builder, value) for value in values]
+
+
 def _square(x: Lanes, step: Lanes, to: Lanes) -> None:
     """Write the columns of sixteen rows, `step` bytes apart, as rows one after another."""
     rows = [load_lanes(x + step * k, 0) for k in range(LANES)]
-    for k, column in enumerate(transposed(rows)):
+    for k, column in enumerate(_transposed(rows)):
         store_lanes(to, k * LANES, column)
 
 
