@@ -119,4 +119,4 @@ def _session(
     if checkpoint is None:
         raise DataError(f"app {model!r}: no weights; give --checkpoint")
     weights, _ = load_checkpoint(checkpoint)
-    return InferenceSession(app.build(), weights, threads=threads, plain=plain)
+    return InferenceSession(app.build(1), weights, threads=threads, plain=plain)

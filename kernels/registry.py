@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from soapstone.kernels.entry import Call, Entry
 
 Bind = Callable[[Call], Entry | None]
+B = TypeVar("B", bound=Callable[..., Entry | None])
 
 # Modules that register variants of a processor kind when imported.
 MODULES: dict[str, tuple[str, ...]] = {
@@ -38,11 +40,11 @@ _VARIANTS: dict[tuple[str, str], list[Variant]] = {}
 
 def variant(
     operators: str | Iterable[str], name: str, *, processor: str = "cpu"
-) -> Callable[[Bind], Bind]:
+) -> Callable[[B], B]:
     """Return a decorator that registers a bind function as a variant of the operators."""
     names = (operators,) if isinstance(operators, str) else tuple(operators)
 
-    def register(bind: Bind) -> Bind:
+    def register(bind: B) -> B:
         for operator in names:
             _VARIANTS.setdefault((operator, processor), []).append(
                 Variant(operator, name, processor, bind)

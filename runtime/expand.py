@@ -66,7 +66,7 @@ class Operand:
 
     def array(self, point: int, arrays: Sequence[Array], constants: Mapping[str, Array]) -> Array:
         """Return a point's tile of the operand, given those of the launch's arguments."""
-        box = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
+        box: tuple[Any, ...] = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
         if self.constant is not None:
             tile: Array = constants[self.constant][(*box, ...)]
             return tile

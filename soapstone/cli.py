@@ -149,7 +149,8 @@ def predict(
         )
         if output is not None:
             with output.open("wb") as stream:
-                np.savez(stream, **result.outputs)
+                arrays: dict[str, Any] = dict(result.outputs)
+                np.savez(stream, **arrays)
         typer.echo(str(result), err=as_json)
         if as_json:
             _print_json(result.as_dict())

@@ -10,6 +10,7 @@ import importlib
 
 _FAMILIES = (
     "onednn",
+    "panels",
     "winograd",
     "elementwise",
     "reduce",

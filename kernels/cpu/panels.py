@@ -86,10 +86,10 @@ def _product(rows: int, width: int, x: int, depth: int, weights: int, to: int) -
 
 
 # Words: 0 rows, 1 depth, 2 columns, 3 first column and width of each panel, 4 weights, 5 addresses
-# of the rows of x, 6 externals of the program (the product, operands, y), 7 its registers, 8 records
-# of the externals but the first, 9 steps, 10 their words. A record: whether the columns lie side by
-# side (else one number serves them all), then the addresses of the rows. A step: instruction, to,
-# a, b, c, p, q.
+# of the rows of x, 6 externals of the program (the product, operands, y), 7 its registers, 8 the
+# records of the externals but the first, 9 steps, 10 their words. A record: whether columns lie
+# side by side (else one number serves them all), then the addresses of the rows. A step: its
+# instruction, to, a, b, c, p, q.
 @helper
 def _finish(w: Any, row: int, product: int, column: int, count: int) -> None:
     """Run the program on the first `count` results of a row of a panel."""
@@ -154,7 +154,7 @@ def _packed(w: Array, width: int) -> _Packed:
 
     A network may use its weights at many steps; they must not come from memory at each.
     """
-    digest = hashlib.blake2b(np.ascontiguousarray(w), digest_size=16).digest()
+    digest = hashlib.blake2b(np.ascontiguousarray(w).data, digest_size=16).digest()
     key = (w.shape, width, digest)
     with _PACKING:
         found = _PACKED.get(key)

@@ -13,7 +13,8 @@ from soapstone.kernels.cpu.simd import vectorised
 
 _LINE = 64  # bytes
 _STEPS = 4  # values of k in one turn of the loop
-_AHEAD = 32  # lines of weights that are asked for before they are used
+_STREAMS = 4  # pieces of a panel that are read side by side: prefetchers end at a page's bound
+_AHEAD = 32  # lines of each piece that are asked for before they are used
 _SUMS = 4  # vectors of a row: fewer would wait for one another
 
 
@@ -83,11 +84,17 @@ def _product(rows: int, vectors: int) -> Any:
                         sums[first + v] = sums[first + v] + left * right[v]
             return sums
 
+        def turns(k: Lanes, sums: list[Lanes]) -> list[Lanes]:
+            for stream in range(_STREAMS):
+                sums = turn(k + part * stream, sums, _STEPS)
+            return sums
+
         zero = Lanes(builder, ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES))
         sums = [zero] * (rows * sets * vectors)
-        full = builder.and_(depth.value, I64(-_STEPS))
-        sums = _stretch(builder, (I64(0), full), _STEPS, sums, lambda k, s: turn(k, s, _STEPS))
-        sums = _stretch(builder, (full, depth.value), 1, sums, lambda k, s: turn(k, s, 1))
+        part = (depth >> (_STREAMS.bit_length() - 1)) & -_STEPS
+        done = (part * _STREAMS).value
+        sums = _stretch(builder, (I64(0), part.value), _STEPS, sums, turns)
+        sums = _stretch(builder, (done, depth.value), 1, sums, lambda k, s: turn(k, s, 1))
         for row in range(rows):
             for v in range(vectors):
                 parts = [sums[(row * sets + part) * vectors + v] for part in range(sets)]

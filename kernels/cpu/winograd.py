@@ -18,8 +18,13 @@ import numpy as np
 
 from soapstone.kernels.cpu.copies import copy
 from soapstone.kernels.cpu.layout import is_float32
-from soapstone.kernels.cpu.native import pack, parallel_for, sequence
-from soapstone.kernels.cpu.winograd_kernels import parts_of_tiles
+from soapstone.kernels.cpu.native import pack, parallel_for, sequence, useful_threads
+from soapstone.kernels.cpu.winograd_kernels import (
+    panels_of_weights,
+    parts_of_panels,
+    parts_of_tiles,
+    values_of_tiles,
+)
 from soapstone.kernels.cpu.winograd_lanes import PANEL, ROWS, filter_transform
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -29,6 +34,8 @@ _FEWEST = 16  # channels and filters
 # Transformed weights are 16 or 36 numbers for 9. On fewer pixels, a network's weights, which come
 # from memory on each run, cost more than is saved, though a measurement finds them in a cache.
 _FEWEST_PIXELS = {2: 196, 4: 784}
+_FEWEST_CHANGING = 64  # pixels where weights change, which the direct form, too, has to reorder
+_KEPT = 2 << 20  # bytes of transformed weights that every block of tiles may read again
 _FEWEST_VALUES = 12288  # pixels of the fewer of channels and filters: else transforms cost too much
 
 
@@ -88,34 +95,91 @@ def _spread(lines: int) -> int:
     return (lines | 1) * 64
 
 
-def bind(call: Call, size: int, finish: Finish, rows: int = 0) -> Entry | None:
+@dataclass(frozen=True)
+class Problem:
+    """A convolution: of x, (n, channels, h, w), to y, (n, filters, h', w'), with its finish.
+
+    `w` is (filters, channels, 3, 3), and `turned` for the gradient of an input: (channels, filters,
+    3, 3), each with its taps in the opposite order. `padding` is (top, left).
+    """
+
+    x: Array
+    w: Array
+    y: Array
+    bias: Array | None
+    padding: tuple[int, int]
+    finish: Finish
+    threads: int
+    constant: bool = False
+    turned: bool = False
+
+    def served(self) -> bool:
+        """Whether the kernels take the types, sizes and strides."""
+        w = self.w.swapaxes(0, 1) if self.turned else self.w
+        (n, channels), (filters, given) = self.x.shape[:2], w.shape[:2]
+        if given != channels or self.y.shape[:2] != (n, filters) or 0 in self.y.shape:
+            return False
+        if min(self.padding) < 0 or min(channels, filters) < _FEWEST:
+            return False
+        images = [a for a in (self.x, self.y, self.finish.added) if a is not None]
+        if any(a.strides[1] != 4 for a in images) or _overlapping(self.y):
+            return False
+        if not self.constant and self.w.strides[1:] != (36, 12, 4):
+            return False
+        return is_float32(*images, self.w, *(() if self.bias is None else (self.bias,)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the work is cut.
+
+    The product takes `rows` tiles, and `group` such blocks one after another by each panel of
+    weights. `by_panels`: all tiles by one panel after another, which is transformed just before;
+    else all weights are there when the first tiles come.
+    """
+
+    rows: int
+    group: int = 1
+    by_panels: bool = False
+
+
+def bind(call: Call, size: int, finish: Finish, plan: Plan | None = None) -> Entry | None:
     """Return the entry of finish(conv2d(x, w) + b) by tiles of `size`, or None where unserved."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
     at = call.attributes
-    if not is_float32(x, w, y) or x.ndim != 4 or w.shape[2:] != (3, 3) or 1 not in call.constants:
+    constant = 1 in call.constants
+    if x.ndim != 4 or w.shape[2:] != (3, 3) or not (constant or size == 2):
         return None
     if int(at["groups"]) != 1 or (*at["stride"], *at["dilation"]) != (1, 1, 1, 1):
         return None
-    (n, channels, height, width), filters = x.shape, w.shape[0]
     top, left, bottom, right = map(int, at["padding"])
-    expected = (n, filters, height + top + bottom - 2, width + left + right - 2)
-    if w.shape[1] != channels or y.shape != expected or 0 in y.shape or min(at["padding"]) < 0:
+    if y.shape[2:] != (x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2):
         return None
-    pixels, depth = y.size // filters, min(channels, filters)
-    if pixels < _FEWEST_PIXELS[size] or pixels * depth < _FEWEST_VALUES:
+    if min(bottom, right) < 0 or len(rest) != bool(at.get("bias", False)):
         return None
-    if depth < _FEWEST or len(rest) != bool(at.get("bias", False)):
+    bias = rest[0] if rest else None
+    problem = Problem(x, w, y, bias, (top, left), finish, call.threads, constant)
+    return _entry(problem, size, plan) if problem.served() else None
+
+
+@variant("conv2d_grad_input", "winograd2")
+def grad_input(call: Call, plan: Plan | None = None) -> Entry | None:
+    """Return the entry of dx: the convolution of dy with the weights turned by half a turn."""
+    dy, w = call.inputs
+    (dx,) = call.outputs
+    at = call.attributes
+    if dy.ndim != 4 or w.shape[2:] != (3, 3):
         return None
-    images = [a for a in (x, y, finish.added) if a is not None]
-    if not is_float32(*images, *rest) or any(a.strides[1] != 4 for a in images):
+    if int(at["groups"]) != 1 or (*at["stride"], *at["dilation"]) != (1, 1, 1, 1):
         return None
-    if _overlapping(y):
+    top, left, bottom, right = (2 - int(pad) for pad in at["padding"])
+    if dx.shape[2:] != (dy.shape[2] + top + bottom - 2, dy.shape[3] + left + right - 2):
         return None
-    across, down = _ceil(y.shape[3], size), _ceil(y.shape[2], size)
-    tiles = n * across * down
-    rows = rows or rows_of_block(tiles, call.threads)
-    return _entry(call, size, finish, rows, (tiles, across, across * down))
+    if min(bottom, right) < 0:
+        return None
+    problem = Problem(dy, w, dx, None, (top, left), Finish(), call.threads, turned=True)
+    return _entry(problem, 2, plan) if problem.served() else None
 
 
 def _overlapping(array: Array) -> bool:
@@ -128,34 +192,71 @@ def _overlapping(array: Array) -> bool:
     return False
 
 
-def _entry(
-    call: Call, size: int, finish: Finish, rows: int, tiles: tuple[int, int, int]
-) -> Entry | None:
-    x, w, *rest = call.inputs
-    (y,) = call.outputs
-    filters, channels = w.shape[:2]
-    points = (size + 2) ** 2
+def _plan(problem: Problem, size: int, tiles: int) -> Plan | None:
+    """Return how to cut the work, or None where the direct form is known to be faster."""
+    pixels, filters = problem.y.size // problem.y.shape[1], problem.y.shape[1]
+    depth = min(problem.x.shape[1], filters)
+    if problem.constant:
+        if pixels < _FEWEST_PIXELS[size] or pixels * depth < _FEWEST_VALUES:
+            return None
+        return Plan(rows_of_block(tiles, problem.threads))
+    if pixels < _FEWEST_CHANGING or pixels * depth < _FEWEST_VALUES:
+        return None
+    if 16 * 4 * problem.w.size // 9 <= _KEPT:
+        return Plan(rows_of_block(tiles, problem.threads))
+    return Plan(rows_of_block(tiles, 1), 8, by_panels=True)
+
+
+def _entry(problem: Problem, size: int, plan: Plan | None) -> Entry | None:
+    x, y, finish, threads = problem.x, problem.y, problem.finish, problem.threads
+    filters, channels = y.shape[1], x.shape[1]
+    across, down = _ceil(y.shape[3], size), _ceil(y.shape[2], size)
+    tiles = y.shape[0] * across * down
+    plan = plan or _plan(problem, size, tiles)
+    if plan is None:
+        return None
+    rows, points = plan.rows, (size + 2) ** 2
+    blocks = _ceil(tiles, rows)
     deep, panels = _ceil(channels, _LANES), _ceil(filters, PANEL)
     bias = _zeros(panels * PANEL)
     entries: list[Entry] = []
-    if rest:
-        filled = copy(bias[:filters], rest[0], 1)
+    if problem.bias is not None:
+        filled = copy(bias[:filters], problem.bias, 1)
         if filled is None:
             return None
         entries.append(filled)
-    parts = min(call.threads, _ceil(tiles[0], rows))
-    strides = (_spread(deep * rows), 64 * rows, _spread(2 * panels * rows), 64 * rows)
+    parts = min(threads, panels if plan.by_panels else blocks)
+    group = min(plan.group, blocks)
+    held, wide = rows * (blocks if plan.by_panels else group), 2 * (1 if plan.by_panels else panels)
+    strides = (_spread(deep * held), 64 * held, _spread(wide * rows * group), 64 * rows * group)
     sizes = strides[0] * points, strides[2] * points
-    values, products = (_zeros(parts * nbytes // 4) for nbytes in sizes)
+    values = _zeros((1 if plan.by_panels else parts) * sizes[0] // 4)
+    products = _zeros(parts * sizes[1] // 4)
+    if problem.constant:
+        weights = _weights(problem.w, size)
+        steps, size_w = (weights.strides[0], weights.strides[1]), 0
+    else:
+        one = deep * _LANES * PANEL * 4
+        steps = (_spread(one // 64 * (1 if plan.by_panels else panels)), one)
+        size_w = steps[0] * points
+        weights = _zeros((parts if plan.by_panels else 1) * size_w // 4)
     added = finish.added
     block = pack(
-        *(tiles, x.shape[2:], channels, y.shape[2:], filters, call.attributes["padding"][:2]),
-        *(x, _steps(x), y, _steps(y)),
+        *(tiles, across, across * down, x.shape[2:], channels, y.shape[2:], filters),
+        *(problem.padding, x, _steps(x), y, _steps(y)),
         *((0, (0, 0, 0)) if added is None else (added, _steps(added))),
         *(bias, finish.before, finish.low, finish.high),
-        *(_weights(w, size), values, products, strides),
-        *(deep, panels, rows, parts, size, sizes),
+        *(weights, values, products, strides),
+        *(deep, panels, rows, parts, size, sizes, group, steps),
+        *(problem.w, problem.w.strides[0], problem.turned, size_w),
     )
+    if plan.by_panels:
+        entries.append(parallel_for(values_of_tiles, block, parts, parts))
+        entries.append(parallel_for(parts_of_panels, block, parts, parts))
+        return sequence(entries)
+    if not problem.constant:
+        several = useful_threads(threads, weights.nbytes)
+        entries.append(parallel_for(panels_of_weights, block, panels * deep, several))
     entries.append(parallel_for(parts_of_tiles, block, parts, parts))
     return sequence(entries)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array, Role
@@ -66,7 +67,7 @@ class _Site:
             return None
         return node
 
-    def constant(self, operator: str, *values: str, **attributes: object) -> str:
+    def constant(self, operator: str, *values: str, **attributes: Any) -> str:
         """Emit an operator on constants."""
         made = self.builder.apply(operator, *values, **attributes)[0]
         self.fixed.add(made)
