@@ -238,7 +238,7 @@ def test_data_of_a_folder(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
-    assert "app 'nothing' found; one of alexnet, digits" in error_of("train", "nothing")
+    assert "app 'nothing' found; one of alexnet, bert" in error_of("train", "nothing")
     assert "no such file" in error_of("train", tmp_path / "absent.py")
     assert "mapper 'none' found" in error_of("train", tiny, "--mapper", "none")
     assert "suffix '.pt' found" in error_of("train", tiny, "--checkpoint", "a.pt")

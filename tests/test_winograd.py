@@ -1,4 +1,4 @@
-"""Winograd's convolutions against a direct convolution in float64."""
+"""Winograd's convolutions and gradients against direct ones in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from soapstone.ir.spec import operator
+from soapstone.kernels.cpu import winograd
 from soapstone.kernels.cpu.native import run
+from soapstone.kernels.cpu.winograd_entries import Finish, Plan
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
@@ -175,7 +177,10 @@ def test_tiles_of_larger_arrays(name):
 def test_what_is_declined(name):
     call = make(1, 32, 28, 28, 32, (1, 1, 1, 1))
     assert bind(call, name) is not None
-    assert bind(replace(call, constants=frozenset()), name) is None
+    changing = replace(call, constants=frozenset())
+    assert (bind(changing, name) is None) == (name == "winograd4")
+    flipped = replace(changing, inputs=(call.inputs[0], call.inputs[1][..., ::-1], call.inputs[2]))
+    assert bind(flipped, name) is None
     x, w, b = call.inputs
     plain = replace(call, inputs=(np.ascontiguousarray(x), w, b))
     assert bind(plain, name) is None
@@ -186,3 +191,126 @@ def test_what_is_declined(name):
     row = np.ones(32, np.float32)
     assert bind(followed(call, (("mul", (0, 1), ()),), call.outputs[0]), name) is None
     assert bind(followed(call, (("add", (0, 1), ()),), row.reshape(1, 32, 1, 1)), name) is None
+
+
+# n, channels, height, width, filters, padding: what a training step has, and odd sizes of it
+CHANGING = [
+    (2, 64, 16, 16, 64, (1, 1, 1, 1)),
+    (5, 128, 8, 8, 128, (1, 1, 1, 1)),
+    (16, 256, 4, 4, 256, (1, 1, 1, 1)),
+    (16, 512, 2, 2, 160, (1, 1, 1, 1)),
+    (3, 35, 13, 11, 50, (0, 0, 0, 0)),
+    (9, 70, 6, 7, 33, (2, 2, 2, 2)),
+    (5, 33, 12, 9, 45, (2, 0, 1, 1)),
+]
+PLANS = [None, Plan(8), Plan(13, 3), Plan(4, 2, by_panels=True), Plan(14, 8, by_panels=True)]
+
+
+def backward(n, channels, height, width, filters, padding, threads=2):
+    """The gradient's call, with what `make` gives."""
+    call = make(n, channels, height, width, filters, padding, threads, bias=False)
+    x, w = call.inputs
+    dy = last(*call.outputs[0].shape)
+    dy[...] = np.random.default_rng(2).standard_normal(dy.shape)
+    kept = ("stride", "padding", "dilation", "groups")
+    attributes = {name: call.attributes[name] for name in kept} | {"size": (height, width)}
+    return Call("conv2d_grad_input", attributes, (dy, w), (last(*x.shape),), threads)
+
+
+def scattered(call):
+    """The gradient in float64."""
+    dy, w = (array.astype(np.float64) for array in call.inputs)
+    height, width = call.attributes["size"]
+    top, left, _, _ = call.attributes["padding"]
+    h, v = dy.shape[2:]
+    total = np.zeros((dy.shape[0], w.shape[1], max(height + top, h + 2), max(width + left, v + 2)))
+    for i in range(3):
+        for j in range(3):
+            total[:, :, i : i + h, j : j + v] += np.einsum("nkhw,kc->nchw", dy, w[:, :, i, j])
+    return total[:, :, top : top + height, left : left + width]
+
+
+def by_plan(call, plan):
+    """The entry that follows the plan."""
+    if call.operator == "conv2d":
+        return winograd.bind(call, 2, Finish(), plan)
+    return winograd.grad_input(call, plan)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("shape", CHANGING, ids=str)
+def test_weights_that_change_are_read_on_each_run(shape, plan, threads):
+    call = replace(make(*shape, threads=threads), constants=frozenset())
+    entry = by_plan(call, plan)
+    rng = np.random.default_rng(3)
+    for _ in range(2):
+        call.outputs[0][...] = np.nan
+        assert run(entry) == 0
+        near(call.outputs[0], direct(call), "winograd2")
+        call.inputs[1][...] = rng.standard_normal(call.inputs[1].shape)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("shape", CHANGING, ids=str)
+def test_gradient_of_the_input(shape, plan, threads):
+    call = backward(*shape, threads=threads)
+    entry = by_plan(call, plan)
+    rng = np.random.default_rng(3)
+    for _ in range(2):
+        call.outputs[0][...] = np.nan
+        assert run(entry) == 0
+        near(call.outputs[0], scattered(call), "winograd2")
+        call.inputs[1][...] = rng.standard_normal(call.inputs[1].shape)
+
+
+def test_many_tiles_are_taken_in_several_passes():
+    shape = (5, 512, 16, 16, 64, (1, 1, 1, 1))
+    plan = Plan(12, 8, by_panels=True)
+    call = replace(make(*shape), constants=frozenset())
+    assert run(by_plan(call, plan)) == 0
+    near(call.outputs[0], direct(call), "winograd2")
+    call = backward(*shape[:1], 64, 16, 16, 512, shape[-1])
+    assert run(by_plan(call, plan)) == 0
+    near(call.outputs[0], scattered(call), "winograd2")
+
+
+def test_weights_may_be_a_tile_of_filters_and_channels_tiles_of_larger_images():
+    call = backward(4, 32, 8, 8, 64, (1, 1, 1, 1))
+    dy, w = call.inputs
+    big_w = np.full((100, 32, 3, 3), np.nan, np.float32)
+    big_dy, big_dx = last(4, 96, 12, 12), last(4, 64, 12, 12)
+    w_tile, dy_tile, dx_tile = big_w[20:84], big_dy[:, 16:80, 2:10, 3:11], big_dx[:, 8:40, 1:9, 1:9]
+    w_tile[...], dy_tile[...] = w, dy
+    inside = replace(call, inputs=(dy_tile, w_tile), outputs=(dx_tile,))
+    near(execute(inside, "winograd2"), scattered(call), "winograd2")
+    dx_tile[...] = np.nan
+    assert np.isnan(big_dx).all()
+    wider = np.full((64, 40, 3, 3), np.nan, np.float32)
+    wider[:, 4:36] = w
+    inside = replace(call, inputs=(dy, wider[:, 4:36]))
+    near(execute(inside, "winograd2"), scattered(call), "winograd2")
+
+
+def test_steps_follow_a_convolution_whose_weights_change():
+    inner = replace(make(8, 64, 8, 8, 64, (1, 1, 1, 1)), constants=frozenset())
+    residual = last(*inner.outputs[0].shape)
+    residual[...] = np.random.default_rng(1).standard_normal(residual.shape)
+    program = (("add", (0, 1), ()), ("relu", (2,), ()))
+    actual = execute(followed(inner, program, residual), "winograd2")
+    near(actual, np.maximum(direct(inner) + residual, 0), "winograd2")
+
+
+def test_gradients_that_are_declined():
+    call = backward(4, 64, 8, 8, 64, (1, 1, 1, 1))
+    assert bind(call, "winograd2") is not None
+    for change in ({"groups": 2}, {"stride": (2, 2)}, {"dilation": (2, 2)}, {"size": (9, 8)}):
+        changed = replace(call, attributes={**call.attributes, **change})
+        if "size" in change:
+            changed = replace(changed, outputs=(last(4, 64, 9, 8),))
+        assert bind(changed, "winograd2") is None
+    assert bind(backward(4, 64, 8, 8, 64, (3, 3, 3, 3)), "winograd2") is None
+    dy, w = call.inputs
+    assert bind(replace(call, inputs=(np.ascontiguousarray(dy), w)), "winograd2") is None
+    assert bind(backward(1, 32, 2, 2, 32, (1, 1, 1, 1)), "winograd2") is None

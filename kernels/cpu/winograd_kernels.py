@@ -9,7 +9,8 @@ channel blocks, 32-33 those of the products along points and filter blocks; 34 c
 35 panels of filters, 36 tiles of a block, 37 parts, 38 the size of a tile: 2 or 4; 39-40 bytes
 between the values, and the products, of two parts; 41 blocks of a group; 42-43 the strides of the
 weights along points and panels; 44-46 weights as they are given, the stride along co, and whether
-the call is a gradient; 47 bytes between the weights of two parts.
+the call is a gradient; 47 bytes between the weights of two parts;
+48 the first tile of a pass.
 
 Values are (points, channel blocks, tiles, 16), products (points, filter blocks, tiles, 16), weights
 (points, panels, channels, 32). Tiles are taken by groups of blocks, of which each panel of weights
@@ -191,7 +192,7 @@ def parts_of_tiles(block: Any, begin: int, end: int) -> int:
             _input_tiles(w, values, first, count)
             for point in range((size + 2) * (size + 2)):
                 weights, m = w[27] + point * w[42], products + point * w[32]
-                for panel in range(panels):
+                for _ in range(panels):
                     _multiply(w, values + point * w[30], weights, m, taken)
                     weights += w[43]
                     m += 2 * w[33]
@@ -214,11 +215,12 @@ def panels_of_weights(block: Any, begin: int, end: int) -> int:
 
 @native("body")
 def values_of_tiles(block: Any, begin: int, end: int) -> int:
-    """Items: parts of the tiles, whose values at the points are computed."""
+    """Items: parts of the tiles of a pass, whose values at the points are computed."""
     w = words(block)
+    tiles = w[0] - w[48]
     for part in range(begin, end):
-        first, last = part * w[0] // w[37], (part + 1) * w[0] // w[37]
-        _input_tiles(w, w[28] + first * 64, first, last - first)
+        first, last = part * tiles // w[37], (part + 1) * tiles // w[37]
+        _input_tiles(w, w[28] + first * 64, w[48] + first, last - first)
     return 0
 
 
@@ -226,11 +228,12 @@ def values_of_tiles(block: Any, begin: int, end: int) -> int:
 def parts_of_panels(block: Any, begin: int, end: int) -> int:
     """Items: parts of the panels. Each goes all the way with one panel of weights after another.
 
-    The values of all tiles are there already.
+    The values of the pass's tiles are there already.
     """
     w = words(block)
     rows, group, filters, channels, deep = w[36], w[41], w[8], w[5], w[34]
-    blocks = (w[0] + rows - 1) // rows
+    tiles = w[0] - w[48]
+    blocks = (tiles + rows - 1) // rows
     for part in range(begin, end):
         weights, products = w[27] + part * w[47], w[29] + part * w[40]
         for panel in range(part * w[35] // w[37], (part + 1) * w[35] // w[37]):
@@ -244,7 +247,7 @@ def parts_of_panels(block: Any, begin: int, end: int) -> int:
                 for point in range(16):
                     place, m = weights + point * w[42], products + point * w[32]
                     _multiply(w, values + point * w[30], place, m, taken)
-                count = min(taken * rows, w[0] - first)
-                _output_tiles(w, products, first, count, 2 * panel, 2 * panel + 2)
+                count = min(taken * rows, tiles - first)
+                _output_tiles(w, products, w[48] + first, count, 2 * panel, 2 * panel + 2)
                 index += taken
     return 0

@@ -8,13 +8,12 @@ apart, with the taps turned by half a turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llvmlite import ir
 
 from soapstone.kernels.cpu.lanes import I1, I32, LANES, Lanes, load_lanes, store_lanes
 from soapstone.kernels.cpu.native import helper, routine, stack
-from soapstone.kernels.cpu.simd import load, load_first, splat, store, vectorised
+from soapstone.kernels.cpu.simd import load_first, splat, store, vectorised
 
 _TAPS = 9
 
@@ -140,7 +139,7 @@ def weights_of_panel(
 ) -> None:
     """Write sixteen channels of a panel of 32 filters, at points that lie `point` bytes apart.
 
-    `turned`: the filters are the ci, and the channels the co, of weights at w; a co is `step` bytes.
+    The weights lie at w, a co every `step` bytes. `turned`: the filters are ci, the channels co.
     """
     for half in range(2):
         first, start = panel * 32 + half * 16, block * 16
