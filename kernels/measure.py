@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -123,6 +124,30 @@ def scratch(call: Call) -> Call:
 
     inputs, outputs = (tuple(clone(a) for a in side) for side in (call.inputs, call.outputs))
     return replace(call, inputs=inputs, outputs=outputs)
+
+
+def known_us(call: Call, candidates: Sequence[Variant]) -> dict[str, float] | None:
+    """Return the recorded time of each variant, without binding any, or None unless all have one.
+
+    A variant that was found not to serve such a call has an infinite time.
+    """
+    known = {v.name: store().get(signature(call, v.name)[0]) for v in candidates}
+    times = {name: us for name, us in known.items() if us is not None}
+    return times if len(times) == len(known) else None
+
+
+def remember(call: Call, candidates: Sequence[Variant], serve: Collection[str]) -> None:
+    """Record which variants do not serve such a call, and the time of one that alone does."""
+    for candidate in candidates:
+        if candidate.name not in serve:
+            store().put(*_record(call, candidate, math.inf))
+        elif len(serve) == 1:
+            store().put(*_record(call, candidate, 0.0))
+
+
+def _record(call: Call, candidate: Variant, us: float) -> tuple[str, float, str]:
+    key, what = signature(call, candidate.name)
+    return key, us, what
 
 
 def measured_us(call: Call, candidates: Sequence[Variant]) -> dict[str, float]:

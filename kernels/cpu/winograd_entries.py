@@ -28,7 +28,7 @@ _FEWEST_PIXELS = {2: 196, 4: 784}
 # Where weights change, the direct form, too, has to reorder them.
 _FEWEST_CHANGING, _FEWEST_DEEP, _FEWEST_PRODUCTS = 16, 32, 8192
 _KEPT = 2 << 20  # bytes of transformed weights that every block of tiles may read again
-_FEW_TILES = 64  # fewer do not pay for storing all transformed weights
+_FEW_TILES = 64  # so many, or fewer, do not pay for storing all transformed weights
 _PASS = 4 << 20  # bytes of values for which weights are transformed once
 _FEWEST_VALUES = 12288  # pixels of the fewer of channels and filters: else transforms cost too much
 
@@ -158,7 +158,7 @@ def _plan(problem: Problem, size: int, tiles: int) -> Plan | None:
     if pixels < _FEWEST_CHANGING or depth < _FEWEST_DEEP or pixels * depth < _FEWEST_PRODUCTS:
         return None
     made = (size + 2) ** 2 * problem.w.nbytes // 9
-    if _ceil(filters, PANEL) < threads or (made <= _KEPT and tiles >= _FEW_TILES):
+    if _ceil(filters, PANEL) < threads or (made <= _KEPT and tiles > _FEW_TILES):
         return together
     return Plan(rows_of_block(min(tiles, _FEW_TILES), 1), 8, by_panels=True)
 
