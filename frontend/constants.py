@@ -50,12 +50,17 @@ class Constants(Mapping[str, Array]):
 
 
 def resident(array: Array) -> Array:
-    """Return the array, or an aligned copy of one in a mapped file, whose pages are then let go."""
+    """Return the array's contents, which nobody will change.
+
+    They are copied from arrays that may be written to, and from mapped files, whose pages are then
+    let go.
+    """
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     if not isinstance(base, mmap.mmap):
-        return array if array.flags.aligned else array.copy()
+        own = array.flags.aligned and not array.flags.writeable
+        return array if own else np.array(array, order="C")
     copy = np.array(array, order="C")
     if hasattr(base, "madvise") and hasattr(mmap, "MADV_DONTNEED") and array.flags.c_contiguous:
         offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data

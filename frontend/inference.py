@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,9 +23,11 @@ from soapstone.frontend.batches import Batches
 from soapstone.frontend.constants import Constants
 from soapstone.frontend.npz import DataError
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.mappers import load
-from soapstone.runtime import Machine, Region, Runtime, Trace
+from soapstone.mappers.base import GraphMapper
+from soapstone.runtime import Machine, Region, Runtime, StoppedError, Trace
 from soapstone.runtime.expand import program
 from soapstone.runtime.lower import fold_weights, lower, split_constants
 
@@ -68,11 +71,13 @@ class Source:
         from soapstone.frontend.model import Model
 
         if isinstance(model, Graph):
-            return _of_graph(model, weights)
+            return _of_graph(model, dict(weights))
         if isinstance(model, Model):
             return _of_model(model, weights)
         from soapstone.frontend.onnx import OnnxModel, from_onnx
 
+        if weights:
+            raise DataError("weights found with an ONNX model, which has its own; none needed")
         found = model if isinstance(model, OnnxModel) else from_onnx(model)
         return Source(
             found.name,
@@ -104,9 +109,8 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
             raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")
         return model.build(next(iter(sizes.values()))), {}
 
-    return Source(
-        model.name, fields, graph.outputs, build, (lambda: weights) if weights else model.weights
-    )
+    held = dict(weights) if weights else model.weights()
+    return Source(model.name, fields, graph.outputs, build, lambda: held)
 
 
 @dataclass
@@ -156,6 +160,7 @@ class InferenceSession:
         self._lock = threading.Lock()
         self._bounds: OrderedDict[tuple[object, ...], _Bound] = OrderedDict()
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
+        self._close = weakref.finalize(self, _close_all, self._bounds)
         self._most = max(1, bound_shapes)
 
     @property
@@ -190,19 +195,18 @@ class InferenceSession:
         """Return which kernel variant serves each launch for inputs of these shapes."""
         given = self._checked(inputs)
         with self._lock:
-            return self._bound(given).variants
+            return dict(self._bound(given).variants)
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
-        return sum(bound.peak_bytes for bound in self._bounds.values())
+        with self._lock:
+            return sum(bound.peak_bytes for bound in self._bounds.values())
 
     def close(self) -> None:
-        """Stop the workers and free the memory."""
+        """Stop the workers and free the memory; a closed session runs no more."""
         with self._lock:
-            for bound in self._bounds.values():
-                bound.runtime.close()
-            self._bounds.clear()
+            self._close()
 
     def __enter__(self) -> InferenceSession:
         return self
@@ -237,6 +241,8 @@ class InferenceSession:
         return given
 
     def _bound(self, given: Mapping[str, Array]) -> _Bound:
+        if not self._close.alive:
+            raise StoppedError(f"session of model {self._source.name!r}: it was closed")
         found = self._bounds.get(self._key(given))
         if found is None:
             while len(self._bounds) >= self._most:
@@ -251,6 +257,12 @@ class InferenceSession:
     def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
         shapes = tuple(array.shape for array in given.values())
         return shapes, tuple(given[name].tobytes() for name in sorted(self._telling))
+
+
+def _close_all(bounds: OrderedDict[tuple[object, ...], _Bound]) -> None:
+    for bound in bounds.values():
+        bound.runtime.close()
+    bounds.clear()
 
 
 def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple[Array, ...]:
@@ -270,7 +282,8 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
             else array
             for name, array in inputs.items()
         }
-        parts.append(tuple(session.run(cast).values()))
+        found = session.run(cast)
+        parts.append(tuple(found[name] for name in session.outputs))
     if not parts:
         raise DataError("predict: no samples found, 1 or more needed")
     outputs = tuple(np.concatenate(part) for part in zip(*parts))
@@ -283,6 +296,12 @@ def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bo
     missing = sorted(fixed - weights.keys())
     if missing:
         raise DataError(f"model {graph.name!r}: weight {missing[0]!r} is missing")
+    for name in sorted(fixed):
+        found, needed = spec_of(weights[name]), graph.tensors[name]
+        if found != needed:
+            raise DataError(
+                f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
+            )
     names = graph.outputs
     graph = replace(graph, updates={}).pruned()
     prologue = replace(graph, nodes=(), outputs=())
@@ -293,6 +312,24 @@ def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bo
     strategy = mapper.strategy(graph, machine)
     lowered = lower(graph, strategy, fuse=not plain)
     runtime = Runtime(machine=machine, mapper=mapper)
+    try:
+        return _compile(graph, names, lowered, strategy, runtime, mapper, constants, fuse=not plain)
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _compile(
+    graph: Graph,
+    names: tuple[str, ...],
+    lowered: Graph,
+    strategy: Strategy,
+    runtime: Runtime,
+    mapper: GraphMapper,
+    constants: Constants,
+    fuse: bool,
+) -> _Bound:
+    """Return a lowered graph as a trace of its launches on a runtime."""
     mapper.adopt(strategy)
     persistent: dict[str, Region] = {}
     for name in (*graph.inputs(Role.INPUT), *lowered.outputs):
@@ -300,7 +337,7 @@ def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bo
             spec = graph.tensors[name]
             persistent[name] = Region(spec.shape, spec.dtype, name)
     feeds = {name: runtime.array(persistent[name]) for name in graph.inputs(Role.INPUT)}
-    made = program(lowered, strategy, persistent, constants, fuse=not plain)
+    made = program(lowered, strategy, persistent, constants, fuse=fuse)
     trace = None
     if made.launches:
         with runtime.capture(graph.name) as recording:

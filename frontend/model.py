@@ -187,7 +187,7 @@ class Model(Layers):
         """
         if not self._outputs:
             raise GraphError(f"model {self.name!r} has no output; call model.output(tensor)")
-        self._building = batch_size or self.batch_size
+        self._building = self.batch_size if batch_size is None else batch_size
         builder = GraphBuilder(self.name)
         names: dict[int, str] = {}
         for call in self._calls:

@@ -22,7 +22,11 @@ from soapstone.ir.tensor import Array
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was run and how long it took; `seconds` is the median run, the first one left out."""
+    """What was run and how long it took.
+
+    `seconds` is the median run, a first one left out where there are several. `bind_seconds` is
+    what came before: reading, compiling kernels that are new, and measuring their rivals once.
+    """
 
     model: str
     outputs: Mapping[str, Array]
@@ -63,10 +67,12 @@ def read_arrays(path: Path) -> dict[str, Array]:
         DataError: no npz file, or one of objects; names the file and field.
     """
     label = f"file {str(path)!r}"
+    if not path.is_file():
+        raise DataError(f"{label} does not exist; an npz file of arrays needed")
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{label}: another format found, an npz file of arrays needed")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{label}: a single array found, an npz file needed")
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{label}: {error}; an npz file of arrays needed") from None
@@ -111,7 +117,7 @@ def predict(
 def _session(
     model: str, checkpoint: Path | None, threads: int | None, plain: bool
 ) -> InferenceSession:
-    if model.endswith(".onnx"):
+    if model.lower().endswith(".onnx"):
         if checkpoint is not None:
             raise DataError(f"model {model!r}: an ONNX file has its own weights; no checkpoint")
         return InferenceSession(Path(model), threads=threads, plain=plain)

@@ -56,6 +56,7 @@ class Store:
 
     def __init__(self, path: Path | None = None) -> None:
         self._known: dict[str, float] = {}
+        self._writing = threading.Lock()  # workers bind in parallel, and the connection is shared
         self._database: sqlite3.Connection | None = None
         path = path or default_path()
         try:
@@ -80,7 +81,7 @@ class Store:
         if self._database is None:
             return
         try:
-            with self._database:
+            with self._writing, self._database:
                 self._database.execute(
                     "INSERT OR IGNORE INTO times VALUES (?, ?, ?)", (key, us, what)
                 )

@@ -43,8 +43,8 @@ def _reported(debug: bool, checkpoint: list[Checkpoint] | None = None) -> Iterat
         yield
     except KeyboardInterrupt:
         saved = checkpoint[0].saved if checkpoint else None
-        rest = f"go on with --resume {saved}" if saved else "no checkpoint was saved"
-        typer.echo(f"interrupted; {rest}", err=True)
+        rest = f"; go on with --resume {saved}" if saved else "; no checkpoint was saved"
+        typer.echo(f"interrupted{'' if checkpoint is None else rest}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
         raise  # the reader has gone; there is nobody to tell
@@ -140,6 +140,8 @@ def predict(
 
         from soapstone.frontend import predict as task
 
+        if output is not None and not output.parent.is_dir():
+            raise ValueError(f"file {str(output)!r}: folder {str(output.parent)!r} does not exist")
         result = task.predict(
             *(model, task.read_arrays(inputs)),
             checkpoint=checkpoint,

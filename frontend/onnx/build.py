@@ -360,7 +360,7 @@ class Importer:
         for name, value in outputs:
             made = self.place(value)
             kept = value.name is None or made in renamed or made in self._reserved
-            if made != name and kept:
+            if made in renamed or (made != name and kept):
                 made = self.builder.apply("reshape", made, shape=value.shape)[0]
             renamed[made] = name
         self.builder.output(*renamed)

@@ -150,9 +150,13 @@ def to_onnx(
         external_data = total > _MOST_MESSAGE
     if total > _MOST_MESSAGE and not external_data:
         raise OnnxError(f"weights of {total} bytes found; they need external_data")
-    _add_weights(proto, held, path.with_name(f"{path.name}.data") if external_data else None)
+    if not path.parent.is_dir():
+        raise OnnxError(f"file {str(path)!r}: folder {str(path.parent)!r} does not exist")
+    # Both files are made beside the old ones, which the weights may be read from, and then renamed.
     written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = written.with_suffix(".data") if external_data else None
     try:
+        _add_weights(proto, held, beside)
         written.write_bytes(proto.SerializeToString())
         try:
             onnx.checker.check_model(str(written), full_check=True)
@@ -162,9 +166,24 @@ def to_onnx(
             RuntimeError,
         ) as error:
             raise OnnxError(f"the checker refuses the model: {error}") from None
+        if beside is not None:
+            final = path.with_name(f"{path.name}.data")
+            _point_to(proto, final.name)
+            written.write_bytes(proto.SerializeToString())
+            beside.replace(final)
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
+        if beside is not None:
+            beside.unlink(missing_ok=True)
+
+
+def _point_to(model: onnx.ModelProto, location: str) -> None:
+    """Make the initializers outside the file be in another one."""
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
 
 
 def _graph(
