@@ -697,7 +697,7 @@ def test_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"w1": np.zeros((4, 6), np.float32)}, r"'w1': float32\[4, 6\] found, float32\[6, 4\]"),
         ({"w1": np.zeros((6, 4))}, r"'w1': float64\[6, 4\] found, float32\[6, 4\] needed"),
         ({"w9": np.zeros(3, np.float32)}, r"'w9' is no input of graph 'classifier'"),
-        ({"w1": np.zeros((6, 4), np.float16)}, r"'w1': float16\[6, 4\] found, float32\[6, 4\] needed"),
+        ({"w1": np.zeros((6, 4), np.float16)}, r"'w1': float16\[6, 4\] found"),
     ):
         with pytest.raises(GraphError, match=message):
             save_graph(GRAPH, tmp_path / "other.json", {**values, **changes})

@@ -135,8 +135,9 @@ def product(
 
     Form "first" is oneDNN's own choice, "gemm" its classic product where that is not the first, and
     "packed" reorders b into oneDNN's format on every run. Form "first" packs constant weights once,
-    so they have no form "packed"; "gemm" reads them as they are, which is best for single rows. Operands with neither rows nor columns contiguous, or in layouts that
-    oneDNN would serve by plain loops, are staged through dense copies.
+    so they have no form "packed"; "gemm" reads them as they are, which is best for single rows.
+    Operands with neither rows nor columns contiguous, or in layouts that oneDNN would serve by
+    plain loops, are staged through dense copies.
     """
     a, b, y = operands
     layouts = [_matrix(array) for array in operands]
