@@ -45,8 +45,8 @@ from soapstone.ir.ops import (
 )
 
 __all__ = [
-    "attention",
     "activation",
+    "attention",
     "bitwise",
     "cast",
     "comparison",
