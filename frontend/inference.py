@@ -115,7 +115,10 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
 
 @dataclass
 class _Bound:
-    """A graph compiled for one shape of inputs; `constants` are outputs that weights determine."""
+    """A graph compiled for one shape of inputs; without a trace where nothing is to be run.
+
+    `feeds` and `results` are the live arrays of its inputs and outputs.
+    """
 
     feeds: Mapping[str, Array]
     results: Mapping[str, Array]

@@ -64,21 +64,25 @@ def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
     """
     if isinstance(model, onnx.ModelProto):
         return _source(model, {}, None, Files(None), "model")
-    folder = None
+    folder, label = None, "file"
     if isinstance(model, str | Path):
         path = Path(model)
+        label = f"file {str(path)!r}"
         folder, title = path.parent, path.stem
         data = mapped(path)
     else:
         data, title = np.frombuffer(model, np.uint8), "model"
-    bones = skeleton(data.data)
+    try:
+        bones = skeleton(data.data)
+    except OnnxError as error:
+        raise OnnxError(f"{label}: {error}") from None
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(bones.message)
     except Exception as error:  # the class depends on the implementation of Protocol Buffers
         if not type(error).__name__ == "DecodeError":
             raise
-        raise OnnxError(f"file: no ONNX model: {' '.join(str(error).split())}") from None
+        raise OnnxError(f"{label}: no ONNX model: {' '.join(str(error).split())}") from None
     return _source(proto, bones.ranges, data, Files(folder), title)
 
 

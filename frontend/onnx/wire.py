@@ -89,10 +89,10 @@ def _fields(data: memoryview, lo: int, hi: int) -> Iterator[tuple[int, int, int,
         elif kind == _FIXED32:
             end = at + 4
         else:
-            raise OnnxError(f"file: wire type {kind} found at byte {start}; it is no ONNX model")
+            raise OnnxError(f"wire type {kind} found at byte {start}; it is no ONNX model")
         if end > hi:
             raise OnnxError(
-                f"file: the field at byte {start} needs {end - at} bytes, {hi - at} found; the"
+                f"the field at byte {start} needs {end - at} bytes, {hi - at} found; the"
                 " file is truncated or no ONNX model"
             )
         yield tag >> 3, kind, start, at, end
@@ -103,13 +103,13 @@ def _varint(data: memoryview, at: int, hi: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= hi:
-            raise OnnxError(f"file: truncated at byte {at}")
+            raise OnnxError(f"truncated at byte {at}")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise OnnxError(f"file: no number at byte {at}; it is no ONNX model")
+    raise OnnxError(f"no number at byte {at}; it is no ONNX model")
 
 
 def _message(field: int, contents: bytes) -> bytes:
