@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
+from soapstone.ir.graph import Emitter, Graph, Node
 from soapstone.ir.strategy import Strategy
+from soapstone.runtime.lower.rebuild import again, rebuild, shell
 
 
 def lower_composites(graph: Graph, strategy: Strategy) -> Graph:
@@ -25,32 +26,17 @@ def lower_composites(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def _replace_composites(graph: Graph, names: set[str], strategy: Strategy) -> Graph:
-    shell = replace(
-        graph, nodes=(), outputs=(), updates={}, tensors={n: graph.tensors[n] for n in graph.roles}
-    )
-    builder = GraphBuilder(base=shell)
-    renamed: dict[str, str] = {}
-    for node in graph.nodes:
-        inputs = tuple(renamed.get(name, name) for name in node.inputs)
+    builder = shell(graph)
+
+    def emit(node: Node) -> Sequence[str]:
         if node.name not in names:
-            outputs = builder.apply(
-                node.operator,
-                *inputs,
-                name=node.name,
-                origin=node.origin,
-                rename=dict(node.rename),
-                **node.attributes,
-            )
-        else:
-            # The primitives follow whichever configuration the composite followed.
-            own = node.name in strategy.configurations
-            emit = Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")
-            outputs = tuple(_lowering(node)(emit, replace(node, inputs=inputs)))
-        renamed.update(zip(node.outputs, outputs))
-    builder.output(*(renamed.get(name, name) for name in graph.outputs))
-    for name, value in graph.updates.items():
-        builder.update(name, renamed.get(value, value))
-    return builder.build()
+            return again(builder, node)
+        # The primitives follow whichever configuration the composite followed.
+        own = node.name in strategy.configurations
+        emitter = Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")
+        return _lowering(node)(emitter, node)
+
+    return rebuild(graph, builder, emit)
 
 
 def _lowering(node: Node) -> Callable[[Emitter, Node], Sequence[str]]:

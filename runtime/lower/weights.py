@@ -8,12 +8,13 @@ becomes `linear`, which takes the bias too. Both leave operators on weights alon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array, Role
+from soapstone.runtime.lower.rebuild import again, rebuild, shell
 from soapstone.runtime.lower.spelled import gelu_of, silu_of
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.
@@ -116,35 +117,21 @@ Rule = Callable[[_Site, Node], str | None]
 
 def _rewrite(graph: Graph, rule: Rule, constants: Mapping[str, Array]) -> Graph:
     """Return the graph with each node replaced where the rule returns another value for it."""
-    tensors = {name: graph.tensors[name] for name in graph.roles}
-    builder = GraphBuilder(base=replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors))
+    builder = shell(graph)
     site = _Site(builder, constants, set(constants), set())
-    renamed: dict[str, str] = {}
     keep = {*graph.outputs, *graph.updates.values()}
-    for node in graph.nodes:
-        inputs = tuple(renamed.get(name, name) for name in node.inputs)
-        found = rule(site, replace(node, inputs=inputs))
-        outputs = (
-            (found,)
-            if found
-            else builder.apply(
-                *(node.operator, *inputs),
-                name=node.name,
-                origin=node.origin,
-                rename=dict(node.rename),
-                **node.attributes,
-            )
-        )
-        renamed.update(zip(node.outputs, outputs))
-        if site.fixed.issuperset(inputs):
+
+    def emit(node: Node) -> Sequence[str]:
+        found = rule(site, node)
+        outputs = (found,) if found else again(builder, node)
+        if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
             if old not in keep and len(graph.consumers[old]) == 1:
                 site.single.add(new)
-    builder.output(*(renamed.get(name, name) for name in graph.outputs))
-    for name, value in graph.updates.items():
-        builder.update(name, renamed.get(value, value))
-    return builder.build()
+        return outputs
+
+    return rebuild(graph, builder, emit)
 
 
 def _number(site: _Site, node: Node) -> str | None:

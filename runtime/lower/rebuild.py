@@ -1,0 +1,40 @@
+"""Rebuilding a graph node by node, some of them as something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+
+
+def shell(graph: Graph) -> GraphBuilder:
+    """Return a builder with the graph's inputs and nothing else."""
+    tensors = {name: graph.tensors[name] for name in graph.roles}
+    return GraphBuilder(base=replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors))
+
+
+def again(builder: GraphBuilder, node: Node) -> tuple[str, ...]:
+    """Add a node as it is and return its outputs."""
+    return builder.apply(
+        *(node.operator, *node.inputs),
+        name=node.name,
+        origin=node.origin,
+        rename=dict(node.rename),
+        **node.attributes,
+    )
+
+
+def rebuild(graph: Graph, builder: GraphBuilder, emit: Callable[[Node], Sequence[str]]) -> Graph:
+    """Return the graph of what `emit` adds to a shell for each node, and returns as its outputs.
+
+    The nodes that `emit` is given have the inputs of the new graph and the outputs of the old.
+    """
+    renamed: dict[str, str] = {}
+    for node in graph.nodes:
+        inputs = tuple(renamed.get(name, name) for name in node.inputs)
+        renamed.update(zip(node.outputs, emit(replace(node, inputs=inputs))))
+    builder.output(*(renamed.get(name, name) for name in graph.outputs))
+    for name, value in graph.updates.items():
+        builder.update(name, renamed.get(value, value))
+    return builder.build()
