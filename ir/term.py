@@ -100,7 +100,7 @@ def variables(terms: Iterable[Term]) -> tuple[str, ...]:
 
 
 def parameter_variables(terms: Iterable[Term]) -> tuple[str, ...]:
-    """Return the variables among the parameters of terms, by first occurrence."""
+    """Return the variables among the parameters of terms, those of operands first."""
     found: dict[str, None] = {}
     for term in subterms(terms):
         for value in term.parameters:
