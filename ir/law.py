@@ -72,8 +72,10 @@ class Law:
         where: conditions on extents and parameters, such as `dim(y,-4)*h = dim(w,-4)*g` or `odd(k)`
             (`search/substitution/condition.py`).
         ranks: the ranks of its tensor variables for which it is said, such as `x=3 y=2`, all of
-            which validation covers; none given means all of one rank, from 1 to 4.
+            which validation covers; none given means all of one rank, from 1 to 4. Constants of
+            any rank are named too (`ones=2`).
         source: where it comes from: `Table 2.2`, or why it was added.
+        follows: names of laws from which it follows; it is kept since proofs get shorter.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Law:
     where: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     source: str = ""
+    follows: tuple[str, ...] = ()
 
     @cached_property
     def sides(self) -> tuple[Term, Term]:

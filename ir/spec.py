@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.tensor import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -198,6 +199,9 @@ class OpSpec:
         tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
         mixes_types: whether its operands may be of several floating-point types.
         epilogue: whether element-wise steps on its one result may join its launch.
+        forms: how terms speak of the operator (`ir/law.py`).
+        constants: tensors that its laws speak of, such as the identity of a matrix product.
+        laws: equations of terms, from which substitutions are proved.
     """
 
     name: str
@@ -217,7 +221,9 @@ class OpSpec:
     tiles_free: bool = False
     mixes_types: bool = False
     epilogue: bool = False
-    laws: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    laws: tuple[Law, ...] = ()
     onnx: str | None = None
     cases: tuple[Case, ...] = ()
     doc: str = ""

@@ -1,4 +1,4 @@
-"""The command line: `soapstone train APP`, `predict`, `onnx`, `apps`, `ops` and `version`.
+"""The command line: `soapstone train APP`, `predict`, `onnx`, `rules`, `apps`, `ops`, `version`.
 
 What a person reads goes to standard output; with `--json` it goes to standard error, and standard
 output has one JSON object.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import soapstone
-from soapstone import cli_onnx
+from soapstone import cli_onnx, cli_rules
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Checkpoint
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_onnx.app, name="onnx")
+app.add_typer(cli_rules.app, name="rules")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from soapstone.ir.ops import laws_elementwise, laws_pointwise
 from soapstone.ir.ops.pointwise import (
     aligned,
     broadcasting,
@@ -157,7 +158,8 @@ declare(
     lambda a, x: np.where(x > 0, x, np.where(np.isnan(x), x, x.dtype.type(0))),
     from_output("relu_grad"),
     onnx="Relu",
-    laws=("relu(relu(x)) = relu(x)",),
+    forms=laws_elementwise.RELU_FORMS,
+    laws=laws_elementwise.RELU_LAWS,
 )
 declare(
     "relu_grad",
@@ -240,6 +242,8 @@ declare(
     from_input("gelu_grad"),
     attributes=_APPROXIMATE,
     flops=12,
+    forms=laws_pointwise.GELU_FORMS,
+    laws=laws_pointwise.GELU_LAWS,
     onnx="Gelu",
     cases=_BOTH_CASES,
     signature=floating,
@@ -263,6 +267,8 @@ declare(
     lambda a, x: sigmoid(x),
     from_output("sigmoid_grad"),
     flops=6,
+    forms=laws_pointwise.SIGMOID_FORMS,
+    laws=laws_pointwise.SIGMOID_LAWS,
     onnx="Sigmoid",
     signature=floating,
 )
@@ -280,6 +286,8 @@ declare(
     lambda a, x: np.tanh(x),
     from_output("tanh_grad"),
     flops=8,
+    forms=laws_pointwise.TANH_FORMS,
+    laws=laws_pointwise.TANH_LAWS,
     onnx="Tanh",
     signature=floating,
 )

@@ -217,7 +217,6 @@ register(
         lower=attention_lower.forward,
         operations=lambda e: _flops(e, 2),
         onnx="Attention",
-        laws=("a key hidden from a query has weight 0",),
         cases=(
             Case(_HEADS),
             Case(_SQUARE, _CAUSAL),

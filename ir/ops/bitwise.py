@@ -39,7 +39,6 @@ for _name, _onnx, _function in (
         inputs=("x", "y"),
         onnx=_onnx,
         cases=_CASES,
-        laws=("commutative", "associative"),
         signature=_signature,
     )
 declare(

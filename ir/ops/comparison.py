@@ -107,7 +107,6 @@ for _name, _onnx, _function in _LOGIC:
             Case(("bool 3", "bool")),
             Case(("bool 0 2", "bool 1 2")),
         ),
-        laws=("commutative", "associative"),
         signature=_logic,
     )
 declare(
@@ -116,7 +115,6 @@ declare(
     nowhere,
     onnx="Not",
     cases=(Case(("bool 3 4",)), Case(("bool 2 3 2",)), Case(("bool",)), Case(("bool 0 3",))),
-    laws=("not not x = x",),
     signature=_logic,
 )
 declare(

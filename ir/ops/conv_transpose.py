@@ -187,7 +187,6 @@ def _declare(rank: int) -> None:
             lower=partial(_lower, rank),
             flops_per_point=2,
             onnx="ConvTranspose",
-            laws=("without bias: linear in x and in w",),
             cases=tuple(_case(rank, number) for number in range(len(_WINDOWS))),
             doc=f"the transpose of conv{rank}d with w: (c, o/groups, {shape}), plus b",
         )

@@ -16,6 +16,7 @@ import numpy as np
 from soapstone.ir.dims import Affine, DimTable, Kind, Operand, Product, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.ops import laws_convolution
 from soapstone.ir.ops.checks import need_count, need_float, need_lengths, need_rank
 from soapstone.ir.ops.matmul import ACTIVATION, activate, activation_grad
 from soapstone.ir.ops.window import (
@@ -349,11 +350,10 @@ def _declare(rank: int) -> None:
             localize=partial(_localize, rank),
             lower=partial(_lower, rank),
             flops_per_point=2,
+            forms=laws_convolution.CONV2D_FORMS if rank == 2 else (),
+            constants=(laws_convolution.IDENTITY_KERNEL,) if rank == 2 else (),
+            laws=laws_convolution.CONV2D_LAWS if rank == 2 else (),
             onnx="Conv",
-            laws=(
-                "without bias and activation: linear in x and in w",
-                f"{name}(x, concat(w1, w2, axis=0)) = concat({name}(x, w1), {name}(x, w2), axis=1)",
-            ),
             cases=tuple(forward),
             doc=f"cross-correlation of x with w: (o, c/groups, {shape}), plus b, then an"
             " activation",

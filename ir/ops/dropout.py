@@ -87,7 +87,6 @@ register(
         localize=_localize,
         flops_per_point=10,
         onnx="Dropout",
-        laws=("linear in x",),
         cases=(
             Case(("4 6", "int64 <100"), {"rate": 0.5, "seed": 7}),
             Case(("2 3 5", "int64 <100"), {"rate": 0.25, "seed": 2**63 + 11}),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.dims import Signature
+from soapstone.ir.ops import laws_elementwise, laws_pointwise
 from soapstone.ir.ops.activation import erf, gelu, sigmoid
 from soapstone.ir.ops.pointwise import (
     aligned,
@@ -31,7 +32,6 @@ from soapstone.ir.tensor import Array, TensorSpec
 __all__ = ["declare", "erf", "gelu", "pointwise", "sigmoid", "unbroadcast"]
 
 _XY = ("x", "y")
-_COMMUTES = ("commutative", "associative")
 _POSITIVE_CASES = (Case(("2 3 4",), positive=True), Case(("0 3",)))
 
 
@@ -180,6 +180,8 @@ declare(
     lambda a, x: np.exp(x),
     lambda g: [g.emit("mul", g.grad(), g.outputs[0])],
     flops=6,
+    forms=laws_pointwise.EXP_FORMS,
+    laws=laws_pointwise.EXP_LAWS,
     onnx="Exp",
     signature=floating,
 )
@@ -196,6 +198,8 @@ declare(
     "sqrt",
     lambda a, x: np.sqrt(x),
     _sqrt_grad,
+    forms=laws_pointwise.SQRT_FORMS,
+    laws=laws_pointwise.SQRT_LAWS,
     onnx="Sqrt",
     cases=_POSITIVE_CASES,
     signature=floating,
@@ -221,6 +225,8 @@ declare(
     _power_grad,
     attributes={"exponent": Attribute("float")},
     flops=10,
+    forms=laws_pointwise.RSQRT_FORMS,
+    laws=laws_pointwise.RSQRT_LAWS,
     onnx="Pow",
     cases=(
         Case(("3 4",), {"exponent": 2.0}),
@@ -243,14 +249,42 @@ for _name, _function, _onnx in (
         signature=numeric,
         cases=flat((Case(("2 3 4",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))),
     )
-declare("add", lambda a, x, y: x + y, _add_grad, inputs=_XY, laws=_COMMUTES, onnx="Add")
-declare("sub", lambda a, x, y: x - y, _sub_grad, inputs=_XY, onnx="Sub", signature=numeric)
-declare("mul", lambda a, x, y: x * y, _mul_grad, inputs=_XY, laws=_COMMUTES, onnx="Mul")
+declare(
+    "add",
+    lambda a, x, y: x + y,
+    _add_grad,
+    inputs=_XY,
+    onnx="Add",
+    forms=laws_elementwise.ADD_FORMS,
+    laws=laws_elementwise.ADD_LAWS + laws_pointwise.ADD_BROADCAST_LAWS,
+)
+declare(
+    "sub",
+    lambda a, x, y: x - y,
+    _sub_grad,
+    inputs=_XY,
+    forms=laws_pointwise.SUB_FORMS,
+    laws=laws_pointwise.SUB_LAWS,
+    onnx="Sub",
+    signature=numeric,
+)
+declare(
+    "mul",
+    lambda a, x, y: x * y,
+    _mul_grad,
+    inputs=_XY,
+    onnx="Mul",
+    forms=laws_elementwise.MUL_FORMS,
+    constants=(laws_elementwise.ONES,),
+    laws=laws_elementwise.MUL_LAWS + laws_pointwise.MUL_BROADCAST_LAWS,
+)
 declare(
     "div",
     _divide,
     _div_grad,
     inputs=_XY,
+    forms=laws_pointwise.DIV_FORMS,
+    laws=laws_pointwise.DIV_LAWS,
     onnx="Div",
     cases=(
         Case(("3 4", "3 4"), positive=True),
@@ -318,7 +352,6 @@ declare(
     _extremum_rule,
     inputs=_XY,
     onnx="Max",
-    laws=_COMMUTES,
 )
 declare(
     "minimum",
@@ -326,7 +359,6 @@ declare(
     _extremum_rule,
     inputs=_XY,
     onnx="Min",
-    laws=_COMMUTES,
 )
 for _name, _sign in (("maximum_grad", 1), ("minimum_grad", -1)):
     declare(

@@ -95,7 +95,6 @@ register(
         gradient=_gradient,
         localize=_localize,
         onnx="Gather",
-        laws=("linear in table",),
         cases=(
             Case(("int32 4 <5", "5 3")),
             Case(("int64 2 3 <7", "7 2")),

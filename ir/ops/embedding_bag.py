@@ -129,7 +129,6 @@ register(
         gradient=_gradient,
         localize=_localize,
         operations=_work,
-        laws=("linear in table, but for the maximum",),
         cases=(
             Case(("int32 4 3 <5", "5 3")),
             Case(("int64 4 3 <5", "5 3"), {"reduction": "sum"}),

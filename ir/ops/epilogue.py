@@ -106,7 +106,6 @@ register(
         },
         localize=_localize,
         flops_per_point=2,
-        laws=("equals the operator, then the steps one after the other",),
         cases=(
             Case(
                 ("2 3 5 5", "4 3 3 3", "4", "2 4 5 5"),

@@ -151,7 +151,6 @@ register(
         attributes={"program": Attribute("program"), "results": Attribute("ints", minimum=0)},
         gradient=_gradient,
         flops_per_point=4,
-        laws=("equals its steps one after the other",),
         cases=(
             Case(
                 ("3 4", "4"),

@@ -152,7 +152,6 @@ register(
         gradient=_gather_gradient,
         localize=_axis_localize,
         flops_per_point=0,
-        laws=("linear in x",),
         onnx="Gather",
         cases=(
             Case(("5 3", "int64 4 <5")),
@@ -268,7 +267,6 @@ register(
         gradient=_elements_gradient,
         localize=_axis_localize,
         flops_per_point=0,
-        laws=("linear in x",),
         onnx="GatherElements",
         cases=(
             Case(("4 3", "int64 2 3 >=-4 <4")),
@@ -378,7 +376,6 @@ register(
         attributes=_BATCH,
         gradient=_nd_gradient,
         flops_per_point=0,
-        laws=("linear in x",),
         onnx="GatherND",
         cases=(
             *(Case(inputs, {"batch_dims": batch}) for inputs, batch, _ in _ND_CASES),

@@ -14,6 +14,7 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.ops import laws_sequence
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -208,6 +209,8 @@ register(
         gradient=_layer_norm_gradient,
         lower=_layer_norm_lower,
         flops_per_point=8,
+        forms=laws_sequence.LAYER_NORM_FORMS,
+        laws=laws_sequence.LAYER_NORM_LAWS,
         onnx="LayerNormalization",
         cases=(
             Case(("4 6", "6", "6")),

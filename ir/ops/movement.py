@@ -24,6 +24,7 @@ from soapstone.ir.dims import (
     finish,
 )
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.ops import laws_movement, laws_sequence
 from soapstone.ir.ops.reduction import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import DTYPES, Array, TensorSpec
@@ -161,7 +162,8 @@ register(
         gradient=lambda g: [g.emit("reshape", g.grad(), shape=g.spec(g.inputs[0]).shape)],
         localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
         flops_per_point=0,
-        laws=("reshape of reshape = reshape",),
+        forms=laws_sequence.MERGE_FORMS,
+        laws=laws_sequence.MERGE_LAWS,
         onnx="Reshape",
         cases=(
             Case(("3 4",), {"shape": (12,)}),
@@ -209,7 +211,8 @@ register(
         attributes={"permutation": Attribute("ints", minimum=0)},
         gradient=_transpose_grad,
         flops_per_point=0,
-        laws=("transpose of transpose = transpose", "commutes with elementwise operators"),
+        forms=laws_movement.TRANSPOSE_FORMS,
+        laws=laws_movement.TRANSPOSE_LAWS,
         onnx="Transpose",
         cases=(
             Case(("3 4",), {"permutation": (1, 0)}),
@@ -321,7 +324,8 @@ register(
         attributes={"axis": Attribute("int", minimum=0)},
         gradient=_concat_grad,
         flops_per_point=0,
-        laws=("concat of split = identity", "commutes with elementwise operators"),
+        forms=laws_movement.CONCAT_FORMS,
+        laws=laws_movement.CONCAT_LAWS,
         onnx="Concat",
         cases=(
             Case(("2 3", "4 3"), {"axis": 0}),
@@ -343,7 +347,8 @@ register(
         gradient=_split_grad,
         localize=_split_localize,
         flops_per_point=0,
-        laws=("split of concat = identity",),
+        forms=laws_movement.SPLIT_FORMS,
+        laws=laws_movement.SPLIT_LAWS,
         onnx="Split",
         cases=(
             Case(("6 3",), {"axis": 0, "sizes": (2, 4)}),

@@ -13,6 +13,7 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.spec import (
     Attribute,
     Attributes,
@@ -174,7 +175,9 @@ def declare(
     inputs: tuple[str, ...] = ("x",),
     attributes: Mapping[str, Attribute] | None = None,
     flops: float = 1.0,
-    laws: tuple[str, ...] = (),
+    forms: tuple[Form, ...] = (),
+    constants: tuple[Constant, ...] = (),
+    laws: tuple[Law, ...] = (),
     onnx: str | None = None,
     cases: tuple[Case, ...] | None = None,
     doc: str = "",
@@ -193,6 +196,8 @@ def declare(
             flops_per_point=flops,
             elementwise=True,
             tiles_free=True,
+            forms=forms,
+            constants=constants,
             laws=laws,
             onnx=onnx,
             cases=default if cases is None else cases,

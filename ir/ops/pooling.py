@@ -16,6 +16,7 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Ints, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.ops import laws_pooling
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.reduction import smallest
 from soapstone.ir.ops.window import (
@@ -302,11 +303,9 @@ def _declare(rank: int) -> None:
             attributes=window | _INDICES,
             gradient=partial(_max_grad, rank),
             localize=_localize,
+            forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
+            laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
             onnx="MaxPool",
-            laws=(
-                f"{maximum}(relu(x)) = relu({maximum}(x))",
-                "commutes with concat over channels",
-            ),
             cases=tuple(maxima),
             doc="the maximum of each window; index: its first position in the window, row by row",
         )
@@ -334,8 +333,10 @@ def _declare(rank: int) -> None:
             attributes=window | include,
             gradient=partial(_avg_grad, rank),
             localize=_localize,
+            forms=laws_pooling.AVG_POOL2D_FORMS if rank == 2 else (),
+            constants=(laws_pooling.POOL_KERNEL,) if rank == 2 else (),
+            laws=laws_pooling.AVG_POOL2D_LAWS if rank == 2 else (),
             onnx="AveragePool",
-            laws=("linear in x", "commutes with concat over channels"),
             cases=tuple(averages),
             doc="the average of each window, over all its positions or only those inside x",
         )

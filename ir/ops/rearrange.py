@@ -78,7 +78,6 @@ register(
         gradient=_tile_grad,
         localize=_tile_localize,
         flops_per_point=0,
-        laws=("linear",),
         onnx="Tile",
         cases=(
             Case(("2 3",), {"repeats": (2, 1)}),
@@ -140,7 +139,6 @@ register(
         gradient=lambda g: [g.emit("reverse", g.grad(), axes=g.attributes["axes"])],
         localize=_reverse_localize,
         flops_per_point=0,
-        laws=("reverse of reverse = identity", "linear"),
         cases=(
             Case(("4 3",), {"axes": (0,)}),
             Case(("2 3 5",), {"axes": (2, 0)}),
@@ -234,7 +232,6 @@ register(
         attributes=_REGROUP,
         gradient=lambda g: [g.emit("space_to_depth", g.grad(), **g.attributes)],
         flops_per_point=0,
-        laws=("depth_to_space of space_to_depth = identity",),
         onnx="DepthToSpace",
         cases=(
             Case(("2 8 2 3",), {"blocksize": 2}),
@@ -255,7 +252,6 @@ register(
         attributes=_REGROUP,
         gradient=lambda g: [g.emit("depth_to_space", g.grad(), **g.attributes)],
         flops_per_point=0,
-        laws=("space_to_depth of depth_to_space = identity",),
         onnx="SpaceToDepth",
         cases=(
             Case(("2 2 4 6",), {"blocksize": 2}),

@@ -13,6 +13,7 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.ops import laws_sequence
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.elementwise import unbroadcast
 from soapstone.ir.spec import (
@@ -264,7 +265,8 @@ register(
         reference=_sum,
         attributes=AXES,
         gradient=_sum_grad,
-        laws=("linear", "reduce_sum over a, then b = reduce_sum over a and b"),
+        forms=laws_sequence.REDUCE_SUM_FORMS,
+        laws=laws_sequence.REDUCE_SUM_LAWS,
         onnx="ReduceSum",
         cases=(*reduction_cases(empty=True), Case(("int32 3 4 <9",), {"axes": (0,)}, ())),
         doc="the sum over axes; of integers in their own type, wrapping",
@@ -279,7 +281,8 @@ register(
         attributes=AXES | _COUNT,
         gradient=_mean_grad,
         localize=_mean_localize,
-        laws=("linear",),
+        forms=laws_sequence.REDUCE_MEAN_FORMS,
+        laws=laws_sequence.REDUCE_MEAN_LAWS,
         onnx="ReduceMean",
         cases=(*reduction_cases(empty=False), Case(("3 4",), {"axes": (0,), "count": 5})),
         doc="the sum over axes divided by count; count: the reduced extent unless given",
@@ -300,7 +303,6 @@ for _name, _rule, _reference, _onnx in (
             reference=_reference,
             attributes=AXES,
             gradient=_extreme_grad,
-            laws=("idempotent",),
             onnx=_onnx,
             cases=(*reduction_cases(empty=False), _EMPTY, _BOOLEAN, _INTEGER),
             doc="over no elements: the least (the greatest) value of the type",
@@ -360,7 +362,6 @@ register(
         gradient=lambda g: [unbroadcast(g, g.grad(), g.inputs[0])],
         localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
         flops_per_point=0,
-        laws=("linear",),
         onnx="Expand",
         cases=(
             Case(("3 1",), {"shape": (3, 4)}),

@@ -337,7 +337,6 @@ register(
         localize=_localize,
         flops_per_point=4,
         onnx="Resize",
-        laws=("linear in x, without extrapolation",),
         cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
         doc="x interpolated to `sizes`; `scales`, where given, are the exact ratios of sizes",
     )
@@ -352,7 +351,6 @@ register(
         attributes=_ATTRIBUTES | {"size": Attribute("ints", minimum=0)},
         localize=_localize,
         flops_per_point=4,
-        laws=("linear",),
         cases=tuple(_grad_case(shape, attributes) for shape, attributes in _CASES),
         doc="the gradient of resize with respect to x, of that size",
     )

@@ -182,7 +182,6 @@ register(
             "reverse": Attribute("bool", False),
         },
         gradient=_cumsum_grad,
-        laws=("linear",),
         onnx="CumSum",
         cases=(
             Case(("3 4",)),
@@ -230,7 +229,6 @@ register(
         gradient=lambda g: [g.emit("trilu", g.grad(), **g.attributes)],
         localize=_trilu_localize,
         flops_per_point=0,
-        laws=("idempotent", "linear"),
         onnx="Trilu",
         cases=(
             Case(("3 4",)),

@@ -12,6 +12,8 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.ops import laws_movement
+from soapstone.ir.ops import laws_movement
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.movement import need_numbers, plain
 from soapstone.ir.ops.reduction import box_shape
@@ -135,7 +137,6 @@ register(
         gradient=_slice_grad,
         localize=_slice_localize,
         flops_per_point=0,
-        laws=("linear",),
         onnx="Slice",
         cases=(
             Case(("5 4",), {"starts": (1, 0), "stops": (4, 4), "steps": (1, 1)}),
@@ -305,6 +306,8 @@ register(
         gradient=_pad_grad,
         localize=_pad_localize,
         flops_per_point=0,
+        forms=laws_movement.ENLARGE_FORMS,
+        laws=laws_movement.ENLARGE_LAWS,
         onnx="Pad",
         cases=(
             Case(("3 4",), {"low": (1, 0), "high": (0, 2), "interior": (0, 0)}),

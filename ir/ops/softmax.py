@@ -13,6 +13,7 @@ import numpy as np
 from soapstone.ir.dims import Dim, DimTable, Kind, Operand, Signature, along
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.ops import laws_sequence
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -120,8 +121,9 @@ _SOFTMAX = register(
         gradient=_gradient,
         lower=_lower,
         flops_per_point=9,
+        forms=laws_sequence.SOFTMAX_FORMS,
+        laws=laws_sequence.SOFTMAX_LAWS,
         onnx="Softmax",
-        laws=("softmax(x + c) = softmax(x) for c constant along the axis",),
         cases=_CASES,
         doc="exp(x) over its sum along the axis",
     )
@@ -132,8 +134,9 @@ register(
         name="log_softmax",
         reference=_log_softmax,
         lower=_log_lower,
+        forms=(),
+        laws=(),
         onnx="LogSoftmax",
-        laws=("exp(log_softmax(x)) = softmax(x)",),
         doc="x minus the logarithm of the sum of exp(x) along the axis",
     )
 )

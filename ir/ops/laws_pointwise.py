@@ -1,0 +1,167 @@
+"""Forms and laws of element-wise operators beyond Table 2.1: exp, roots, quotients, differences.
+
+They hold over the real numbers, and both sides are defined at the same inputs: what is only true
+where an element is not zero, or not negative, is no law (`mul(div(x, y), y) = x`). Operands may be
+repeated along axes, or have fewer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from soapstone.ir.law import Form, Law
+from soapstone.ir.spec import Attributes
+from soapstone.ir.tensor import TensorSpec
+from soapstone.ir.term import Value
+
+_TRANSFORMERS = "operators of transformers"
+
+
+def ranks(names: str, *each: str) -> tuple[str, ...]:
+    """Return ranks of variables: `ranks("x y", "32")` is `("x=3 y=2",)`."""
+    words = names.split()
+    return tuple(" ".join(f"{n}={r}" for n, r in zip(words, digits)) for digits in each)
+
+
+def any_ranks(names: str) -> tuple[str, ...]:
+    """Return all ranks from 1 to 3 of each variable, and 4 of all."""
+    count = len(names.split())
+    each = ("".join(map(str, r)) for r in itertools.product((1, 2, 3), repeat=count))
+    return ranks(names, *each, "4" * count)
+
+
+def law(name: str, text: str, *ranks: str, where: tuple[str, ...] = ()) -> Law:
+    """Return a law of transformers' operators."""
+    return Law(name, text, where, ranks, _TRANSFORMERS)
+
+
+def function_laws(f: str) -> tuple[Law, ...]:
+    """Return the laws of a function of each element: it commutes with moving elements."""
+    return (
+        law(f"{f}-transpose", f"{f}(transpose(x)) = transpose({f}(x))", *ranks("x", *"234")),
+        law(f"{f}-concat", f"{f}(concat[a](x, y)) = concat[a]({f}(x), {f}(y))"),
+        law(f"{f}-merge", f"{f}(merge(x)) = merge({f}(x))", *ranks("x", "3")),
+    )
+
+
+def moved_laws(f: str) -> tuple[Law, ...]:
+    """Return the laws of an operation on two elements: it commutes with moving elements."""
+    return (
+        law(
+            f"{f}-transpose",
+            f"{f}(transpose(x), transpose(y)) = transpose({f}(x, y))",
+            *ranks("x y", "22", "32", "23", "33", "44"),
+        ),
+        law(
+            f"{f}-concat",
+            f"{f}(concat[a](x, y), concat[a](z, w)) = concat[a]({f}(x, z), {f}(y, w))",
+            *ranks("x y z w", "1111", "2222", "3333", "3322", "2233"),
+        ),
+    )
+
+
+def repeated_laws(f: str, commutative: bool = False) -> tuple[Law, ...]:
+    """Return the laws of an operation of which one operand is repeated along an axis."""
+    shapes = "11", "21", "22", "31", "32", "33"
+    three = ranks("x y z", *(first + first + last for first, last in shapes))
+    right = (
+        law(
+            f"{f}-concat-repeated",
+            f"{f}(concat[a](x, y), z) = concat[a]({f}(x, z), {f}(y, z))",
+            *three,
+        ),
+        law(
+            f"{f}-merge",
+            f"{f}(merge(x), merge(y)) = merge({f}(x, y))",
+            *ranks("x y", "33"),
+        ),
+        law(
+            f"{f}-merge-repeated",
+            f"{f}(merge(x), y) = merge({f}(x, y))",
+            *ranks("x y", "31", "32"),
+        ),
+    )
+    left = (
+        law(
+            f"{f}-repeated-concat",
+            f"{f}(z, concat[a](x, y)) = concat[a]({f}(z, x), {f}(z, y))",
+            *three,
+        ),
+        law(
+            f"{f}-repeated-merge",
+            f"{f}(y, merge(x)) = merge({f}(y, x))",
+            *ranks("x y", "31", "32"),
+        ),
+    )
+    return right if commutative else right + left
+
+
+def _forms(symbol: str, operands: int) -> tuple[Form, ...]:
+    return (Form(symbol, operands),)
+
+
+def _rsqrt(parameters: Sequence[Value], *specs: TensorSpec) -> Attributes:
+    return {"exponent": -0.5}
+
+
+def _exact_gelu(parameters: Sequence[Value], *specs: TensorSpec) -> Attributes:
+    return {"approximate": "none"}
+
+
+EXP_FORMS = _forms("exp", 1)
+SQRT_FORMS = _forms("sqrt", 1)
+SIGMOID_FORMS = _forms("sigmoid", 1)
+TANH_FORMS = _forms("tanh", 1)
+SUB_FORMS = _forms("sub", 2)
+DIV_FORMS = _forms("div", 2)
+RSQRT_FORMS = (
+    Form("rsqrt", 1, {}, _rsqrt, lambda a, *specs: [()] if a["exponent"] == -0.5 else []),
+)
+GELU_FORMS = (
+    Form("gelu", 1, {}, _exact_gelu, lambda a, *specs: [()] if a == _exact_gelu(()) else []),
+)
+
+_THREE = any_ranks("x y z")
+_SCALED = ranks("x y w", *(f"{x}{y}0" for x in "123" for y in "123"), "440")
+
+EXP_LAWS = (
+    law("exp-sum", "exp(add(x, y)) = mul(exp(x), exp(y))", *any_ranks("x y")),
+    law("exp-difference", "exp(sub(x, y)) = div(exp(x), exp(y))", *any_ranks("x y")),
+    *function_laws("exp"),
+)
+SQRT_LAWS = function_laws("sqrt")
+SIGMOID_LAWS = function_laws("sigmoid")
+TANH_LAWS = function_laws("tanh")
+GELU_LAWS = function_laws("gelu")
+RSQRT_LAWS = (
+    law("rsqrt-quotient", "div(x, sqrt(y)) = mul(x, rsqrt(y))", *any_ranks("x y")),
+    law("rsqrt-ones", "div(ones, sqrt(x)) = rsqrt(x)", *any_ranks("ones x")),
+    *function_laws("rsqrt"),
+)
+DIV_LAWS = (
+    law("div-sum", "div(add(x, y), z) = add(div(x, z), div(y, z))", *_THREE),
+    law("div-difference", "div(sub(x, y), z) = sub(div(x, z), div(y, z))", *_THREE),
+    law("div-product", "div(mul(x, y), z) = mul(x, div(y, z))", *_THREE),
+    law("div-quotient", "div(div(x, y), z) = div(x, mul(y, z))", *_THREE),
+    law("div-ones", "div(x, ones) = x", *any_ranks("x ones")),
+    law("div-smul", "div(smul(x, w), y) = smul(div(x, y), w)", *_SCALED),
+    *moved_laws("div"),
+    *repeated_laws("div"),
+)
+SUB_LAWS = (
+    law("sub-sum", "sub(add(x, y), z) = add(x, sub(y, z))", *_THREE),
+    law("sub-difference", "sub(sub(x, y), z) = sub(x, add(y, z))", *_THREE),
+    law("difference-sub", "sub(x, sub(y, z)) = sub(add(x, z), y)", *_THREE),
+    law("mul-difference", "mul(sub(x, y), z) = sub(mul(x, z), mul(y, z))", *_THREE),
+    law("smul-difference", "smul(sub(x, y), w) = sub(smul(x, w), smul(y, w))", *_SCALED),
+    *moved_laws("sub"),
+    *repeated_laws("sub"),
+)
+
+ADD_BROADCAST_LAWS = (
+    *repeated_laws("add", commutative=True),
+)
+MUL_BROADCAST_LAWS = (
+    *repeated_laws("mul", commutative=True),
+)

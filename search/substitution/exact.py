@@ -1,0 +1,441 @@
+"""Exact evaluation of nodes, in bulk: wrapping 64-bit integers under several seeds at once.
+
+Every operator with a structure (`structure.py`) is evaluated by one of five loops that know no
+operator. Elements are small signed integers, so that maxima and relu follow the order of the reals
+wherever nothing overflows, and everything else holds modulo 2^64 even where it does. An average
+divides by multiplication with the inverse of its divisor's odd part; images are multiples of it,
+so that averages are small integers too. Seeds are the innermost axis: one index, several numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from soapstone.ir.errors import GraphError
+from soapstone.ir.term import Term
+from soapstone.search.substitution.shapes import Type
+from soapstone.search.substitution.space import Input, OperatorUse, Space
+from soapstone.search.substitution.structure import POLYNOMIAL, Structure, structure
+
+Array = NDArray[Any]
+SEEDS = 4  # evaluations of each tensor
+_COPY, _PRODUCT, _SUM, _MAX, _RELU, _SUM_RELU = range(6)
+_LARGEST = 7  # magnitude of the elements of variables
+
+
+class Code(NamedTuple):
+    """All structures met, one after the other, as compiled code reads them."""
+
+    kind: Array  # int8 (structures)
+    size: Array  # elements of the result
+    first: Array  # where its runs begin in `start`
+    entry: Array  # where its entries begin in `a`, `b`
+    weight: Array  # where its numerators begin, -1 where all are 1
+    factor: Array  # int64: by which sums are multiplied
+    shift: Array  # then shifted right
+    start: Array
+    a: Array
+    b: Array
+    numerator: Array
+    structures: Array  # int32 (handles, 2)
+    types: Array  # (handles, 2)
+    outputs: Array  # (handles)
+
+
+class Grown:
+    """An array that grows by doubling."""
+
+    def __init__(self, dtype: Any, *shape: int) -> None:
+        self._array: Array = np.zeros((1024, *shape), dtype)
+        self.count = 0
+
+    def extend(self, count: int) -> int:
+        """Make room for more rows and return where they begin."""
+        start, self.count = self.count, self.count + count
+        if self.count > len(self._array):
+            larger = np.zeros((max(self.count, 2 * len(self._array)), *self._array.shape[1:]))
+            larger = larger.astype(self._array.dtype)
+            larger[:start] = self._array[:start]
+            self._array = larger
+        return start
+
+    def append(self, values: Any) -> int:
+        """Add rows and return where they begin."""
+        start = self.extend(len(values))
+        self._array[start : self.count] = values
+        return start
+
+    @property
+    def array(self) -> Array:
+        return self._array[: self.count]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def mix(x: int) -> int:
+    """Return a 64-bit mix of the bits of a number."""
+    x = np.uint64(x)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array) -> None:
+    """Write the result of a structure on two operands: (elements, seeds) each."""
+    kind = code.kind[index]
+    first, entry = code.first[index], code.entry[index]
+    for o in range(code.size[index]):
+        begin = entry + code.start[first + o]
+        end = entry + code.start[first + o + 1]
+        w = x = y = z = np.int64(0)
+        if kind == _COPY:
+            a = code.a[begin]
+            out[o, 0], out[o, 1] = left[a, 0], left[a, 1]
+            out[o, 2], out[o, 3] = left[a, 2], left[a, 3]
+            continue
+        if kind == _PRODUCT:
+            for e in range(begin, end):
+                a, b = code.a[e], code.b[e]
+                w += left[a, 0] * right[b, 0]
+                x += left[a, 1] * right[b, 1]
+                y += left[a, 2] * right[b, 2]
+                z += left[a, 3] * right[b, 3]
+        elif kind == _MAX or kind == _RELU:
+            w = x = y = z = np.int64(0)
+            for e in range(begin, end):
+                a = code.a[e]
+                if kind == _RELU or e > begin:
+                    w, x = max(w, left[a, 0]), max(x, left[a, 1])
+                    y, z = max(y, left[a, 2]), max(z, left[a, 3])
+                else:
+                    w, x, y, z = left[a, 0], left[a, 1], left[a, 2], left[a, 3]
+        else:
+            weight = code.weight[index]
+            for e in range(begin, end):
+                a, b = code.a[e], code.b[e]
+                number = np.int64(1)
+                if weight >= 0:
+                    number = code.numerator[weight + e - entry]
+                if b < 0:
+                    w += number * left[a, 0]
+                    x += number * left[a, 1]
+                    y += number * left[a, 2]
+                    z += number * left[a, 3]
+                elif a < 0:
+                    w += number * right[b, 0]
+                    x += number * right[b, 1]
+                    y += number * right[b, 2]
+                    z += number * right[b, 3]
+                else:
+                    w += number * left[a, 0] * right[b, 0]
+                    x += number * left[a, 1] * right[b, 1]
+                    y += number * left[a, 2] * right[b, 2]
+                    z += number * left[a, 3] * right[b, 3]
+            factor, shift = code.factor[index], code.shift[index]
+            w, x = (w * factor) >> shift, (x * factor) >> shift
+            y, z = (y * factor) >> shift, (z * factor) >> shift
+            if kind == _SUM_RELU:
+                zero = np.int64(0)
+                w, x, y, z = max(w, zero), max(x, zero), max(y, zero), max(z, zero)
+        out[o, 0], out[o, 1], out[o, 2], out[o, 3] = w, x, y, z
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _identify(type_: int, data: Array, size: int) -> int:
+    """Return the 64-bit id of a tensor: a mix of its type and elements, never 0."""
+    multiplier = np.uint64(0x9E3779B97F4A7C15)
+    w = mix(np.uint64(type_ + 1))
+    x, y, z = w ^ np.uint64(1), w ^ np.uint64(2), w ^ np.uint64(3)
+    for o in range(size):
+        w = (w ^ np.uint64(data[o, 0])) * multiplier
+        x = (x ^ np.uint64(data[o, 1])) * multiplier
+        y = (y ^ np.uint64(data[o, 2])) * multiplier
+        z = (z ^ np.uint64(data[o, 3])) * multiplier
+        w ^= w >> np.uint64(29)
+        x ^= x >> np.uint64(29)
+        y ^= y >> np.uint64(29)
+        z ^= z >> np.uint64(29)
+    return mix(mix(mix(mix(w) + x) + y) + z) | np.uint64(1)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _values(
+    handles: Array,
+    a: Array,
+    b: Array,
+    code: Code,
+    data: Array,
+    offset: Array,
+    scratch: Array,
+    out: Array,
+) -> None:
+    for row in range(handles.shape[0]):
+        handle = handles[row]
+        left = data[offset[a[row]] :]
+        right = data[offset[b[row]] :] if b[row] >= 0 else left
+        for output in range(code.outputs[handle]):
+            index = code.structures[handle, output]
+            _evaluate(index, code, left, right, scratch)
+            out[row, output] = _identify(code.types[handle, output], scratch, code.size[index])
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _store(
+    handles: Array, a: Array, b: Array, code: Code, data: Array, offset: Array, first: int
+) -> None:
+    tensor = first
+    for row in range(handles.shape[0]):
+        handle = handles[row]
+        left = data[offset[a[row]] :]
+        right = data[offset[b[row]] :] if b[row] >= 0 else left
+        for output in range(code.outputs[handle]):
+            index = code.structures[handle, output]
+            _evaluate(index, code, left, right, data[offset[tensor] :])
+            tensor += 1
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _agree(
+    handles: Array,
+    a: Array,
+    b: Array,
+    outputs: Array,
+    tensors: Array,
+    code: Code,
+    data: Array,
+    offset: Array,
+    types: Array,
+    scratch: Array,
+    good: Array,
+) -> None:
+    """Compare with stored tensors, or where none is given with the row before."""
+    previous, size, type_ = 1, 0, -1
+    for row in range(handles.shape[0]):
+        handle = handles[row]
+        left = data[offset[a[row]] :]
+        right = data[offset[b[row]] :] if b[row] >= 0 else left
+        index = code.structures[handle, outputs[row]]
+        mine = scratch[1 - previous]
+        _evaluate(index, code, left, right, mine)
+        other = scratch[previous]
+        if tensors.shape[0] > 0:
+            other = data[offset[tensors[row]] :]
+            type_, size = types[tensors[row]], code.size[index]
+        good[row] = type_ == code.types[handle, outputs[row]] and size == code.size[index]
+        if good[row]:
+            for o in range(size):
+                for seed in range(SEEDS):
+                    if mine[o, seed] != other[o, seed]:
+                        good[row] = False
+        type_, size = code.types[handle, outputs[row]], code.size[index]
+        previous = 1 - previous
+
+
+def _wrap(number: int) -> int:
+    """Return a number modulo 2^64, signed."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _inverse(divisor: int) -> tuple[int, int]:
+    """Return the factor and the shift that divide by a number."""
+    shift = (divisor & -divisor).bit_length() - 1
+    return _wrap(pow(divisor >> shift, -1, 2**64)), shift
+
+
+class ExactEvaluator:
+    """Evaluates nodes of a space whose operators all have structures; see `engine.Evaluator`."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._structures: dict[Any, int] = {}
+        self._columns: dict[str, list[int]] = {
+            name: [] for name in ("kind", "size", "first", "entry", "weight", "factor", "shift")
+        }
+        self._start, self._a, self._b = (Grown(np.int32) for _ in range(3))
+        self._numerator = Grown(np.int64)
+        self._handles: list[tuple[int, int, int, int, int]] = []
+        self._data = Grown(np.int64, SEEDS)
+        self._offset, self._types = Grown(np.int64), Grown(np.int32)
+        self._largest = 1
+        self._code: Code | None = None
+
+    def begin(self, space: Space, types: tuple[int, ...]) -> Array:
+        """Draw the inputs, which are tensors 0 and on; return their ids."""
+        rng = np.random.default_rng(self._seed)
+        ids = np.zeros(len(types), np.uint64)
+        scalars = 0
+        for number, each in enumerate(space.inputs):
+            if each.term.is_variable:
+                values = self._draw(rng, each, _multiple(space, each))
+                if not each.shape:  # every combination of signs of scalars
+                    values = abs(values) * np.where(np.arange(SEEDS) >> scalars & 1, -1, 1)
+                    scalars += 1
+            else:
+                values = constant(each.term, each.shape).reshape(-1, 1)
+            size = math.prod(each.shape)
+            self._types.append([types[number]])
+            self._offset.append([self._data.extend(size)])
+            rows = self._data.array[-size:]
+            rows[:] = values
+            ids[number] = _identify(types[number], rows, size)
+        return ids
+
+    def _draw(self, rng: np.random.Generator, each: Input, multiple: int) -> Array:
+        shape = (math.prod(each.shape), SEEDS)
+        signs = rng.choice([-1, 1], shape)
+        return rng.integers(1, _LARGEST + 1, shape) * signs * multiple
+
+    def prepare(
+        self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
+    ) -> int:
+        """Return the handle of an operator on operands of these types.
+
+        Raises:
+            GraphError: the operator has no structure.
+        """
+        shapes = tuple(tuple(int(extent) for extent in each.shape) for each in operands)  # type: ignore[call-overload]
+        left = None
+        if len(use.outputs) > 1:  # where the tensor is split
+            axis = use.parameters[0]
+            tree = operands[0].trees[axis] if isinstance(axis, int) else None
+            left = int(tree.at) if tree is not None else None  # type: ignore[call-overload]
+        found = [structure(symbol, use.parameters, shapes, left) for symbol in use.outputs]
+        numbers = []
+        for symbol, each in zip(use.outputs, found):
+            if each is None or use.fixed:
+                raise GraphError(f"operator {use} has no exact evaluation of {shapes}")
+            numbers.append(self._add((symbol, use.parameters, shapes, left), each))
+        numbers, kinds = (numbers * 2)[:2], (outputs * 2)[:2]
+        self._handles.append((len(outputs), *numbers, *kinds))  # type: ignore[arg-type]
+        self._code = None
+        return len(self._handles) - 1
+
+    def _add(self, key: Any, found: Structure) -> int:
+        if key in self._structures:
+            return self._structures[key]
+        units = bool((found.numerator == 1).all())
+        factor, shift = _inverse(found.denominator)
+        starts = found.starts
+        alone = units and bool((np.diff(starts) == 1).all()) and bool((found.b < 0).all())
+        kind = {"sum": _SUM, "max": _MAX, "relu": _RELU, "sum+relu": _SUM_RELU}[found.kind]
+        if kind == _SUM and (factor, shift) == (1, 0):
+            if alone:
+                kind = _COPY
+            elif units and bool((found.a >= 0).all()) and bool((found.b >= 0).all()):
+                kind = _PRODUCT
+        size = math.prod(found.shape)
+        self._largest = max(self._largest, size)
+        entry = self._a.append(found.a)
+        self._b.append(found.b)
+        first = self._start.append(starts)
+        weight = -1 if units else self._numerator.append(found.numerator)
+        for name, value in zip(self._columns, (kind, size, first, entry, weight, factor, shift)):
+            self._columns[name].append(value)
+        number = self._structures[key] = len(self._structures)
+        return number
+
+    def _compiled(self) -> Code:
+        if self._code is None:
+            columns = [np.array(column, np.int64) for column in self._columns.values()]
+            handles = np.array(self._handles, np.int32).reshape(-1, 5)
+            self._code = Code(
+                *columns,
+                self._start.array,
+                self._a.array,
+                self._b.array,
+                self._numerator.array,
+                structures=handles[:, 1:3].copy(),
+                types=handles[:, 3:5].copy(),
+                outputs=handles[:, 0].copy(),
+            )
+        return self._code
+
+    def values(self, handles: Array, a: Array, b: Array) -> Array:
+        """Return the ids of the outputs of nodes: uint64 (nodes, 2)."""
+        out = np.zeros((len(handles), 2), np.uint64)
+        scratch = np.empty((self._largest, SEEDS), np.int64)
+        code = self._compiled()
+        _values(handles, a, b, code, self._data.array, self._offset.array, scratch, out)
+        return out
+
+    def store(self, handles: Array, a: Array, b: Array) -> None:
+        """Keep the outputs of nodes as the next tensors."""
+        code = self._compiled()
+        outputs = code.outputs[handles]
+        used = np.arange(2)[None, :] < outputs[:, None]
+        sizes = code.size[code.structures[handles]][used]
+        first = self._types.append(code.types[handles][used])
+        begin = self._data.extend(int(sizes.sum()))
+        self._offset.append(begin + np.cumsum(sizes) - sizes)
+        _store(handles, a, b, code, self._data.array, self._offset.array, first)
+
+    def agree(
+        self, handles: Array, a: Array, b: Array, outputs: Array, tensors: Array | None = None
+    ) -> Array:
+        """Return for each node whether an output of it equals a stored tensor, element by element.
+
+        Where no tensors are given: whether it equals the output of the node before it.
+        """
+        good = np.zeros(len(handles), np.bool_)
+        scratch = np.empty((2, self._largest, SEEDS), np.int64)
+        others = np.zeros(0, np.int32) if tensors is None else tensors
+        data, offset = self._data.array, self._offset.array
+        code, types = self._compiled(), self._types.array
+        _agree(handles, a, b, outputs, others, code, data, offset, types, scratch, good)
+        return good
+
+    def tensor(self, tensor: int) -> Array:
+        """Return the elements of a stored tensor: (elements, seeds)."""
+        begin = self._offset.array[tensor]
+        after = self._offset.array[tensor + 1] if tensor + 1 < self._offset.count else None
+        return self._data.array[begin:after]
+
+
+def _multiple(space: Space, each: Input) -> int:
+    """Return the number whose multiples an input's elements are, so that averages are integers."""
+    if each.kind == "scalar":
+        return 1
+    divisors = [1]
+    for use in space.operators:
+        if use.operands == 1 and use.result((each.kind,), (each.shape,)) is not None:
+            found = structure(use.symbol, use.parameters, (each.shape,))
+            divisors.append(1 if found is None else found.denominator)
+    return int(math.lcm(*divisors) ** min(space.max_operators - 1, 3))
+
+
+def constant(term: Term, shape: tuple[int, ...]) -> Array:
+    """Return the elements of a constant modulo 2^64, in row-major order.
+
+    Raises:
+        GraphError: there is no such constant of that shape, or it has even divisors.
+    """
+    from soapstone.search.substitution.language import constants
+
+    declared = constants().get(term.symbol)
+    found = None if declared is None else declared.value(term.parameters, shape)
+    if found is None:
+        raise GraphError(f"constant {term} has no value of shape {shape}")
+    result = []
+    for element in np.asarray(found, np.float64).ravel().tolist():
+        fraction = Fraction(element).limit_denominator(10**6)
+        factor, shift = _inverse(fraction.denominator)
+        if shift:
+            raise GraphError(f"constant {term} has the element {fraction}, odd divisors needed")
+        result.append(_wrap(fraction.numerator * factor))
+    return np.array(result, np.int64)
+
+
+def has_exact(space: Space) -> bool:
+    """Return whether all operators of a space can be evaluated exactly."""
+    return all(
+        not use.fixed and all(symbol in POLYNOMIAL for symbol in use.outputs)
+        for use in space.operators
+    )

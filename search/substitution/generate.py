@@ -1,0 +1,330 @@
+"""The generator of rules: enumerated spaces in, a rule file out.
+
+The stages are those of TASO (Jia et al., sections 2.3 to 2.5), in this order: graphs are enumerated
+and paired by fingerprint, pairs are pruned, candidates are tested in floating point and proved.
+Proofs then say how far a rule reaches: it is lifted to all shapes and parameters that they allow,
+with a guard where they need one. Everything is limited by counts, never by the clock, so the same
+spaces and laws give the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soapstone.ir.term import parse
+from soapstone.search.substitution import derive, rulefile
+from soapstone.search.substitution.decide import EFFORT, Draft, decide
+from soapstone.search.substitution.merge import merged, other_ranks, other_values
+from soapstone.search.substitution.partial import Stages
+from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.rules import (
+    Rejected,
+    Rule,
+    RuleError,
+    RuleFile,
+    StatedSpace,
+    laws_digest,
+)
+from soapstone.search.substitution.workers import Workers
+
+if TYPE_CHECKING:
+    from soapstone.search.substitution.space import Space
+
+DEFAULT_SPACES = ("matrices", "images", "published", "transformer")
+CHUNK = 256  # candidates of one kept stage
+
+Progress = Callable[[str, int, "int | None"], None]
+
+
+@dataclass
+class Report:
+    """What a generation did: counts of each stage, time and memory.
+
+    `unknown`: candidates that passed every test and have no proof. `stages`: seconds of each.
+    """
+
+    graphs: int = 0
+    candidates: int = 0
+    after_renaming: int = 0
+    after_common_subgraph: int = 0
+    rules: int = 0
+    proved: int = 0
+    unknown: int = 0
+    refuted: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    by_space: dict[str, dict[str, int]] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    unproved_because: dict[str, int] = field(default_factory=dict)
+    resumed: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "resumed": list(self.resumed)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.graphs:,} graphs, {self.candidates:,} candidates,"
+            f" {self.after_renaming:,} after renaming,"
+            f" {self.after_common_subgraph:,} after common subgraphs",
+            f"{self.rules:,} rules from {self.proved:,} proofs;"
+            f" {self.unknown:,} unproved, {self.refuted:,} refuted",
+            f"{self.seconds:.1f} s, at most {self.peak_bytes / 1e6:,.0f} MB",
+        ]
+        lines += [f"  {count:,} unproved: {why}" for why, count in self.unproved_because.items()]
+        return "\n".join(lines)
+
+
+def generate(
+    spaces: Sequence[Space],
+    path: str | Path | None = None,
+    *,
+    effort: int = EFFORT,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> tuple[RuleFile, Report]:
+    """Return the rules of some spaces, and write them to a file.
+
+    With a path, finished stages are kept in a folder beside it until it is written, so that the
+    same call goes on where it was interrupted.
+
+    Args:
+        effort: how many rounds of `prove.py` are tried.
+        processes: that share the proofs; with more than one, the caller's main module must be
+            importable.
+        progress: `progress(stage, done, total)`.
+    """
+    say = progress or (lambda stage, done, total: None)
+    if path is not None and not Path(path).parent.is_dir():
+        raise RuleError(f"file {str(path)!r}: folder {str(Path(path).parent)!r} does not exist")
+    stated = tuple(state(space) for space in spaces)
+    digest = laws_digest()
+    key = json.dumps([rulefile.VERSION, digest, effort, CHUNK, *map(rulefile.space_json, stated)])
+    stages = Stages(_partial(path), hashlib.sha256(key.encode()).hexdigest())
+    report = Report()
+    start = time.perf_counter()
+
+    with Workers(processes) as workers:
+        candidates: list[Candidate] = []
+        for space in spaces:
+            found, counts = stages.run(
+                f"candidates-{space.name}",
+                lambda space=space: enumerate_candidates(space, say),  # type: ignore[misc]
+                lambda result: [[candidate_json(c) for c in result[0]], result[1]],
+                lambda data: ([candidate_from_json(c) for c in data[0]], data[1]),
+            )
+            candidates += found
+            report.by_space[space.name] = counts
+        decided = list(_decided(candidates, stages, workers, effort, say))
+        drafts = [item for item in decided if isinstance(item, Draft)]
+        rejected = [item for item in decided if isinstance(item, Rejected)]
+        rules = merged(drafts)
+        rules, unproved = stages.run(
+            "values",
+            lambda: other_values(rules, workers, effort, say),
+            lambda found: [_rules_json(found[0]), [decision_json(item) for item in found[1]]],
+            lambda data: (
+                _rules_from_json(data[0]),
+                [item for item in map(decision_from_json, data[1]) if isinstance(item, Rejected)],
+            ),
+        )
+        rejected += unproved
+        rules = stages.run(
+            "ranks",
+            lambda: other_ranks(rules, workers, say),
+            _rules_json,
+            _rules_from_json,
+        )
+    derivable = stages.run(
+        "derivable", lambda: sorted(derive.mark_derivable(rules)), list, lambda data: list(data)
+    )
+    marked = set(derivable)
+    file = RuleFile(
+        laws=digest,
+        max_operators=max(space.max_operators for space in stated),
+        spaces=stated,
+        counts=report.by_space,
+        rules=tuple(
+            Rule(**{**_fields(rule), "derivable": rule.identity in marked}) for rule in rules
+        ),
+        unproved=_distinct(item for item in rejected if not item.reason.startswith("refuted")),
+        refuted=_distinct(item for item in rejected if item.reason.startswith("refuted")),
+    )
+    if path is not None:
+        rulefile.save(file, path)
+        stages.clear()
+    _fill(report, file, len(drafts), stages, start)
+    return file, report
+
+
+def enumerate_candidates(space: Space, say: Progress) -> tuple[list[Candidate], dict[str, int]]:
+    """Return the candidates of a space after pruning, and the counts of graphs and candidates."""
+    from soapstone.search.substitution import engine, prune
+
+    enumeration = engine.enumerate_space(space, engine.evaluator(space), progress=say)
+    found, counts = prune.candidates(enumeration, progress=say)
+    return found, {
+        "graphs": int(enumeration.counted),
+        "candidates": int(counts.initial),
+        "after_renaming": int(counts.after_renaming),
+        "after_common_subgraph": int(counts.after_common_subgraph),
+    }
+
+
+def state(space: Space) -> StatedSpace:
+    """Return what a space enumerates, as the rule file states it."""
+    return StatedSpace(
+        name=space.name,
+        max_operators=space.max_operators,
+        inputs=tuple((str(i.term), i.kind, tuple(i.shape)) for i in space.inputs),
+        operators=tuple(
+            (str(use), ", ".join(f"{' '.join(s[:-1])} -> {s[-1]}" for s in use.signatures))
+            for use in space.operators
+        ),
+        repeated=space.repeated,
+    )
+
+
+def chosen_spaces(
+    names: Sequence[str] | None = None,
+    operators: Sequence[str] | None = None,
+    max_operators: int | None = None,
+) -> tuple[Space, ...]:
+    """Return spaces by name, with other operators or sizes where these are given.
+
+    With operators and no names: the spaces that have any of them, or else all.
+
+    Raises:
+        RuleError: there is no such space.
+    """
+    from soapstone.search.substitution.space import spaces
+
+    have = {space.name: space for space in spaces()}
+    for name in names or ():
+        if name not in have:
+            raise RuleError(f"space {name!r} found, one of {', '.join(have)} needed")
+    chosen = [have[name] for name in (names or DEFAULT_SPACES) if name in have]
+    if operators is not None:
+        wanted = {name.rstrip("01") if name.startswith("split") else name for name in operators}
+        some = [s for s in chosen if wanted & {use.symbol for use in s.operators}]
+        chosen = [s.with_operators(operators) for s in (chosen if names else some or chosen)]
+    if max_operators is not None:
+        chosen = [space.with_max_operators(max_operators) for space in chosen]
+    return tuple(chosen)
+
+
+def _decided(
+    candidates: Sequence[Candidate], stages: Stages, workers: Workers, effort: int, say: Progress
+) -> Iterator[Draft | Rejected]:
+    """Yield what becomes of each candidate, in their order; chunks are kept as they are done."""
+    for first in range(0, len(candidates), CHUNK):
+        chunk = candidates[first : first + CHUNK]
+        say("prove", first, len(candidates))
+        yield from stages.run(
+            f"proofs-{first // CHUNK:05}",
+            lambda chunk=chunk: workers.map(decide, chunk, effort),  # type: ignore[misc]
+            lambda found: [decision_json(item) for item in found],
+            lambda data: [decision_from_json(item) for item in data],
+        )
+    say("prove", len(candidates), len(candidates))
+
+
+def candidate_json(candidate: Candidate) -> list[Any]:
+    """Return a candidate as JSON."""
+    sides = [[str(term) for term in side] for side in (candidate.source, candidate.target)]
+    types = {name: list(shape) for name, shape in candidate.types.items()}
+    return [*sides, types, candidate.space]
+
+
+def candidate_from_json(data: list[Any]) -> Candidate:
+    """Return the candidate that JSON says."""
+    source, target = (tuple(parse(text) for text in side) for side in data[:2])
+    types = {name: tuple(shape) for name, shape in data[2].items()}
+    return Candidate(source, target, types, data[3])
+
+
+def decision_json(decision: Draft | Rejected) -> dict[str, Any]:
+    """Return a draft or a rejected candidate as JSON."""
+    sides = {
+        "source": [str(term) for term in decision.source],
+        "target": [str(term) for term in decision.target],
+    }
+    if isinstance(decision, Rejected):
+        return {**sides, "reason": decision.reason, "spaces": list(decision.spaces)}
+    return {
+        **sides,
+        "ranks": dict(decision.ranks),
+        "guard": list(decision.guard),
+        "proof": rulefile.proof_json(decision.proof),
+        "space": decision.space,
+    }
+
+
+def decision_from_json(data: dict[str, Any]) -> Draft | Rejected:
+    """Return the draft or rejected candidate that JSON says."""
+    source, target = (
+        tuple(parse(text) for text in side) for side in (data["source"], data["target"])
+    )
+    if "reason" in data:
+        return Rejected(source, target, data["reason"], tuple(data["spaces"]))
+    proof = rulefile.proof_from_json(data["proof"], "kept proof")
+    return Draft(source, target, data["ranks"], tuple(data["guard"]), proof, data["space"])
+
+
+def _rules_json(rules: Sequence[Rule]) -> list[Any]:
+    return [rulefile.rule_json(rule) for rule in rules]
+
+
+def _rules_from_json(data: list[Any]) -> list[Rule]:
+    return [rulefile.rule_from_json(item, f"kept rule {at}") for at, item in enumerate(data)]
+
+
+def _fields(rule: Rule) -> dict[str, Any]:
+    return {name: getattr(rule, name) for name in Rule.__dataclass_fields__}
+
+
+def _distinct(items: Iterator[Rejected]) -> tuple[Rejected, ...]:
+    """Return rejected candidates, equal ones of several spaces as one, in order of size."""
+    from soapstone.ir.term import size
+    from soapstone.search.substitution.canonical import identity
+
+    found: dict[str, Rejected] = {}
+    for item in items:
+        key = identity(item.source, item.target)
+        if key in found:
+            first = found[key]
+            names = tuple(dict.fromkeys((*first.spaces, *item.spaces)))
+            found[key] = Rejected(first.source, first.target, first.reason, names)
+        else:
+            found[key] = item
+    return tuple(
+        sorted(found.values(), key=lambda i: (size(i.source + i.target), str(i), i.reason))
+    )
+
+
+def _partial(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path).with_name(Path(path).name + ".partial")
+
+
+def _fill(report: Report, file: RuleFile, proofs: int, stages: Stages, start: float) -> None:
+    for name in ("graphs", "candidates", "after_renaming", "after_common_subgraph"):
+        setattr(report, name, sum(counts[name] for counts in report.by_space.values()))
+    report.rules, report.proved = len(file.rules), proofs
+    report.unknown, report.refuted = len(file.unproved), len(file.refuted)
+    for item in file.unproved:
+        report.unproved_because[item.reason] = report.unproved_because.get(item.reason, 0) + 1
+    for name, seconds in stages.seconds.items():
+        stage = "proofs" if name.startswith("proofs-") else name
+        report.stages[stage] = report.stages.get(stage, 0.0) + seconds
+    report.resumed = tuple(stages.resumed)
+    earlier = sum(stages.seconds[name] for name in stages.resumed)
+    report.seconds = time.perf_counter() - start + earlier
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    report.peak_bytes = max(own, workers) * 1024

@@ -1,0 +1,369 @@
+"""From a proof at one shape to the rule it shows: explanation-based generalisation (section 2.4).
+
+A derivation found for given parameters is replayed on terms whose parameters are all open, and
+whose variables are all distinct; each law closes only what it must. So a convolution of stride 1
+becomes one of stride `s` wherever no law of the proof asks for stride 1, and what the proof needs
+of shapes beyond the typing of both sides becomes the rule's guard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from soapstone.ir.term import (
+    Term,
+    Value,
+    instantiate,
+    instantiate_value,
+    is_variable,
+    match,
+    parse,
+    variables,
+)
+from soapstone.search.substitution import check
+from soapstone.search.substitution.check import (
+    CheckError,
+    Laws,
+    Ranks,
+    Terms,
+    parameter_kinds,
+    with_parameters,
+)
+from soapstone.search.substitution.proof import Proof, Step
+from soapstone.search.substitution.sample import applies, sample_types
+from soapstone.search.substitution.shapes import infer, plain
+from soapstone.search.substitution.unify import Unifier, Unlike
+
+Shapes = Mapping[str, tuple[int, ...]]
+Renaming = dict[str, "Term | Value"]
+_NAMES = {  # of open parameters, by kind, in the order in which they are closed again
+    "axis": "ab",
+    "group": "gh",
+    "size": "kl",
+    "padding": "pq",
+    "stride": "s",
+    "divisor": "n",
+    "activation": "c",
+}
+_TENSORS = "xyzwvutr"
+_CLOSING = re.compile(r"[a-z][0-9]*(\.[hw])? = ([0-9]+|[a-z_]{2,})\Z")
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A rule with its proof, what it needs beyond typing, and the ranks it is proved for."""
+
+    source: Terms
+    target: Terms
+    proof: Proof
+    guard: tuple[str, ...]
+    ranks: Mapping[str, int]
+
+
+def lift(
+    source: Terms,
+    target: Terms,
+    proof: Proof,
+    ranks: Ranks,
+    *,
+    types: Shapes | None = None,
+    laws: Laws | None = None,
+) -> Lifted:
+    """Return the most general rule that a proof shows, with the guard that it needs.
+
+    Args:
+        source: one term an output.
+        target: likewise.
+        proof: a derivation that is right at the shapes where it was found.
+        ranks: of every variable and constant, by its text.
+        types: the shapes where it was found; given these, the rule applies there.
+        laws: those of the proof; all declared ones if not given.
+
+    Raises:
+        CheckError: the proof is wrong, or shows nothing that can be said.
+    """
+    laws = check.all_laws() if laws is None else laws
+    reason: CheckError | None = None
+    for apart in (True, False):
+        try:
+            general = _General(source, target, proof, laws, apart)
+        except Unlike as error:
+            reason = reason or CheckError(str(error))
+            continue
+        if apart and not general.as_usable():
+            continue
+        for fixed in general.choices():
+            try:
+                return _Draft(general, fixed, ranks, types, laws).lifted()
+            except CheckError as error:
+                reason = reason or error
+    assert reason is not None
+    raise reason
+
+
+class _General:
+    """A derivation over open terms: what its laws leave open, and what that stood for.
+
+    Variables of one name are one variable unless they are `apart`.
+
+    Raises:
+        Unlike: the ends do not meet.
+        CheckError: a step is no instance of its law.
+    """
+
+    def __init__(self, source: Terms, target: Terms, proof: Proof, laws: Laws, apart: bool) -> None:
+        self.special = (*source, *target)
+        self.sides = (source, target)
+        self.unifier = Unifier()
+        named: dict[Term, Term] | None = None if apart else {}
+        first, last = (self._opened(terms, named) for terms in (source, target))
+        self.steps: list[list[tuple[Step, Renaming]]] = []
+        for output, chain in enumerate(proof):
+            general, special = first[output], source[output]
+            steps: list[tuple[Step, Renaming]] = []
+            for count, step in enumerate(chain):
+                try:
+                    general, special, given = self._step(general, special, step, laws)
+                except (Unlike, IndexError) as error:
+                    raise CheckError(f"output {output}, step {count}, {step}: {error}") from None
+                steps.append((step, given))
+            self.steps.append(steps)
+            self.unifier.unify(general, last[output])
+        self.source, self.target = (
+            tuple(self.unifier.resolved(term) for term in terms) for terms in (first, last)
+        )
+        self.kinds = {
+            name: kind
+            for name, kind in parameter_kinds((*self.source, *self.target)).items()
+            if name in self.unifier.origin
+        }
+
+    def _opened(self, terms: Terms, named: dict[Term, Term] | None) -> Terms:
+        shared: dict[Term, Term] = {}
+        return tuple(self.unifier.opened(term, shared, named) for term in terms)
+
+    def _step(
+        self, general: Term, special: Term, step: Step, laws: Laws
+    ) -> tuple[Term, Term, Renaming]:
+        law = laws.get(step.law)
+        if law is None:
+            raise Unlike("there is no such law")
+        matched, made = law.sides if step.forward else law.sides[::-1]
+        bindings = match(matched, special.at(step.path), step.bindings)
+        if bindings is None:
+            raise Unlike(f"{special.at(step.path)} is no instance of {matched}")
+        unifier = self.unifier
+        fresh = unifier.law(bindings)
+        for name, value in step.bindings.items():
+            wanted = fresh[name]
+            if isinstance(value, Term) and isinstance(wanted, Term):
+                unifier.unify(wanted, unifier.opened(value, {}, None))
+        unifier.unify(unifier.resolved(general).at(step.path), instantiate(matched, fresh))
+        general = unifier.resolved(general).replaced(step.path, instantiate(made, fresh))
+        special = special.replaced(step.path, instantiate(made, bindings))
+        return general, special, {name: fresh[name] for name in step.bindings}
+
+    def as_usable(self) -> bool:
+        """Return whether one side determines the variables of the other wherever it did."""
+
+        def within(inner: Terms, outer: Terms) -> bool:
+            return set(variables(inner)) <= set(variables(outer))
+
+        now, before = (self.source, self.target), self.sides
+        return within(now[1], now[0]) >= within(before[1], before[0]) and within(
+            now[0], now[1]
+        ) >= within(before[0], before[1])
+
+    def choices(self) -> Iterator[frozenset[str]]:
+        """Yield which open parameters to close as they were: none, each, each two, all."""
+        order = list(_NAMES)
+        names = sorted(
+            self.kinds,
+            key=lambda name: order.index(self.kinds[name]) if self.kinds[name] in order else 9,
+        )
+        for count in dict.fromkeys((0, min(1, len(names)), min(2, len(names)), len(names))):
+            for fixed in combinations(names, count):
+                yield frozenset(fixed)
+
+
+class _Draft:
+    """A general derivation with some parameters closed, and all names chosen."""
+
+    def __init__(
+        self,
+        general: _General,
+        fixed: frozenset[str],
+        ranks: Ranks,
+        types: Shapes | None,
+        laws: Laws,
+    ) -> None:
+        self.general = general
+        self.types = types
+        self.laws = laws
+        self.parameters: dict[str, str] = {}  # open ones, by their names in the rule
+        self.names = self._named(fixed)
+        self.source, self.target = (
+            tuple(instantiate(term, self.names) for term in terms)
+            for terms in (general.source, general.target)
+        )
+        self.leaves = dict(_aligned((*self.source, *self.target), general.special))
+        self.ranks = {str(leaf): ranks[str(special)] for leaf, special in self.leaves.items()}
+
+    def _named(self, fixed: frozenset[str]) -> Renaming:
+        """Return what open variables and parameters are called or closed to."""
+        origin = self.general.unifier.origin
+        whole = (*self.general.source, *self.general.target)
+        result: Renaming = {}
+        used: set[str] = set()
+        tensors = variables(whole)
+        for name in tensors:
+            special = str(origin[name])
+            new = special if special not in used else _unused(_TENSORS, {*used, *_words(origin)})
+            used.add(new)
+            result[name] = Term(new)
+        for name, kind in self.general.kinds.items():
+            if name in fixed:
+                result[name] = origin[name]
+            else:
+                new = _unused(_NAMES.get(kind, "m"), used)
+                used.add(new)
+                result[name] = new
+                self.parameters[new] = name
+        same = {str(origin[name]): result[name] for name in reversed(tensors)}
+        for name, special_ in origin.items():  # what only the steps have
+            if name not in result:
+                result[name] = (
+                    same.get(str(special_), special_) if isinstance(special_, Term) else special_
+                )
+        return result
+
+    def lifted(self) -> Lifted:
+        """Return the rule with its guard.
+
+        Raises:
+            CheckError: its proof is not right in general, or it does not apply where it was found.
+        """
+        proof = tuple(
+            tuple(replace(step, bindings=self._bindings(given)) for step, given in steps)
+            for steps in self.general.steps
+        )
+        seeds: tuple[str, ...] = ()
+        lifted = self._guarded(proof, seeds)
+        if not self._applies(lifted):
+            seeds = tuple(self._ones())
+            lifted = self._guarded(proof, seeds)
+            if not self._applies(lifted):
+                raise CheckError("the rule does not apply at the shapes where it was found")
+            for seed in seeds:
+                fewer = tuple(other for other in seeds if other != seed)
+                simpler = self._guarded(proof, fewer)
+                if self._applies(simpler):
+                    seeds, lifted = fewer, simpler
+        check.replay(
+            *(lifted.source, lifted.target, lifted.ranks, lifted.guard, proof), laws=self.laws
+        )
+        return lifted
+
+    def _bindings(self, given: Renaming) -> Renaming:
+        unifier = self.general.unifier
+        result: Renaming = {}
+        for name, value in given.items():
+            if isinstance(value, Term):
+                result[name] = instantiate(unifier.resolved(value), self.names)
+            else:
+                found = instantiate_value(unifier.resolved_value(value), self.names)
+                if found is None:
+                    raise CheckError(f"{value!r} is no number")
+                result[name] = found
+        return result
+
+    def _guarded(self, proof: Proof, seeds: tuple[str, ...]) -> Lifted:
+        """Return the rule with these conditions and those that its proof needs besides."""
+        rule = (self.source, self.target, self.ranks, proof)
+        needs = check.missing_by_axes(*rule, guard=seeds, laws=self.laws)
+        if len(set(needs)) > 1:
+            raise CheckError("what is needed depends on the axis")
+        missing = needs[0]
+        if len(missing) > 1:
+            missing = check.missing_guards(*rule, guard=seeds, laws=self.laws)
+        for text in missing:
+            if _CLOSING.match(text):
+                raise CheckError(f"{text} is needed, so it is no variable")
+        return Lifted(self.source, self.target, proof, (*seeds, *missing), self.ranks)
+
+    def _applies(self, lifted: Lifted) -> bool:
+        """Return whether the rule applies where the proof was found; if that is known."""
+        if self.types is None:
+            return True
+        values = self._values(self.types)
+        if values is None:
+            return False
+        types = {
+            with_parameters(leaf, values): plain(self.types[str(special)])
+            for leaf, special in self.leaves.items()
+        }
+        return applies(lifted.source, lifted.target, lifted.ranks, lifted.guard, values, types)
+
+    def _values(self, shapes: Shapes) -> dict[str, Value] | None:
+        """Return what the open parameters were; as a number of groups, `depthwise` is channels."""
+        origin = self.general.unifier.origin
+        values: dict[str, Value] = {}
+        types = {parse(text): plain(shape) for text, shape in shapes.items()}
+        for name, open_ in self.parameters.items():
+            value = origin[open_]
+            assert not isinstance(value, Term)
+            if value == "depthwise":
+                channels = {
+                    None if (type_ := infer(special.operands[0], types)) is None else type_.shape[1]
+                    for term, special in _pairs((*self.source, *self.target), self.general.special)
+                    if name in term.parameters
+                }
+                if len(channels) != 1:
+                    return None
+                (found,) = channels
+                if not isinstance(found, int):
+                    return None
+                value = found
+            values[name] = value
+        return values
+
+    def _ones(self) -> Iterator[str]:
+        """Yield that extents are 1 where they were, so that they may be broadcast."""
+        assert self.types is not None
+        for leaf, special in self.leaves.items():
+            shape = self.types[str(special)]
+            if leaf.is_variable:
+                for axis in range(-len(shape), 0):
+                    if shape[axis] == 1:
+                        yield f"dim({leaf},{axis}) = 1"
+
+
+def _pairs(general: Terms, special: Terms) -> Iterator[tuple[Term, Term]]:
+    """Yield the corresponding operators and leaves of terms and of instances of them."""
+    for one, other in zip(general, special):
+        yield one, other
+        yield from _pairs(one.operands, other.operands)
+
+
+def _aligned(general: Terms, special: Terms) -> Iterator[tuple[Term, Term]]:
+    return ((one, other) for one, other in _pairs(general, special) if not one.operands)
+
+
+def _words(origin: Mapping[str, Term | Value]) -> set[str]:
+    return {str(value) for value in origin.values() if is_variable(str(value))}
+
+
+def _unused(letters: str, used: Iterable[str]) -> str:
+    taken = set(used)
+    for count in range(1000):
+        for letter in letters:
+            name = f"{letter}{count}" if count else letter
+            if name not in taken:
+                return name
+    raise AssertionError(letters)
+
+
+__all__ = ["Lifted", "applies", "lift", "sample_types"]

@@ -1,0 +1,314 @@
+"""Evaluation of nodes in floating point, in bulk: any declared operator, also one without laws.
+
+Values are float64 under several seeds: inputs of both signs, and positive ones, so that roots have
+values. What is not a number where something else is, is different: a graph that is only equal to
+another where its operands are positive has another id. Ids are equal where all elements are, within
+a tolerance relative to the largest: rows are sorted by random projections and cut at gaps (TASO,
+section 2.3.2, has integers instead; `exact.py` for operators where they do).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone.ir.errors import GraphError
+from soapstone.ir.law import Form
+from soapstone.ir.spec import OpSpec
+from soapstone.ir.tensor import TensorSpec
+from soapstone.search.substitution import language
+from soapstone.search.substitution.shapes import Type
+from soapstone.search.substitution.space import Input, OperatorUse, Space
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+SEEDS = 3  # two of both signs, one positive
+_TOLERANCE = 1e-9
+_SMALLEST = 1e-9  # what is smaller everywhere is zero
+_NAN, _INFINITY = 0.7390851332151607, 1.618033988749895e90  # stand-ins, so that they compare
+_MOST_ELEMENTS = 1 << 24  # of one batch
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An operator's output on operands of given shapes.
+
+    `stacked` says that many operands may be evaluated at once, along a leading axis.
+    """
+
+    spec: OpSpec
+    form: Form
+    use: OperatorUse
+    shapes: tuple[Shape, ...]
+    sizes: tuple[int, int] | None
+    shape: Shape
+    stacked: bool
+
+    def attributes(self, shapes: Sequence[Shape]) -> dict[str, Any] | None:
+        specs = [TensorSpec(shape, "float64") for shape in shapes]
+        given = {} if self.sizes is None else {"sizes": self.sizes}
+        found = self.form.attributes(self.use.parameters, *specs, **given)
+        return None if found is None else self.spec.normalise(found)
+
+    def run(self, *operands: Array) -> Array:
+        """Return the output on one tuple of operands."""
+        attributes = self.attributes([operand.shape for operand in operands])
+        if attributes is None:
+            raise GraphError(f"{self.use} does not take shapes {self.shapes}")
+        result = self.spec.run(attributes, *operands)[self.form.output]
+        return np.asarray(result, np.float64)
+
+    def run_all(self, count: int, *operands: Array) -> Array:
+        """Return the outputs on `count` tuples: operands (count, ...), or (...) for all alike."""
+        rank = max(map(len, self.shapes))
+        wide = [
+            operand.reshape(count, *(1,) * (rank - len(shape)), *shape)
+            if operand.ndim > len(shape)
+            else operand
+            for operand, shape in zip(operands, self.shapes)
+        ]
+        return self.run(*wide)
+
+    def each(self, count: int, *operands: Array) -> Array:
+        """Return what `run_all` does, one tuple at a time."""
+        result = np.empty((count, *self.shape))
+        for row in range(count):
+            result[row] = self.run(
+                *(
+                    operand[row] if operand.ndim > len(shape) else operand
+                    for operand, shape in zip(operands, self.shapes)
+                )
+            )
+        return result
+
+
+class RealEvaluator:
+    """Evaluates nodes of any space in floating point; see `engine.Evaluator`."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._weights: dict[int, Array] = {}
+        self._handles: list[tuple[tuple[_Output, ...], tuple[int, ...], tuple[Array, ...]]] = []
+        self._tensors: list[Array] = []  # by number: (seeds, *shape)
+        self._types: list[int] = []
+        self._inputs: dict[Any, Array] = {}
+        self._known: dict[int, tuple[Array, Array]] = {}  # by type: keys (values, 3), ids
+        self._next = 0
+
+    def begin(self, space: Space, types: tuple[int, ...]) -> Array:
+        """Draw the inputs, which are tensors 0 and on; return their ids."""
+        for each, type_ in zip(space.inputs, types):
+            values = self._draw(each)
+            self._inputs[each.term] = values
+            self._tensors.append(values)
+            self._types.append(type_)
+        ids = [self._ids(t, v[None]) for t, v in zip(self._types, self._tensors)]
+        return np.concatenate(ids) if ids else np.zeros(0, np.uint64)
+
+    def _draw(self, each: Input) -> Array:
+        if not each.term.is_variable:
+            constant = language.constants().get(each.term.symbol)
+            value = None if constant is None else constant.value(each.term.parameters, each.shape)
+            if value is None:
+                raise GraphError(f"constant {each.term} has no value of shape {each.shape}")
+            return np.broadcast_to(np.asarray(value, np.float64), (SEEDS, *each.shape)).copy()
+        values = self._rng.uniform(0.3, 1.7, (SEEDS, *each.shape))
+        signs = np.ones(values.shape)
+        for seed in range(SEEDS - 1):  # half of the elements negative, in any order
+            flat = signs[seed].reshape(-1)
+            flat[seed % 2 :: 2] = -1
+            self._rng.shuffle(flat)
+            signs[seed] = flat.reshape(each.shape)
+        return values * signs
+
+    def prepare(
+        self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
+    ) -> int:
+        """Return the handle of an operator on operands of these types.
+
+        Raises:
+            GraphError: no form has the operator's name, or it does not take such operands.
+        """
+        shapes = [tuple(int(str(extent)) for extent in each.shape) for each in operands]
+        fixed = tuple(self._inputs[term] for term in use.fixed)
+        shapes = shapes[: len(operands)] + (
+            [value.shape[1:] for value in fixed] if len(operands) == use.operands else []
+        )
+        sizes = None
+        if len(use.outputs) > 1:
+            axis = use.parameters[0]
+            tree = operands[0].trees[axis] if isinstance(axis, int) else None
+            if tree is None or not isinstance(axis, int):
+                raise GraphError(f"{use}: no concatenation along axis {axis}")
+            left = int(str(tree.at))
+            sizes = left, shapes[0][axis] - left
+        made = tuple(self._output(symbol, use, tuple(shapes), sizes) for symbol in use.outputs)
+        self._handles.append((made, outputs, fixed))
+        return len(self._handles) - 1
+
+    def _output(
+        self,
+        symbol: str,
+        use: OperatorUse,
+        shapes: tuple[Shape, ...],
+        sizes: tuple[int, int] | None,
+    ) -> _Output:
+        declared = language.forms().get(symbol)
+        if declared is None:
+            raise GraphError(f"operator {symbol!r} has no form; see `soapstone ops`")
+        one = _Output(declared.spec, declared.form, use, shapes, sizes, (), False)
+        # Two tuples of operands, to see whether a leading axis only makes many of one.
+        trial = [self._rng.uniform(0.5, 1.5, (2, *shape)) for shape in shapes]
+        singles = [one.run(*(operand[row] for operand in trial)) for row in (0, 1)]
+        shape = singles[0].shape
+        try:
+            many = one.run_all(2, *trial)
+            stacked = many.shape == (2, *shape) and np.allclose(many, singles, 1e-12, 1e-12)
+        except (GraphError, ValueError, IndexError):
+            stacked = False
+        return _Output(declared.spec, declared.form, use, shapes, sizes, shape, stacked)
+
+    def values(self, handles: Array, a: Array, b: Array) -> Array:
+        """Return the ids of the outputs of nodes: uint64 (nodes, 2)."""
+        out = np.zeros((len(handles), 2), np.uint64)
+        pending: dict[int, list[tuple[Array, int, Array]]] = {}
+        for rows, output, type_, results in self._batches(handles, a, b):
+            pending.setdefault(type_, []).append((rows, output, self._keys(results)))
+        for type_, parts in pending.items():
+            ids = self._identify(type_, np.concatenate([keys for *_, keys in parts]))
+            begin = 0
+            for rows, output, keys in parts:
+                out[rows, output] = ids[begin : begin + len(keys)]
+                begin += len(keys)
+        return out
+
+    def _batches(self, handles: Array, a: Array, b: Array) -> Any:
+        """Yield rows of one operator, which output, its type, and the values (rows, seeds, ...)."""
+        order = np.argsort(handles, kind="stable")
+        cuts = np.flatnonzero(np.diff(handles[order])) + 1
+        for group in np.split(order, cuts) if len(order) else ():
+            made, types, fixed = self._handles[handles[group[0]]]
+            largest = max(math.prod(shape) for each in made for shape in (*each.shapes, each.shape))
+            step = max(1, _MOST_ELEMENTS // (SEEDS * max(1, largest)))
+            for begin in range(0, len(group), step):
+                rows = group[begin : begin + step]
+                operands = [np.stack([self._tensors[t] for t in a[rows]])]
+                if b[rows[0]] >= 0:
+                    operands.append(np.stack([self._tensors[t] for t in b[rows]]))
+                operands += [np.broadcast_to(f, (len(rows), *f.shape)) for f in fixed]
+                count = len(rows) * SEEDS
+                flat = [operand.reshape(count, *operand.shape[2:]) for operand in operands]
+                for output, (each, type_) in enumerate(zip(made, types)):
+                    with np.errstate(all="ignore"):
+                        found = (each.run_all if each.stacked else each.each)(count, *flat)
+                    yield rows, output, type_, found.reshape(len(rows), SEEDS, *each.shape)
+
+    def store(self, handles: Array, a: Array, b: Array) -> None:
+        """Keep the outputs of nodes as the next tensors."""
+        found: dict[tuple[int, int], tuple[int, Array]] = {}
+        for rows, output, type_, results in self._batches(handles, a, b):
+            for row, result in zip(rows.tolist(), results):
+                found[row, output] = type_, result
+        for key in sorted(found):
+            self._types.append(found[key][0])
+            self._tensors.append(found[key][1])
+
+    def agree(
+        self, handles: Array, a: Array, b: Array, outputs: Array, tensors: Array | None = None
+    ) -> Array:
+        """Return for each node whether an output of it equals a stored tensor, element by element.
+
+        Where no tensors are given: whether it equals the output of the node before it.
+        """
+        mine: dict[int, tuple[int, Array]] = {}
+        for rows, output, type_, results in self._batches(handles, a, b):
+            for row, result in zip(rows.tolist(), results):
+                if outputs[row] == output:
+                    mine[row] = type_, result
+        good = np.zeros(len(handles), np.bool_)
+        for row in range(len(handles)):
+            if tensors is not None:
+                other = self._types[tensors[row]], self._tensors[tensors[row]]
+            elif row:
+                other = mine[row - 1]
+            else:
+                continue
+            good[row] = mine[row][0] == other[0] and _close(mine[row][1], other[1])
+        return good
+
+    def tensor(self, tensor: int) -> Array:
+        """Return the elements of a stored tensor: (elements, seeds)."""
+        return self._tensors[tensor].reshape(SEEDS, -1).T
+
+    # Ids
+
+    def _ids(self, type_: int, values: Array) -> Array:
+        return self._identify(type_, self._keys(values))
+
+    def _keys(self, values: Array) -> Array:
+        """Return the keys (rows, 3) of tensors: the largest element, and two projections.
+
+        A key is not a number where a tensor has no number under some seed: it equals no other.
+        """
+        rows = len(values)
+        lost = np.isnan(values).reshape(rows, SEEDS, -1).all(axis=2).all(axis=1)
+        flat = np.nan_to_num(
+            values.reshape(rows, -1), nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY
+        )
+        size = flat.shape[1]
+        if size not in self._weights:
+            weights = np.random.default_rng(size).uniform(0.5, 1.5, (size, 2))
+            self._weights[size] = weights * np.where(
+                np.arange(2 * size).reshape(size, 2) % 3, 1, -1
+            )
+        largest = np.abs(flat).max(axis=1, initial=0.0)
+        flat[largest < _SMALLEST] = 0
+        largest[largest < _SMALLEST] = 0
+        scale = np.where(largest > 0, largest, 1)
+        keys = np.column_stack((np.log(scale), (flat / scale[:, None]) @ self._weights[size]))
+        keys[lost] = np.nan
+        return keys
+
+    def _identify(self, type_: int, keys: Array) -> Array:
+        """Return the ids of keys: those of known values that are close, or new ones."""
+        known_keys, known_ids = self._known.get(type_, (np.zeros((0, 3)), np.zeros(0, np.uint64)))
+        whole = np.concatenate((known_keys, keys))
+        labels = np.zeros(len(whole), np.int64)
+        for column in range(3):
+            order = np.lexsort((whole[:, column], labels))
+            gap = ~(np.diff(whole[order, column]) <= _TOLERANCE)  # also where not a number
+            new = np.concatenate(([0], np.cumsum(gap | (np.diff(labels[order]) != 0))))
+            labels[order] = new
+        count = int(labels.max(initial=-1)) + 1
+        ids = np.zeros(count, np.uint64)
+        ids[labels[: len(known_ids)]] = known_ids
+        fresh = np.flatnonzero(ids == 0)
+        ids[fresh] = _mixed(np.arange(self._next + 1, self._next + 1 + len(fresh)))
+        self._next += len(fresh)
+        firsts = np.full(count, len(whole), np.int64)
+        np.minimum.at(firsts, labels, np.arange(len(whole)))
+        self._known[type_] = whole[firsts], ids
+        return ids[labels[len(known_ids) :]]
+
+
+def _mixed(numbers: Array) -> Array:
+    """Return 64-bit mixes of numbers, no two of them equal."""
+    x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
+
+
+def _close(left: Array, right: Array) -> bool:
+    finite = np.isfinite(left)
+    if left.shape != right.shape or not np.array_equal(finite, np.isfinite(right)):
+        return False
+    if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
+        return False
+    scale = max(float(np.abs(left[finite]).max(initial=0.0)), _SMALLEST)
+    return bool(np.abs(left[finite] - right[finite]).max(initial=0.0) <= 1e-8 * scale)

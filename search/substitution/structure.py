@@ -1,0 +1,299 @@
+"""The polynomial operators as index structures: which products each output element sums.
+
+Every operator of Table 2.1 of the paper (Jia et al., TASO, section 2.3) is a sum of products of at
+most one element of each operand, a maximum of elements, or relu of those. A structure lists the
+products, so that one loop that knows no operator evaluates all of them: on integers (`exact.py`)
+and on polynomials (`polynomial.py`). Other symbols (`exp`, `softmax`) have no structure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone.ir.term import Value
+
+Indices: TypeAlias = "NDArray[np.int32]"
+Shape: TypeAlias = "tuple[int, ...]"
+Kind: TypeAlias = Literal["sum", "max", "relu", "sum+relu"]
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """What one output of an operator is made of; the entries of an output element are adjacent.
+
+    With the operands A and B flattened in row-major order, output element o of kind `sum` is the
+    sum over its entries of `numerator / denominator * A[a] * B[b]`, where index -1 stands for the
+    factor 1; of kind `max`, the maximum of its A[a]; of kind `relu`, max(0, A[a]); of kind
+    `sum+relu`, max(0, the sum). `out` ascends; an element without entries is 0.
+    """
+
+    shape: Shape
+    kind: Kind
+    out: Indices
+    a: Indices
+    b: Indices
+    numerator: NDArray[np.int64]
+    denominator: int = 1
+
+    @property
+    def starts(self) -> Indices:
+        """Where the entries of each output element begin, and one more: where the last end."""
+        return np.searchsorted(self.out, np.arange(math.prod(self.shape) + 1)).astype(np.int32)
+
+
+def _ids(shape: Shape) -> Indices:
+    return np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+
+
+def _make(
+    shape: Sequence[int],
+    kind: Kind,
+    a: Any,
+    b: Any = None,
+    numerator: Any = 1,
+    denominator: int = 1,
+) -> Structure:
+    """Return the structure whose entries are arrays of shape (outputs, entries an output).
+
+    An entry where both indices are -1 stands for padding and is left out.
+    """
+    rows = math.prod(shape)
+    a = np.asarray(a)
+    b = np.full(1, -1) if b is None else np.asarray(b)
+    columns = np.broadcast_shapes((rows, 1), a.shape, b.shape, np.shape(numerator))
+    wide = [np.broadcast_to(part, columns).ravel() for part in (a, b, numerator)]
+    out = np.broadcast_to(np.arange(rows)[:, None], columns).ravel()
+    keep = (wide[0] >= 0) | (wide[1] >= 0)
+    outs, firsts, seconds = (part[keep].astype(np.int32) for part in (out, wide[0], wide[1]))
+    numerators = wide[2][keep].astype(np.int64)
+    for part in (outs, firsts, seconds, numerators):
+        part.setflags(write=False)
+    extents = tuple(map(int, shape))
+    return Structure(extents, kind, outs, firsts, seconds, numerators, denominator)
+
+
+def _column(indices: Any) -> Any:
+    return np.ascontiguousarray(indices).reshape(-1, 1)
+
+
+def _broadcast(x: Shape, y: Shape) -> tuple[Shape, Indices, Indices] | None:
+    try:
+        shape = np.broadcast_shapes(x, y)
+    except ValueError:
+        return None
+    return shape, *(_column(np.broadcast_to(_ids(part), shape)) for part in (x, y))
+
+
+def _sum_of_two(sign: int, x: Shape, y: Shape) -> Structure | None:
+    found = _broadcast(x, y)
+    if found is None:
+        return None
+    shape, a, b = found
+    none = np.full_like(a, -1)
+    return _make(shape, "sum", np.hstack([a, none]), np.hstack([none, b]), np.array([[1, sign]]))
+
+
+def _product(x: Shape, y: Shape) -> Structure | None:
+    found = _broadcast(x, y)
+    return None if found is None else _make(found[0], "sum", found[1], found[2])
+
+
+def _smul(x: Shape, w: Shape) -> Structure | None:
+    return _product(x, w) if w == () else None
+
+
+def _transpose(x: Shape) -> Structure | None:
+    if len(x) < 2:
+        return None
+    swapped = np.swapaxes(_ids(x), -1, -2)
+    return _make(swapped.shape, "sum", _column(swapped))
+
+
+def _matmul(x: Shape, y: Shape) -> Structure | None:
+    if len(x) < 2 or len(y) < 2 or x[-1] != y[-2]:
+        return None
+    try:
+        batch = np.broadcast_shapes(x[:-2], y[:-2])
+    except ValueError:
+        return None
+    m, k, n = x[-2], x[-1], y[-1]
+    full = (*batch, m, n, k)
+    rows = np.broadcast_to(_ids(x), (*batch, m, k))[..., :, None, :]
+    columns = np.swapaxes(np.broadcast_to(_ids(y), (*batch, k, n)), -1, -2)[..., None, :, :]
+    a, b = (np.broadcast_to(part, full).reshape(-1, k) for part in (rows, columns))
+    return _make((*batch, m, n), "sum", a, b)
+
+
+def size_of(text: Value) -> tuple[int, int] | None:
+    """Return the height and width that `3x5` says, or None for a variable."""
+    height, _, width = str(text).partition("x")
+    return (int(height), int(width)) if height.isdigit() and width.isdigit() else None
+
+
+def _windows(x: Shape, kernel: tuple[int, int], stride: Value, padding: Value) -> Indices | None:
+    """Return the input elements of every window: (n, c, oh, ow, kh, kw), -1 in the padding."""
+    if len(x) != 4 or not isinstance(stride, int) or stride < 1 or min(kernel) < 1:
+        return None
+    if padding == "same" and all(extent % 2 for extent in kernel):
+        pads = [(extent - 1) // 2 for extent in kernel]
+    elif padding == "valid":
+        pads = [0, 0]
+    else:
+        return None
+    around = [(0, 0), (0, 0), *((pad, pad) for pad in pads)]
+    padded = np.pad(_ids(x), around, constant_values=-1)
+    if any(extent < size for extent, size in zip(padded.shape[2:], kernel)):
+        return None
+    views = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(2, 3))
+    return views[:, :, ::stride, ::stride]
+
+
+def _conv2d(parameters: tuple[Value, ...], x: Shape, y: Shape) -> Structure | None:
+    groups, stride, padding, activation = parameters
+    if len(x) != 4 or len(y) != 4 or activation not in ("none", "relu"):
+        return None
+    if groups == "depthwise":
+        if y[0] != x[1]:
+            return None
+        groups = x[1]
+    outputs, inner = y[:2]
+    if not isinstance(groups, int) or groups < 1 or x[1] != groups * inner or outputs % groups:
+        return None
+    windows = _windows(x, (y[2], y[3]), stride, padding)
+    if windows is None:
+        return None
+    n, _, height, width = windows.shape[:4]
+    shape = (n, outputs, height, width)
+    grouped = windows.reshape(n, groups, inner, height, width, *y[2:])
+    each = np.repeat(grouped, outputs // groups, axis=1)  # one copy an output channel
+    a = each.transpose(0, 1, 3, 4, 2, 5, 6).reshape(math.prod(shape), -1)
+    b = _ids(y).reshape(outputs, 1, -1)
+    b = np.broadcast_to(b, (n, outputs, height * width, b.shape[-1])).reshape(a.shape)
+    kind: Kind = "sum+relu" if activation == "relu" else "sum"
+    return _make(shape, kind, a, np.where(a < 0, -1, b))
+
+
+def _enlarge(size: Value, y: Shape) -> Structure | None:
+    wanted = size_of(size)
+    if wanted is None or len(y) != 4:
+        return None
+    more = [new - old for new, old in zip(wanted, y[2:])]
+    if any(extent < 0 or extent % 2 for extent in more):
+        return None
+    around = [(0, 0), (0, 0), *((extent // 2, extent // 2) for extent in more)]
+    larger = np.pad(_ids(y), around, constant_values=-1)
+    return _make(larger.shape, "sum", _column(larger))
+
+
+def _relu(x: Shape) -> Structure:
+    return _make(x, "relu", _column(_ids(x)))
+
+
+def _pool(parameters: tuple[Value, ...], x: Shape, maximum: bool) -> Structure | None:
+    kernel = size_of(parameters[0])
+    windows = None if kernel is None else _windows(x, kernel, parameters[1], parameters[2])
+    if windows is None or kernel is None:
+        return None
+    shape = windows.shape[:4]
+    a = windows.reshape(math.prod(shape), -1)
+    if maximum:
+        return _make(shape, "max", a)
+    if parameters[3] == "all":
+        return _make(shape, "sum", a, denominator=math.prod(kernel))
+    if parameters[3] != "inside":
+        return None
+    inside = (a >= 0).sum(axis=1, keepdims=True)
+    common = math.lcm(*map(int, np.unique(inside)))
+    return _make(shape, "sum", a, numerator=common // inside, denominator=common)
+
+
+def _axis(axis: Value, x: Shape) -> int | None:
+    return axis if isinstance(axis, int) and -len(x) <= axis < 0 else None
+
+
+def _concat(axis: Value, x: Shape, y: Shape) -> Structure | None:
+    at = _axis(axis, x)
+    if at is None or len(x) != len(y):
+        return None
+    rest_x, rest_y = (list(part) for part in (x, y))
+    rest_x[at] = rest_y[at] = 0
+    if rest_x != rest_y:
+        return None
+    a = np.concatenate([_ids(x), np.full(y, -1)], axis=at)
+    b = np.concatenate([np.full(x, -1), _ids(y)], axis=at)
+    return _make(a.shape, "sum", _column(a), _column(b))
+
+
+def _split(part: int, axis: Value, x: Shape, left: int | None) -> Structure | None:
+    at = _axis(axis, x)
+    if at is None or left is None or not 0 < left < x[at]:
+        return None
+    piece = np.split(_ids(x), [left], axis=at)[part]
+    return _make(piece.shape, "sum", _column(piece))
+
+
+def _reduce(axis: Value, x: Shape, mean: bool) -> Structure | None:
+    at = _axis(axis, x)
+    if at is None:
+        return None
+    last = np.moveaxis(_ids(x), at, -1)
+    shape = list(x)
+    shape[at] = 1
+    return _make(shape, "sum", last.reshape(math.prod(shape), -1), denominator=x[at] if mean else 1)
+
+
+def _merge(x: Shape) -> Structure | None:
+    return _make((x[0] * x[1], x[2]), "sum", _column(_ids(x))) if len(x) == 3 else None
+
+
+_Builder: TypeAlias = (
+    "Callable[[tuple[Value, ...], tuple[Shape, ...], int | None], Structure | None]"
+)
+_TABLE: dict[str, tuple[int, int, _Builder]] = {  # parameters, operands, what builds it
+    "add": (0, 2, lambda p, s, left: _sum_of_two(1, *s)),
+    "sub": (0, 2, lambda p, s, left: _sum_of_two(-1, *s)),
+    "mul": (0, 2, lambda p, s, left: _product(*s)),
+    "smul": (0, 2, lambda p, s, left: _smul(*s)),
+    "transpose": (0, 1, lambda p, s, left: _transpose(*s)),
+    "matmul": (0, 2, lambda p, s, left: _matmul(*s)),
+    "conv2d": (4, 2, lambda p, s, left: _conv2d(p, *s)),
+    "enlarge": (1, 1, lambda p, s, left: _enlarge(p[0], *s)),
+    "relu": (0, 1, lambda p, s, left: _relu(*s)),
+    "avg_pool2d": (4, 1, lambda p, s, left: _pool(p, s[0], maximum=False)),
+    "max_pool2d": (3, 1, lambda p, s, left: _pool(p, s[0], maximum=True)),
+    "concat": (1, 2, lambda p, s, left: _concat(p[0], *s)),
+    "split0": (1, 1, lambda p, s, left: _split(0, p[0], s[0], left)),
+    "split1": (1, 1, lambda p, s, left: _split(1, p[0], s[0], left)),
+    "reduce_sum": (1, 1, lambda p, s, left: _reduce(p[0], s[0], mean=False)),
+    "reduce_mean": (1, 1, lambda p, s, left: _reduce(p[0], s[0], mean=True)),
+    "merge": (0, 1, lambda p, s, left: _merge(*s)),
+}
+POLYNOMIAL = frozenset(_TABLE)
+
+
+@lru_cache(maxsize=1 << 16)
+def structure(
+    symbol: str,
+    parameters: tuple[Value, ...],
+    shapes: tuple[Shape, ...],
+    left: int | None = None,
+) -> Structure | None:
+    """Return what the outputs of a symbol on operands of these shapes are made of, or None.
+
+    None where the symbol has no structure (`symbol not in POLYNOMIAL`), or takes no such operands
+    with such parameters. `left` is the extent of the first part, for `split0` and `split1`.
+    """
+    found = _TABLE.get(symbol)
+    if found is None or (len(parameters), len(shapes)) != found[:2]:
+        return None
+    return found[2](parameters, shapes, left)
+
+
+__all__ = ["POLYNOMIAL", "Structure", "size_of", "structure"]

@@ -1,0 +1,221 @@
+"""The verifier: every rule proved again, every derivation given to Z3, every stored proof replayed.
+
+Rules follow from operator properties in first-order logic (Jia et al., TASO, section 2.4). `verify`
+searches for a derivation from scratch and has Z3 check that the laws, as the stored derivation uses
+them, entail the rule; `check_file` replays stored derivations and needs neither.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from soapstone.search.substitution import check, entail, language, prove
+from soapstone.search.substitution.canonical import identity
+from soapstone.search.substitution.check import with_parameters
+from soapstone.search.substitution.decide import EFFORT, counterexample
+from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.rules import Rule, RuleFile, laws_digest
+from soapstone.search.substitution.sample import sample_types
+from soapstone.search.substitution.workers import Workers
+
+Progress = Callable[[str, int, "int | None"], None]
+TIMEOUT_S = 5.0  # of Z3, for one rule
+
+
+@dataclass
+class Verification:
+    """What became of the rules of a file: a rule that is neither proved nor refuted is unknown."""
+
+    rules: int = 0
+    proved: int = 0
+    refuted: int = 0
+    unknown: int = 0
+    seconds: float = 0.0
+    because: dict[str, str] = field(default_factory=dict)  # by rule, of those that are not proved
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {why}" for name, why in self.because.items()]
+        return "\n".join(
+            [
+                *lines,
+                f"{self.rules:,} rules: {self.proved:,} proved, {self.refuted:,} refuted,"
+                f" {self.unknown:,} unknown; {self.seconds:.1f} s",
+            ]
+        )
+
+
+def verify(
+    file: RuleFile,
+    *,
+    effort: int = EFFORT,
+    timeout_s: float = TIMEOUT_S,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Verification:
+    """Return what becomes of each rule, proved from scratch and entailed according to Z3."""
+    start = time.perf_counter()
+    report = Verification(rules=len(file.rules))
+    with Workers(processes) as workers:
+        for first in range(0, len(file.rules), 256):
+            if progress is not None:
+                progress("verify", first, len(file.rules))
+            chunk = file.rules[first : first + 256]
+            for rule, (verdict, why) in zip(
+                chunk, workers.map(verify_rule, chunk, effort, timeout_s)
+            ):
+                report.proved += verdict == "proved"
+                report.refuted += verdict == "refuted"
+                report.unknown += verdict == "unknown"
+                if verdict != "proved":
+                    report.because[rule.identity] = f"{verdict}: {why}"
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def verify_rule(rule: Rule, effort: int, timeout_s: float) -> tuple[str, str]:
+    """Return `proved`, `refuted` or `unknown`, and why."""
+    for ranks in rule.ranks:
+        found = counterexample(rule.source, rule.target, ranks, rule.guard)
+        if found is not None:
+            return "refuted", str(found)
+        try:
+            check.replay(rule.source, rule.target, ranks, rule.guard, rule.proof)
+        except check.CheckError as error:
+            return "unknown", f"the stored proof does not replay: {error}"
+    candidate = sample(rule)
+    if candidate is None:
+        return "unknown", "no shapes found at which both sides are typed"
+    if prove.prove(candidate, effort=effort) is None:
+        return "unknown", f"no derivation found at {dict(candidate.types)}"
+    verdict = entail.entailed(rule.source, rule.target, rule.proof, timeout_s)
+    return verdict, f"Z3 answers {verdict}"
+
+
+def sample(rule: Rule) -> Candidate | None:
+    """Return a rule at some shapes and parameters."""
+    rng = np.random.default_rng(zlib.crc32(rule.equation.encode()))
+    ranks = rule.ranks[0]
+    for values, types in sample_types(rule.source, rule.target, ranks, rule.guard, rng, 1):
+        return Candidate(
+            tuple(with_parameters(term, values) for term in rule.source),
+            tuple(with_parameters(term, values) for term in rule.target),
+            {str(term): tuple(map(int, type_.shape)) for term, type_ in types.items()},
+            rule.spaces[0] if rule.spaces else "",
+        )
+    return None
+
+
+@dataclass
+class Checked:
+    """What replaying the proofs of a file found: `failed` has the error of each rule that fails."""
+
+    rules: int = 0
+    proofs: int = 0
+    steps: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    laws_unchanged: bool = True
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"rule {name}: {why}" for name, why in self.failed.items()]
+        if not self.laws_unchanged:
+            lines.append("the laws have changed since the file was written")
+        passed = self.rules - len(self.failed)
+        lines.append(
+            f"{passed:,} of {self.rules:,} rules pass, {self.proofs:,} proofs of {self.steps:,}"
+            f" steps; {self.seconds:.1f} s"
+        )
+        return "\n".join(lines)
+
+
+def check_file(file: RuleFile, *, progress: Progress | None = None) -> Checked:
+    """Return which rules of a file have proofs that replay."""
+    start = time.perf_counter()
+    report = Checked(rules=len(file.rules), laws_unchanged=file.laws == laws_digest())
+    for position, rule in enumerate(file.rules):
+        if progress is not None and position % 64 == 0:
+            progress("check", position, len(file.rules))
+        try:
+            check_rule(rule)
+        except check.CheckError as error:
+            report.failed[rule.identity] = str(error)
+        report.proofs += len(rule.ranks)
+        report.steps += sum(map(len, rule.proof))
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def check_rule(rule: Rule) -> None:
+    """Replay a rule's proof for each of its typings.
+
+    Raises:
+        CheckError: it fails; names the step.
+    """
+    found = identity(rule.source, rule.target)
+    if rule.identity.partition("-")[0] != found:
+        raise check.CheckError(
+            f"identity {rule.identity} found, {found} needed for {rule.equation}"
+        )
+    for ranks in rule.ranks:
+        check.replay(rule.source, rule.target, ranks, rule.guard, rule.proof)
+
+
+def derivation(rule: Rule) -> str:
+    """Return a rule's proof as text: a term a line, with the law that leads to the next."""
+    lines = []
+    for output, (chain, term, end) in enumerate(zip(rule.proof, rule.source, rule.target)):
+        lines.append(f"output {output}:" if len(rule.source) > 1 else "proof:")
+        lines.append(f"    {term}")
+        for step, instance in zip(chain, prove.replay(term, chain)):
+            term = term.replaced(instance.path, instance.after)
+            lines.append(f"  = {term}  by {step}")
+        if not chain:
+            lines.append(f"  = {end}  the same term")
+    return "\n".join(lines)
+
+
+@dataclass
+class LawReport:
+    """The laws, and what validation and consistency checks found."""
+
+    laws: list[dict[str, Any]]
+    failed: dict[str, str] = field(default_factory=dict)
+    validated: int = 0
+    consistency: Mapping[str, Any] | None = None
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = max((len(law["name"]) for law in self.laws), default=0)
+        lines = [f"{law['name']:<{width}}  {law['law']}" for law in self.laws]
+        lines += [f"{name}: {why}" for name, why in self.failed.items()]
+        lines.append(f"{len(self.laws)} laws")
+        if self.validated:
+            lines[-1] += f", {self.validated} valid, {len(self.failed)} not; {self.seconds:.1f} s"
+        return "\n".join(lines)
+
+
+def law_report(
+    *, validate: bool = False, consistency: bool = False, progress: Progress | None = None
+) -> LawReport:
+    """Return the laws with what validation and consistency checks, where asked for, find."""
+    start = time.perf_counter()
+    report = LawReport(
+        [{"name": law.name, "law": str(law), "source": law.source} for law in language.laws()]
+    )
+    report.seconds = time.perf_counter() - start
+    return report

@@ -1,0 +1,43 @@
+"""Processes that share a list of tasks; results are in the tasks' order, however many there are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+_CHUNK = 8  # tasks that travel together
+
+
+class Workers:
+    """A pool of spawned processes, or this process where one is enough."""
+
+    def __init__(self, processes: int = 1) -> None:
+        self._processes = processes
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def map(self, function: Callable[..., R], tasks: Sequence[T], *given: Any) -> list[R]:
+        """Return `function(task, *given)` of each task."""
+        if self._processes <= 1 or len(tasks) <= _CHUNK:
+            return [function(task, *given) for task in tasks]
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self._processes, multiprocessing.get_context("spawn"), _ignore_interrupts
+            )
+        repeated = [[value] * len(tasks) for value in given]
+        return list(self._pool.map(function, tasks, *repeated, chunksize=_CHUNK))
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
