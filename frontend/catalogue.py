@@ -17,7 +17,8 @@ class OperatorRow:
     """One operator: its operands, how its dims may be split, and what serves it.
 
     `dims` are those of the operator's first case, each a name and how it may be split: free,
-    reduced by a monoid, whole (never split) or lowered (split as primitives).
+    reduced by a monoid, whole (never split) or lowered (split as primitives). `laws` are equations
+    of terms, by name.
     """
 
     name: str
@@ -25,12 +26,12 @@ class OperatorRow:
     outputs: tuple[str, ...]
     dims: tuple[tuple[str, str], ...]
     variants: tuple[str, ...]
-    laws: tuple[str, ...]
+    laws: tuple[tuple[str, str], ...]
     onnx: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can say them."""
-        return {**asdict(self), "dims": dict(self.dims)}
+        return {**asdict(self), "dims": dict(self.dims), "laws": dict(self.laws)}
 
 
 def operator_rows() -> list[OperatorRow]:
@@ -71,7 +72,7 @@ def _row(spec: OpSpec) -> OperatorRow:
         spec.outputs,
         dims,
         tuple(dict.fromkeys(names)),
-        spec.laws,
+        tuple((law.name, str(law)) for law in spec.laws),
         spec.onnx,
     )
 

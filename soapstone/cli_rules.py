@@ -83,7 +83,7 @@ def _cores() -> int:
 def _load(file: Path | None) -> RuleFile:
     from soapstone.search.substitution import rulefile
 
-    return rulefile.load(rulefile.SHIPPED if file is None else file)
+    return rulefile.load() if file is None else rulefile.load(file)
 
 
 def _show(report: Any, as_json: bool) -> None:

@@ -119,14 +119,16 @@ CONV2D_LAWS = (
     ),
     Law(
         "conv2d-add-kernels",
-        "conv2d[g,s,p,none](x, add(y, z)) = add(conv2d[g,s,p,none](x, y), conv2d[g,s,p,none](x, z))",
+        "conv2d[g,s,p,none](x, add(y, z))"
+        " = add(conv2d[g,s,p,none](x, y), conv2d[g,s,p,none](x, z))",
         where=_like("y", "z"),
         ranks=_TWO,
         source=f"{TABLE}, for kernels of one size",
     ),
     Law(
         "conv2d-add-images",
-        "conv2d[g,s,p,none](add(x, y), z) = add(conv2d[g,s,p,none](x, z), conv2d[g,s,p,none](y, z))",
+        "conv2d[g,s,p,none](add(x, y), z)"
+        " = add(conv2d[g,s,p,none](x, z), conv2d[g,s,p,none](y, z))",
         where=_like("x", "y"),
         ranks=_TWO,
         source=f"{TABLE}, for images of one size",

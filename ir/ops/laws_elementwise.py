@@ -48,7 +48,12 @@ MUL_LAWS = (
     Law("mul-associative", "mul(x, mul(y, z)) = mul(mul(x, y), z)", ranks=_THREE, source=TABLE),
     Law("mul-commutative", "mul(x, y) = mul(y, x)", ranks=_TWO, source=TABLE),
     Law("mul-add", "mul(add(x, y), z) = add(mul(x, z), mul(y, z))", ranks=_THREE, source=TABLE),
-    Law("mul-ones", "mul(x, ones) = x", ranks=ranks("x ones", "11", "22", "33", "44", "21", "32", "31"), source=TABLE),
+    Law(
+        "mul-ones",
+        "mul(x, ones) = x",
+        ranks=ranks("x ones", "11", "22", "33", "44", "21", "32", "31"),
+        source=TABLE,
+    ),
     Law(
         "smul-associative",
         "smul(smul(x, y), w) = smul(x, smul(y, w))",

@@ -130,12 +130,11 @@ MATMUL_LAWS = (
     Law(
         "identity-diagonal",
         "mul(transpose(x), identity_matrix) = mul(x, identity_matrix)",
+        where=tuple(f"dim(x,{axis}) = dim(identity_matrix,-1)" for axis in (-2, -1)),
         ranks=ranks("x", *"234"),
         source="what is left is the diagonal",
     ),
-    Law(
-        "relu-identity", "relu(identity_matrix) = identity_matrix", source="not negative"
-    ),
+    Law("relu-identity", "relu(identity_matrix) = identity_matrix", source="not negative"),
     Law(
         "relu-matmul",
         "relu(matmul(relu(x), relu(y))) = matmul(relu(x), relu(y))",

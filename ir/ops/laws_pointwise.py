@@ -159,9 +159,5 @@ SUB_LAWS = (
     *repeated_laws("sub"),
 )
 
-ADD_BROADCAST_LAWS = (
-    *repeated_laws("add", commutative=True),
-)
-MUL_BROADCAST_LAWS = (
-    *repeated_laws("mul", commutative=True),
-)
+ADD_BROADCAST_LAWS = (*repeated_laws("add", commutative=True),)
+MUL_BROADCAST_LAWS = (*repeated_laws("mul", commutative=True),)

@@ -63,7 +63,9 @@ def _avg_pool(parameters: Sequence[Value], *specs: TensorSpec) -> Attributes | N
 
 def _read_avg_pool(attributes: Attributes, *specs: TensorSpec) -> Readings:
     padded = any(attributes["padding"])
-    divisors = [n for n, whole in _DIVISORS.items() if not padded or whole == attributes["include_pad"]]
+    divisors = [
+        n for n, whole in _DIVISORS.items() if not padded or whole == attributes["include_pad"]
+    ]
     return [(*pool, n) for pool, n in itertools.product(_read_pool(attributes), divisors)]
 
 
@@ -98,7 +100,9 @@ def _moving(pool: str, parameters: str) -> tuple[Law, ...]:
     average = TABLE if pool == "avg_pool2d" else None
     return (
         Law(f"{pool}-channels", concat(-3, f), (), _XY, TABLE),
-        Law(f"{pool}-batch", concat(-4, f), (), _XY, "images are independent" if average else TABLE),
+        Law(
+            f"{pool}-batch", concat(-4, f), (), _XY, "images are independent" if average else TABLE
+        ),
         Law(f"{pool}-rows", concat(-2, one), ("k.h = 1",), _XY, "windows of one row"),
         Law(
             f"{pool}-columns",
@@ -218,7 +222,8 @@ MAX_POOL2D_LAWS = (
     ),
     Law(
         "max_pool2d-self-sum",
-        "max_pool2d[k,s,p](add(x, relu(x))) = add(max_pool2d[k,s,p](x), max_pool2d[k,s,p](relu(x)))",
+        "max_pool2d[k,s,p](add(x, relu(x)))"
+        " = add(max_pool2d[k,s,p](x), max_pool2d[k,s,p](relu(x)))",
         ranks=_X,
         source="x and relu(x) are largest together",
     ),

@@ -13,7 +13,6 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops import laws_movement
-from soapstone.ir.ops import laws_movement
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.movement import need_numbers, plain
 from soapstone.ir.ops.reduction import box_shape

@@ -10,40 +10,29 @@ from the guard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import TypeAlias
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
-from soapstone.ir.term import (
-    SPLITS,
-    Term,
-    Value,
-    instantiate,
-    instantiate_value,
-    is_variable,
-    match,
-    subterms,
-)
-from soapstone.search.substitution.condition import Condition, IllTyped, read
-from soapstone.search.substitution.dims import Dim, all_atoms, atom
+from soapstone.ir.term import SPLITS, Term, Value, instantiate, match, subterms
+from soapstone.search.substitution.condition import Condition, IllTyped
+from soapstone.search.substitution.dims import Dim, all_atoms
 from soapstone.search.substitution.facts import Facts
-from soapstone.search.substitution.proof import Chain, Proof, Step
-from soapstone.search.substitution.shapes import (
-    CONSTANT_RANKS,
-    Type,
-    constant,
-    kinds,
-    plain,
-    result,
+from soapstone.search.substitution.infer import (
+    Ranks,
+    Terms,
+    Typing,
+    axis_choices,
+    chosen,
+    typed,
+    with_parameters,
 )
+from soapstone.search.substitution.proof import Chain, Proof, Step
+from soapstone.search.substitution.shapes import CONSTANT_RANKS
 
-Ranks: TypeAlias = "Mapping[str, int]"
 Laws: TypeAlias = "Mapping[str, Law]"
-Terms: TypeAlias = "tuple[Term, ...]"
-AXES = (-1, -2, -3, -4)
 
 
 class CheckError(Exception):
@@ -147,12 +136,14 @@ def _replay(
     found: list[tuple[str, ...]] = []
     refused: IllTyped | None = None
     for axes in axis_choices((*source, *target)):
-        chosen = tuple(with_parameters(term, axes) for term in (*source, *target))
-        first, last = chosen[: len(source)], chosen[len(source) :]
+        first, last = (
+            tuple(with_parameters(term, axes) for term in terms) for terms in (source, target)
+        )
         try:
-            typing = typed((*first, *last), ranks, guard, axes)
+            typing = typed(first, last, ranks, guard, axes)
         except IllTyped as error:
-            refused = error
+            if refused is None or str(refused).startswith("axis"):
+                refused = error
             continue
         typing.facts.mode = "collect" if collect else "derive"
         for output, chain in enumerate(proof):
@@ -168,128 +159,6 @@ def _said(condition: Condition, facts: Facts) -> str:
         if any(name in facts.free or "/" in name for name in all_atoms(value)):
             raise CheckError(f"{condition} is needed, and cannot be said of the operands")
     return str(condition)
-
-
-def with_parameters(term: Term, values: Mapping[str, Term | Value]) -> Term:
-    """Return a term whose parameters have these values."""
-    if not values:
-        return term
-    return Term(
-        term.symbol,
-        tuple(_chosen(value, values) for value in term.parameters),
-        tuple(with_parameters(operand, values) for operand in term.operands),
-    )
-
-
-def _chosen(value: Value, values: Mapping[str, Term | Value]) -> Value:
-    found = instantiate_value(value, values)
-    if found is None:
-        raise IllTyped(f"{value!r} is no number")
-    return found
-
-
-def parameter_kinds(terms: Iterable[Term]) -> dict[str, str]:
-    """Return what each variable among the parameters is: axis, group, stride, padding, ..."""
-    found: dict[str, str] = {}
-    for term in subterms(terms):
-        if not term.parameters:
-            continue
-        for value, kind in zip(term.parameters, kinds(term.symbol)):
-            if isinstance(value, str):
-                found.update((word, kind) for word in value.split("+") if is_variable(word))
-    return found
-
-
-def axis_choices(terms: Iterable[Term]) -> Iterator[dict[str, Value]]:
-    """Yield every choice of axes for the parameters that are variable axes."""
-    names = sorted(name for name, kind in parameter_kinds(terms).items() if kind == "axis")
-    for axes in product(AXES, repeat=len(names)):
-        yield dict(zip(names, axes))
-
-
-class Typing:
-    """The symbolic types of terms, of variables of given ranks, under a set of facts."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        self.facts = Facts()
-        self._types: dict[Term, Type] = {}
-
-    def __call__(self, term: Term) -> Type:
-        """Return the type of a term.
-
-        Raises:
-            IllTyped: it has none, or the facts refuse a condition that it needs.
-        """
-        found = self._types.get(term)
-        if found is None:
-            found = self._leaf(term) if not term.operands else self._made(term)
-            self._types[term] = found
-        return found
-
-    def _made(self, term: Term) -> Type:
-        return result(term.symbol, term.parameters, tuple(map(self, term.operands)), self.facts)
-
-    def _leaf(self, term: Term) -> Type:
-        rank = self.ranks.get(str(term))
-        if rank is None and term.is_variable:
-            raise IllTyped(f"{term} has no rank")
-        known = rank is not None
-        if rank is None:
-            rank = CONSTANT_RANKS.get(term.symbol, max(self.ranks.values(), default=2))
-        names = [f"dim({term},{axis})" for axis in range(-rank, 0)]
-        type_ = plain([atom(name) for name in names])
-        if not known:  # a constant that only the proof has: its extents are what it needs
-            self.facts.free.update(names)
-        if not term.is_variable:
-            constant(term, type_, self.facts)
-        return type_
-
-    def conditions(self, text: str, given: Mapping[str, Term | Value]) -> tuple[Condition, ...]:
-        """Return what a condition's text says where its variables are these."""
-
-        def extent(term: Term, axis: int) -> Dim:
-            shape = self(_replaced(term, given)).shape
-            if not -len(shape) <= axis < 0:
-                raise IllTyped(f"{text}: {term} of rank {len(shape)} has no axis {axis}")
-            return shape[axis]
-
-        def parameter(name: str) -> Value:
-            found = given.get(name, name)
-            return name if isinstance(found, Term) else found
-
-        return read(text, extent, parameter)
-
-
-def _replaced(term: Term, given: Mapping[str, Term | Value]) -> Term:
-    if term.is_variable:
-        found = given.get(term.symbol)
-        return found if isinstance(found, Term) else term
-    return Term(
-        term.symbol,
-        tuple(_chosen(value, given) for value in term.parameters),
-        tuple(_replaced(operand, given) for operand in term.operands),
-    )
-
-
-def typed(
-    terms: Iterable[Term],
-    ranks: Ranks,
-    guard: Sequence[str] = (),
-    given: Mapping[str, Value] | None = None,
-) -> Typing:
-    """Return the types of terms, with what the guard and their typing state as facts.
-
-    Raises:
-        IllTyped: they fit no operands of these ranks.
-    """
-    typing = Typing(ranks)
-    for text in guard:
-        for condition in typing.conditions(text, given or {}):
-            typing.facts.require(condition)
-    for term in terms:
-        typing(term)
-    return typing
 
 
 class _Wrong(Exception):
@@ -310,8 +179,8 @@ def _chain(
         try:
             term = _stepped(term, step, axes, typing, laws)
         except (IllTyped, GraphError, _Wrong) as error:
-            chosen = "".join(f", {name} = {axis}" for name, axis in axes.items())
-            raise CheckError(f"output {output}, step {count}, {step}{chosen}: {error}") from None
+            case = "".join(f", {name} = {axis}" for name, axis in axes.items())
+            raise CheckError(f"output {output}, step {count}, {step}{case}: {error}") from None
     if term != target:
         raise CheckError(f"output {output}: the proof ends in {term}, {target} needed")
 
@@ -328,7 +197,7 @@ def _stepped(term: Term, step: Step, axes: Mapping[str, Value], typing: Typing, 
         raise _Wrong("there is no such law")
     matched, made = law.sides if step.forward else law.sides[::-1]
     given = {
-        name: with_parameters(value, axes) if isinstance(value, Term) else _chosen(value, axes)
+        name: with_parameters(value, axes) if isinstance(value, Term) else chosen(value, axes)
         for name, value in step.bindings.items()
     }
     try:
@@ -340,16 +209,16 @@ def _stepped(term: Term, step: Step, axes: Mapping[str, Value], typing: Typing, 
         raise _Wrong(f"{old} is no instance of {matched}")
     new = instantiate(made, bindings)
     facts = typing.facts
+    _within_ranks(law, bindings, typing)
+    for text in law.where:
+        for condition in typing.conditions(text, bindings):
+            facts.require(condition)
     before, after = typing(old), typing(new)
     if before.rank != after.rank:
         raise _Wrong(f"{new} has shape {after} where {old} has {before}")
     for left, right in zip(before.shape, after.shape):
         if left != right:
             facts.require(Condition("equal", (left, right)))
-    _within_ranks(law, bindings, typing)
-    for text in law.where:
-        for condition in typing.conditions(text, bindings):
-            facts.require(condition)
     whole = term.replaced(step.path, new)
     typing(whole)
     for depth in range(len(step.path)):
@@ -385,6 +254,15 @@ def _within_ranks(law: Law, bindings: Mapping[str, Term | Value], typing: Typing
 
 
 @lru_cache(maxsize=1024)
+def _ranked_constants(law: Law) -> tuple[str, ...]:
+    """Return the constants of a law that may be of several ranks, such as `ones`."""
+    leaves = [term for term in subterms(law.sides) if not term.operands and not term.is_variable]
+    return tuple(
+        term.symbol for term in leaves if term.symbol not in CONSTANT_RANKS and not term.parameters
+    )
+
+
+@lru_cache(maxsize=1024)
 def _allowed_ranks(texts: tuple[str, ...]) -> tuple[dict[str, int], ...] | None:
     if not texts:
         return None
@@ -392,3 +270,17 @@ def _allowed_ranks(texts: tuple[str, ...]) -> tuple[dict[str, int], ...] | None:
         {name: int(rank) for name, _, rank in (item.partition("=") for item in text.split())}
         for text in texts
     )
+
+
+__all__ = [
+    "CheckError",
+    "Laws",
+    "Ranks",
+    "Terms",
+    "all_laws",
+    "missing_by_axes",
+    "missing_guards",
+    "replay",
+    "typed",
+    "with_parameters",
+]

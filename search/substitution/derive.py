@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from soapstone.ir.term import Term, Value, instantiate, size, variables
+from soapstone.ir.term import Term, Value, instantiate, size
 from soapstone.search.substitution.egraph import ILL_TYPED, EGraph
 from soapstone.search.substitution.matcher import HEADS, Rewrite
 from soapstone.search.substitution.rules import Rule, Terms, usable
@@ -88,13 +88,10 @@ class Smaller:
         for source, target in usable(rule.source, rule.target):
             if any(term.is_variable for term in source):
                 continue  # it would apply to anything
-            names = variables((*source, *target))
-            rows = [row for row in rule.ranks if all(name in row for name in names)]
-            ranks = frozenset(tuple(row[name] for name in names) for row in rows)
             forward = source == rule.source
             self._rewrites[rule.identity, forward] = len(self.system.rewrites)
             self.system.include(
-                Rewrite(rule.identity, forward, source, target, ranks, tuple(rule.guard))
+                Rewrite(rule.identity, forward, source, target, rule.ranks, tuple(rule.guard))
             )
 
     def derive(self, rule: Rule) -> tuple[Derivation, ...] | None:

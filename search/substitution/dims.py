@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from soapstone.ir.term import is_variable
+
 Monomial: TypeAlias = "tuple[str, ...]"  # atoms in order, repeated for powers
 
 
@@ -132,10 +134,17 @@ def window(extent: Dim, size: Dim, stride: Dim, padding: str) -> Dim:
 
 
 def _strided(extent: Dim | str, stride: Dim | str) -> Dim | None:
-    if stride == 1 and not isinstance(extent, str):
+    if isinstance(extent, str) or isinstance(stride, str):
+        return None
+    if stride == 1:
         return extent
     if isinstance(extent, int) and isinstance(stride, int):
         return -(-extent // stride)
+    inner = _only(extent)
+    if inner is not None and inner.function == "strided":
+        first, step = inner.arguments
+        assert not isinstance(first, str) and not isinstance(step, str)
+        return strided(first, step * stride)
     return None
 
 
@@ -144,25 +153,33 @@ def _window(
 ) -> Dim | None:
     if isinstance(extent, str) or isinstance(size, str) or isinstance(stride, str):
         return None
-    if padding == "same" or (padding == "valid" and size == 1):
+    if padding == "same" or (size == 1 and (padding == "valid" or is_variable(padding))):
         return strided(extent, stride)
-    if padding == "valid" and stride == 1:
-        return extent - size + 1
-    if (
-        padding == "valid"
-        and isinstance(extent, int)
-        and isinstance(size, int)
-        and isinstance(stride, int)
-    ):
-        return (extent - size) // stride + 1
+    if padding == "valid":
+        return strided(extent - size + 1, stride)
+    inner = _only(extent)  # windows one after the other, in either order
+    if inner is not None and inner.function == "window" and inner.arguments[2:] == (1, padding):
+        first, other = inner.arguments[:2]
+        if not isinstance(first, str) and not isinstance(other, str) and str(other) > str(size):
+            word = str(padding)
+            return window(window(first, size, 1, word), other, stride, word)
+    return None
+
+
+def _only(value: Dim) -> Applied | None:
+    """Return the application that a value is, if it is one."""
+    if isinstance(value, Poly) and len(value.terms) == 1 and len(value.terms[0][0]) == 1:
+        (name,) = value.terms[0][0]
+        if isinstance(name, Applied) and value.terms[0][1] == 1:
+            return name
     return None
 
 
 _RULES: dict[str, Callable[..., Dim | None]] = {"strided": _strided, "window": _window}
 
 
-def substitute(value: Dim, given: Mapping[str, Dim]) -> Dim:
-    """Return the value with atoms replaced, inside applications too."""
+def substitute(value: Dim, given: Mapping[str, Dim], words: Mapping[str, str] | None = None) -> Dim:
+    """Return the value with atoms, and words such as paddings, replaced, in applications too."""
     if isinstance(value, int):
         return value
     if not any(part in given or isinstance(part, Applied) for part, _ in atoms_of(value)):
@@ -171,27 +188,56 @@ def substitute(value: Dim, given: Mapping[str, Dim]) -> Dim:
     for monomial, coefficient in value.terms:
         product: Dim = coefficient
         for name in monomial:
-            product = product * _replaced(name, given)
+            product = product * _replaced(name, given, words or {})
         total = total + product
     return total
 
 
-def _replaced(name: str, given: Mapping[str, Dim]) -> Dim:
+def evaluate(value: Dim, given: Mapping[str, int]) -> int:
+    """Return the value where every atom has a value.
+
+    Raises:
+        KeyError: one has none.
+    """
+    if isinstance(value, int):
+        return value
+    total = 0
+    for monomial, product in value.terms:
+        for name in monomial:
+            found = given.get(name)
+            if found is None:
+                if not isinstance(name, Applied):
+                    raise KeyError(name)
+                again = applied(
+                    name.function,
+                    *(
+                        argument if isinstance(argument, str) else evaluate(argument, given)
+                        for argument in name.arguments
+                    ),
+                )
+                if not isinstance(again, int):
+                    raise KeyError(str(again))
+                found = again
+            product *= found
+        total += product
+    return total
+
+
+def _replaced(name: str, given: Mapping[str, Dim], words: Mapping[str, str]) -> Dim:
     found = given.get(name)
     if found is not None:
         return found
     if not isinstance(name, Applied):
         return atom(name)
     arguments = tuple(
-        argument if isinstance(argument, str) else substitute(argument, given)
+        words.get(argument, argument)
+        if isinstance(argument, str)
+        else substitute(argument, given, words)
         for argument in name.arguments
     )
     again = applied(name.function, *arguments)
-    if isinstance(again, Poly) and len(again.terms) == 1 and again.terms[0][0] != (name,):
-        changed = again.terms[0][0]
-        if len(changed) == 1 and again.terms[0][1] == 1:
-            return given.get(changed[0], again)
-    return again
+    changed = _only(again)
+    return again if changed is None else given.get(changed, again)
 
 
 def atoms_of(value: Dim) -> Iterator[tuple[str, int]]:

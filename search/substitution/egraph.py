@@ -53,8 +53,10 @@ class Types:
 
     def cut(self, head: int, operand: int) -> int:
         """Return where a split along the head's axis cuts a tensor of this type; -1 nowhere."""
-        axis = HEADS.parameters[head][0]
-        tree = self.types[operand].trees[axis] if isinstance(axis, int) else None
+        axis, trees = HEADS.parameters[head][0], self.types[operand].trees
+        if not isinstance(axis, int) or not -len(trees) <= axis < 0:
+            return -1
+        tree = trees[axis]
         return tree.at if tree is not None and isinstance(tree.at, int) else -1
 
 
@@ -428,6 +430,7 @@ class EGraph:
         if edge.why is not None:
             usable = not (self.directed and backward) or edge.why.rewrite.reversible
             return 1.0 if usable else float("inf")
+        backward = backward and self.directed
         found = self._costs.get((number, backward))
         if found is None:
             one, other = (edge.second, edge.first) if backward else (edge.first, edge.second)

@@ -78,10 +78,8 @@ class Facts:
             Missing: it does not follow, and nothing is assumed.
             IllTyped: it is false.
         """
-        if self.known(condition):
+        if self.check(condition):
             return
-        if self._false(condition):
-            raise IllTyped(f"{condition} is needed, and is false")
         if self.mode != "assume":
             if condition.kind == "equal" and self._choose(condition):
                 return
@@ -89,6 +87,17 @@ class Facts:
                 raise Missing(condition)
             self.missing.append(condition)
         self.assume(condition)
+
+    def check(self, condition: Condition) -> bool:
+        """Return whether a condition that is needed is known.
+
+        Raises:
+            IllTyped: it is false.
+        """
+        known = self.known(condition)
+        if not known and self._false(condition):
+            raise IllTyped(f"{condition} is needed, and is false")
+        return known
 
     def known(self, condition: Condition) -> bool:
         """Return whether a condition follows from what was assumed."""

@@ -25,6 +25,7 @@ from soapstone.search.substitution.merge import merged, other_ranks, other_value
 from soapstone.search.substitution.partial import Stages
 from soapstone.search.substitution.proof import Candidate
 from soapstone.search.substitution.rules import (
+    VERSION,
     Rejected,
     Rule,
     RuleError,
@@ -105,7 +106,7 @@ def generate(
         raise RuleError(f"file {str(path)!r}: folder {str(Path(path).parent)!r} does not exist")
     stated = tuple(state(space) for space in spaces)
     digest = laws_digest()
-    key = json.dumps([rulefile.VERSION, digest, effort, CHUNK, *map(rulefile.space_json, stated)])
+    key = json.dumps([VERSION, digest, effort, CHUNK, *map(rulefile.space_json, stated)])
     stages = Stages(_partial(path), hashlib.sha256(key.encode()).hexdigest())
     report = Report()
     start = time.perf_counter()
@@ -165,12 +166,19 @@ def generate(
 
 def enumerate_candidates(space: Space, say: Progress) -> tuple[list[Candidate], dict[str, int]]:
     """Return the candidates of a space after pruning, and the counts of graphs and candidates."""
-    from soapstone.search.substitution import engine, prune
+    from soapstone.search.substitution import prune
+    from soapstone.search.substitution.engine import enumerate_space
+    from soapstone.search.substitution.exact import ExactEvaluator, has_exact
+    from soapstone.search.substitution.real import RealEvaluator
 
-    enumeration = engine.enumerate_space(space, engine.evaluator(space), progress=say)
-    found, counts = prune.candidates(enumeration, progress=say)
+    def said(stage: str, done: int, total: int) -> None:
+        say(f"{space.name}: {stage}", done, total)
+
+    evaluator = ExactEvaluator() if has_exact(space) else RealEvaluator()
+    enumeration = enumerate_space(space, evaluator, said)
+    found, counts = prune.candidates(enumeration, said)
     return found, {
-        "graphs": int(enumeration.counted),
+        "graphs": int(enumeration.counts[0].sum()),
         "candidates": int(counts.initial),
         "after_renaming": int(counts.after_renaming),
         "after_common_subgraph": int(counts.after_common_subgraph),

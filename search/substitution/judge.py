@@ -23,6 +23,7 @@ from soapstone.search.substitution.condition import IllTyped
 from soapstone.search.substitution.decide import counterexample
 from soapstone.search.substitution.derive import Smaller
 from soapstone.search.substitution.equation import instances
+from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.foreign import ForeignRule
 from soapstone.search.substitution.proof import Candidate, Proof, Step
 from soapstone.search.substitution.rules import Rule, RuleFile, usable
@@ -66,8 +67,8 @@ def match_all(
 ) -> list[Judgement]:
     """Return the verdict on each foreign rule."""
     by_symbols: dict[frozenset[str], list[Rule]] = {}
-    for rule in file.rules:
-        by_symbols.setdefault(_symbols(rule.source + rule.target), []).append(rule)
+    for own in file.rules:
+        by_symbols.setdefault(_symbols(own.source + own.target), []).append(own)
     smaller: list[Smaller] = []  # made when first needed
     judged = []
     for position, rule in enumerate(foreign):
@@ -151,7 +152,7 @@ def _shown(bindings: Mapping[str, Term | Value]) -> str:
 
 def _ranks_fit(own: Rule, rule: ForeignRule, bindings: Bindings) -> bool:
     try:
-        typing = check.typed(rule.source + rule.target, rule.ranks, rule.where)
+        typing = check.typed(rule.source, rule.target, rule.ranks, rule.where)
         found = {
             name: typing(bound).rank for name, bound in bindings.items() if isinstance(bound, Term)
         }
@@ -218,7 +219,7 @@ def _derived_from_laws(rule: ForeignRule) -> Proof | None:
     for values, types in _types(rule, _PROOFS):
         source = tuple(with_parameters(term, values) for term in rule.source)
         target = tuple(with_parameters(term, values) for term in rule.target)
-        shapes = {str(term): tuple(map(int, type_.shape)) for term, type_ in types.items()}  # type: ignore[arg-type]
+        shapes = {str(term): extents(type_) for term, type_ in types.items()}
         proof = prove.prove(Candidate(source, target, shapes, ""))
         if proof is None:
             return None

@@ -149,7 +149,9 @@ def _check_term(
     for value, (name, values) in zip(term.parameters, parameters.items()):
         if not _may_be(value, values):
             needed = ", ".join(map(str, values))
-            raise GraphError(f"{term}: parameter {name} is {value!r}; a variable or {needed} needed")
+            raise GraphError(
+                f"{term}: parameter {name} is {value!r}; a variable or {needed} needed"
+            )
 
 
 def _may_be(value: Value, values: tuple[Value, ...]) -> bool:

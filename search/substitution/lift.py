@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import partial
 
 from soapstone.ir.term import (
     Term,
@@ -19,7 +19,6 @@ from soapstone.ir.term import (
     instantiate,
     instantiate_value,
     is_variable,
-    match,
     parse,
     variables,
 )
@@ -29,17 +28,15 @@ from soapstone.search.substitution.check import (
     Laws,
     Ranks,
     Terms,
-    parameter_kinds,
     with_parameters,
 )
-from soapstone.search.substitution.proof import Proof, Step
+from soapstone.search.substitution.proof import Proof
 from soapstone.search.substitution.sample import applies, sample_types
 from soapstone.search.substitution.shapes import infer, plain
-from soapstone.search.substitution.unify import Unifier, Unlike
+from soapstone.search.substitution.unify import General, Renaming, Unlike
 
 Shapes = Mapping[str, tuple[int, ...]]
-Renaming = dict[str, "Term | Value"]
-_NAMES = {  # of open parameters, by kind, in the order in which they are closed again
+_NAMES = {  # of open parameters, by kind
     "axis": "ab",
     "group": "gh",
     "size": "kl",
@@ -49,7 +46,8 @@ _NAMES = {  # of open parameters, by kind, in the order in which they are closed
     "activation": "c",
 }
 _TENSORS = "xyzwvutr"
-_CLOSING = re.compile(r"[a-z][0-9]*(\.[hw])? = ([0-9]+|[a-z_]{2,})\Z")
+_CLOSING = re.compile(r"[a-z][0-9]* = ([0-9]+|[a-z_]{2,})\Z")
+_VARIABLE = re.compile(r"(?<![\w(.])([a-z][0-9]*)\b")
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def lift(
     reason: CheckError | None = None
     for apart in (True, False):
         try:
-            general = _General(source, target, proof, laws, apart)
+            general = General(source, target, proof, laws, apart)
         except Unlike as error:
             reason = reason or CheckError(str(error))
             continue
@@ -104,97 +102,12 @@ def lift(
     raise reason
 
 
-class _General:
-    """A derivation over open terms: what its laws leave open, and what that stood for.
-
-    Variables of one name are one variable unless they are `apart`.
-
-    Raises:
-        Unlike: the ends do not meet.
-        CheckError: a step is no instance of its law.
-    """
-
-    def __init__(self, source: Terms, target: Terms, proof: Proof, laws: Laws, apart: bool) -> None:
-        self.special = (*source, *target)
-        self.sides = (source, target)
-        self.unifier = Unifier()
-        named: dict[Term, Term] | None = None if apart else {}
-        first, last = (self._opened(terms, named) for terms in (source, target))
-        self.steps: list[list[tuple[Step, Renaming]]] = []
-        for output, chain in enumerate(proof):
-            general, special = first[output], source[output]
-            steps: list[tuple[Step, Renaming]] = []
-            for count, step in enumerate(chain):
-                try:
-                    general, special, given = self._step(general, special, step, laws)
-                except (Unlike, IndexError) as error:
-                    raise CheckError(f"output {output}, step {count}, {step}: {error}") from None
-                steps.append((step, given))
-            self.steps.append(steps)
-            self.unifier.unify(general, last[output])
-        self.source, self.target = (
-            tuple(self.unifier.resolved(term) for term in terms) for terms in (first, last)
-        )
-        self.kinds = {
-            name: kind
-            for name, kind in parameter_kinds((*self.source, *self.target)).items()
-            if name in self.unifier.origin
-        }
-
-    def _opened(self, terms: Terms, named: dict[Term, Term] | None) -> Terms:
-        shared: dict[Term, Term] = {}
-        return tuple(self.unifier.opened(term, shared, named) for term in terms)
-
-    def _step(
-        self, general: Term, special: Term, step: Step, laws: Laws
-    ) -> tuple[Term, Term, Renaming]:
-        law = laws.get(step.law)
-        if law is None:
-            raise Unlike("there is no such law")
-        matched, made = law.sides if step.forward else law.sides[::-1]
-        bindings = match(matched, special.at(step.path), step.bindings)
-        if bindings is None:
-            raise Unlike(f"{special.at(step.path)} is no instance of {matched}")
-        unifier = self.unifier
-        fresh = unifier.law(bindings)
-        for name, value in step.bindings.items():
-            wanted = fresh[name]
-            if isinstance(value, Term) and isinstance(wanted, Term):
-                unifier.unify(wanted, unifier.opened(value, {}, None))
-        unifier.unify(unifier.resolved(general).at(step.path), instantiate(matched, fresh))
-        general = unifier.resolved(general).replaced(step.path, instantiate(made, fresh))
-        special = special.replaced(step.path, instantiate(made, bindings))
-        return general, special, {name: fresh[name] for name in step.bindings}
-
-    def as_usable(self) -> bool:
-        """Return whether one side determines the variables of the other wherever it did."""
-
-        def within(inner: Terms, outer: Terms) -> bool:
-            return set(variables(inner)) <= set(variables(outer))
-
-        now, before = (self.source, self.target), self.sides
-        return within(now[1], now[0]) >= within(before[1], before[0]) and within(
-            now[0], now[1]
-        ) >= within(before[0], before[1])
-
-    def choices(self) -> Iterator[frozenset[str]]:
-        """Yield which open parameters to close as they were: none, each, each two, all."""
-        order = list(_NAMES)
-        names = sorted(
-            self.kinds,
-            key=lambda name: order.index(self.kinds[name]) if self.kinds[name] in order else 9,
-        )
-        for count in dict.fromkeys((0, min(1, len(names)), min(2, len(names)), len(names))):
-            for fixed in combinations(names, count):
-                yield frozenset(fixed)
-
-
 class _Draft:
     """A general derivation with some parameters closed, and all names chosen."""
 
     def __init__(
         self,
-        general: _General,
+        general: General,
         fixed: frozenset[str],
         ranks: Ranks,
         types: Shapes | None,
@@ -247,38 +160,70 @@ class _Draft:
             CheckError: its proof is not right in general, or it does not apply where it was found.
         """
         proof = tuple(
-            tuple(replace(step, bindings=self._bindings(given)) for step, given in steps)
+            tuple(replace(step, bindings=self._bindings(given)) for step, given, _ in steps)
             for steps in self.general.steps
         )
-        seeds: tuple[str, ...] = ()
-        lifted = self._guarded(proof, seeds)
-        if not self._applies(lifted):
-            seeds = tuple(self._ones())
-            lifted = self._guarded(proof, seeds)
-            if not self._applies(lifted):
-                raise CheckError("the rule does not apply at the shapes where it was found")
-            for seed in seeds:
-                fewer = tuple(other for other in seeds if other != seed)
-                simpler = self._guarded(proof, fewer)
-                if self._applies(simpler):
-                    seeds, lifted = fewer, simpler
+        axes = tuple(self._axes())
+        try:
+            lifted = self._guarded(proof, axes)
+            found = self._applies(lifted)
+        except CheckError:
+            if self.types is None:
+                raise
+            found = False
+        if not found:
+            lifted = self._broadcast(proof, axes)
         check.replay(
             *(lifted.source, lifted.target, lifted.ranks, lifted.guard, proof), laws=self.laws
         )
         return lifted
 
+    def _broadcast(self, proof: Proof, axes: tuple[str, ...]) -> Lifted:
+        """Return the rule with those extents said to be 1 that must be, to be broadcast.
+
+        Raises:
+            CheckError: it does not apply where it was found even so.
+        """
+        ones = tuple(self._ones())
+        if not ones:
+            raise CheckError("the rule does not apply at the shapes where it was found")
+        lifted = self._guarded(proof, (*axes, *ones))
+        if not self._applies(lifted):
+            raise CheckError("the rule does not apply at the shapes where it was found")
+        for one in ones:
+            fewer = tuple(other for other in ones if other != one)
+            try:
+                simpler = self._guarded(proof, (*axes, *fewer))
+            except CheckError:
+                continue
+            if self._applies(simpler) and len(simpler.guard) < len(lifted.guard):
+                ones, lifted = fewer, simpler
+        return lifted
+
+    def _axes(self) -> Iterator[str]:
+        """Yield what laws say of axes that are variables here, such as `a >= b+1`."""
+        for steps in self.general.steps:
+            for step, _, bound in steps:
+                for text in self.laws[step.law].where:
+                    names = set(_VARIABLE.findall(text))
+                    if "(" in text or "." in text or not names <= set(bound):
+                        continue
+                    values = {name: str(self._final(bound[name])) for name in names}
+                    opened = (self.parameters.get(value, "") for value in values.values())
+                    if "axis" in map(self.general.kinds.get, opened):
+                        yield _VARIABLE.sub(partial(_lookup, values), text)
+
     def _bindings(self, given: Renaming) -> Renaming:
-        unifier = self.general.unifier
-        result: Renaming = {}
-        for name, value in given.items():
-            if isinstance(value, Term):
-                result[name] = instantiate(unifier.resolved(value), self.names)
-            else:
-                found = instantiate_value(unifier.resolved_value(value), self.names)
-                if found is None:
-                    raise CheckError(f"{value!r} is no number")
-                result[name] = found
-        return result
+        return {name: self._final(value) for name, value in given.items()}
+
+    def _final(self, value: Term | Value) -> Term | Value:
+        """Return what a term or parameter of the open derivation is in the rule."""
+        if isinstance(value, Term):
+            return instantiate(self.general.unifier.resolved(value), self.names)
+        found = instantiate_value(self.general.unifier.resolved_value(value), self.names)
+        if found is None:
+            raise CheckError(f"{value!r} is no number")
+        return found
 
     def _guarded(self, proof: Proof, seeds: tuple[str, ...]) -> Lifted:
         """Return the rule with these conditions and those that its proof needs besides."""
@@ -290,7 +235,8 @@ class _Draft:
         if len(missing) > 1:
             missing = check.missing_guards(*rule, guard=seeds, laws=self.laws)
         for text in missing:
-            if _CLOSING.match(text):
+            height, width = text.replace(".w =", ".h ="), text.replace(".h =", ".w =")
+            if _CLOSING.match(text) or (height != width and {height, width} <= set(missing)):
                 raise CheckError(f"{text} is needed, so it is no variable")
         return Lifted(self.source, self.target, proof, (*seeds, *missing), self.ranks)
 
@@ -354,6 +300,10 @@ def _aligned(general: Terms, special: Terms) -> Iterator[tuple[Term, Term]]:
 
 def _words(origin: Mapping[str, Term | Value]) -> set[str]:
     return {str(value) for value in origin.values() if is_variable(str(value))}
+
+
+def _lookup(values: Mapping[str, str], found: re.Match[str]) -> str:
+    return values[found.group(1)]
 
 
 def _unused(letters: str, used: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ sides. The e-graph (`egraph.py`) and these functions share the tables named in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +20,7 @@ from soapstone.ir.term import (
     instantiate_value,
     is_variable,
     parameter_variables,
+    subterms,
     variables,
 )
 
@@ -80,7 +81,11 @@ class Rewrite:
     Attributes:
         name, forward: the law or rule it is a direction of.
         left, right: the graphs, one term an output.
+        ranks: what it is said for: the ranks of variables and constants, by text, in rows. No row
+            means all tensor variables of one rank from 1 to 4.
+        where: conditions, as laws and rules state them.
         tensors, values: the variables of tensors and of parameters, in the order of a `Bound`.
+        constants: the constants of both sides.
         extra: their positions, where `left` does not have them: instantiated from the problem.
     """
 
@@ -88,10 +93,11 @@ class Rewrite:
     forward: bool
     left: tuple[Term, ...]
     right: tuple[Term, ...]
-    ranks: frozenset[tuple[int, ...]] | None = None
+    ranks: tuple[Mapping[str, int], ...] = ()
     where: tuple[str, ...] = ()
     tensors: tuple[str, ...] = field(init=False)
     values: tuple[str, ...] = field(init=False)
+    constants: tuple[Term, ...] = field(init=False)
     extra: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +108,14 @@ class Rewrite:
         put = object.__setattr__
         put(self, "tensors", tensors)
         put(self, "values", values)
+        parts = (part for part in subterms(both) if not part.operands and not part.is_variable)
+        put(self, "constants", tuple(dict.fromkeys(parts)))
         put(self, "extra", tuple(i for i, found in enumerate(known) if not found))
+
+    @cached_property
+    def given(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The variables that matching the left, or the right, side binds."""
+        return frozenset(determined(self.left)), frozenset(determined(self.right))
 
     @cached_property
     def reversible(self) -> bool:
@@ -131,6 +144,17 @@ class Rewrite:
     def known(self) -> Lookup:
         """The function that looks up the right side's outputs: their nodes, -1 where none is."""
         return self._known()
+
+    def types(self, graph: EGraph, bound: Bound) -> tuple[int, ...]:
+        """Return the types of the tensor variables and of the constants, at a match."""
+        count = len(self.tensors)
+        found = [graph.types[node] for node in bound[:count]]  # type: ignore[index]
+        if self.constants:
+            given = dict(zip(self.values, bound[count:]))
+            for term in self.constants:
+                values = tuple(instantiate_value(v, given) or v for v in term.parameters)
+                found.append(graph.type_of(HEADS.number(term.symbol, values), ()))
+        return tuple(found)
 
     def bindings(self, graph: EGraph, bound: Bound) -> dict[str, Term | Value]:
         """Return what a match binds, as terms and values."""

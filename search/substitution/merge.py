@@ -22,6 +22,7 @@ from soapstone.search.substitution.decide import (
     counterexample,
     decide,
 )
+from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.proof import Candidate, Proof, Step
 from soapstone.search.substitution.rules import Rejected, Rule, Terms, graph_text, usable
 from soapstone.search.substitution.sample import sample_types
@@ -81,8 +82,12 @@ def tidy(draft: Draft) -> Draft:
     )
     ranks = {words(name): rank for name, rank in draft.ranks.items()}
     return Draft(
-        *(rename(draft.source, names), rename(draft.target, names)),
-        *(dict(sorted(ranks.items())), tuple(sorted(map(words, draft.guard))), proof, draft.space),
+        source=rename(draft.source, names),
+        target=rename(draft.target, names),
+        ranks=dict(sorted(ranks.items())),
+        guard=tuple(sorted(map(words, draft.guard))),
+        proof=proof,
+        space=draft.space,
     )
 
 
@@ -177,7 +182,7 @@ def other_values(
     by_skeleton: dict[tuple[str, ...], list[Rule]] = {}
     for rule in rules:
         by_skeleton.setdefault(_skeleton(rule), []).append(rule)
-    tried: dict[str, tuple[Terms, Terms, Mapping[str, int], str]] = {}
+    tried: dict[str, tuple[Terms, Terms, Rule]] = {}
     for rule in rules:
         similar = by_skeleton[_skeleton(rule)]
         for source, target in variants(rule):
@@ -187,7 +192,7 @@ def other_values(
             sides = (source, target)
             if any(subsumes((r.source, r.target), sides, values=True) for r in similar):
                 continue
-            tried[key] = (source, target, rule.ranks[0], rule.spaces[0])
+            tried[key] = (source, target, rule)
     tasks = list(tried.values())
     found: list[Draft | Rejected | None] = []
     for first in range(0, len(tasks), 256):
@@ -233,24 +238,60 @@ def _with_value(term: Term, places: set[tuple[Term, int]], value: Value) -> Term
     return Term(term.symbol, parameters, operands)
 
 
-def _varied(
-    task: tuple[Terms, Terms, Mapping[str, int], str], effort: int
-) -> Draft | Rejected | None:
-    """Return what becomes of a variant; None where it is not typed or does not hold."""
-    source, target, ranks, space = task
-    rng = np.random.default_rng(zlib.crc32(f"{graph_text(source)} = {graph_text(target)}".encode()))
-    for values, types in sample_types(source, target, ranks, (), rng, 1):
-        candidate = Candidate(
-            tuple(with_parameters(term, values) for term in source),
-            tuple(with_parameters(term, values) for term in target),
-            {str(term): tuple(map(int, type_.shape)) for term, type_ in types.items()},
-            space,
-        )
-        decision = decide(candidate, effort)
-        if isinstance(decision, Rejected) and decision.reason.startswith("refuted:"):
-            return None
-        return decision
-    return None
+def _varied(task: tuple[Terms, Terms, Rule], effort: int) -> Draft | Rejected | None:
+    """Return what becomes of a variant of a rule.
+
+    None where it does not hold, or fits only where extents are 1 that are not in the rule.
+    """
+    source, target, rule = task
+    drawn = _draws(source, target, rule.ranks[0])
+    if not drawn or _ones([t for _, t in drawn]) - _ones(
+        [types for _, types in _draws(rule.source, rule.target, rule.ranks[0], rule.guard)]
+    ):
+        return None
+    values, types = max(drawn, key=lambda each: _distinct(each[1]))
+    candidate = Candidate(
+        tuple(with_parameters(term, values) for term in source),
+        tuple(with_parameters(term, values) for term in target),
+        {str(term): shape for term, shape in types.items()},
+        rule.spaces[0],
+    )
+    decision = decide(candidate, effort)
+    if isinstance(decision, Rejected) and decision.reason.startswith("refuted:"):
+        return None
+    return decision
+
+
+Shapes = dict[Term, tuple[int, ...]]
+
+
+def _draws(
+    source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str] = ()
+) -> list[tuple[Mapping[str, Value], Shapes]]:
+    text = f"{graph_text(source)} = {graph_text(target)}"
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    return [
+        (values, {term: extents(type_) for term, type_ in types.items()})
+        for values, types in sample_types(source, target, ranks, guard, rng, 8)
+    ]
+
+
+def _ones(drawn: Sequence[Shapes]) -> set[tuple[str, int]]:
+    """Return the variables and axes whose extent is always 1."""
+    found: list[set[tuple[str, int]]] = [
+        {
+            (str(term), axis)
+            for term, shape in shapes.items()
+            for axis, extent in enumerate(shape)
+            if extent == 1 and term.is_variable
+        }
+        for shapes in drawn
+    ]
+    return set.intersection(*found) if found else set()
+
+
+def _distinct(shapes: Shapes) -> int:
+    return len({extent for shape in shapes.values() for extent in shape} - {1})
 
 
 # Other ranks

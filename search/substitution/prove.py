@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from soapstone.ir.law import Law
-from soapstone.ir.term import Term, Value, instantiate, match, parse, variables
+from soapstone.ir.term import Term, Value, instantiate, match, parse
 from soapstone.search.substitution import language
 from soapstone.search.substitution.egraph import ILL_TYPED, EGraph, Move
-from soapstone.search.substitution.matcher import Rewrite, determined
+from soapstone.search.substitution.matcher import Rewrite
 from soapstone.search.substitution.proof import Candidate, Chain, Proof, Step
 from soapstone.search.substitution.saturate import Budget, Problem, Saturation, System
 from soapstone.search.substitution.shapes import plain
@@ -48,15 +48,12 @@ def system_of(laws: Sequence[Law]) -> System:
     rewrites = []
     for law in laws:
         left, right = law.sides
-        names = variables((left, right))
-        rows = [dict(item.split("=") for item in row.split()) for row in law.ranks]
-        for forward, (one, other) in ((True, (left, right)), (False, (right, left))):
-            order = variables((one, other))
-            ranks = frozenset(tuple(int(row[name]) for name in order) for row in rows)
-            assert set(order) == set(names)
-            rewrites.append(
-                Rewrite(law.name, forward, (one,), (other,), ranks if rows else None, law.where)
-            )
+        rows = tuple(
+            {name: int(rank) for name, rank in (item.split("=") for item in row.split())}
+            for row in law.ranks
+        )
+        rewrites.append(Rewrite(law.name, True, (left,), (right,), rows, law.where))
+        rewrites.append(Rewrite(law.name, False, (right,), (left,), rows, law.where))
     return System(rewrites)
 
 
@@ -145,9 +142,9 @@ def end_of(term: Term, chain: Chain, laws: Mapping[str, Law] | None = None) -> T
 
 def _step(move: Move, graph: EGraph) -> Step:
     rewrite = move.why.rewrite
+    given = rewrite.given[move.backward]
     bindings = rewrite.bindings(graph, move.why.bound)
-    side = rewrite.right if move.backward else rewrite.left
-    free = {name: bindings[name] for name in bindings if name not in determined(side)}
+    free = {name: value for name, value in bindings.items() if name not in given}
     return Step(rewrite.name, rewrite.forward != move.backward, move.path, free)
 
 

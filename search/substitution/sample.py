@@ -13,7 +13,16 @@ from typing import TypeAlias
 import numpy as np
 
 from soapstone.ir.term import Term, Value, parse, subterms
-from soapstone.search.substitution.check import (
+from soapstone.search.substitution.condition import Condition, IllTyped, holds, window_size
+from soapstone.search.substitution.dims import (
+    Applied,
+    Dim,
+    all_atoms,
+    atom,
+    evaluate,
+    substitute,
+)
+from soapstone.search.substitution.infer import (
     AXES,
     Ranks,
     Terms,
@@ -22,8 +31,6 @@ from soapstone.search.substitution.check import (
     typed,
     with_parameters,
 )
-from soapstone.search.substitution.condition import Condition, IllTyped, holds
-from soapstone.search.substitution.dims import Applied, Dim, all_atoms, atom, substitute
 from soapstone.search.substitution.shapes import Type, infer, plain
 
 Types: TypeAlias = "dict[Term, Type]"
@@ -36,7 +43,9 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "size": ("3x3", "1x1", "1x3", "5x3"),
     "divisor": ("all", "inside"),
 }
-_DRAWS = 60  # of extents, for one choice of parameters
+_DRAWS = 40  # of extents, for one choice of parameters
+_FAILURES = 12  # choices in a row that fit nothing, before giving up
+_MOST = 64  # the largest extent
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,15 @@ class _Instance:
         Raises:
             IllTyped: the rule fits no operands at these parameters.
         """
+        stated = tuple(_stated(source, target, ranks, guard, values))
         source = tuple(with_parameters(term, values) for term in source)
         target = tuple(with_parameters(term, values) for term in target)
         chosen = {str(with_parameters(parse(text), values)): rank for text, rank in ranks.items()}
-        typing = typed((*source, *target), chosen, guard, values)
+        typing = typed(source, target, chosen, guard, values)
         leaves = tuple(term for term in subterms((*source, *target)) if not term.operands)
         facts = typing.facts
+        for condition in stated:
+            facts.require(condition)
         extents = {
             name: facts.normal(atom(name))
             for leaf in leaves
@@ -91,43 +103,83 @@ class _Instance:
     def draw(self, rng: np.random.Generator) -> Types | None:
         """Return types of the leaves at which both sides fit, with equal shapes."""
         palette = _PALETTES[rng.integers(len(_PALETTES))]
-        given: dict[str, Dim] = {
-            name: int(rng.choice((1, 3)))
-            if name in self.odd
-            else int(palette[rng.integers(len(palette))])
-            for name in self.free
+        picks = rng.integers(0, 1 << 16, len(self.free)).tolist()
+        given = {
+            name: (1, 3)[pick % 2] if name in self.odd else palette[pick % len(palette)]
+            for name, pick in zip(self.free, picks)
         }
-        extents = {name: substitute(extent, given) for name, extent in self.extents.items()}
-        if not all(isinstance(extent, int) and 0 < extent <= 64 for extent in extents.values()):
-            return None
-        types = {leaf: at(self.typing(leaf), extents) for leaf in self.leaves}
+        extents: dict[str, int] = {}
+        for name, extent in self.extents.items():
+            found = evaluate(extent, given)
+            if not 0 < found <= _MOST:
+                return None
+            extents[name] = found
         if not self.holds(extents):
             return None
+        types = {
+            leaf: plain([evaluate(extent, extents) for extent in self.typing(leaf).shape])
+            for leaf in self.leaves
+        }
         for one, other in zip(self.source, self.target):
             first, second = infer(one, types), infer(other, types)
             if first is None or second is None or first.shape != second.shape:
                 return None
         return types
 
-    def holds(self, extents: Mapping[str, Dim]) -> bool:
+    def holds(self, extents: Mapping[str, int]) -> bool:
         """Return whether all that typing and guard state is true of these extents."""
-        return all(holds(_at(condition, extents)) for condition in self.typing.facts.stated)
+        return all(
+            holds(
+                Condition(
+                    kind, tuple(v if isinstance(v, str) else evaluate(v, extents) for v in of)
+                )
+            )
+            for kind, of in self.typing.facts.stated
+        )
+
+
+def _stated(
+    source: Terms,
+    target: Terms,
+    ranks: Ranks,
+    guard: Sequence[str],
+    values: Mapping[str, Value],
+) -> Iterator[Condition]:
+    """Yield what typing states of the rule itself, said at these parameters.
+
+    A kernel of size `k` is added to another of that size; that `k` is 1x1 allows no broadcasting.
+    """
+    axes = {
+        name: values[name]
+        for name, kind in parameter_kinds((*source, *target)).items()
+        if kind == "axis"
+    }
+    if len(axes) == len(values):
+        return  # the typing at these parameters states it
+    source = tuple(with_parameters(term, axes) for term in source)
+    target = tuple(with_parameters(term, axes) for term in target)
+    given: dict[str, Dim] = {}
+    words = {name: value for name, value in values.items() if isinstance(value, str)}
+    for leaf in (term for term in subterms((*source, *target)) if not term.operands):
+        named = with_parameters(leaf, values)
+        for axis in range(-ranks[str(leaf)], 0):
+            given[f"dim({leaf},{axis})"] = atom(f"dim({named},{axis})")
+    for name, value in values.items():
+        if isinstance(value, int):
+            given[name] = value
+        elif value.partition("x")[0].isdigit():
+            given[f"{name}.h"], given[f"{name}.w"] = window_size(value)
+    for kind, of in typed(source, target, ranks, guard, axes).facts.stated:
+        yield Condition(
+            kind,
+            tuple(
+                words.get(v, v) if isinstance(v, str) else substitute(v, given, words) for v in of
+            ),
+        )
 
 
 _UNEQUAL = ((1, 2, 3, 4, 5), (2, 3, 4, 5, 6), (3, 4, 5, 7))
 _PALETTES = (*_UNEQUAL, *_UNEQUAL, (1, 2), (2, 3), (2,), (3,), (5,))
-
-
-def at(type_: Type, extents: Mapping[str, Dim]) -> Type:
-    """Return a type without trees whose atoms have these values."""
-    return plain([substitute(extent, extents) for extent in type_.shape])
-
-
-def _at(condition: Condition, extents: Mapping[str, Dim]) -> Condition:
-    return Condition(
-        condition.kind,
-        tuple(v if isinstance(v, str) else substitute(v, extents) for v in condition.of),
-    )
 
 
 def applies(
@@ -145,14 +197,15 @@ def applies(
     """
     try:
         instance = _Instance.of(source, target, ranks, guard, values)
-        extents: dict[str, Dim] = {}
+        extents: dict[str, int] = {}
         for leaf in instance.leaves:
             wanted, found = instance.typing(leaf), types[leaf]
             if wanted.rank != found.rank:
                 return False
-            extents.update(
-                (f"dim({leaf},{axis})", found.shape[axis]) for axis in range(-found.rank, 0)
-            )
+            for axis, extent in enumerate(found.shape, -found.rank):
+                if not isinstance(extent, int):
+                    return False
+                extents[f"dim({leaf},{axis})"] = extent
         return instance.holds(extents)
     except IllTyped:
         return False
@@ -175,7 +228,7 @@ def sample_types(
     names = sorted(kinds)
     known: dict[tuple[Value, ...], _Instance | None] = {}
     failed = 0
-    while count > 0 and failed < _TRIES:
+    while count > 0 and failed < _FAILURES:
         choice = []
         for name in names:
             options = _options(source, target, name, kinds[name])
@@ -192,13 +245,11 @@ def sample_types(
             types = instance.draw(rng)
             if types is not None:
                 count -= 1
+                failed = 0
                 yield dict(zip(names, choice)), types
                 break
         else:
             failed += 1
-
-
-_TRIES = 40
 
 
 def _options(source: Terms, target: Terms, name: str, kind: str) -> tuple[Value, ...]:

@@ -13,7 +13,7 @@ from itertools import product
 
 from soapstone.ir.term import Term, Value, is_variable
 from soapstone.search.substitution.condition import IllTyped, holds, read
-from soapstone.search.substitution.egraph import TYPES, Applied, EGraph
+from soapstone.search.substitution.egraph import ILL_TYPED, TYPES, Applied, EGraph
 from soapstone.search.substitution.matcher import HEADS, Bound, Rewrite
 
 
@@ -69,8 +69,7 @@ class System:
     def __init__(self, rewrites: Iterable[Rewrite] = ()) -> None:
         self.rewrites: list[Rewrite] = []
         self.depth = 1
-        self.anywhere: list[int] = []
-        self._by_symbols: dict[tuple[str | None, ...], list[tuple[int, int]]] = defaultdict(list)
+        self._selected: dict[tuple[frozenset[str], bool, bool], Selected] = {}
         self._symbols: list[frozenset[str]] = []
         self._allowed: dict[tuple[int, tuple[int, ...], tuple[Value, ...]], bool] = {}
         for rewrite in rewrites:
@@ -81,35 +80,48 @@ class System:
         number = len(self.rewrites)
         self.rewrites.append(rewrite)
         self.depth = max(self.depth, *(_depth(term) for term in rewrite.left))
-        for output, term in enumerate(rewrite.left):
-            if not term.is_variable:
-                inside = (None if part.is_variable else part.symbol for part in term.operands)
-                self._by_symbols[term.symbol, *inside].append((number, output))
-            elif len(rewrite.left) == 1:
-                self.anywhere.append(number)
         parts = {part for term in rewrite.right for part in term.subterms()}
         self._symbols.append(frozenset(part.symbol for part in parts if not part.is_variable))
+        for allows, chosen in self._selected.items():
+            self._extend(chosen, (number,), *allows)
 
-    def at(self, graph: EGraph, node: int) -> Iterator[tuple[int, int]]:
-        """Yield the rewrites, and outputs, whose pattern may match a node."""
-        inside = [(None, *graph.members[graph.root[child]]) for child in graph.children[node]]
-        for key in product((HEADS.symbols[graph.heads[node]],), *inside):
-            yield from self._by_symbols.get(key, ())
+    def selected(self, problem: Problem, budget: Budget) -> Selected:
+        """Return the rewrites that a budget lets be applied to a problem."""
+        allows = (problem.symbols, budget.foreign, budget.invent)
+        found = self._selected.get(allows)
+        if found is None:
+            self._selected[allows] = found = Selected({}, [])
+            self._extend(found, range(len(self.rewrites)), *allows)
+        return found
 
-    def fits(self, number: int, problem: Problem, budget: Budget) -> bool:
-        """Return whether a budget lets a rewrite be applied to a problem."""
-        rewrite = self.rewrites[number]
-        bare = bool(rewrite.extra) or rewrite.left[0].is_variable
-        if not (self._symbols[number] <= problem.symbols or (budget.foreign and not bare)):
-            return False
-        return budget.invent or all(place >= len(rewrite.tensors) for place in rewrite.extra)
+    def _extend(
+        self,
+        chosen: Selected,
+        numbers: Iterable[int],
+        symbols: frozenset[str],
+        foreign: bool,
+        invent: bool,
+    ) -> None:
+        for number in numbers:
+            rewrite = self.rewrites[number]
+            bare = bool(rewrite.extra) or rewrite.left[0].is_variable
+            if not (self._symbols[number] <= symbols or (foreign and not bare)):
+                continue
+            if not invent and any(place < len(rewrite.tensors) for place in rewrite.extra):
+                continue
+            for output, term in enumerate(rewrite.left):
+                if not term.is_variable:
+                    inside = (None if part.is_variable else part.symbol for part in term.operands)
+                    key = (term.symbol, *inside)
+                    chosen.by_symbols.setdefault(key, []).append((number, output))
+                elif len(rewrite.left) == 1:
+                    chosen.anywhere.append(number)
 
     def allowed(self, graph: EGraph, number: int, bound: Bound) -> bool:
         """Return whether a rewrite is said for such operands: ranks, and conditions."""
         rewrite = self.rewrites[number]
-        count = len(rewrite.tensors)
-        types = tuple([graph.types[node] for node in bound[:count]])  # type: ignore[index]
-        values = bound[count:]
+        types = rewrite.types(graph, bound)
+        values = bound[len(rewrite.tensors) :]
         if graph.values:
             values = tuple(graph.value(value) for value in values)
         key = (number, types, values)
@@ -119,25 +131,47 @@ class System:
         return found
 
 
+@dataclass(frozen=True)
+class Selected:
+    """Rewrites, with the output that is to match: by symbols, and those that match anything.
+
+    Symbols are that of the output and those of its operands, None where any tensor may stand.
+    """
+
+    by_symbols: dict[tuple[str | None, ...], list[tuple[int, int]]]
+    anywhere: list[int]
+
+    def at(self, graph: EGraph, node: int) -> Iterator[tuple[int, int]]:
+        """Yield the rewrites, and outputs, that may match a node."""
+        inside = [(None, *graph.members[graph.root[child]]) for child in graph.children[node]]
+        for key in product((HEADS.symbols[graph.heads[node]],), *inside):
+            yield from self.by_symbols.get(key, ())
+
+
 def _depth(term: Term) -> int:
     return 1 + max((_depth(operand) for operand in term.operands), default=0)
 
 
 def _holds(rewrite: Rewrite, types: tuple[int, ...], values: tuple[Value, ...]) -> bool:
-    shapes = {name: TYPES.types[type_].shape for name, type_ in zip(rewrite.tensors, types)}
-    ranks = tuple(len(shape) for shape in shapes.values())
-    if rewrite.ranks is None:
-        if len(set(ranks)) > 1 or any(not 1 <= rank <= 4 for rank in ranks):
-            return False
-    elif ranks not in rewrite.ranks and rewrite.ranks:
+    if ILL_TYPED in types:
         return False
+    names = (*rewrite.tensors, *map(str, rewrite.constants))
+    shapes = {name: TYPES.types[type_].shape for name, type_ in zip(names, types)}
+    ranks = {name: len(shape) for name, shape in shapes.items()}
+    if rewrite.ranks:
+        if not any(all(row.get(n, r) == r for n, r in ranks.items()) for row in rewrite.ranks):
+            return False
+    elif rewrite.tensors:
+        found = {ranks[name] for name in rewrite.tensors}
+        if len(found) > 1 or not found <= {1, 2, 3, 4}:
+            return False
     given = dict(zip(rewrite.values, values))
     try:
         return all(
             holds(condition)
             for text in rewrite.where
             for condition in read(
-                text, lambda term, axis: shapes[term.symbol][axis], lambda name: given[name]
+                text, lambda term, axis: shapes[str(term)][axis], lambda name: given[name]
             )
         )
     except (IllTyped, IndexError, KeyError):
@@ -153,7 +187,6 @@ class Saturation:
     goals: Sequence[tuple[int, int]]
     problem: Problem
     _done: set[tuple[int, Bound]] = field(default_factory=set)
-    _fits: dict[int, bool] = field(default_factory=dict)
 
     def reached(self) -> bool:
         """Return whether both nodes of every goal are in one class."""
@@ -163,7 +196,7 @@ class Saturation:
     def run(self, budget: Budget) -> bool:
         """Apply rewrites within a budget; return whether the goals are reached."""
         graph = self.graph
-        self._fits.clear()
+        chosen = self.system.selected(self.problem, budget)
         todo: Iterable[int] = range(len(graph))
         graph.fresh.clear()
         graph.changed.clear()
@@ -172,7 +205,7 @@ class Saturation:
                 return True
             size = len(graph)
             for node in todo:
-                if self._match(node, budget):
+                if self._match(node, chosen, budget):
                     return True
                 if len(graph) > budget.nodes:
                     return self.reached()
@@ -194,15 +227,13 @@ class Saturation:
         graph.changed.clear()
         return sorted(found - graph.hidden)
 
-    def _match(self, node: int, budget: Budget) -> bool:
+    def _match(self, node: int, chosen: Selected, budget: Budget) -> bool:
         """Apply what matches at a node; return whether the goals are reached."""
         graph, system = self.graph, self.system
         if node in graph.hidden:
             return False
         found: list[tuple[int, Bound]] = []
-        for number, output in system.at(graph, node):
-            if not self._chosen(number, budget):
-                continue
+        for number, output in chosen.at(graph, node):
             rewrite = system.rewrites[number]
             matches = rewrite.finders[output](graph, node)
             if matches:
@@ -210,11 +241,10 @@ class Saturation:
                     matches = [full for bound in matches for full in self._filled(rewrite, bound)]
                 found += [(number, bound) for bound in matches]
         if budget.widely or node < len(self.problem.nodes):
-            for number in system.anywhere:
-                if self._chosen(number, budget):
-                    rewrite = system.rewrites[number]
-                    for bound in rewrite.finders[0](graph, node):
-                        found += [(number, full) for full in self._filled(rewrite, bound)]
+            for number in chosen.anywhere:
+                rewrite = system.rewrites[number]
+                for bound in rewrite.finders[0](graph, node):
+                    found += [(number, full) for full in self._filled(rewrite, bound)]
         merged = False
         for number, bound in found:
             key = (number, bound)
@@ -222,12 +252,6 @@ class Saturation:
                 self._done.add(key)
                 merged |= self._apply(number, bound, node)
         return merged and self.reached()
-
-    def _chosen(self, number: int, budget: Budget) -> bool:
-        found = self._fits.get(number)
-        if found is None:
-            found = self._fits[number] = self.system.fits(number, self.problem, budget)
-        return found
 
     def _filled(self, rewrite: Rewrite, bound: Bound) -> Iterator[Bound]:
         """Yield a match with the variables that it does not bind, from the problem."""

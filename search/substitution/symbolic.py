@@ -100,6 +100,22 @@ def _types(rank: int, limit: int) -> tuple[Type, ...]:
     return tuple(map(shapes.plain, itertools.product(range(1, limit + 1), repeat=rank)))
 
 
+@lru_cache(maxsize=1 << 14)
+def _partners(
+    symbol: str,
+    parameters: tuple[Value, ...],
+    operands: tuple[Type | None, ...],
+    rank: int,
+    limit: int,
+) -> tuple[Type, ...]:
+    """Return the types of one operand, given as None, that fit the others."""
+    return tuple(
+        type_
+        for type_ in _types(rank, limit)
+        if shapes.concrete(symbol, parameters, tuple(type_ if o is None else o for o in operands))
+    )
+
+
 def instances(
     law: Law, ranks: Mapping[Term, int], values: Mapping[str, Value], limit: int, most: int = MOST
 ) -> list[Instance] | None:
@@ -113,6 +129,16 @@ def instances(
             ready[last].append(term)
     found: list[Instance] = []
     types: dict[Term, Type] = {}
+
+    def candidates(at: int) -> tuple[Type, ...]:
+        """Return the types of a leaf that fit one operator whose other operands are known."""
+        leaf = leaves[at]
+        for term in ready[at]:
+            known = [types.get(o) for o in term.operands if o != leaf and o not in ready[at]]
+            if len(term.operands) == len(known) + 1 and leaf in term.operands:
+                operands = tuple(None if o == leaf else types[o] for o in term.operands)
+                return _partners(term.symbol, term.parameters, operands, ranks[leaf], limit)
+        return _types(ranks[leaf], limit)
 
     def fits(at: int) -> bool:
         for term in ready[at]:
@@ -130,7 +156,7 @@ def instances(
             if types[left].shape == types[right].shape and conditions_hold(law, values, given):
                 found.append(Instance(left, right, given))
             return len(found) <= most
-        for type_ in _types(ranks[leaves[at]], limit):
+        for type_ in candidates(at):
             types[leaves[at]] = type_
             if fits(at) and not assign(at + 1):
                 return False

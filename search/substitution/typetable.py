@@ -68,7 +68,7 @@ class TypeTable:
             np.int64,
         )
         symmetric = commutative()
-        self._symmetric = [use.symbol in symmetric and use.operands == 2 for use in space.operators]
+        self.symmetric = [use.symbol in symmetric and use.operands == 2 for use in space.operators]
 
     def intern(self, type_: Type, kind: Kind) -> int:
         """Return the number of a type."""
@@ -79,9 +79,8 @@ class TypeTable:
             self.kinds.append(kind)
         return found
 
-    def tables(self) -> Tables:
-        """Return the table for all types met so far, with the operators of one operand filled."""
-        count = len(self.types)
+    def tables(self, count: int) -> Tables:
+        """Return the table for the first `count` types as operands."""
         while len(self._single) < count:
             self._single.append(self._fill((len(self._single),)))
         if count > self._capacity:
@@ -135,7 +134,7 @@ class TypeTable:
             outputs = tuple(self.intern(type_, kind) for type_ in results)
             handle = self._preparer.prepare(use, types, outputs)
             self._entries.append(
-                (number, len(outputs), outputs[0], outputs[-1], handle, self._symmetric[number])
+                (number, len(outputs), outputs[0], outputs[-1], handle, self.symmetric[number])
             )
             self._arrays = None
         return start, len(self._entries) - start

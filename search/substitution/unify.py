@@ -1,4 +1,4 @@
-"""Unification of terms with open variables and parameters, for generalising proofs (`lift.py`).
+"""A proof with open parameters: which its laws close, by unification, and which stay open.
 
 Every open variable and parameter remembers what it stood for in the proof that is generalised, so
 that where parameters meet in a sum that has no one solution, they are closed as they were.
@@ -6,9 +6,25 @@ that where parameters meet in a sum that has no one solution, they are closed as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import TypeAlias
 
-from soapstone.ir.term import Term, Value, instantiate_value
+from soapstone.ir.term import (
+    Term,
+    Value,
+    instantiate,
+    instantiate_value,
+    match,
+    variables,
+)
+from soapstone.search.substitution.check import CheckError, Laws
+from soapstone.search.substitution.infer import Terms, parameter_kinds
+from soapstone.search.substitution.proof import Proof, Step
+
+Renaming: TypeAlias = "dict[str, Term | Value]"
+# Kinds of parameters, in the order in which they are closed where a proof is not general.
+KINDS = ("axis", "group", "size", "padding", "stride", "divisor", "activation")
 
 
 class Unlike(Exception):
@@ -130,3 +146,88 @@ class Unifier:
         left, right = self.resolved_value(left), self.resolved_value(right)
         if left != right:
             raise Unlike(f"parameter {left} is not {right}")
+
+
+class General:
+    """A derivation over open terms: what its laws leave open, and what that stood for.
+
+    Variables of one name are one variable unless they are `apart`.
+
+    Raises:
+        Unlike: the ends do not meet.
+        CheckError: a step is no instance of its law.
+    """
+
+    def __init__(self, source: Terms, target: Terms, proof: Proof, laws: Laws, apart: bool) -> None:
+        self.special = (*source, *target)
+        self.sides = (source, target)
+        self.unifier = Unifier()
+        named: dict[Term, Term] | None = None if apart else {}
+        first, last = (self._opened(terms, named) for terms in (source, target))
+        self.steps: list[list[tuple[Step, Renaming, Renaming]]] = []  # given and all bindings
+        for output, chain in enumerate(proof):
+            general, special = first[output], source[output]
+            steps: list[tuple[Step, Renaming, Renaming]] = []
+            for count, step in enumerate(chain):
+                try:
+                    general, special, fresh = self._step(general, special, step, laws)
+                except (Unlike, IndexError) as error:
+                    raise CheckError(f"output {output}, step {count}, {step}: {error}") from None
+                steps.append((step, {name: fresh[name] for name in step.bindings}, fresh))
+            self.steps.append(steps)
+            self.unifier.unify(general, last[output])
+        self.source, self.target = (
+            tuple(self.unifier.resolved(term) for term in terms) for terms in (first, last)
+        )
+        self.kinds = {
+            name: kind
+            for name, kind in parameter_kinds((*self.source, *self.target)).items()
+            if name in self.unifier.origin
+        }
+
+    def _opened(self, terms: Terms, named: dict[Term, Term] | None) -> Terms:
+        shared: dict[Term, Term] = {}
+        return tuple(self.unifier.opened(term, shared, named) for term in terms)
+
+    def _step(
+        self, general: Term, special: Term, step: Step, laws: Laws
+    ) -> tuple[Term, Term, Renaming]:
+        """Return both terms after a step, and its law's variables."""
+        law = laws.get(step.law)
+        if law is None:
+            raise Unlike("there is no such law")
+        matched, made = law.sides if step.forward else law.sides[::-1]
+        bindings = match(matched, special.at(step.path), step.bindings)
+        if bindings is None:
+            raise Unlike(f"{special.at(step.path)} is no instance of {matched}")
+        unifier = self.unifier
+        fresh = unifier.law(bindings)
+        for name, value in step.bindings.items():
+            wanted = fresh[name]
+            if isinstance(value, Term) and isinstance(wanted, Term):
+                unifier.unify(wanted, unifier.opened(value, {}, None))
+        unifier.unify(unifier.resolved(general).at(step.path), instantiate(matched, fresh))
+        general = unifier.resolved(general).replaced(step.path, instantiate(made, fresh))
+        special = special.replaced(step.path, instantiate(made, bindings))
+        return general, special, fresh
+
+    def as_usable(self) -> bool:
+        """Return whether one side determines the variables of the other wherever it did."""
+
+        def within(inner: Terms, outer: Terms) -> bool:
+            return set(variables(inner)) <= set(variables(outer))
+
+        now, before = (self.source, self.target), self.sides
+        return within(now[1], now[0]) >= within(before[1], before[0]) and within(
+            now[0], now[1]
+        ) >= within(before[0], before[1])
+
+    def choices(self) -> Iterator[frozenset[str]]:
+        """Yield which open parameters to close as they were: none, each, each two, all."""
+        names = sorted(
+            self.kinds,
+            key=lambda name: KINDS.index(self.kinds[name]) if self.kinds[name] in KINDS else 9,
+        )
+        for count in sorted({0, min(1, len(names)), min(2, len(names)), len(names)}):
+            for fixed in combinations(names, count):
+                yield frozenset(fixed)

@@ -19,6 +19,7 @@ from soapstone.search.substitution import check, entail, language, prove
 from soapstone.search.substitution.canonical import identity
 from soapstone.search.substitution.check import with_parameters
 from soapstone.search.substitution.decide import EFFORT, counterexample
+from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.proof import Candidate
 from soapstone.search.substitution.rules import Rule, RuleFile, laws_digest
 from soapstone.search.substitution.sample import sample_types
@@ -108,7 +109,7 @@ def sample(rule: Rule) -> Candidate | None:
         return Candidate(
             tuple(with_parameters(term, values) for term in rule.source),
             tuple(with_parameters(term, values) for term in rule.target),
-            {str(term): tuple(map(int, type_.shape)) for term, type_ in types.items()},
+            {str(term): extents(type_) for term, type_ in types.items()},
             rule.spaces[0] if rule.spaces else "",
         )
     return None

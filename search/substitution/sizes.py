@@ -1,0 +1,387 @@
+"""All sizes at which both sides of a law are typed, found by joining instead of trying.
+
+The relation of a term has a row for each choice of its variables' types that types it. The relation
+of an operator joins those of its operands on the variables they share, and keeps the pairs of types
+that it takes; the law itself joins both sides and keeps equal shapes. What takes which types is
+asked once for each pair of types, of `shapes.concrete`, which alone decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone.ir.law import Law
+from soapstone.ir.term import (
+    SPLITS,
+    Term,
+    Value,
+    instantiate,
+    instantiate_value,
+    is_variable,
+    parameter_variables,
+    subterms,
+)
+from soapstone.search.substitution import condition, language
+from soapstone.search.substitution.shapes import Tree, Type, concrete, infer, plain
+
+Bindings: TypeAlias = "Mapping[str, Value]"
+Column: TypeAlias = "NDArray[np.int64]"
+_EQUATION = Term("=")
+_BITS = 24  # of the number of a type
+
+
+class Types:
+    """Types by number, so that columns of them are arrays."""
+
+    def __init__(self) -> None:
+        self.all: list[Type] = []
+        self._numbers: dict[Type, int] = {}
+
+    def number(self, type_: Type) -> int:
+        found = self._numbers.setdefault(type_, len(self.all))
+        if found == len(self.all):
+            self.all.append(type_)
+        return found
+
+    def extents(self) -> NDArray[np.int64]:
+        """Return the shape of every type, right-aligned in four or more columns; -1 is no axis."""
+        width = max((type_.rank for type_ in self.all), default=0)
+        table = np.full((len(self.all), max(width, 4)), -1)
+        for row, type_ in zip(table, self.all):
+            if type_.rank:
+                row[-type_.rank :] = type_.shape
+        return table
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Rows of type numbers: of the leaves, and of the term that they type."""
+
+    leaves: tuple[Term, ...]
+    columns: tuple[Column, ...]
+    result: Column
+
+    def __len__(self) -> int:
+        return len(self.result)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sides of a law under one choice of parameters and ranks, and the types of its leaves."""
+
+    bindings: Bindings
+    sides: tuple[Term, Term]
+    types: Types
+    leaves: tuple[Term, ...]
+    columns: tuple[Column, ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    def at(self, row: int) -> dict[Term, Type]:
+        """Return the type of every leaf at one size."""
+        return {
+            leaf: self.types.all[column[row]] for leaf, column in zip(self.leaves, self.columns)
+        }
+
+
+def parameter_values(law: Law) -> Iterator[dict[str, Value]]:
+    """Yield all choices of values of a law's parameter variables, as their forms declare them."""
+    choices: dict[str, dict[Value, None]] = {name: {} for name in parameter_variables(law.sides)}
+    for term in subterms(law.sides):
+        if not term.parameters:
+            continue
+        forms, constants = language.forms(), language.constants()
+        known = (
+            forms[term.symbol].form.parameters
+            if term.symbol in forms
+            else constants[term.symbol].parameters
+        )
+        for value, declared in zip(term.parameters, known.values()):
+            for word in str(value).split("+") if isinstance(value, str) else ():
+                if is_variable(word):
+                    choices[word].update(dict.fromkeys(declared))
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values))
+
+
+def rank_choices(law: Law, limit: int) -> Iterator[dict[Term, int]]:
+    """Yield the ranks for which a law is said; constants of no said rank have any."""
+    leaves = [term for term in subterms(law.sides) if not term.operands]
+    texts = law.ranks or tuple(
+        " ".join(f"{leaf}={rank}" for leaf in leaves if leaf.is_variable)
+        for rank in range(1, limit + 1)
+    )
+    for text in dict.fromkeys(texts):
+        given = {name: int(rank) for name, rank in (part.split("=") for part in text.split())}
+        free = []
+        for leaf in leaves:
+            constant = language.constants().get(leaf.symbol)
+            rank = given.get(str(leaf), given.get(leaf.symbol, constant and constant.rank))
+            free.append(range(limit + 1) if rank is None else (rank,))
+        for ranks in itertools.product(*free):
+            yield dict(zip(leaves, ranks))
+
+
+@lru_cache(maxsize=4096)
+def constant_value(term: Term, shape: tuple[int, ...]) -> tuple[Fraction, ...] | None:
+    """Return the elements of a constant, exactly; None where there is none of that shape.
+
+    Raises:
+        ValueError: an element is no ratio of small integers.
+    """
+    array = language.constants()[term.symbol].value(term.parameters, shape)
+    if array is None:
+        return None
+    elements = []
+    for element in np.asarray(array, np.float64).ravel().tolist():
+        exact = Fraction(element).limit_denominator(1 << 12)
+        if float(exact) != element:
+            raise ValueError(f"constant {term} of shape {shape}: {element} is no simple ratio")
+        elements.append(exact)
+    return tuple(elements)
+
+
+def _split_axes(sides: tuple[Term, Term]) -> tuple[frozenset[int], int]:
+    """Return the axes along which variables may be concatenations, and how often in a row."""
+    symbols = {term.symbol for term in subterms(sides)}
+    splits = [term for term in subterms(sides) if term.symbol in SPLITS]
+    axes = {axis for term in splits for axis in term.parameters if isinstance(axis, int)}
+    if "transpose" in symbols and axes & {-1, -2}:
+        axes |= {-1, -2}
+    if "conv2d" in symbols and -3 in axes:
+        axes.add(-4)
+    if "merge" in symbols and -2 in axes:
+        axes.add(-3)
+    return frozenset(axes), len(splits)
+
+
+@lru_cache(maxsize=256)
+def _trees(extent: int, depth: int) -> tuple[Tree | None, ...]:
+    """Return all split trees of an axis up to some depth."""
+    found: list[Tree | None] = [None]
+    for at in range(1, extent) if depth else ():
+        pairs = itertools.product(_trees(at, depth - 1), _trees(extent - at, depth - 1))
+        found += [Tree(left, right, at) for left, right in pairs]
+    return tuple(found)
+
+
+def _candidates(leaf: Term, rank: int, limit: int, sides: tuple[Term, Term]) -> Iterator[Type]:
+    """Yield the types that a variable or constant may have."""
+    if not leaf.is_variable:
+        sizes = [part for value in leaf.parameters for part in str(value).split("x")]
+        top = max([limit, *(int(part) for part in sizes if part.isdigit())])
+        for shape in itertools.product(range(1, top + 1), repeat=rank):
+            if constant_value(leaf, shape) is not None:
+                yield plain(shape)
+        return
+    axes, depth = _split_axes(sides)
+    for shape in itertools.product(range(1, limit + 1), repeat=rank):
+        options = [
+            _trees(extent, depth if at - rank in axes else 0) for at, extent in enumerate(shape)
+        ]
+        for trees in itertools.product(*options):
+            yield Type(shape, trees)
+
+
+def _possible(term: Term, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return, for each pair of extents, False only where the operator cannot take the two."""
+    a, b = left[:, None, :], right[None, :, :]
+    fits = np.ones(np.broadcast_shapes(a.shape, b.shape)[:2], bool)
+    if term.symbol in ("add", "sub", "mul", "div"):
+        fits &= ((a == b) | (np.abs(a) == 1) | (np.abs(b) == 1)).all(axis=2)
+    elif term.symbol == "=":
+        fits &= (a == b).all(axis=2)
+    elif term.symbol == "matmul":
+        fits &= (a[..., -1] == b[..., -2]) & (a[..., -1] > 0)
+    elif term.symbol == "concat" and isinstance(term.parameters[0], int):
+        others = [at for at in range(left.shape[1]) if at - left.shape[1] != term.parameters[0]]
+        fits &= (a[..., others] == b[..., others]).all(axis=2)
+    elif term.symbol == "conv2d":
+        groups = term.parameters[0]
+        if groups == "depthwise":
+            fits &= (a[..., -3] == b[..., -4]) & (b[..., -3] == 1)
+        elif isinstance(groups, int):
+            fits &= a[..., -3] == groups * b[..., -3]
+    return fits
+
+
+def _typed(term: Term, types: Types, operands: tuple[int, ...]) -> int:
+    """Return the number of the type of an operator on operands of these types, or -1."""
+    found = tuple(types.all[operand] for operand in operands)
+    if term.symbol == "=":
+        return operands[0] if found[0].shape == found[1].shape else -1
+    type_ = concrete(term.symbol, term.parameters, found)
+    return -1 if type_ is None else types.number(type_)
+
+
+def _apply(term: Term, types: Types, operands: list[Column]) -> Column:
+    """Return the type of an operator in every row, -1 where it has none."""
+    codes = operands[0]
+    for other in operands[1:]:
+        codes = (codes << _BITS) | other
+    distinct, where = np.unique(codes, return_inverse=True)
+    results = np.empty(len(distinct), np.int64)
+    for at, code in enumerate(distinct.tolist()):
+        numbers = tuple(
+            (code >> (20 * (len(operands) - 1 - i))) & 0xFFFFF for i in range(len(operands))
+        )
+        results[at] = _typed(term, types, numbers)
+    return results[where]
+
+
+def _groups(keys: Column) -> tuple[Column, Column, Column, Column]:
+    """Return distinct keys, rows in order of key, and each key's first row and count in it."""
+    order = np.argsort(keys, kind="stable")
+    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
+    return distinct, order, first, count
+
+
+def _pairs(
+    left: tuple[Column, Column, Column, Column],
+    right: tuple[Column, Column, Column, Column],
+    which: tuple[Column, Column],
+) -> tuple[Column, Column]:
+    """Return all pairs of rows of the pairs of groups."""
+    (_, order, first, count), (_, other_order, other_first, other_count) = left, right
+    a, b = which
+    each = count[a] * other_count[b]
+    group = np.repeat(np.arange(len(a)), each)
+    place = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    width = other_count[b][group]
+    rows = order[first[a][group] + place // width]
+    others = other_order[other_first[b][group] + place % width]
+    return rows, others
+
+
+def _join(term: Term, types: Types, left: Relation, right: Relation) -> Relation:
+    shared = [leaf for leaf in left.leaves if leaf in right.leaves]
+    if shared:
+        codes: list[Any] = [np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)]
+        for leaf in shared:
+            columns = [
+                side.columns[side.leaves.index(leaf)] + codes[at] * len(types.all)
+                for at, side in enumerate((left, right))
+            ]
+            _, numbers = np.unique(np.concatenate(columns), return_inverse=True)
+            codes = [numbers[: len(left)], numbers[len(left) :]]
+        ours, theirs = _groups(codes[0]), _groups(codes[1])
+        _, a, b = np.intersect1d(ours[0], theirs[0], assume_unique=True, return_indices=True)
+    else:
+        ours, theirs = _groups(left.result), _groups(right.result)
+        extents = types.extents()
+        fits = _possible(term, extents[ours[0]], extents[theirs[0]])
+        a, b = np.nonzero(fits)
+        if len(a):
+            result = _apply(term, types, [ours[0][a], theirs[0][b]])
+            a, b = a[result >= 0], b[result >= 0]
+    rows, others = _pairs(ours, theirs, (a, b))
+    result = _apply(term, types, [left.result[rows], right.result[others]])
+    keep = result >= 0
+    rows, others, result = rows[keep], others[keep], result[keep]
+    more = [at for at, leaf in enumerate(right.leaves) if leaf not in left.leaves]
+    return Relation(
+        (*left.leaves, *(right.leaves[at] for at in more)),
+        (*(column[rows] for column in left.columns), *(right.columns[at][others] for at in more)),
+        result,
+    )
+
+
+def _relation(term: Term, types: Types, leaves: Mapping[Term, Relation]) -> Relation:
+    """Return all choices of the leaves' types that type a term."""
+    if not term.operands:
+        return leaves[term]
+    operands = [_relation(operand, types, leaves) for operand in term.operands]
+    if len(operands) == 2:
+        return _join(term, types, *operands)
+    (one,) = operands
+    result = _apply(term, types, [one.result])
+    keep = result >= 0
+    return Relation(one.leaves, tuple(column[keep] for column in one.columns), result[keep])
+
+
+def bound_sides(law: Law, bindings: Bindings) -> tuple[Term, Term] | None:
+    """Return the sides with parameters' values, None where a sum of them has none."""
+    names = {term.symbol: term for term in subterms(law.sides) if term.is_variable}
+    for term in subterms(law.sides):
+        if any(instantiate_value(value, bindings) is None for value in term.parameters):
+            return None
+    left, right = (instantiate(side, {**bindings, **names}) for side in law.sides)
+    return left, right
+
+
+def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -> Sizes | None:
+    """Return all sizes at which both sides are typed, of one shape, and the conditions hold.
+
+    Raises:
+        GraphError: a condition of the law is none.
+    """
+    sides = bound_sides(law, bindings)
+    if sides is None:
+        return None
+    types = Types()
+    leaves: dict[Term, Relation] = {}
+    for unbound, rank in ranks.items():
+        leaf = unbound if unbound.is_variable else instantiate(unbound, dict(bindings))
+        numbers = [types.number(type_) for type_ in _candidates(leaf, rank, limit, sides)]
+        column = np.array(numbers, np.int64)
+        leaves[leaf] = Relation((leaf,), (column,), column)
+    left, right = (_relation(side, types, leaves) for side in sides)
+    both = _join(_EQUATION, types, left, right)
+    found = Sizes(bindings, sides, types, both.leaves, both.columns)
+    keep = np.ones(len(found), bool)
+    for text in law.where:
+        keep &= _holding(text, found)
+    elements = sum(np.prod(np.abs(types.extents()), axis=1)[column] for column in found.columns)
+    rows = np.argsort(elements, kind="stable")
+    rows = rows[keep[rows]]
+    return Sizes(
+        bindings, sides, types, both.leaves, tuple(column[rows] for column in both.columns)
+    )
+
+
+def _holding(text: str, found: Sizes) -> NDArray[np.bool_]:
+    """Return at which sizes a condition holds; it is read once for each choice of its extents."""
+    used: dict[tuple[Term, int], None] = {}
+
+    def parameter(name: str) -> Value:
+        return found.bindings.get(name, name)
+
+    def noted(term: Term, axis: int) -> int:
+        used[term, axis] = None
+        return 1
+
+    def ask(extent: Any) -> bool:
+        try:
+            return all(map(condition.holds, condition.read(text, extent, parameter)))
+        except condition.IllTyped:
+            return False
+
+    ask(noted)
+    names = {leaf.symbol: leaf for leaf in found.leaves if leaf.is_variable}
+    table = [np.zeros(len(found), np.int64)]
+    for unbound, axis in used:
+        term = instantiate(unbound, {**found.bindings, **names})
+        inside = [leaf for leaf in found.leaves if leaf in subterms([term])]
+        columns = [found.columns[found.leaves.index(leaf)] for leaf in inside]
+        rows, where = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        extents = []
+        for row in rows:
+            type_ = infer(term, {leaf: found.types.all[n] for leaf, n in zip(inside, row)})
+            known = type_ is not None and -type_.rank <= axis < 0
+            extents.append(type_.shape[axis] if known and type_ is not None else -1)
+        table.append(np.array(extents, np.int64)[where.ravel()])
+    rows, where = np.unique(np.stack(table, axis=1), axis=0, return_inverse=True)
+    answers = []
+    for row in rows:
+        extents = dict(zip(used, row[1:].tolist()))
+        answers.append(-1 not in extents.values() and ask(lambda *at, of=extents: of[at]))
+    return np.array(answers, bool)[where.ravel()]
