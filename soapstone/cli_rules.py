@@ -27,7 +27,7 @@ File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="A rule file; default: the package's own.")
 ]
 Processes = Annotated[
-    int | None, typer.Option(min=1, help="That share the proofs; default: the cores.")
+    int | None, typer.Option(min=1, help="That share the work; default: the cores.")
 ]
 
 
@@ -265,6 +265,7 @@ def laws(
     consistency: Annotated[
         bool, typer.Option("--consistency", help="Look for contradictions and redundant laws.")
     ] = False,
+    processes: Processes = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -274,7 +275,12 @@ def laws(
     with _reported(debug), _staged() as stages:
         from soapstone.search.substitution.verify import law_report
 
-        report = law_report(validate=validate, consistency=consistency, progress=stages)
+        report = law_report(
+            validate=validate,
+            consistency=consistency,
+            processes=processes or _cores(),
+            progress=stages,
+        )
         stages.close()
         if as_json:
             _print_json(report.as_dict())

@@ -135,7 +135,7 @@ WRONG = {
     "step": (change([*R, "proof"], [["matmul-associative"]]), "proof of output 0, step 0"),
     "direction": (change([*R, "proof", 0, 0, 1], "="), "-> or <- needed"),
     "path": (change([*R, "proof", 0, 0, 2], [-1]), "a list of operand positions needed"),
-    "unusable": (change([*R, "target"], ["relu(y)"]), "field 'ranks'"),
+    "other variables": (change([*R, "target"], ["relu(q)"]), "field 'ranks'"),
 }
 
 

@@ -31,8 +31,11 @@ def law_parameters(law: Law) -> dict[str, tuple[Value, ...]]:
     return found
 
 
-def random_shape(term: Term, rank: int, extent: list[int], rng: random.Random) -> tuple[int, ...]:
-    shape = [rng.choice(extent) for _ in range(rank)]
+def random_shape(
+    term: Term, rank: int, usual: list[int], some: list[int], rng: random.Random
+) -> tuple[int, ...]:
+    """Return a shape whose extents are mostly the usual ones, so that operands often fit."""
+    shape = [rng.choice((extent, extent, rng.choice(some))) for extent in usual[4 - rank :]]
     if term.symbol.endswith("_kernel"):
         shape[2:] = [int(extent) for extent in str(term.parameters[0]).split("x")]
     if term.symbol == "pool_kernel":
@@ -61,13 +64,15 @@ def instances(law: Law, count: int, tries: int, rng: random.Random) -> Iterator[
         chosen = {name: rng.choice(values) for name, values in parameters.items()}
         same = rng.randint(1, 4)
         ranks = dict(p.split("=") for p in rng.choice(law.ranks or ("",)).split())
-        extent = rng.choice(([1, 2, 4], [2, 3], [1, *(rng.randint(1, 6) for _ in range(3))]))
+        some = rng.choice(([1, 2], [1, 2, 4], [2, 3], [1, *(rng.randint(1, 6) for _ in range(3))]))
+        usual = [rng.choice(some) for _ in range(4)]
         bindings: dict[str, Term | Value] = {**chosen}
         types = {}
         for leaf in leaves:
             fixed = language.constants()[leaf.symbol].rank if not leaf.is_variable else None
             term = leaf if leaf.is_variable else instantiate(leaf, bindings)
-            shape = random_shape(term, fixed or int(ranks.get(leaf.symbol, same)), extent, rng)
+            rank = fixed or int(ranks.get(leaf.symbol, same))
+            shape = random_shape(term, rank, usual, some, rng)
             types[term] = random_type(shape, rng) if leaf.is_variable else plain(shape)
             bindings[leaf.symbol] = term
         left, right = (instantiate(side, bindings) for side in law.sides)
@@ -117,7 +122,7 @@ def test_laws_hold(law: Law) -> None:
     """On unequal, grouped, strided, broadcast tensors; and both sides split alike."""
     rng = random.Random(law.name)
     tested = 0
-    for left, right, types, *both in instances(law, 12, 6000, rng):
+    for left, right, types, *both in instances(law, 12, 3000, rng):
         tested += 1
         assert compare([left], [right], types, seed=tested) is None, (left, right, types)
         assert all(map(agree, both[0].trees, both[1].trees)), (left, right, types)
@@ -149,11 +154,6 @@ WRONG = [
         ranks=("x=4 y=4 z=4 w=4",),
     ),
     Law(
-        "enlarge-valid",
-        f"{_F}(x, y) = {_F}(x, enlarge[k](y))",
-        ranks=("x=4 y=4",),
-    ),
-    Law(
         "average-inside",
         "conv2d[depthwise,s,p,none](x, pool_kernel[k]) = avg_pool2d[k,s,p,n](x)",
         ranks=("x=4",),
@@ -183,6 +183,6 @@ def test_wrong_laws_are_refuted(law: Law) -> None:
     found = (
         compare([left], [right], types) is not None
         or not all(map(agree, *(each.trees for each in both)))
-        for left, right, types, *both in instances(law, 200, 30000, rng)
+        for left, right, types, *both in instances(law, 400, 20000, rng)
     )
     assert any(found)

@@ -61,7 +61,7 @@ def canonical_form(
     Where a symmetry of the rule leaves open which variable gets which name, `types` (by variable)
     decides, so that equal rules with equal types also get equal types.
     """
-    skeletons = [(_skeleton(a), _skeleton(b)) for a, b in zip(source, target, strict=True)]
+    skeletons = [(skeleton(a), skeleton(b)) for a, b in zip(source, target, strict=True)]
     states: list[tuple[tuple[int, ...], _Names, Terms]] = [((), ((), ()), ())]
     for wanted in sorted(skeletons):
         found: list[tuple[_Tokens, tuple[tuple[int, ...], _Names, Terms]]] = []
@@ -223,7 +223,7 @@ def _commutative() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _skeleton(term: Term) -> str:
+def skeleton(term: Term) -> str:
     """Return the text of a term without names, commutative operands in order."""
     if term.is_variable:
         return "_"
@@ -233,7 +233,7 @@ def _skeleton(term: Term) -> str:
         else str(value)
         for value in term.parameters
     ]
-    operands = [_skeleton(operand) for operand in term.operands]
+    operands = [skeleton(operand) for operand in term.operands]
     if term.symbol in _commutative():
         operands.sort()
     return f"{term.symbol}[{','.join(parameters)}]({','.join(operands)})"
@@ -265,9 +265,9 @@ def _walk(term: Term, names: _Names) -> tuple[_Tokens, list[tuple[_Names, Term]]
     orders = [term.operands]
     if len(set(term.operands)) == 2 and term.symbol in _commutative():
         first, second = term.operands
-        if _skeleton(first) == _skeleton(second):
+        if skeleton(first) == skeleton(second):
             orders.append((second, first))
-        elif _skeleton(second) < _skeleton(first):
+        elif skeleton(second) < skeleton(first):
             orders = [(second, first)]
     found: list[tuple[_Tokens, tuple[_Names, Term]]] = []
     for _, (start, _) in (entry for entry in starts if entry[0] == least):

@@ -89,8 +89,12 @@ def missing_guards(
     """
     laws = all_laws() if laws is None else laws
     found: list[str] = []
-    for missing in _replay(source, target, ranks, guard, proof, laws, True):
-        found += [text for text in missing if text not in found]
+    while True:  # a condition may state that an extent is 1, and so allow what was not
+        more = _replay(source, target, ranks, (*guard, *found), proof, laws, True)
+        new = [text for missing in more for text in missing if text not in found]
+        if not new:
+            break
+        found += dict.fromkeys(new)
     for text in tuple(found) if len(found) > 1 else ():
         rest = [other for other in found if other != text]
         try:

@@ -11,8 +11,9 @@ typing, and a derivation is checked again at other ones.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,7 +30,8 @@ from soapstone.search.substitution.saturate import Budget, Problem, Saturation, 
 from soapstone.search.substitution.shapes import Type
 
 BUDGET = Budget(nodes=400, generations=4)
-_DRAWS = 8  # of shapes, of which the one with most distinct extents is used
+_BATCH = 32
+_DRAWS = 5  # of shapes, of which the one with most distinct extents is used
 _AGAIN = 2  # further ones at which a derivation is checked
 
 Ranks: TypeAlias = "Mapping[str, int]"
@@ -183,42 +185,47 @@ def mark_derivable(
 ) -> set[str]:
     """Return the identities of the rules that smaller rules make unnecessary.
 
-    Rules are taken in order of size; each is derived from those before it that were not derived
-    themselves. Rules of one size are first tried with what is smaller, in several processes.
+    Rules are taken in order of size, in batches; each is derived from those of earlier batches that
+    were not derived themselves. The batches, so the marks, do not depend on how many processes
+    share them.
     """
     marked: set[str] = set()
     kept = Smaller()
-    ordered = sorted(rules, key=_order)
     helpers = [
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _ignore_interrupts)
         for _ in range(processes if processes > 1 else 0)
     ]
     done = 0
     try:
-        for _, group in groupby(ordered, key=lambda rule: _order(rule)[:2]):
-            level = list(group)
-            if helpers and len(level) > 4 * len(helpers):
-                parts = [level[start :: len(helpers)] for start in range(len(helpers))]
+        for batch in _batches(rules):
+            if helpers:
+                parts = [batch[start :: len(helpers)] for start in range(len(helpers))]
                 answers = [one.submit(_derived, part) for one, part in zip(helpers, parts)]
-                for answer in answers:
-                    marked |= answer.result()
-            left = []
-            for rule in level:
-                if rule.identity not in marked:
-                    if kept.derive(rule) is not None:
-                        marked.add(rule.identity)
-                    else:
-                        kept.include(rule)
-                        left.append(rule)
-                done += 1
-                if progress is not None:
-                    progress(done, len(ordered))
+                found = set().union(*(answer.result() for answer in answers))
+            else:
+                found = {rule.identity for rule in batch if kept.derive(rule) is not None}
+            marked |= found
+            left = [rule for rule in batch if rule.identity not in found]
+            for rule in () if helpers else left:
+                kept.include(rule)
             for helper in helpers:
                 helper.submit(_include, left)
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(rules))
     finally:
         for helper in helpers:
             helper.shutdown(wait=True, cancel_futures=True)
     return marked
+
+
+def _batches(rules: Iterable[Rule]) -> Iterator[list[Rule]]:
+    """Yield rules by size, in batches; rules that look alike come in different ones."""
+    for _, group in groupby(sorted(rules, key=_order), key=lambda rule: _order(rule)[:2]):
+        level = list(group)
+        count = -(-len(level) // _BATCH)
+        for start in range(count):
+            yield level[start::count]
 
 
 def derivable(rule: Rule, smaller: Iterable[Rule]) -> tuple[Derivation, ...] | None:
@@ -227,6 +234,10 @@ def derivable(rule: Rule, smaller: Iterable[Rule]) -> tuple[Derivation, ...] | N
 
 
 _KEPT = Smaller()  # in a helper process: what is kept so far
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its helpers
 
 
 def _include(rules: Sequence[Rule]) -> None:

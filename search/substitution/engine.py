@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term
 from soapstone.search.substitution import graphs as walks
-from soapstone.search.substitution.levels import Built, Evaluator, Progress, build
+from soapstone.search.substitution.apart import values_apart
+from soapstone.search.substitution.levels import Built, build
 from soapstone.search.substitution.propose import Terms, is_prefix
+from soapstone.search.substitution.protocol import Evaluator, Progress
 from soapstone.search.substitution.shapes import Type
 from soapstone.search.substitution.space import Kind, Space
 from soapstone.search.substitution.typetable import term_of
@@ -27,7 +29,6 @@ from soapstone.search.substitution.typetable import term_of
 Array = NDArray[Any]
 _STEPS = 20_000_000  # of one compiled call
 _GRAPHS = 1 << 20  # written by one
-_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def enumerate_space(
     """
     check(space)
     built = build(space, evaluator, space.max_operators, progress)
-    values_apart(built, evaluator, progress)
+    values_apart(built.terms, built.handle, evaluator, progress)
     good = walks.with_other_form(built.terms, signatures_of(built))
     prints, graphs, counts = all_graphs(built, good, progress=progress)
     order, starts = grouped(prints, graphs, built.terms)
@@ -170,55 +171,6 @@ def signatures_of(built: Built) -> Array:
     """Return for each tensor a number of its operator, output and operand values."""
     symmetric = built.table.symmetric
     return walks.signatures(built.terms, built.operator, np.array(symmetric, np.bool_))
-
-
-def values_apart(built: Built, evaluator: Evaluator, progress: Progress | None = None) -> int:
-    """Compare tensors of equal id element by element, and give ids to those that differ.
-
-    Returns how many differed: none, but for accidents of hashing.
-    """
-    terms = built.terms
-    tensors = np.arange(terms.inputs, len(terms.value), dtype=np.int64)
-    changed = 0
-    for attempt in range(1, 10):
-        value = terms.value[tensors]
-        order = np.argsort(value, kind="stable")
-        value, tensors = value[order], tensors[order]
-        same = value[1:] == value[:-1]
-        shared = np.append(same, False) | np.append(False, same)
-        value, tensors = value[shared], tensors[shared]
-        different = []
-        for begin in range(0, len(tensors), _ROWS):
-            start = max(begin - 1, 0)  # one row more, to compare the first with
-            chunk = tensors[start : begin + _ROWS]
-            node = terms.node[chunk]
-            output = (chunk - terms.first[node]).astype(np.int32)
-            equal = evaluator.agree(built.handle[node], terms.a[node], terms.b[node], output)
-            equal[0] = True
-            before = terms.value[chunk[1:]] != terms.value[chunk[:-1]]
-            equal[1:] |= before
-            bad = np.nonzero(~equal)[0]
-            different.append(chunk[bad])
-            if progress is not None:
-                progress("comparison of terms", min(begin + _ROWS, len(tensors)), len(tensors))
-        found = np.concatenate(different) if different else np.zeros(0, np.int64)
-        if not len(found):
-            return changed
-        changed += len(found)
-        apart = np.isin(terms.value[tensors], terms.value[found])
-        _renamed(terms, tensors[apart], set(found.tolist()), attempt)
-        tensors = tensors[apart]
-    return changed
-
-
-def _renamed(terms: Terms, tensors: Array, different: set[int], attempt: int) -> None:
-    """Give a new id to the tensors from one that differs from its neighbour to the next such."""
-    shift, before = 0, None
-    for tensor in tensors.tolist():
-        value = int(terms.value[tensor])
-        shift = 0 if value != before else shift + (tensor in different)
-        before = value
-        terms.value[tensor] = (value + shift * attempt * 0x9E3779B97F4A7C16) % 2**64
 
 
 def all_graphs(

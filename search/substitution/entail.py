@@ -8,7 +8,6 @@ used, so it checks the derivation's logic independently of how it was found and 
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -16,8 +15,10 @@ from typing import Any, Literal, TypeAlias
 import z3
 
 from soapstone.ir.law import Law
-from soapstone.ir.term import Term, Value, is_variable
+from soapstone.ir.term import Term, Value, is_variable, variables
 from soapstone.search.substitution import language
+from soapstone.search.substitution.condition import IllTyped
+from soapstone.search.substitution.infer import Typing, axis_choices, with_parameters
 from soapstone.search.substitution.proof import Proof
 from soapstone.search.substitution.prove import replay
 
@@ -96,7 +97,6 @@ class _Logic:
 @lru_cache(maxsize=1)
 def _logic() -> _Logic:
     logic = _Logic()
-    atexit.register(_logic.cache_clear)
     return logic
 
 
@@ -116,11 +116,11 @@ def entailed(
     logic = _logic()
     if len(logic.expressions) > 200_000:
         logic.expressions.clear()
-    equations = {
+    equations = dict.fromkeys(
         (instance.before, instance.after)
         for term, chain in zip(source, proof, strict=True)
         for instance in replay(term, chain, laws)
-    }
+    )
     solver = logic.solver
     solver.push()
     try:
@@ -139,7 +139,8 @@ def quantified(logic: _Logic, laws: Iterable[Law]) -> list[Any]:
     for law in laws:
         bound: dict[str, Any] = {}
         left, right = (logic.general(side, bound) for side in law.sides)
-        formulas.append(z3.ForAll(list(bound.values()), left == right))
+        equation = left == right
+        formulas.append(z3.ForAll(list(bound.values()), equation) if bound else equation)
     return formulas
 
 
@@ -148,15 +149,58 @@ def entailed_by_laws(
 ) -> Verdict:
     """Return whether the laws entail each output's equation, as far as Z3 finds out in the time.
 
-    Laws with conditions say nothing here, since shapes are not modelled; neither do those that
-    equate a variable and a term of others. The rest hold for all operands that fit.
+    Laws with conditions, and those that are `shape_bound`, are left out: without shapes they say
+    too much.
     """
     logic = _logic()
-    given = language.laws() if laws is None else laws
+    if laws is None:
+        solver = _standard_solver()
+    else:
+        solver = _solver(logic, [law for law in laws if not (law.where or shape_bound(law))])
+    solver.push()
+    try:
+        solver.set("timeout", int(timeout_s * 1000))
+        solver.add(logic.differ(source, target))
+        return "proved" if solver.check() == z3.unsat else "unknown"
+    finally:
+        solver.pop()
+
+
+def shape_bound(law: Law) -> bool:
+    """Return whether a law holds only because both sides happen to have one type.
+
+    `enlarge[k](x) = x` is one: it speaks of the size that x already has. So is a law that changes
+    where a split cuts. The ranks tried are the largest for which the law is said.
+    """
+    left, right = law.sides
+    rows = [dict(item.split("=") for item in row.split()) for row in law.ranks]
+    ranks = max(
+        ({name: int(rank) for name, rank in row.items()} for row in rows),
+        key=lambda row: sum(row.values()),
+        default=dict.fromkeys(variables((left, right)), 4),
+    )
+    for axes in axis_choices((left, right)):
+        typing = Typing(ranks)
+        try:
+            one, other = (typing(with_parameters(side, axes)) for side in (left, right))
+        except IllTyped:
+            continue
+        if one.trees != other.trees or one.rank != other.rank:
+            return True
+        if not all(typing.facts.equal(a, b) for a, b in zip(one.shape, other.shape)):
+            return True
+    return False
+
+
+def _solver(logic: _Logic, laws: Iterable[Law]) -> Any:
     solver = z3.Solver(ctx=logic.context)
-    solver.set("timeout", int(timeout_s * 1000))
     solver.set("mbqi", False)
     solver.set("auto_config", False)
-    solver.add(*quantified(logic, (law for law in given if not law.where)))
-    solver.add(logic.differ(source, target))
-    return "proved" if solver.check() == z3.unsat else "unknown"
+    solver.add(*quantified(logic, laws))
+    return solver
+
+
+@lru_cache(maxsize=1)
+def _standard_solver() -> Any:
+    laws = [law for law in language.laws() if not (law.where or shape_bound(law))]
+    return _solver(_logic(), laws)

@@ -10,6 +10,7 @@ so that averages are small integers too. Seeds are the innermost axis: one index
 from __future__ import annotations
 
 import math
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -88,13 +89,11 @@ class ExactEvaluator:
         """Draw the inputs, which are tensors 0 and on; return their ids."""
         rng = np.random.default_rng(self._seed)
         ids = np.zeros(len(types), np.uint64)
-        scalars = 0
+        counts: Counter[str] = Counter()
         for number, each in enumerate(space.inputs):
             if each.term.is_variable:
-                values = self._draw(rng, each, _multiple(space, each))
-                if not each.shape:  # every combination of signs of scalars
-                    values = abs(values) * np.where(np.arange(SEEDS) >> scalars & 1, -1, 1)
-                    scalars += 1
+                values = _draw(rng, each, counts[each.kind]) * _multiple(space, each)
+                counts[each.kind] += 1
             else:
                 values = constant(each.term, each.shape).reshape(-1, 1)
             size = math.prod(each.shape)
@@ -104,11 +103,6 @@ class ExactEvaluator:
             rows[:] = values
             ids[number] = loops.identify(types[number], rows, size)
         return ids
-
-    def _draw(self, rng: np.random.Generator, each: Input, multiple: int) -> Array:
-        shape = (math.prod(each.shape), SEEDS)
-        signs = rng.choice([-1, 1], shape)
-        return rng.integers(1, _LARGEST + 1, shape) * signs * multiple
 
     def prepare(
         self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
@@ -218,16 +212,53 @@ class ExactEvaluator:
         return self._data.array[begin:after]
 
 
+def _draw(rng: np.random.Generator, each: Input, number: int) -> Array:
+    """Return the elements of the variable of some number among those of its kind.
+
+    Scalars have every combination of signs. In two seeds images and kernels are mostly of one sign,
+    and so are products of them, so that a maximum over many elements may be negative.
+    """
+    shape = (math.prod(each.shape), SEEDS)
+    negative = np.full(SEEDS, 0.5)
+    if each.kind == "scalar":
+        negative = (np.arange(SEEDS) >> number % 2 & 1).astype(np.float64)
+    elif each.kind == "kernel":
+        negative[2:] = 0.05
+    elif each.kind == "image":
+        negative[2:] = (0.95 if number % 2 == 0 else 0.05), 0.95
+    signs = np.where(rng.random(shape) < negative, -1, 1)
+    return rng.integers(1, _LARGEST + 1, shape) * signs
+
+
 def _multiple(space: Space, each: Input) -> int:
     """Return the number whose multiples an input's elements are, so that averages are integers."""
-    if each.kind == "scalar":
+    if each.kind in ("scalar", "kernel"):
         return 1
     divisors = [1]
     for use in space.operators:
         if use.operands == 1 and use.result((each.kind,), (each.shape,)) is not None:
             found = structure(use.symbol, use.parameters, (each.shape,))
             divisors.append(1 if found is None else found.denominator)
+    for other in space.inputs:
+        if other.kind == "kernel" and each.kind == "image" and not other.term.is_variable:
+            divisors += [part.denominator for part in _fractions(other.term, other.shape)]
     return int(math.lcm(*divisors) ** min(space.max_operators - 1, 3))
+
+
+def _fractions(term: Term, shape: tuple[int, ...]) -> list[Fraction]:
+    """Return the elements of a constant, in row-major order.
+
+    Raises:
+        GraphError: there is no such constant of that shape.
+    """
+    from soapstone.search.substitution.language import constants
+
+    declared = constants().get(term.symbol)
+    found = None if declared is None else declared.value(term.parameters, shape)
+    if found is None:
+        raise GraphError(f"constant {term} has no value of shape {shape}")
+    elements = np.asarray(found, np.float64).ravel().tolist()
+    return [Fraction(element).limit_denominator(10**6) for element in elements]
 
 
 def constant(term: Term, shape: tuple[int, ...]) -> Array:
@@ -236,15 +267,8 @@ def constant(term: Term, shape: tuple[int, ...]) -> Array:
     Raises:
         GraphError: there is no such constant of that shape, or it has even divisors.
     """
-    from soapstone.search.substitution.language import constants
-
-    declared = constants().get(term.symbol)
-    found = None if declared is None else declared.value(term.parameters, shape)
-    if found is None:
-        raise GraphError(f"constant {term} has no value of shape {shape}")
     result = []
-    for element in np.asarray(found, np.float64).ravel().tolist():
-        fraction = Fraction(element).limit_denominator(10**6)
+    for fraction in _fractions(term, shape):
         factor, shift = _inverse(fraction.denominator)
         if shift:
             raise GraphError(f"constant {term} has the element {fraction}, odd divisors needed")

@@ -7,49 +7,22 @@ input or a tensor it needs is dropped, and recorded as a collapse: `transpose(tr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from soapstone.search.substitution import propose
+from soapstone.search.substitution.apart import values_apart
 from soapstone.search.substitution.propose import Classes, Rows, Terms
-from soapstone.search.substitution.shapes import Type, plain
-from soapstone.search.substitution.space import OperatorUse, Space
+from soapstone.search.substitution.protocol import Evaluator, Progress
+from soapstone.search.substitution.shapes import plain
+from soapstone.search.substitution.space import Space
 from soapstone.search.substitution.typetable import Tables, TypeTable
 
 Array = NDArray[Any]
-Progress: TypeAlias = "Callable[[str, int, int], None]"  # stage, done, total
 _ROWS = 1 << 14  # proposed and evaluated at once
 _BUDGET = 20_000_000  # pairs looked at in one compiled call
-
-
-class Evaluator(Protocol):
-    """Whoever computes tensors and names them: equal names if and only if equal tensors.
-
-    Tensors are numbered: the inputs, then those stored, in order. Types are numbers too.
-    """
-
-    def begin(self, space: Space, types: tuple[int, ...]) -> Array:
-        """Make the inputs, tensors 0 and on, of these types; return their ids (uint64)."""
-
-    def prepare(
-        self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
-    ) -> int:
-        """Return the handle of an operator on operands of these types; `outputs` are the types'
-        numbers of its results."""
-
-    def values(self, handles: Array, a: Array, b: Array) -> Array:
-        """Return the ids of the outputs of nodes: uint64 (nodes, 2); `b` is -1 if there is none."""
-
-    def store(self, handles: Array, a: Array, b: Array) -> None:
-        """Keep the outputs of nodes as the next tensors."""
-
-    def agree(
-        self, handles: Array, a: Array, b: Array, outputs: Array, tensors: Array | None = None
-    ) -> Array:
-        """Return for each node whether that output equals the stored tensor, element by element;
-        without tensors, whether it equals the output of the node before it."""
 
 
 class Collapses(NamedTuple):
@@ -341,6 +314,7 @@ def build(
     collapses: list[Collapses] = []
     for level in range(1, levels + 1):
         terms = nodes.freeze()
+        values_apart(terms, nodes.nodes["handle"], evaluator)
         proposals = Proposals(space, terms, starts, classes, level)
         tables = known_tables(proposals, table)
         for rows, count, part in proposals.chunks(tables):

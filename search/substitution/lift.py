@@ -85,19 +85,22 @@ def lift(
     """
     laws = check.all_laws() if laws is None else laws
     reason: CheckError | None = None
+    generals: list[General] = []
     for apart in (True, False):
         try:
             general = General(source, target, proof, laws, apart)
         except Unlike as error:
             reason = reason or CheckError(str(error))
             continue
-        if apart and not general.as_usable():
-            continue
-        for fixed in general.choices():
-            try:
-                return _Draft(general, fixed, ranks, types, laws).lifted()
-            except CheckError as error:
-                reason = reason or error
+        if not apart or general.as_usable():
+            generals.append(general)
+    for broadcast in (False, True) if types is not None else (False,):
+        for general in generals:
+            for fixed in general.choices():
+                try:
+                    return _Draft(general, fixed, ranks, types, laws).lifted(broadcast)
+                except CheckError as error:
+                    reason = reason or error
     assert reason is not None
     raise reason
 
@@ -153,8 +156,8 @@ class _Draft:
                 )
         return result
 
-    def lifted(self) -> Lifted:
-        """Return the rule with its guard.
+    def lifted(self, broadcast: bool) -> Lifted:
+        """Return the rule with its guard, which says what is 1 if that may be `broadcast`.
 
         Raises:
             CheckError: its proof is not right in general, or it does not apply where it was found.
@@ -164,15 +167,12 @@ class _Draft:
             for steps in self.general.steps
         )
         axes = tuple(self._axes())
-        try:
-            lifted = self._guarded(proof, axes)
-            found = self._applies(lifted)
-        except CheckError:
-            if self.types is None:
-                raise
-            found = False
-        if not found:
+        if broadcast:
             lifted = self._broadcast(proof, axes)
+        else:
+            lifted = self._guarded(proof, axes)
+            if not self._applies(lifted):
+                raise CheckError("the rule does not apply at the shapes where it was found")
         check.replay(
             *(lifted.source, lifted.target, lifted.ranks, lifted.guard, proof), laws=self.laws
         )
@@ -232,7 +232,7 @@ class _Draft:
         if len(set(needs)) > 1:
             raise CheckError("what is needed depends on the axis")
         missing = needs[0]
-        if len(missing) > 1:
+        if missing:
             missing = check.missing_guards(*rule, guard=seeds, laws=self.laws)
         for text in missing:
             height, width = text.replace(".w =", ".h ="), text.replace(".h =", ".w =")

@@ -22,6 +22,7 @@ from soapstone.search.substitution.decide import (
     counterexample,
     decide,
 )
+from soapstone.search.substitution.equation import instances
 from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.proof import Candidate, Proof, Step
 from soapstone.search.substitution.rules import Rejected, Rule, Terms, graph_text, usable
@@ -159,13 +160,30 @@ def _skeleton(rule: Rule) -> tuple[str, ...]:
 
 
 def _covers(general: Rule, special: Rule) -> bool:
-    if general.guard or general.identity == special.identity:
+    """Return whether a rule is another with variables, constants or values put for variables."""
+    if general.identity.partition("-")[0] == special.identity.partition("-")[0]:
         return False
-    one, other = (general.source, general.target), (special.source, special.target)
-    if not subsumes(one, other, values=True) or subsumes(other, one, values=True):
-        return False
-    ranks = [sorted(each.values()) for each in special.ranks]
-    return all(set(each) <= {r for g in general.ranks for r in g.values()} for each in ranks)
+    whole = (special.source, special.target)
+    commutative = language.commutative()
+    for pair in ((general.source, general.target), (general.target, general.source)):
+        for bindings in instances(pair, whole, commutative):
+            tensors = {n: b for n, b in bindings.items() if isinstance(b, Term)}
+            if any(bound.operands for bound in tensors.values()):
+                continue
+            if general.guard and not _same_guard(general, special, bindings):
+                continue
+            if all(
+                any(all(r[n] == ranks[str(b)] for n, b in tensors.items()) for r in general.ranks)
+                for ranks in special.ranks
+            ):
+                return True
+    return False
+
+
+def _same_guard(general: Rule, special: Rule, bindings: Mapping[str, Term | Value]) -> bool:
+    names = {name.strip("[]"): str(bound) for name, bound in bindings.items()}
+    put = {_NAME.sub(lambda found: names.get(found[1], found[1]), text) for text in general.guard}
+    return put <= set(special.guard)
 
 
 # Other parameter values
@@ -189,8 +207,7 @@ def other_values(
             key = identity(source, target)
             if key in known or key in tried:
                 continue
-            sides = (source, target)
-            if any(subsumes((r.source, r.target), sides, values=True) for r in similar):
+            if any(subsumes((r.source, r.target), (source, target), values=True) for r in similar):
                 continue
             tried[key] = (source, target, rule)
     tasks = list(tried.values())

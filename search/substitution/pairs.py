@@ -40,6 +40,7 @@ class Nodes(NamedTuple):
     direct: Array  # int64 (nodes): the variables among the operands
     value: Array  # uint64 (tensors)
     node: Array  # int32 (tensors)
+    variable: Array  # bool (inputs)
     exact: Array  # uint64 (inputs): what an input is, by shape; constants by name
     loose: Array  # the same, by rank
 
@@ -120,7 +121,7 @@ def fill(graphs: Array, rows: Array, view: View, nodes: Nodes) -> None:
                 second = _local(nodes.b[node], row, view, nodes)
             view.a[row, i] = _local(nodes.a[node], row, view, nodes)
             view.b[row, i] = second
-            for local in (view.a[row, i], second):
+            for local in (view.a[row, i], view.b[row, i]):
                 if local >= 0:
                     above |= view.above[row, local >> 1]
                     view.users[row, local] |= np.int64(1) << i
@@ -189,7 +190,7 @@ def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _forward(
+def forward(
     row: int, cut: int, need: int, view: View, nodes: Nodes, colours: Array, hashes: Array
 ) -> None:
     """Set the hash of each output from the colours of the inputs."""
@@ -289,8 +290,8 @@ def key(
     colours[nodes.inputs :] = fresh
     need_x, need_y = needed(x, cut_x, view), needed(y, cut_y, view)
     for step in range(_ROUNDS + 1):
-        _forward(x, cut_x, need_x, view, nodes, colours, scratch.first)
-        _forward(y, cut_y, need_y, view, nodes, colours, scratch.second)
+        forward(x, cut_x, need_x, view, nodes, colours, scratch.first)
+        forward(y, cut_y, need_y, view, nodes, colours, scratch.second)
         if step == _ROUNDS:
             break
         found[:] = _ZERO
@@ -316,9 +317,9 @@ def key(
         for number in range(found.shape[0]):
             if found[number] != _ZERO:
                 colours[number] = mix(colours[number] + found[number])
-    forward = backward = np.uint64(view.outs[x])
+    one = other = np.uint64(view.outs[x])
     for place in range(view.outs[x]):
         left, right = scratch.first[view.out[x, place]], scratch.second[view.out[y, place]]
-        forward += mix(left * _THREE + mix(right * _FIVE))
-        backward += mix(right * _THREE + mix(left * _FIVE))
-    return mix(min(forward, backward)) ^ mix(max(forward, backward))
+        one += mix(left * _THREE + mix(right * _FIVE))
+        other += mix(right * _THREE + mix(left * _FIVE))
+    return mix(min(one, other)) ^ mix(max(one, other))

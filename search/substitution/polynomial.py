@@ -12,8 +12,8 @@ also conversely. What does not fit 64 bits is handed back, for `refute.py`, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -50,38 +50,66 @@ class Result(NamedTuple):
     element: int
 
 
-@dataclass
 class Pool:
-    """Structures laid end to end, as the compiled loop reads them."""
+    """Structures laid end to end, as the compiled loop reads them, each under a key."""
 
-    kinds: list[int] = field(default_factory=list)
-    denominators: list[int] = field(default_factory=list)
-    starts: list[NDArray[np.int64]] = field(default_factory=list)
-    parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]] = field(
-        default_factory=list
-    )
-    entries: int = 0
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._kinds: list[int] = []
+        self._denominators: list[int] = []
+        self._first = [0]  # of a structure's starts
+        self._starts = np.zeros(1 << 10, np.int64)
+        self._a, self._b = (np.zeros(1 << 10, np.int32) for _ in range(2))
+        self._numerators = np.zeros(1 << 10, np.int64)
+        self.entries = 0
 
-    def add(self, structure: Structure) -> int:
-        """Return the number by which instances name a structure from now on."""
-        self.kinds.append(_KINDS[structure.kind])
-        self.denominators.append(structure.denominator)
-        self.starts.append(structure.starts.astype(np.int64) + self.entries)
-        self.parts.append((structure.a, structure.b, structure.numerator))
+    def number(self, key: Hashable, make: Callable[[], Structure]) -> int:
+        """Return the number by which instances name a structure, made where the key is new."""
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = self._add(make())
+        return found
+
+    def _add(self, structure: Structure) -> int:
+        outputs = math.prod(structure.shape)
+        first, entries = self._first[-1], self.entries
+        self._starts = _room(self._starts, first + outputs + 1)
+        counts = np.bincount(structure.out, minlength=outputs)
+        self._starts[first] = entries
+        np.cumsum(counts, out=self._starts[first + 1 : first + 1 + outputs])
+        self._starts[first + 1 : first + 1 + outputs] += entries
+        self._first.append(first + outputs + 1)
         self.entries += len(structure.a)
-        return len(self.kinds) - 1
+        self._a, self._b, self._numerators = (
+            _room(part, self.entries) for part in (self._a, self._b, self._numerators)
+        )
+        self._a[entries : self.entries] = structure.a
+        self._b[entries : self.entries] = structure.b
+        self._numerators[entries : self.entries] = structure.numerator
+        self._kinds.append(_KINDS[structure.kind])
+        self._denominators.append(structure.denominator)
+        return len(self._kinds) - 1
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """Return kinds, denominators, first starts, starts, and the entries' three arrays."""
-        ends = np.cumsum([0, *map(len, self.starts)])
-        joined = [np.concatenate(column) for column in zip(*self.parts)]
         return (
-            np.array(self.kinds, np.int8),
-            np.array(self.denominators, np.int64),
-            ends.astype(np.int64),
-            np.concatenate(self.starts),
-            *joined,
+            np.array(self._kinds, np.int8),
+            np.array(self._denominators, np.int64),
+            np.array(self._first, np.int64),
+            self._starts,
+            self._a,
+            self._b,
+            self._numerators,
         )
+
+
+def _room(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return an array of at least some size that begins with this one."""
+    if size <= len(array):
+        return array
+    larger = np.zeros(max(size, 2 * len(array)), array.dtype)
+    larger[: len(array)] = array
+    return larger
 
 
 @cache

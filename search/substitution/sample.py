@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from soapstone.ir.term import Term, Value, parse, subterms
+from soapstone.ir.term import Term, Value, subterms
 from soapstone.search.substitution.condition import Condition, IllTyped, holds, window_size
 from soapstone.search.substitution.dims import (
     Applied,
@@ -22,11 +22,11 @@ from soapstone.search.substitution.dims import (
     evaluate,
     substitute,
 )
+from soapstone.search.substitution.facts import Facts
 from soapstone.search.substitution.infer import (
     AXES,
     Ranks,
     Terms,
-    Typing,
     parameter_kinds,
     typed,
     with_parameters,
@@ -34,6 +34,7 @@ from soapstone.search.substitution.infer import (
 from soapstone.search.substitution.shapes import Type, infer, plain
 
 Types: TypeAlias = "dict[Term, Type]"
+Values: TypeAlias = "Mapping[str, Value]"
 VALUES: dict[str, tuple[Value, ...]] = {
     "axis": AXES,
     "group": (1, 2, 3),
@@ -45,60 +46,115 @@ VALUES: dict[str, tuple[Value, ...]] = {
 }
 _DRAWS = 40  # of extents, for one choice of parameters
 _FAILURES = 12  # choices in a row that fit nothing, before giving up
+_CHOICES = 400  # choices that are wrong for any operands, before giving up
 _MOST = 64  # the largest extent
 
 
 @dataclass(frozen=True)
-class _Instance:
-    """A rule at certain parameters: its terms, and the equations of its extents."""
+class _Open:
+    """A rule of which only the axes are chosen, and all that its guard and typing state."""
 
     source: Terms
     target: Terms
-    leaves: tuple[Term, ...]
-    typing: Typing
-    free: tuple[str, ...]
-    odd: frozenset[str]
-    extents: Mapping[str, Dim]  # every leaf's, by atom, over the free ones
+    stated: tuple[Condition, ...]
+    ranks: Mapping[Term, int]  # of the leaves
 
     @classmethod
     def of(
-        cls,
-        source: Terms,
-        target: Terms,
-        ranks: Ranks,
-        guard: Sequence[str],
-        values: Mapping[str, Value],
-    ) -> _Instance:
-        """Return the instance.
+        cls, source: Terms, target: Terms, ranks: Ranks, guard: Sequence[str], axes: Values
+    ) -> _Open:
+        """Return the rule with these axes.
 
         Raises:
-            IllTyped: the rule fits no operands at these parameters.
+            IllTyped: it fits no operands.
         """
-        stated = tuple(_stated(source, target, ranks, guard, values))
-        source = tuple(with_parameters(term, values) for term in source)
-        target = tuple(with_parameters(term, values) for term in target)
-        chosen = {str(with_parameters(parse(text), values)): rank for text, rank in ranks.items()}
-        typing = typed(source, target, chosen, guard, values)
-        leaves = tuple(term for term in subterms((*source, *target)) if not term.operands)
-        facts = typing.facts
-        for condition in stated:
+        source = tuple(with_parameters(term, axes) for term in source)
+        target = tuple(with_parameters(term, axes) for term in target)
+        typing = typed(source, target, ranks, guard, axes)
+        leaves = [term for term in subterms((*source, *target)) if not term.operands]
+        return cls(
+            source,
+            target,
+            tuple(typing.facts.stated),
+            {leaf: typing(leaf).rank for leaf in leaves},
+        )
+
+    def at(self, values: Values) -> _Instance:
+        """Return the rule at these parameters.
+
+        What is stated of the open rule is what its proof takes for granted: that a kernel is added
+        to another of size `k`, say, and is not broadcast to it where `k` is 1x1.
+
+        Raises:
+            IllTyped: a condition on parameters is false.
+        """
+        given: dict[str, Dim] = {}
+        words = {name: value for name, value in values.items() if isinstance(value, str)}
+        leaves = {leaf: with_parameters(leaf, values) for leaf in self.ranks}
+        for leaf, named in leaves.items():
+            if named is not leaf:
+                for axis in range(-self.ranks[leaf], 0):
+                    given[f"dim({leaf},{axis})"] = atom(f"dim({named},{axis})")
+        for name, value in values.items():
+            if isinstance(value, int):
+                given[name] = value
+            elif value.partition("x")[0].isdigit():
+                given[f"{name}.h"], given[f"{name}.w"] = window_size(value)
+        stated = [
+            Condition(
+                kind,
+                tuple(
+                    words.get(part, part)
+                    if isinstance(part, str)
+                    else substitute(part, given, words)
+                    for part in of
+                ),
+            )
+            for kind, of in self.stated
+        ]
+        return _Instance(
+            tuple(with_parameters(term, values) for term in self.source),
+            tuple(with_parameters(term, values) for term in self.target),
+            {leaves[leaf]: rank for leaf, rank in self.ranks.items()},
+            stated,
+        )
+
+
+class _Instance:
+    """A rule at certain parameters, and the equations of its extents."""
+
+    def __init__(
+        self, source: Terms, target: Terms, ranks: Mapping[Term, int], stated: list[Condition]
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.ranks = ranks
+        self.stated = stated
+        self.extents: dict[str, Dim] = {}  # of the leaves, over those that are free
+        self.free: tuple[str, ...] = ()
+        self.odd: set[str] = set()
+
+    def solve(self) -> None:
+        """Find which extents are free, and what the others then are.
+
+        Raises:
+            IllTyped: none fit.
+        """
+        facts = Facts()
+        for condition in self.stated:
             facts.require(condition)
-        extents = {
-            name: facts.normal(atom(name))
-            for leaf in leaves
-            for extent in typing(leaf).shape
-            for name in all_atoms(extent)
-        }
+        for leaf, rank in self.ranks.items():
+            for axis in range(-rank, 0):
+                name = f"dim({leaf},{axis})"
+                self.extents[name] = facts.normal(atom(name))
         free: dict[str, None] = {}
-        for extent in extents.values():
+        for extent in self.extents.values():
             free.update((name, None) for name in sorted(all_atoms(extent)))
-        odd = set()
+        self.free = tuple(name for name in free if not isinstance(name, Applied))
         for kind, of in facts.stated:
             size = of[1] if kind == "fits" and of[2] == "same" else of[0]
             if kind in ("fits", "odd") and not isinstance(size, str):
-                odd |= all_atoms(facts.normal(size))
-        plain_atoms = tuple(name for name in free if not isinstance(name, Applied))
-        return cls(source, target, leaves, typing, plain_atoms, frozenset(odd), extents)
+                self.odd |= all_atoms(facts.normal(size))
 
     def draw(self, rng: np.random.Generator) -> Types | None:
         """Return types of the leaves at which both sides fit, with equal shapes."""
@@ -117,8 +173,8 @@ class _Instance:
         if not self.holds(extents):
             return None
         types = {
-            leaf: plain([evaluate(extent, extents) for extent in self.typing(leaf).shape])
-            for leaf in self.leaves
+            leaf: plain([extents[f"dim({leaf},{axis})"] for axis in range(-rank, 0)])
+            for leaf, rank in self.ranks.items()
         }
         for one, other in zip(self.source, self.target):
             first, second = infer(one, types), infer(other, types)
@@ -134,47 +190,7 @@ class _Instance:
                     kind, tuple(v if isinstance(v, str) else evaluate(v, extents) for v in of)
                 )
             )
-            for kind, of in self.typing.facts.stated
-        )
-
-
-def _stated(
-    source: Terms,
-    target: Terms,
-    ranks: Ranks,
-    guard: Sequence[str],
-    values: Mapping[str, Value],
-) -> Iterator[Condition]:
-    """Yield what typing states of the rule itself, said at these parameters.
-
-    A kernel of size `k` is added to another of that size; that `k` is 1x1 allows no broadcasting.
-    """
-    axes = {
-        name: values[name]
-        for name, kind in parameter_kinds((*source, *target)).items()
-        if kind == "axis"
-    }
-    if len(axes) == len(values):
-        return  # the typing at these parameters states it
-    source = tuple(with_parameters(term, axes) for term in source)
-    target = tuple(with_parameters(term, axes) for term in target)
-    given: dict[str, Dim] = {}
-    words = {name: value for name, value in values.items() if isinstance(value, str)}
-    for leaf in (term for term in subterms((*source, *target)) if not term.operands):
-        named = with_parameters(leaf, values)
-        for axis in range(-ranks[str(leaf)], 0):
-            given[f"dim({leaf},{axis})"] = atom(f"dim({named},{axis})")
-    for name, value in values.items():
-        if isinstance(value, int):
-            given[name] = value
-        elif value.partition("x")[0].isdigit():
-            given[f"{name}.h"], given[f"{name}.w"] = window_size(value)
-    for kind, of in typed(source, target, ranks, guard, axes).facts.stated:
-        yield Condition(
-            kind,
-            tuple(
-                words.get(v, v) if isinstance(v, str) else substitute(v, given, words) for v in of
-            ),
+            for kind, of in self.stated
         )
 
 
@@ -187,7 +203,7 @@ def applies(
     target: Terms,
     ranks: Ranks,
     guard: Sequence[str],
-    values: Mapping[str, Value],
+    values: Values,
     types: Mapping[Term, Type],
 ) -> bool:
     """Return whether a rule may be used at these parameters and shapes of its variables.
@@ -195,14 +211,16 @@ def applies(
     They must satisfy what a proof takes for granted: the guard, and typing without broadcasting of
     extents that are 1 by chance.
     """
+    kinds = parameter_kinds((*source, *target))
+    axes = {name: value for name, value in values.items() if kinds.get(name) == "axis"}
     try:
-        instance = _Instance.of(source, target, ranks, guard, values)
+        instance = _Open.of(source, target, ranks, guard, axes).at(values)
         extents: dict[str, int] = {}
-        for leaf in instance.leaves:
-            wanted, found = instance.typing(leaf), types[leaf]
-            if wanted.rank != found.rank:
+        for leaf, rank in instance.ranks.items():
+            found = types[leaf]
+            if found.rank != rank:
                 return False
-            for axis, extent in enumerate(found.shape, -found.rank):
+            for axis, extent in enumerate(found.shape, -rank):
                 if not isinstance(extent, int):
                     return False
                 extents[f"dim({leaf},{axis})"] = extent
@@ -225,31 +243,51 @@ def sample_types(
     the draws fit; none where none did.
     """
     kinds = parameter_kinds((*source, *target))
-    names = sorted(kinds)
+    options = {name: _options(source, target, name, kind) for name, kind in sorted(kinds.items())}
     known: dict[tuple[Value, ...], _Instance | None] = {}
-    failed = 0
-    while count > 0 and failed < _FAILURES:
-        choice = []
-        for name in names:
-            options = _options(source, target, name, kinds[name])
-            choice.append(options[rng.integers(len(options))])
-        key = tuple(choice)
+    opened: dict[tuple[Value, ...], _Open | None] = {}
+    failed = wrong = 0
+    while count > 0 and failed < _FAILURES and wrong < _CHOICES:
+        values = {name: some[rng.integers(len(some))] for name, some in options.items()}
+        key = tuple(values.values())
         if key not in known:
-            try:
-                known[key] = _Instance.of(source, target, ranks, guard, dict(zip(names, choice)))
-            except IllTyped:
-                known[key] = None
+            axes = {name: value for name, value in values.items() if kinds[name] == "axis"}
+            where = tuple(axes.values())
+            if where not in opened:
+                opened[where] = _opened(source, target, ranks, guard, axes)
+            rule = opened[where]
+            known[key] = None if rule is None else _solved(rule, values)
         instance = known[key]
-        for _ in range(_DRAWS if instance is not None else 0):
-            assert instance is not None
+        if instance is None:
+            wrong += 1
+            continue
+        for _ in range(_DRAWS):
             types = instance.draw(rng)
             if types is not None:
                 count -= 1
-                failed = 0
-                yield dict(zip(names, choice)), types
+                failed = wrong = 0
+                yield values, types
                 break
         else:
             failed += 1
+
+
+def _opened(
+    source: Terms, target: Terms, ranks: Ranks, guard: Sequence[str], axes: Values
+) -> _Open | None:
+    try:
+        return _Open.of(source, target, ranks, guard, axes)
+    except IllTyped:
+        return None
+
+
+def _solved(rule: _Open, values: Values) -> _Instance | None:
+    try:
+        instance = rule.at(values)
+        instance.solve()
+    except IllTyped:
+        return None
+    return instance
 
 
 def _options(source: Terms, target: Terms, name: str, kind: str) -> tuple[Value, ...]:

@@ -357,7 +357,7 @@ def constant(term: Term, type_: Type, judge: Judge) -> None:
         if term.symbol == "pool_kernel":
             _same(type_.shape[1], 1, judge)
         else:
-            _same(type_.shape[0], type_.shape[1], judge)
+            judge.require(Condition("divides", (type_.shape[1], type_.shape[0])))
             judge.require(Condition("odd", (height,)))
             judge.require(Condition("odd", (width,)))
 

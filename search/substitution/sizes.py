@@ -9,7 +9,7 @@ asked once for each pair of types, of `shapes.concrete`, which alone decides.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
 from soapstone.ir.term import (
     SPLITS,
@@ -34,31 +35,37 @@ from soapstone.search.substitution.shapes import Tree, Type, concrete, infer, pl
 
 Bindings: TypeAlias = "Mapping[str, Value]"
 Column: TypeAlias = "NDArray[np.int64]"
-_EQUATION = Term("=")
+_EQUATION = Term("=", (), (Term("x"), Term("y")))
 _BITS = 24  # of the number of a type
 
 
 class Types:
-    """Types by number, so that columns of them are arrays."""
+    """Types by number, so that columns of them are arrays; and what operators make of them."""
 
     def __init__(self) -> None:
         self.all: list[Type] = []
+        self.results: dict[tuple[str, tuple[Value, ...]], dict[int, int]] = {}
         self._numbers: dict[Type, int] = {}
+        self._extents = np.full((1024, 4), -1)
 
     def number(self, type_: Type) -> int:
         found = self._numbers.setdefault(type_, len(self.all))
         if found == len(self.all):
+            if type_.rank > self._extents.shape[1] or found >> _BITS:
+                raise GraphError(f"{found} types of up to rank {type_.rank} found, 4 at most")
             self.all.append(type_)
+            if found == len(self._extents):
+                self._extents = np.concatenate([self._extents, np.full_like(self._extents, -1)])
+            if type_.rank:
+                self._extents[found, -type_.rank :] = type_.shape
         return found
 
     def extents(self) -> NDArray[np.int64]:
-        """Return the shape of every type, right-aligned in four or more columns; -1 is no axis."""
-        width = max((type_.rank for type_ in self.all), default=0)
-        table = np.full((len(self.all), max(width, 4)), -1)
-        for row, type_ in zip(table, self.all):
-            if type_.rank:
-                row[-type_.rank :] = type_.shape
-        return table
+        """Return the shape of every type, right-aligned in four columns; -1 is no axis."""
+        return self._extents
+
+
+TYPES = Types()  # shared by all laws: what an operator takes is asked once
 
 
 @dataclass(frozen=True)
@@ -214,28 +221,32 @@ def _possible(term: Term, left: NDArray[np.int64], right: NDArray[np.int64]) -> 
     return fits
 
 
-def _typed(term: Term, types: Types, operands: tuple[int, ...]) -> int:
+def _typed(term: Term, types: Types, code: int) -> int:
     """Return the number of the type of an operator on operands of these types, or -1."""
-    found = tuple(types.all[operand] for operand in operands)
+    numbers = (code,) if len(term.operands) == 1 else (code >> _BITS, code & ((1 << _BITS) - 1))
+    found = tuple(types.all[number] for number in numbers)
     if term.symbol == "=":
-        return operands[0] if found[0].shape == found[1].shape else -1
+        return numbers[0] if found[0].shape == found[1].shape else -1
     type_ = concrete(term.symbol, term.parameters, found)
     return -1 if type_ is None else types.number(type_)
 
 
-def _apply(term: Term, types: Types, operands: list[Column]) -> Column:
+def packed(operands: Sequence[Column]) -> Column:
+    """Return one number for the one or two operands of each row."""
+    return operands[0] if len(operands) == 1 else (operands[0] << _BITS) | operands[1]
+
+
+def apply(term: Term, types: Types, operands: Sequence[Column]) -> Column:
     """Return the type of an operator in every row, -1 where it has none."""
-    codes = operands[0]
-    for other in operands[1:]:
-        codes = (codes << _BITS) | other
-    distinct, where = np.unique(codes, return_inverse=True)
-    results = np.empty(len(distinct), np.int64)
-    for at, code in enumerate(distinct.tolist()):
-        numbers = tuple(
-            (code >> (20 * (len(operands) - 1 - i))) & 0xFFFFF for i in range(len(operands))
-        )
-        results[at] = _typed(term, types, numbers)
-    return results[where]
+    distinct, where = np.unique(packed(operands), return_inverse=True)
+    known = types.results.setdefault((term.symbol, term.parameters), {})
+    results = []
+    for code in distinct.tolist():
+        result = known.get(code)
+        if result is None:
+            result = known[code] = _typed(term, types, code)
+        results.append(result)
+    return np.array(results, np.int64)[where]
 
 
 def _groups(keys: Column) -> tuple[Column, Column, Column, Column]:
@@ -281,10 +292,10 @@ def _join(term: Term, types: Types, left: Relation, right: Relation) -> Relation
         fits = _possible(term, extents[ours[0]], extents[theirs[0]])
         a, b = np.nonzero(fits)
         if len(a):
-            result = _apply(term, types, [ours[0][a], theirs[0][b]])
+            result = apply(term, types, [ours[0][a], theirs[0][b]])
             a, b = a[result >= 0], b[result >= 0]
     rows, others = _pairs(ours, theirs, (a, b))
-    result = _apply(term, types, [left.result[rows], right.result[others]])
+    result = apply(term, types, [left.result[rows], right.result[others]])
     keep = result >= 0
     rows, others, result = rows[keep], others[keep], result[keep]
     more = [at for at, leaf in enumerate(right.leaves) if leaf not in left.leaves]
@@ -303,7 +314,7 @@ def _relation(term: Term, types: Types, leaves: Mapping[Term, Relation]) -> Rela
     if len(operands) == 2:
         return _join(term, types, *operands)
     (one,) = operands
-    result = _apply(term, types, [one.result])
+    result = apply(term, types, [one.result])
     keep = result >= 0
     return Relation(one.leaves, tuple(column[keep] for column in one.columns), result[keep])
 
@@ -327,7 +338,7 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
     sides = bound_sides(law, bindings)
     if sides is None:
         return None
-    types = Types()
+    types = TYPES
     leaves: dict[Term, Relation] = {}
     for unbound, rank in ranks.items():
         leaf = unbound if unbound.is_variable else instantiate(unbound, dict(bindings))
@@ -340,7 +351,7 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
     keep = np.ones(len(found), bool)
     for text in law.where:
         keep &= _holding(text, found)
-    elements = sum(np.prod(np.abs(types.extents()), axis=1)[column] for column in found.columns)
+    elements = sum(np.abs(types.extents()).prod(axis=1)[column] for column in found.columns)
     rows = np.argsort(elements, kind="stable")
     rows = rows[keep[rows]]
     return Sizes(

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import SPLITS, Term, Value, parse
+from soapstone.search.substitution.shapes import kinds
 
 Kind: TypeAlias = Literal["scalar", "vector", "matrix", "batch", "image", "kernel"]
 Signature: TypeAlias = "tuple[Kind, ...]"  # the operands' kinds, then the result's
@@ -176,13 +177,13 @@ def _declared(symbol: str) -> list[OperatorUse]:
 
 def inputs(text: str) -> tuple[Input, ...]:
     """Return inputs from text: `x1 x2 matrix 2x3; s scalar; ones matrix 2x3`."""
-    kinds: tuple[Kind, ...] = ("scalar", *DATA, "kernel")
+    words_of_kinds: tuple[Kind, ...] = ("scalar", *DATA, "kernel")
     result = []
     for part in filter(None, map(str.strip, text.split(";"))):
         words = part.split()
-        at = next(position for position, word in enumerate(words) if word in kinds)
+        at = next(position for position, word in enumerate(words) if word in words_of_kinds)
         shape = tuple(int(extent) for word in words[at + 1 :] for extent in word.split("x"))
-        kind = next(kind for kind in kinds if kind == words[at])
+        kind = next(kind for kind in words_of_kinds if kind == words[at])
         result += [Input(parse(word), shape, kind) for word in words[:at]]
     return tuple(result)
 
@@ -202,19 +203,18 @@ _IMAGE = _uses(
     *(f"conv2d[{g},1,same,{c}]" for g in ("1", "2", "depthwise") for c in ("none", "relu")),
     *("avg_pool2d[3x3,1,same,all]", "max_pool2d[3x3,1,same]"),
 )
-_STRIDES: tuple[Value, ...] = (1, 2)
-_PADDINGS: tuple[Value, ...] = ("same", "valid")
-_WINDOWED = frozenset({"conv2d", "avg_pool2d", "max_pool2d"})  # parameters 1 and 2: stride, padding
+_ALL: dict[str, tuple[Value, ...]] = {"stride": (1, 2), "padding": ("same", "valid")}
 
 
 def lifted(space: Space) -> Space:
     """Return the space with every stride and padding of its convolutions and pools."""
     uses: dict[OperatorUse, None] = {}
     for use in space.operators:
-        choices = itertools.product(_STRIDES, _PADDINGS) if use.symbol in _WINDOWED else [()]
-        for choice in choices:
-            after = use.parameters[1 + len(choice) :] if choice else use.parameters[1:]
-            uses[replace(use, parameters=(*use.parameters[:1], *choice, *after))] = None
+        values = [
+            _ALL.get(kind, (value,)) for kind, value in zip(kinds(use.symbol), use.parameters)
+        ]
+        for choice in itertools.product(*values) if values else [use.parameters]:
+            uses[replace(use, parameters=choice)] = None
     return replace(space, name=f"{space.name}-lifted", operators=tuple(uses))
 
 

@@ -5,164 +5,154 @@ Here it is the operator's declared NumPy reference, run on arrays of `Expression
 each element that decides on signs (`sigmoid`, `relu`) is not interpreted. Both sides must be one
 function of the inputs, defined at the same inputs (`field.py`). What is found different is refuted
 by numbers only: a counterexample is one that the operators themselves compute.
+
+Rank 4 is gone through up to extents of 3. A law of element-wise operators alone says the same of
+each element, whatever the sizes: where operands are repeated, extents of 2 and ranks up to 3 cover
+all cases.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
+from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
-from soapstone.ir.tensor import Array, TensorSpec
-from soapstone.ir.term import Term, Value, instantiate_value, is_variable, subterms
-from soapstone.search.substitution import condition, language, shapes
+from soapstone.ir.tensor import Array
+from soapstone.ir.term import Term, Value, subterms
+from soapstone.search.substitution import evaluate, language, shapes
+from soapstone.search.substitution.condition import IllTyped, holds, read
 from soapstone.search.substitution.expression import Elements, Undecided, elements
 from soapstone.search.substitution.field import Field
 from soapstone.search.substitution.shapes import Type
+from soapstone.search.substitution.sizes import bound_sides, parameter_values, rank_choices, sizes
+from soapstone.search.substitution.validate import LIMIT, Progress, Validation
 
-MOST = 600  # sizes of one choice of ranks and parameters
+Types = Mapping[Term, Type]
+Sides = tuple[Term, Term]
+_RANK_4 = 3  # the largest extent of tensors of rank 4
+_TRIES = 4  # random inputs, before a difference is called undecided
 
 
 @dataclass(frozen=True)
-class Instance:
-    """The two sides of a law with their parameters' values, and the types of their tensors."""
+class Difference:
+    """A size at which two sides are not found equal: why, and numbers that show it.
 
-    left: Term
-    right: Term
-    types: Mapping[Term, Type]
+    `numbers` is None where no inputs were found that do: the sides may be one function.
+    """
+
+    sides: Sides
+    types: Types
+    reason: str
+    numbers: evaluate.Disagreement | None
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{term} {type_}" for term, type_ in self.types.items())
-        return f"{self.left} = {self.right} with {sizes}"
+        given = ", ".join(f"{term} {type_}" for term, type_ in self.types.items())
+        what = self.numbers or f"not decided: {self.reason}"
+        return f"{self.sides[0]} = {self.sides[1]} with {given}: {what}"
 
 
-# The sizes and parameter values at which a law is said
+def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> Validation:
+    """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
+    start = time.perf_counter()
+    obligations = 0
+    tasks = list(itertools.product(parameter_values(law), rank_choices(law, limit)))
+    computed = Symbolic()
+    for done, (values, ranks) in enumerate(tasks):
+        for sides, types in instances(law, values, ranks, limit):
+            obligations += 1
+            difference = computed.difference(sides, types)
+            if difference is not None:
+                return Validation(law, obligations, difference, time.perf_counter() - start)
+        if progress is not None:
+            progress(law.name, done + 1, len(tasks))
+    return Validation(law, obligations, None, time.perf_counter() - start)
 
 
-def with_values(term: Term, values: Mapping[str, Value]) -> Term:
-    """Return a term with the variables among its parameters replaced."""
-    found = [instantiate_value(value, values) for value in term.parameters]
-    parameters = (value if new is None else new for value, new in zip(term.parameters, found))
-    operands = tuple(with_values(operand, values) for operand in term.operands)
-    return Term(term.symbol, tuple(parameters), operands)
+# Sizes
 
 
-def parameter_values(law: Law) -> Iterator[dict[str, Value]]:
-    """Yield the values of a law's parameters that every form declares in which they stand."""
-    allowed: dict[str, tuple[Value, ...]] = {}
-    for term in subterms(law.sides):
-        if term.operands:
-            given = language.forms()[term.symbol].form.parameters
-            for name, values in zip(term.parameters, given.values()):
-                if is_variable(name):
-                    before = allowed.get(str(name), values)
-                    allowed[str(name)] = tuple(value for value in before if value in values)
-    for choice in itertools.product(*allowed.values()):
-        yield dict(zip(allowed, choice))
-
-
-def leaf_ranks(law: Law) -> Iterator[dict[Term, int]]:
-    """Yield the ranks of tensors for which a law is said."""
-    leaves = [term for term in subterms(law.sides) if not term.operands]
-    if not law.ranks:
-        for rank in range(1, 5):
-            yield dict.fromkeys(leaves, rank)
-    for text in law.ranks:
-        words = dict(word.split("=") for word in text.split())
-        yield {leaf: int(words[str(leaf)]) for leaf in leaves}
-
-
-def conditions_hold(law: Law, values: Mapping[str, Value], types: Mapping[Term, Type]) -> bool:
-    """Return whether a law's conditions hold for these types and parameters."""
-
-    def extent(term: Term, axis: int) -> int:
-        found = shapes.infer(with_values(term, values), types)
-        if found is None or not -found.rank <= axis < 0:
-            raise condition.IllTyped(f"{term} has no axis {axis}")
-        return int(str(found.shape[axis]))
-
-    def parameter(name: str) -> Value:
-        return values.get(name, name)
-
-    try:
-        said = [one for text in law.where for one in condition.read(text, extent, parameter)]
-    except condition.IllTyped:
-        return False
-    return all(map(condition.holds, said))
-
-
-@lru_cache(maxsize=32)
-def _types(rank: int, limit: int) -> tuple[Type, ...]:
-    return tuple(map(shapes.plain, itertools.product(range(1, limit + 1), repeat=rank)))
-
-
-@lru_cache(maxsize=1 << 14)
-def _partners(
-    symbol: str,
-    parameters: tuple[Value, ...],
-    operands: tuple[Type | None, ...],
-    rank: int,
-    limit: int,
-) -> tuple[Type, ...]:
-    """Return the types of one operand, given as None, that fit the others."""
-    return tuple(
-        type_
-        for type_ in _types(rank, limit)
-        if shapes.concrete(symbol, parameters, tuple(type_ if o is None else o for o in operands))
-    )
+def is_pointwise(law: Law) -> bool:
+    """Return whether all operators of a law are element-wise."""
+    symbols = {term.symbol for term in subterms(law.sides) if term.operands}
+    return all(language.forms()[symbol].spec.elementwise for symbol in symbols)
 
 
 def instances(
-    law: Law, ranks: Mapping[Term, int], values: Mapping[str, Value], limit: int, most: int = MOST
-) -> list[Instance] | None:
-    """Return the law at all sizes up to a limit; None where there are more than `most`."""
-    left, right = (with_values(side, values) for side in law.sides)
-    leaves = list(ranks)
+    law: Law, values: Mapping[str, Value], ranks: Mapping[Term, int], limit: int
+) -> Iterator[tuple[Sides, Types]]:
+    """Yield both sides with parameters' values, and the types of their leaves, at all sizes."""
+    most = min(limit, _RANK_4) if 4 in ranks.values() else limit
+    sides = bound_sides(law, values)
+    if sides is None:
+        return
+    if any(len(term.operands) > 2 for term in subterms(sides)):
+        leaves = [term for term in subterms(sides) if not term.operands]
+        for types in _tried(sides, leaves, ranks, most):
+            if _conditions_hold(law, values, types):
+                yield sides, types
+        return
+    pointwise = is_pointwise(law)
+    repeated = 1 if 4 in ranks.values() else min(most, 2)
+    found = sizes(law, values, ranks, repeated if pointwise else most)
+    for row in range(len(found) if found else 0):
+        assert found is not None
+        yield sides, found.at(row)
+    rank = max(ranks.values())
+    for shape in itertools.product(range(1, most + 1), repeat=rank) if pointwise else ():
+        if max(shape, default=0) > repeated:  # no operand is repeated
+            whole = {leaf: shapes.plain(shape[rank - r :]) for leaf, r in ranks.items()}
+            one, other = (shapes.infer(side, whole) for side in sides)
+            if one is not None and other is not None and one.shape == other.shape:
+                yield sides, whole
+
+
+def _tried(
+    sides: Sides, leaves: list[Term], ranks: Mapping[Term, int], limit: int
+) -> Iterator[Types]:
+    """Yield the sizes at which both sides have one shape, leaf by leaf."""
     ready: list[list[Term]] = [[] for _ in leaves]
-    for term in subterms((left, right)):
+    for term in subterms(sides):
         if term.operands:
-            last = max(leaves.index(leaf) for leaf in term.subterms() if not leaf.operands)
-            ready[last].append(term)
-    found: list[Instance] = []
+            inside = [leaves.index(leaf) for leaf in term.subterms() if not leaf.operands]
+            ready[max(inside)].append(term)
     types: dict[Term, Type] = {}
 
-    def candidates(at: int) -> tuple[Type, ...]:
-        """Return the types of a leaf that fit one operator whose other operands are known."""
-        leaf = leaves[at]
-        for term in ready[at]:
-            known = [types.get(o) for o in term.operands if o != leaf and o not in ready[at]]
-            if len(term.operands) == len(known) + 1 and leaf in term.operands:
-                operands = tuple(None if o == leaf else types[o] for o in term.operands)
-                return _partners(term.symbol, term.parameters, operands, ranks[leaf], limit)
-        return _types(ranks[leaf], limit)
-
-    def fits(at: int) -> bool:
-        for term in ready[at]:
-            operands = tuple(types[operand] for operand in term.operands)
-            type_ = shapes.concrete(term.symbol, term.parameters, operands)
-            if type_ is None:
-                return False
-            types[term] = type_
-        return True
-
-    def assign(at: int) -> bool:
-        """Give the leaves from one on every shape; say whether there is room for more."""
+    def assign(at: int) -> Iterator[Types]:
         if at == len(leaves):
-            given = {leaf: types[leaf] for leaf in leaves}
-            if types[left].shape == types[right].shape and conditions_hold(law, values, given):
-                found.append(Instance(left, right, given))
-            return len(found) <= most
-        for type_ in candidates(at):
-            types[leaves[at]] = type_
-            if fits(at) and not assign(at + 1):
-                return False
-        return True
+            if types[sides[0]].shape == types[sides[1]].shape:
+                yield {leaf: types[leaf] for leaf in leaves}
+            return
+        for shape in itertools.product(range(1, limit + 1), repeat=ranks[leaves[at]]):
+            types[leaves[at]] = shapes.plain(shape)
+            for term in ready[at]:
+                operands = tuple(types[operand] for operand in term.operands)
+                type_ = shapes.concrete(term.symbol, term.parameters, operands)
+                if type_ is None:
+                    break
+                types[term] = type_
+            else:
+                yield from assign(at + 1)
 
-    return found if assign(0) else None
+    return assign(0)
+
+
+def _conditions_hold(law: Law, values: Mapping[str, Value], types: Types) -> bool:
+    def extent(term: Term, axis: int) -> int:
+        found = shapes.infer(term, types)
+        if found is None or not -found.rank <= axis < 0:
+            raise IllTyped(f"{term} has no axis {axis}")
+        return int(str(found.shape[axis]))
+
+    try:
+        read_ = [read(text, extent, lambda name: values.get(name, name)) for text in law.where]
+        return all(holds(condition) for conditions in read_ for condition in conditions)
+    except IllTyped:
+        return False
 
 
 # Evaluation
@@ -173,59 +163,69 @@ class Symbolic:
 
     def __init__(self) -> None:
         self.field = Field()
-        self._numbers = np.vectorize(self.field.number, otypes=[object])
-        self._inputs: dict[tuple[Term, tuple[int, ...]], Elements] = {}
-        self._opaque: set[str] = set()  # functions that decide on signs
+        self._inputs: dict[tuple[Term, tuple[int, ...]], Array] = {}
+        self._opaque: set[str] = set()  # operators whose reference decides on signs
 
-    def value(self, term: Term, types: Mapping[Term, Type]) -> Array:
-        """Return the tensor that a term computes from symbolic inputs of these types.
-
-        Raises:
-            Undecided: a reference asks for the sign of an element.
-        """
-        if not term.operands:
-            return self._leaf(term, tuple(int(str(extent)) for extent in types[term].shape))
-        operands = [self.value(operand, types) for operand in term.operands]
-        declared = language.forms()[term.symbol]
-        spec, form = declared.spec, declared.form
-        specs = [TensorSpec(operand.shape, "float64") for operand in operands]
-        attributes = form.attributes(term.parameters, *specs)
-        if attributes is None:
-            raise Undecided(f"{term.symbol} does not take such operands")
-        attributes = spec.normalise(attributes)
-        if spec.name not in self._opaque:
-            try:
-                views = (operand.view(Elements) for operand in operands)
-                return np.asarray(spec.run(attributes, *views)[form.output])
-            except (Undecided, TypeError):
-                if not spec.elementwise or len(operands) != 1:
-                    raise
-                self._opaque.add(spec.name)
-        name = f"{spec.name}{attributes or ''}"
-        result = np.empty(operands[0].size, object)
-        result[:] = [self.field.function(name, element) for element in operands[0].flat]
-        return result.reshape(operands[0].shape)
-
-    def _leaf(self, term: Term, shape: tuple[int, ...]) -> Array:
-        constant = language.constants().get(term.symbol)
-        if constant is None:
-            key = term, shape
-            if key not in self._inputs:
-                self._inputs[key] = elements(self.field, term.symbol, shape)
-            return self._inputs[key]
-        numbers = constant.value(term.parameters, shape)
-        if numbers is None:
-            raise Undecided(f"{term} has no value of shape {shape}")
-        return np.asarray(self._numbers(numbers))
-
-    def difference(self, instance: Instance) -> str | None:
+    def difference(self, sides: Sides, types: Types) -> Difference | None:
         """Return where two sides are not found equal, None where they are equal everywhere."""
-        left = self.value(instance.left, instance.types)
-        right = self.value(instance.right, instance.types)
+        try:
+            reason = self._reason(*(self.value(side, types) for side in sides))
+        except Undecided as error:
+            reason = str(error)
+        if reason is None:
+            return None
+        for seed in range(_TRIES):
+            numbers = evaluate.compare(sides[:1], sides[1:], types, seed)
+            if numbers is not None:
+                return Difference(sides, types, reason, numbers)
+        return Difference(sides, types, reason, None)
+
+    def _reason(self, left: Array, right: Array) -> str | None:
         if left.shape != right.shape:
             return f"shapes {left.shape} and {right.shape}"
         for position in np.ndindex(*left.shape):
             one, other = left[position], right[position]
             if not self.field.equal(one, other):
-                return f"element {list(position)}: {one} and {other}"[:400]
+                return f"element {list(position)} is {one} and {other}"[:300]
         return None
+
+    def value(self, term: Term, types: Types) -> Array:
+        """Return the tensor that a term computes from symbolic inputs of these types.
+
+        Raises:
+            Undecided: a reference asks for the sign of an element.
+            GraphError: the term does not fit the types.
+        """
+        if not term.operands:
+            return self._leaf(term, evaluate.extents(types[term]))
+        operands = [self.value(operand, types) for operand in term.operands]
+        shapes_ = tuple(operand.shape for operand in operands)
+        attributes = evaluate.attributes_of(term.symbol, term.parameters, shapes_)
+        if attributes is None:
+            raise GraphError(f"{term} does not fit shapes {shapes_}")
+        declared = language.forms()[term.symbol]
+        spec = declared.spec
+        if spec.name not in self._opaque:
+            try:
+                views = (operand.view(Elements) for operand in operands)
+                return np.asarray(spec.run(attributes, *views)[declared.form.output])
+            except (Undecided, TypeError):
+                if not spec.elementwise or len(operands) != 1:
+                    raise
+                self._opaque.add(spec.name)
+        name = f"{spec.name}{dict(attributes) or ''}"
+        result = np.empty(operands[0].size, object)
+        result[:] = [self.field.function(name, element) for element in operands[0].flat]
+        return result.reshape(operands[0].shape)
+
+    def _leaf(self, term: Term, shape: tuple[int, ...]) -> Array:
+        if (term, shape) not in self._inputs:
+            if term.is_variable:
+                found: Array = elements(self.field, term.symbol, shape)
+            else:
+                numbers = evaluate.constant(term, shape)
+                if numbers is None:
+                    raise GraphError(f"{term} has no value of shape {shape}")
+                found = np.vectorize(self.field.number, otypes=[object])(numbers)
+            self._inputs[term, shape] = found
+        return self._inputs[term, shape]

@@ -194,6 +194,7 @@ class LawReport:
     laws: list[dict[str, Any]]
     failed: dict[str, str] = field(default_factory=dict)
     validated: int = 0
+    obligations: int = 0
     consistency: Mapping[str, Any] | None = None
     seconds: float = 0.0
 
@@ -206,17 +207,36 @@ class LawReport:
         lines += [f"{name}: {why}" for name, why in self.failed.items()]
         lines.append(f"{len(self.laws)} laws")
         if self.validated:
-            lines[-1] += f", {self.validated} valid, {len(self.failed)} not; {self.seconds:.1f} s"
+            valid = self.validated - len(self.failed)
+            lines[-1] += f", {valid} valid at {self.obligations:,} sizes; {self.seconds:.1f} s"
         return "\n".join(lines)
 
 
 def law_report(
-    *, validate: bool = False, consistency: bool = False, progress: Progress | None = None
+    *,
+    validate: bool = False,
+    consistency: bool = False,
+    processes: int = 1,
+    progress: Progress | None = None,
 ) -> LawReport:
     """Return the laws with what validation and consistency checks, where asked for, find."""
     start = time.perf_counter()
     report = LawReport(
         [{"name": law.name, "law": str(law), "source": law.source} for law in language.laws()]
     )
+
+    def said(stage: str) -> Callable[[str, int, int], None] | None:
+        if progress is None:
+            return None
+        return lambda name, done, total: progress(stage, done, total)
+
+    if validate:
+        from soapstone.search.substitution.validate import validate_all
+
+        for found in validate_all(processes=processes, progress=said("validate")):
+            report.validated += 1
+            report.obligations += found.obligations
+            if not found.holds:
+                report.failed[found.law.name] = str(found)
     report.seconds = time.perf_counter() - start
     return report

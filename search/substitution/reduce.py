@@ -1,0 +1,199 @@
+"""Pairs of terms: the smaller ones that they follow from, and the candidates that are left.
+
+The same forms of common subgraph as in `cuts.py` (Jia et al., TASO, section 2.5), for the few pairs
+that no enumeration holds: those with a variable of a shape that the space has none of, and terms
+that are equal to a part of themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from soapstone.ir.term import Term, size, subterms, variables
+from soapstone.search.substitution.canonical import (
+    Sides,
+    canonical_candidate,
+    skeleton,
+    subsumes,
+    text,
+)
+from soapstone.search.substitution.language import commutative
+from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.recheck import Recheck
+from soapstone.search.substitution.space import Space
+
+Progress: TypeAlias = Callable[[str, int, "int | None"], None]
+Shape = tuple[int, ...]
+
+
+class Reducer:
+    """Pairs over the inputs of a space and further variables."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._terms = Recheck({each.term: each.shape for each in space.inputs})
+        used = {each.term.symbol[0] for each in space.inputs if each.term.is_variable}
+        self._letter = next(letter for letter in "uvwxyzabcdefghijklmnopqrst" if letter not in used)
+        self._fresh: dict[tuple[Shape, int], Term] = {}
+        self._commutative = commutative()
+
+    def fresh(self, shape: Shape, number: int = 0) -> Term:
+        """Return a variable of a shape that is none of the space's; several by number."""
+        key = (shape, number)
+        if key not in self._fresh:
+            self._fresh[key] = Term(f"{self._letter}{len(self._fresh) + 1}")
+            self._terms.add(self._fresh[key], shape)
+        return self._fresh[key]
+
+    def generalised(
+        self, source: tuple[Term, ...], target: tuple[Term, ...], parts: Sequence[Term]
+    ) -> Sides:
+        """Return a pair with variables in place of terms common to both graphs."""
+        taken = {term.symbol for term in subterms((*source, *target)) if term.is_variable}
+        put: dict[Term, Term] = {}
+        for part in parts:
+            found = self._terms.value(part)
+            assert found is not None, f"{part} is of the space, and fits its operands"
+            shape = tuple(int(str(extent)) for extent in found.type.shape)
+            number = 0
+            while self.fresh(shape, number).symbol in taken:
+                number += 1
+            put[part] = self.fresh(shape, number)
+            taken.add(put[part].symbol)
+        return replaced(source, put), replaced(target, put)
+
+    def equal(self, sides: Sides) -> bool:
+        """Return whether all outputs are equal."""
+        return all(self._terms.equal(a, b) for a, b in zip(*sides))
+
+    def reduced(self, sides: Sides) -> list[Sides]:
+        """Return smaller pairs that a pair follows from; itself, if there are none."""
+        for smaller in self._without_inputs(*sides):
+            return self.reduced(smaller)
+        for several in self._without_output(*sides):
+            return [pair for smaller in several for pair in self.reduced(smaller)]
+        return [sides]
+
+    def _without_inputs(
+        self, source: tuple[Term, ...], target: tuple[Term, ...]
+    ) -> Iterator[Sides]:
+        """Yield the pair with a variable for a common term, if that holds; largest terms first."""
+        common = set(subterms(target)) - {*source, *target}
+        parts = [term for term in subterms(source) if term in common and term.operands]
+        for part in reversed(parts):
+            pair = self.generalised(source, target, [part])
+            if ways((source, target)) & ~ways(pair) == 0 and self.equal(pair):
+                yield pair
+
+    def _without_output(
+        self, source: tuple[Term, ...], target: tuple[Term, ...]
+    ) -> Iterator[list[Sides]]:
+        """Yield pairs that rewrite the operands of a common output operator, and the rest."""
+        for place, (one, other) in enumerate(zip(source, target)):
+            rest = (
+                (*source[:place], *source[place + 1 :]),
+                (*target[:place], *target[place + 1 :]),
+            )
+            if one == other and rest[0] and ways((source, target)) & ~ways(rest) == 0:
+                yield [rest]
+            if one.symbol != other.symbol or one.parameters != other.parameters:
+                continue
+            orders = [other.operands]
+            if one.symbol in self._commutative:
+                orders.append(other.operands[::-1])
+            for order in orders:
+                several = [((a,), (b,)) for a, b in zip(one.operands, order) if a != b]
+                several += [rest] if rest[0] else []
+                if all(
+                    ways((source, target)) & ~ways(pair) == 0 and self.equal(pair)
+                    for pair in several
+                ):
+                    yield several
+
+    def candidates(
+        self, pairs: Sequence[Sides], others: Sequence[Sides], say: Progress
+    ) -> list[Candidate]:
+        """Return pairs, and what others reduce to, as candidates: the most general, each once."""
+        every = dict.fromkeys(pairs)
+        done: set[Sides] = set()
+        for number, sides in enumerate(others):
+            for pair in self.reduced(sides):
+                if pair not in done:
+                    done.add(pair)
+                    every[pair] = None
+            if number % 1000 == 0:
+                say("terms equal to a part", number, len(others))
+        found: dict[tuple[str, tuple[int, ...]], Candidate] = {}
+        for number, sides in enumerate(every):
+            if ways(sides):
+                candidate = self._candidate(sides)
+                ranks = tuple(map(len, candidate.types.values()))
+                found.setdefault((str(candidate), ranks), candidate)
+            if number % 1000 == 0:
+                say("candidates", number, len(every))
+        return sorted(_general(list(found.values())), key=_order)
+
+    def _candidate(self, sides: Sides) -> Candidate:
+        """Return a pair as a candidate whose source is the larger graph, where both could be."""
+        possible = []
+        for way, (source, target) in ((1, sides), (2, sides[::-1])):
+            if ways(sides) & way:
+                leaves = [term for term in subterms(source + target) if not term.operands]
+                types = {str(term): self._terms.shapes[term] for term in leaves}
+                candidate = Candidate(source, target, types, self._space.name)
+                possible.append(canonical_candidate(candidate))
+        return min(possible, key=lambda each: (size(each.target), str(each)))
+
+
+def ways(sides: Sides) -> int:
+    """Return in which directions a pair is a rule: 1 forward, 2 backward, 3 both, 0 none."""
+    source, target = (set(variables(side)) for side in sides)
+    return (1 if target <= source else 0) + (2 if source <= target else 0)
+
+
+def replaced(terms: Sequence[Term], put: dict[Term, Term]) -> tuple[Term, ...]:
+    """Return terms with some subterms replaced."""
+    made = dict(put)
+
+    def walk(term: Term) -> Term:
+        if not term.operands:
+            return made.get(term, term)
+        if term not in made:
+            operands = tuple(walk(operand) for operand in term.operands)
+            same = operands == term.operands
+            made[term] = term if same else Term(term.symbol, term.parameters, operands)
+        return made[term]
+
+    return tuple(walk(term) for term in terms)
+
+
+def _order(candidate: Candidate) -> tuple[int, str, str]:
+    return size(candidate.source) + size(candidate.target), str(candidate), str(candidate.types)
+
+
+def _general(found: list[Candidate]) -> list[Candidate]:
+    """Return candidates without those that are another one with variables put for variables."""
+    groups: dict[tuple[str, ...], list[Candidate]] = {}
+    for candidate in found:
+        sides = (
+            sorted(map(skeleton, candidate.source)),
+            sorted(map(skeleton, candidate.target)),
+        )
+        groups.setdefault(tuple(map(str, sorted(sides))), []).append(candidate)
+    kept = []
+    for group in groups.values():
+        group.sort(key=lambda each: (-len(each.types), str(each)))
+        for position, candidate in enumerate(group):
+            if not any(_instance(group[other], candidate) for other in range(position)):
+                kept.append(candidate)
+    return kept
+
+
+def _instance(general: Candidate, special: Candidate) -> bool:
+    """Return whether a candidate is another one with variables put for its variables."""
+    ranks = [sorted({*map(len, each.types.values())}) for each in (general, special)]
+    sides = [(each.source, each.target) for each in (general, special)]
+    if ranks[0] != ranks[1] or not subsumes(sides[0], sides[1]):
+        return False
+    return text(*sides[0]) != text(*sides[1]) or general.types == special.types

@@ -1,0 +1,207 @@
+"""Validation of laws: exactly, for all parameters' values and all sizes up to 4x4x4x4.
+
+Jia et al. (TASO, section 2.4) validate operator properties by executing them symbolically on all
+small tensors, and find wrong properties so. `sizes.py` lists the sizes, `polynomial.py` compares
+both sides as polynomials in the elements of all variables, and `refute.py` says where they differ.
+Laws of operators that are no polynomials are validated by `symbolic.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from soapstone.ir.law import Law
+from soapstone.ir.term import Term, Value, subterms
+from soapstone.search.substitution import language
+from soapstone.search.substitution.polynomial import (
+    EQUAL,
+    NONE,
+    VARIABLE,
+    Pool,
+    Program,
+    compare,
+)
+from soapstone.search.substitution.refute import (
+    Counterexample,
+    constant_structure,
+    extents_of,
+    refute,
+    structure_of,
+)
+from soapstone.search.substitution.sizes import (
+    Column,
+    Sizes,
+    apply,
+    packed,
+    parameter_values,
+    rank_choices,
+    sizes,
+)
+from soapstone.search.substitution.structure import POLYNOMIAL
+
+LIMIT = 4
+_CHUNK = 1 << 17
+_MOST_ENTRIES = 1 << 24
+Progress: TypeAlias = "Callable[[str, int, int], None]"  # law, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was found of a law: how many obligations (parameters and sizes), and what refutes it."""
+
+    law: Law
+    obligations: int
+    counterexample: object | None  # it prints
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it was said of some sizes, and holds at all of them."""
+        return self.obligations > 0 and self.counterexample is None
+
+    def __str__(self) -> str:
+        if self.counterexample is not None:
+            return f"{self.law.name}: {self.law} is wrong: {self.counterexample}"
+        if not self.obligations:
+            return f"{self.law.name}: {self.law} is said of no sizes: its sides are never typed"
+        return f"{self.law.name}: holds at {self.obligations} sizes ({self.seconds:.2f} s)"
+
+
+def is_polynomial(law: Law) -> bool:
+    """Return whether every operator of a law has a structure."""
+    return all(term.symbol in POLYNOMIAL for term in subterms(law.sides) if term.operands)
+
+
+def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> Validation:
+    """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
+    start = time.perf_counter()
+    if not is_polynomial(law):
+        from soapstone.search.substitution import symbolic
+
+        return symbolic.validate(law, limit, progress)
+    obligations = 0
+    tasks = list(_tasks(law, limit))
+    for done, (bindings, ranks) in enumerate(tasks):
+        count, counterexample = _validated(law, bindings, ranks, limit)
+        obligations += count
+        if counterexample is not None:
+            return Validation(law, obligations, counterexample, time.perf_counter() - start)
+        if progress is not None:
+            progress(law.name, done + 1, len(tasks))
+    return Validation(law, obligations, None, time.perf_counter() - start)
+
+
+def validate_all(
+    laws: Sequence[Law] | None = None,
+    processes: int = 2,
+    progress: Progress | None = None,
+    limit: int = LIMIT,
+) -> tuple[Validation, ...]:
+    """Return the validation of laws, by default all that operators declare, in their order."""
+    laws = language.laws() if laws is None else tuple(laws)
+    found: dict[int, Validation] = {}
+    if processes <= 1:
+        for number, law in enumerate(laws):
+            found[number] = validate(law, limit)
+            if progress is not None:
+                progress(law.name, len(found), len(laws))
+        return tuple(found.values())
+    # The largest laws start first, so that processes end together.
+    order = sorted(range(len(laws)), key=lambda number: -_weight(laws[number]))
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        waiting = {pool.submit(validate, laws[number], limit): number for number in order}
+        try:
+            for done in as_completed(waiting):
+                number = waiting[done]
+                found[number] = done.result()
+                if progress is not None:
+                    progress(laws[number].name, len(found), len(laws))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return tuple(replace(found[number], law=law) for number, law in enumerate(laws))
+
+
+def _weight(law: Law) -> int:
+    leaves = sum(not term.operands for term in subterms(law.sides))
+    convolution = any(term.symbol == "conv2d" for term in subterms(law.sides))
+    return (leaves + 3 * convolution) * max(1, len(law.ranks))
+
+
+def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, int]]]:
+    for bindings in parameter_values(law):
+        for ranks in rank_choices(law, limit):
+            yield bindings, ranks
+
+
+def _validated(
+    law: Law, bindings: dict[str, Value], ranks: dict[Term, int], limit: int
+) -> tuple[int, Counterexample | None]:
+    """Return how many sizes there are, and the first at which the law is wrong."""
+    found = sizes(law, bindings, ranks, limit)
+    if found is None or not len(found):
+        return 0, None
+    for start in range(0, len(found), _CHUNK):
+        part = replace(
+            found, columns=tuple(column[start : start + _CHUNK] for column in found.columns)
+        )
+        program, pool, instances = compiled(part)
+        row = 0
+        while row < len(instances):
+            result = compare(program, pool, instances, row)
+            if result.outcome == EQUAL:
+                break
+            counterexample = refute(part.sides, part.at(result.instance), bindings)
+            if counterexample is not None:
+                return start + result.instance + 1, counterexample
+            row = result.instance + 1
+    return len(found), None
+
+
+_pool = Pool()
+
+
+def compiled(found: Sizes) -> tuple[Program, tuple[NDArray[Any], ...], NDArray[np.int32]]:
+    """Return sizes as the compiled loop takes them: program, pool of structures, instances."""
+    global _pool
+    if _pool.entries > _MOST_ENTRIES:
+        _pool = Pool()
+    nodes = list(subterms(found.sides))
+    where = {term: number for number, term in enumerate(nodes)}
+    types: dict[Term, Column] = dict(zip(found.leaves, found.columns))
+    instances = np.zeros((len(found), len(nodes)), np.int32)
+    for number, term in enumerate(nodes):
+        operands = [types[operand] for operand in term.operands]
+        if operands:
+            types[term] = apply(term, found.types, operands)
+        columns = operands or [types[term]]
+        codes, first, rows = np.unique(packed(columns), return_index=True, return_inverse=True)
+        numbers = np.zeros(len(codes), np.int32)
+        for at, row in enumerate(first.tolist()):
+            of = tuple(found.types.all[column[row]] for column in columns)
+            if term.is_variable:
+                numbers[at] = math.prod(extents_of(of[0]))
+            else:
+                make = partial(structure_of if operands else constant_structure, term, of)
+                numbers[at] = _pool.number((term.symbol, term.parameters, of), make)
+        instances[:, number] = numbers[rows]
+    operand = [[VARIABLE] if t.is_variable else [where[o] for o in t.operands] for t in nodes]
+    first_operand, second = zip(*((*each, NONE, NONE)[:2] for each in operand))
+    program = Program(
+        np.array(first_operand, np.int32),
+        np.array(second, np.int32),
+        where[found.sides[0]],
+        where[found.sides[1]],
+    )
+    return program, _pool.arrays(), instances
