@@ -17,7 +17,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, instantiate, match, parse
 from soapstone.search.substitution import engine, evaluate
 from soapstone.search.substitution.apart import values_apart
-from soapstone.search.substitution.engine import Enumeration, enumerate_space
+from soapstone.search.substitution.engine import Enumeration, enumerate_parts, enumerate_space
 from soapstone.search.substitution.exact import ExactEvaluator, has_exact
 from soapstone.search.substitution.language import commutative
 from soapstone.search.substitution.levels import build
@@ -356,6 +356,35 @@ def test_ids_shared_by_accident_are_told_apart() -> None:
     names = dict(zip(exact.terms.value.tolist(), built.terms.value.tolist()))
     assert len(exact.terms.value) == len(built.terms.value)
     assert len(set(names.values())) == len(names) == len(set(exact.terms.value.tolist()))
+
+
+def test_parts_make_up_the_whole_and_can_be_skipped() -> None:
+    whole = enumerate_space(SMALL, ExactEvaluator())
+    parts = list(enumerate_parts(SMALL, ExactEvaluator(), most_graphs=200))
+    assert len(parts) == parts[0].parts > 3
+    assert sum(part.counts for part in parts).tolist() == whole.counts.tolist()  # type: ignore[attr-defined]
+    joined = [group for part in parts for group in groups_of(part)]
+    assert len(joined) == len(whole.starts) - 1
+    assert as_sets(joined) == as_sets(groups_of(whole))
+    assert [part.collapses for part in parts] == [whole.collapses, *([] for _ in parts[1:])]
+    skipped = enumerate_parts(SMALL, ExactEvaluator(), most_graphs=200, skip={0, 2})
+    assert [part.part for part in skipped] == [1, *range(3, len(parts))]
+
+
+def test_an_interrupt_surfaces_from_every_stage() -> None:
+    def progress(stage: str, done: int, total: int) -> None:
+        seen.add(stage)
+        assert 0 <= done <= total
+        if stage == stop:
+            raise KeyboardInterrupt
+
+    seen: set[str] = set()
+    stop = ""
+    enumerate_space(SMALL, ExactEvaluator(), progress)
+    assert len(seen) >= 4
+    for stop in sorted(seen):
+        with pytest.raises(KeyboardInterrupt):
+            enumerate_space(SMALL, ExactEvaluator(), progress)
 
 
 def test_real_numbers_give_the_same_groups() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.ops.forms import PADDINGS, STRIDES, kernel_size, read_window, window_of
 from soapstone.ir.ops.laws_elementwise import TABLE
+from soapstone.ir.ops.laws_movement import joined_law
 from soapstone.ir.ops.laws_pointwise import ranks
 from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
@@ -237,6 +238,8 @@ CONV2D_LAWS = (
         ranks=_ONE,
         source="relu's range",
     ),
+    joined_law("conv2d-joined-image", "conv2d[g,s,p,c]({}, w)", "a >= -3", ranks=_PAIRS),
+    joined_law("conv2d-joined-kernel", "conv2d[g,s,p,c](w, {})", "a >= -3", ranks=_PAIRS),
     Law("relu-identity-kernel", "relu(identity_kernel[k]) = identity_kernel[k]"),
     Law(
         "identity-kernel-square",

@@ -95,6 +95,18 @@ RELU_LAWS = (
         ranks=ranks("x w", "00", "10", "20", "30", "40"),
         source="relu is homogeneous",
     ),
+    Law(
+        "relu-smul-scalar",
+        "relu(smul(relu(x), w)) = smul(relu(x), relu(w))",
+        ranks=ranks("x w", "00", "10", "20", "30", "40"),
+        source="relu is homogeneous",
+    ),
+    Law(
+        "relu-smul-square",
+        "relu(smul(x, x)) = smul(x, x)",
+        ranks=("x=0",),
+        source="a square is not negative",
+    ),
     Law("relu-square", "relu(mul(x, x)) = mul(x, x)", source="a square is not negative"),
     Law("relu-self", "mul(x, relu(x)) = mul(relu(x), relu(x))", source="relu(x) is 0 or x"),
     Law("relu-double", "relu(add(x, x)) = add(relu(x), relu(x))", source="relu is homogeneous"),

@@ -12,6 +12,7 @@ import numpy as np
 
 from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.ops.laws_elementwise import TABLE
+from soapstone.ir.ops.laws_movement import joined_law
 from soapstone.ir.ops.laws_pointwise import ranks
 from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
@@ -38,6 +39,7 @@ _TWO = ranks("x y", "22", "33", "44", "32", "23")
 _THREE = ranks("x y z", "222", "333", "444", "322", "332", "323", "233", "223", "232")
 _SCALED = ranks("x y w", "220", "330", "440", "320", "230")
 _INNER = ranks("x z y w", "2222", "3333", "4444", "3322", "2233")
+_JOINED = ranks("x y z w", "2222", "3333", "3332", "2223")
 _MIRROR = ("transpose-inverse", "transpose-matmul")
 
 MATMUL_LAWS = (
@@ -103,6 +105,8 @@ MATMUL_LAWS = (
         )
         for axis, digits in ((-3, ("3333", "4444")), (-4, ("4444",)))
     ),
+    joined_law("matmul-joined-columns", "matmul({}, w)", "a = -1", ranks=_JOINED),
+    joined_law("matmul-joined-rows", "matmul(w, {})", "a = -2", ranks=_JOINED),
     Law(
         "matmul-identity",
         "matmul(x, identity_matrix) = x",

@@ -72,6 +72,17 @@ def _read_enlarge(attributes: Attributes, *specs: TensorSpec) -> Readings:
     return [(size,)] if attributes == _enlarge((size,), kernel) else []
 
 
+def joined_law(name: str, text: str, *where: str, ranks: tuple[str, ...] = ()) -> Law:
+    """Return the law that three parts may be joined in either order where it makes no difference.
+
+    `{}` in the text is where they stand: what is around it forgets where they are split.
+    """
+    orders = "concat[a](concat[a](x, y), z)", "concat[a](x, concat[a](y, z))"
+    left, right = (text.replace("{}", order) for order in orders)
+    source = "the order of concatenations is only seen by splits"
+    return Law(name, f"{left} = {right}", where, ranks, source)
+
+
 _AXIS: dict[str, Any] = {"a": AXES}
 TRANSPOSE_FORMS = (Form("transpose", 1, {}, _transpose, _read_transpose),)
 CONCAT_FORMS = (Form("concat", 2, _AXIS, _concat, _read_concat),)
@@ -83,6 +94,8 @@ ENLARGE_FORMS = (Form("enlarge", 1, {"k": _SIZES}, _enlarge, _read_enlarge),)
 
 _PAIRS = ranks("x y", "22", "33", "44", "32", "23")
 _QUADRUPLES = ranks("x y z w", "1111", "2222", "3333", "4444", "2121", "3232", "2323")
+
+_JOINED = ranks("x y z w", "1111", "2222", "3333", "4444", "2221", "3332")
 
 TRANSPOSE_LAWS = (
     Law("transpose-inverse", "transpose(transpose(x)) = x", source=TABLE),
@@ -156,6 +169,22 @@ CONCAT_LAWS = (
             source="axes that transpose leaves alone",
         )
         for axis in (-3, -4)
+    ),
+)
+JOINED_LAWS = (
+    *(
+        joined_law(
+            f"{f}-joined",
+            f"{f}({{}}, w)",
+            "dim(w,a) = dim(x,a) + dim(y,a) + dim(z,a)",  # of less, the split would be kept
+            ranks=_JOINED,
+        )
+        for f in ("add", "mul")
+    ),
+    *(
+        joined_law(f"concat-joined-{side}-{order}", f"concat[b]({operands})", where)
+        for side, operands in (("left", "{}, w"), ("right", "w, {}"))
+        for order, where in (("before", "b >= a+1"), ("after", "a >= b+1"))
     ),
 )
 SPLIT_LAWS = (

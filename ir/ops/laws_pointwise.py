@@ -150,10 +150,10 @@ DIV_LAWS = (
     *repeated_laws("div"),
 )
 SUB_LAWS = (
-    law("sub-sum", "sub(add(x, y), z) = add(x, sub(y, z))", *_THREE),
-    law("sub-difference", "sub(sub(x, y), z) = sub(x, add(y, z))", *_THREE),
-    law("difference-sub", "sub(x, sub(y, z)) = sub(add(x, z), y)", *_THREE),
-    law("mul-difference", "mul(sub(x, y), z) = sub(mul(x, z), mul(y, z))", *_THREE),
+    law("sub-sum", "sub(add(x, y), z) = add(x, sub(y, z))", *_THREE[:-1]),
+    law("sub-difference", "sub(sub(x, y), z) = sub(x, add(y, z))", *_THREE[:-1]),
+    law("difference-sub", "sub(x, sub(y, z)) = sub(add(x, z), y)", *_THREE[:-1]),
+    law("mul-difference", "mul(sub(x, y), z) = sub(mul(x, z), mul(y, z))", *_THREE[:-1]),
     law("smul-difference", "smul(sub(x, y), w) = sub(smul(x, w), smul(y, w))", *_SCALED),
     *moved_laws("sub"),
     *repeated_laws("sub"),

@@ -22,6 +22,7 @@ from soapstone.ir.ops.forms import (
     window_of,
 )
 from soapstone.ir.ops.laws_elementwise import TABLE
+from soapstone.ir.ops.laws_movement import joined_law
 from soapstone.ir.ops.laws_pointwise import ranks
 from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
@@ -118,6 +119,7 @@ def _moving(pool: str, parameters: str) -> tuple[Law, ...]:
             _X,
             "square windows",
         ),
+        joined_law(f"{pool}-joined", f"{f}({{}})", "a >= -2", ranks=ranks("x y z", "444")),
         Law(
             f"{pool}-point",
             f"{pool}[{parameters.replace('k,s', '1x1,1')}](x) = x",
@@ -207,6 +209,12 @@ MAX_POOL2D_LAWS = (
         "max_pool2d[k,s,p](relu(x)) = relu(max_pool2d[k,s,p](x))",
         ranks=_X,
         source="relu never decreases",
+    ),
+    Law(
+        "max_pool2d-relu-mask",
+        "mul(relu(x), max_pool2d[k,1,same](x)) = mul(relu(x), max_pool2d[k,1,same](relu(x)))",
+        ranks=_X,
+        source="where relu(x) is not 0, neither is the maximum around it",
     ),
     Law(
         "max_pool2d-smul",

@@ -325,7 +325,7 @@ register(
         gradient=_concat_grad,
         flops_per_point=0,
         forms=laws_movement.CONCAT_FORMS,
-        laws=laws_movement.CONCAT_LAWS,
+        laws=laws_movement.CONCAT_LAWS + laws_movement.JOINED_LAWS,
         onnx="Concat",
         cases=(
             Case(("2 3", "4 3"), {"axis": 0}),

@@ -52,7 +52,7 @@ def _sharing(terms: Terms) -> Array:
     order = np.argsort(value, kind="stable")
     same = value[order[1:]] == value[order[:-1]]
     shared = np.append(same, False) | np.append(False, same)
-    return terms.inputs + order[shared[: len(order)]]
+    return np.asarray(terms.inputs + order[shared[: len(order)]])
 
 
 def _split(tensors: Array, attempt: int, terms: Terms, agree: Callable[[Array], Array]) -> int:

@@ -61,14 +61,14 @@ def canonical_form(
     Where a symmetry of the rule leaves open which variable gets which name, `types` (by variable)
     decides, so that equal rules with equal types also get equal types.
     """
-    skeletons = [(skeleton(a), skeleton(b)) for a, b in zip(source, target, strict=True)]
+    patterns = [(skeleton(a), skeleton(b)) for a, b in zip(source, target, strict=True)]
     states: list[tuple[tuple[int, ...], _Names, Terms]] = [((), ((), ()), ())]
-    for wanted in sorted(skeletons):
+    for wanted in sorted(patterns):
         found: list[tuple[_Tokens, tuple[tuple[int, ...], _Names, Terms]]] = []
         for order, names, terms in states:
             tried: set[tuple[Term, Term]] = set()
-            for i, skeleton in enumerate(skeletons):
-                if skeleton == wanted and i not in order and (source[i], target[i]) not in tried:
+            for i, pattern in enumerate(patterns):
+                if pattern == wanted and i not in order and (source[i], target[i]) not in tried:
                     tried.add((source[i], target[i]))
                     tokens, ways = _walk(source[i], names)
                     found += [(tokens, ((*order, i), n, (*terms, t))) for n, t in ways]
@@ -227,16 +227,16 @@ def skeleton(term: Term) -> str:
     """Return the text of a term without names, commutative operands in order."""
     if term.is_variable:
         return "_"
-    parameters = [
-        "+".join("?" if is_variable(word) else word for word in value.split("+"))
-        if isinstance(value, str)
-        else str(value)
-        for value in term.parameters
-    ]
+    parameters = map(_shown, term.parameters)
     operands = [skeleton(operand) for operand in term.operands]
     if term.symbol in _commutative():
         operands.sort()
     return f"{term.symbol}[{','.join(parameters)}]({','.join(operands)})"
+
+
+def _shown(value: Value) -> str:
+    """Return a parameter's text without names."""
+    return "+".join("?" if is_variable(word) else word for word in str(value).split("+"))
 
 
 def _least(found: Sequence[tuple[_Tokens, _State]]) -> list[_State]:
@@ -252,6 +252,12 @@ def _walk(term: Term, names: _Names) -> tuple[_Tokens, list[tuple[_Names, Term]]
         if term.symbol in tensors:
             return (tensors.index(term.symbol),), [(names, term)]
         return (len(tensors),), [(((*tensors, term.symbol), parameters), term)]
+    settled = _settled(term)
+    if settled is not None:
+        ordered, leaves = settled
+        numbers_of = {name: number for number, name in enumerate(tensors)}
+        numbered = tuple(numbers_of.setdefault(name, len(numbers_of)) for name in leaves)
+        return numbered, [((tuple(numbers_of), parameters), ordered)]
     starts: list[tuple[_Tokens, tuple[_Names, Term]]] = []
     for known in _parameter_orders(term, parameters):
         numbers = [
@@ -285,6 +291,27 @@ def _walk(term: Term, names: _Names) -> tuple[_Tokens, list[tuple[_Names, Term]]
                 for tokens, (state, done) in ways
             ]
     return min(tokens for tokens, _ in found), _least(found)
+
+
+@lru_cache(maxsize=1 << 16)
+def _settled(term: Term) -> tuple[Term, tuple[str, ...]] | None:
+    """Return a term with operands in order and its variables, None if its text leaves a choice."""
+    if not term.operands:
+        return term, (term.symbol,) if term.is_variable else ()
+    if any(isinstance(value, str) and "?" in _shown(value) for value in term.parameters):
+        return None
+    operands = term.operands
+    if term.symbol in _commutative() and operands[0] != operands[1]:
+        first, second = map(skeleton, operands)
+        if first == second:
+            return None
+        operands = operands[::-1] if second < first else operands
+    parts = [_settled(operand) for operand in operands]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    ordered = Term(term.symbol, term.parameters, tuple(part for part, _ in found))
+    return ordered, tuple(name for _, names in found for name in names)
 
 
 def _parameter_orders(term: Term, known: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

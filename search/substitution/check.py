@@ -208,6 +208,8 @@ def _stepped(term: Term, step: Step, axes: Mapping[str, Value], typing: Typing, 
         old = term.at(step.path)
     except IndexError:
         raise _Wrong(f"{term} has no such place") from None
+    if any(position < 0 for position in step.path):
+        raise _Wrong("a place is counted from the first operand, 0")
     bindings = match(matched, old, given)
     if bindings is None:
         raise _Wrong(f"{old} is no instance of {matched}")

@@ -82,15 +82,10 @@ def drafted(candidate: Candidate, proof: Proof) -> Draft | Rejected:
     except check.CheckError as error:
         reason = f"its proof holds at one shape only: {error}"
         return Rejected(*sides, reason, (candidate.space,))
-    draft = Draft(
+    return Draft(
         *(lifted.source, lifted.target, lifted.ranks, lifted.guard, lifted.proof),
         candidate.space,
     )
-    found = counterexample(draft.source, draft.target, draft.ranks, draft.guard)
-    if found is not None:
-        reason = f"refuted, although a proof replays: {found}"
-        return Rejected(*sides, reason, (candidate.space,))
-    return draft
 
 
 def counterexample(

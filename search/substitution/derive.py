@@ -23,6 +23,7 @@ import numpy as np
 
 from soapstone.ir.term import Term, Value, instantiate, size
 from soapstone.search.substitution.egraph import ILL_TYPED, EGraph
+from soapstone.search.substitution.explain import Explainer, Move
 from soapstone.search.substitution.matcher import HEADS, Rewrite
 from soapstone.search.substitution.rules import Rule, Terms, usable
 from soapstone.search.substitution.sample import sample_types
@@ -65,7 +66,7 @@ class _Instance:
     types: Mapping[Term, Type]
 
     def graph(self) -> EGraph:
-        graph = EGraph(self.values, directed=True)
+        graph = EGraph(self.values)
         for term, type_ in self.types.items():
             graph.leaf(term, type_)
         return graph
@@ -129,24 +130,13 @@ class Smaller:
         if not run.run(BUDGET):
             return None
         chains = []
+        explainer = Explainer(graph, directed=True)
         for start, term in zip(starts, target):
             end = graph.add(term)
-            moves = graph.explain(start, end) if end >= 0 else None
+            moves = explainer.explain(start, end) if end >= 0 else None
             if moves is None:
                 return None
-            uses = []
-            for move in moves:
-                rewrite, bound, output = move.why
-                count = len(rewrite.tensors)
-                tensors = {
-                    name: graph.term(node)
-                    for name, node in zip(rewrite.tensors, bound[:count])
-                    if isinstance(node, int)
-                }
-                values = dict(zip(rewrite.values, bound[count:]))
-                forward = rewrite.forward != move.backward
-                uses.append(Use(rewrite.name, forward, output, move.path, tensors, values))
-            chains.append(tuple(uses))
+            chains.append(tuple(_use(move, graph) for move in moves))
         return tuple(chains)
 
     def holds(
@@ -252,6 +242,15 @@ def _derived(rules: Sequence[Rule]) -> set[str]:
 def _order(rule: Rule) -> tuple[int, int, str]:
     sizes = size(rule.source), size(rule.target)
     return max(sizes), sum(sizes), f"{rule.equation} {rule.identity}"
+
+
+def _use(move: Move, graph: EGraph) -> Use:
+    rewrite, bound, output = move.why
+    count = len(rewrite.tensors)
+    tensors = {name: graph.term(node) for name, node in zip(rewrite.tensors, bound[:count])}
+    values = dict(zip(rewrite.values, bound[count:]))
+    forward = rewrite.forward != move.backward
+    return Use(rewrite.name, forward, output, move.path, tensors, values)
 
 
 def _instances(rule: Rule, ranks: Ranks) -> list[_Instance]:

@@ -4,15 +4,12 @@ Equality saturation (section 2.4 asks whether the laws entail an equation; this 
 node is one exact term with its type, so that what is merged can be replayed step by step. Nodes
 that are equal as values form a class. Two nodes with equal operands are congruent; a split is also
 told where it cuts, since equal tensors may have different histories of concatenation. Ill-typed
-terms are never added. Merging is explained by the edges it left behind: applications of laws
-between exact instances, and congruences, each only by edges older than itself.
+terms are never added. What merges classes is kept as edges between nodes, for `explain.py`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from soapstone.ir.term import Term, Value
@@ -83,30 +80,14 @@ def _head(term: Term) -> int:
     return HEADS.number(term.symbol, term.parameters)
 
 
-@dataclass(frozen=True)
-class Move:
-    """A step of an explanation: at a path, the rewrite was used forward or backward."""
-
-    path: tuple[int, ...]
-    why: Applied
-    backward: bool
-    before: int
-    after: int
-
-
 class EGraph:
     """Terms, equal ones in one class.
 
-    `values` gives words among parameters a value for typing: they stay opaque for matching. In a
-    `directed` graph, explanations use no rewrite backward whose left side its right does not
-    determine.
+    `values` gives words among parameters a value for typing: they stay opaque for matching.
     """
 
-    def __init__(
-        self, values: Mapping[str, Value] | None = None, *, directed: bool = False
-    ) -> None:
+    def __init__(self, values: Mapping[str, Value] | None = None) -> None:
         self.values = values or {}
-        self.directed = directed
         self.heads: list[int] = []
         self.children: list[tuple[int, ...]] = []
         self.parameters: list[tuple[Value, ...]] = []
@@ -121,12 +102,11 @@ class EGraph:
         self._exact: dict[tuple[int, tuple[int, ...]], int] = {}
         self._congruent: dict[tuple[int, ...], int] = {}
         self._variants: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self._edges: list[Edge] = []
-        self._at: list[list[int]] = []  # by node: its edges
+        self.edges: list[Edge] = []  # oldest first
+        self.edges_of: list[list[int]] = []  # by node: the numbers of its edges
         self._linked: set[tuple[int, int]] = set()
         self.hidden: set[int] = set()  # nodes that need no matching: a congruent one serves
         self._terms: dict[int, Term] = {}
-        self._costs: dict[tuple[int, bool], float] = {}  # of congruences, each way
         self._typed_heads: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -237,7 +217,7 @@ class EGraph:
         self.parameters.append(HEADS.parameters[head])
         self.types.append(type_)
         self.root.append(node)
-        self._at.append([])
+        self.edges_of.append([])
         twin = self._congruent.setdefault(key, node)
         self.members.append({})
         if twin == node:
@@ -252,10 +232,10 @@ class EGraph:
         self._all[group].append(node)
         self._link(Edge(node, twin, None))
         kinds = tuple(self.types[operand] for operand in operands)
-        if kinds != tuple(self.types[operand] for operand in self.children[twin]):
-            if self._variants.setdefault((key, kinds), node) == node:
-                self._show(node)
-                self.changed.append(group)
+        known = tuple(self.types[operand] for operand in self.children[twin])
+        if kinds != known and self._variants.setdefault((key, kinds), node) == node:
+            self._show(node)
+            self.changed.append(group)
         return node
 
     def _show(self, node: int) -> None:
@@ -322,120 +302,6 @@ class EGraph:
         pair = (edge.first, edge.second) if edge.first < edge.second else (edge.second, edge.first)
         if pair not in self._linked:
             self._linked.add(pair)
-            self._at[edge.first].append(len(self._edges))
-            self._at[edge.second].append(len(self._edges))
-            self._edges.append(edge)
-
-    # -- explanations -----------------------------------------------------------------------------
-
-    def explain(self, first: int, second: int) -> list[Move] | None:
-        """Return how to rewrite one node's term into another's, or None if there is no such way.
-
-        The moves are replayed: every term on the way is typed, and splits cut where they did. If a
-        shortest way fails at that, one that passes only terms of the same type below splits is
-        tried.
-        """
-        for keep_types in (False, True):
-            moves: list[Move] = []
-            if not self._moves(first, second, (), len(self._edges), keep_types, moves):
-                continue
-            current = first
-            for move in moves:
-                current = self._moved(current, move.path, move) if current >= 0 else ILL_TYPED
-            if current == second:
-                return moves
-        return None
-
-    def _moved(self, node: int, path: tuple[int, ...], move: Move) -> int:
-        """Return the node with the part at a path replaced, or ILL_TYPED."""
-        if not path:
-            return move.after if node == move.before else ILL_TYPED
-        operands = list(self.children[node])
-        old = operands[path[0]]
-        new = operands[path[0]] = self._moved(old, path[1:], move)
-        head = self.heads[node]
-        if new < 0 or (HEADS.split[head] and self.cut(head, new) != self.cut(head, old)):
-            return ILL_TYPED
-        return self.node(head, tuple(operands))
-
-    def _moves(
-        self,
-        first: int,
-        second: int,
-        path: tuple[int, ...],
-        before: int,
-        keep_types: bool,
-        moves: list[Move],
-    ) -> bool:
-        _, route = self._shortest(first, second, before, keep_types)
-        if route is None:
-            return False
-        here = first
-        for number in route:
-            edge = self._edges[number]
-            there = edge.second if edge.first == here else edge.first
-            if edge.why is not None:
-                backward = here != edge.first
-                moves.append(Move(path, edge.why, backward, here, there))
-            else:
-                split = HEADS.split[self.heads[here]]
-                pairs = zip(self.children[here], self.children[there])
-                for position, (one, other) in enumerate(pairs):
-                    inside = (*path, position)
-                    kept = keep_types or split
-                    if not self._moves(one, other, inside, number, kept, moves):
-                        return False
-            here = there
-        return True
-
-    def _shortest(
-        self, first: int, second: int, before: int, keep_types: bool
-    ) -> tuple[float, list[int] | None]:
-        """Return the fewest steps between two nodes over edges older than one, and the edges."""
-        if first == second:
-            return 0.0, []
-        types = {self.types[first], self.types[second]} if keep_types else None
-        costs = {first: 0.0}
-        came: dict[int, int] = {}
-        queue = [(0.0, first)]
-        while queue:
-            cost, node = heapq.heappop(queue)
-            if node == second:
-                route = []
-                while node != first:
-                    route.append(came[node])
-                    edge = self._edges[came[node]]
-                    node = edge.second if edge.first == node else edge.first
-                return cost, route[::-1]
-            if cost > costs[node]:
-                continue
-            for number in self._at[node]:
-                if number >= before:
-                    break
-                edge = self._edges[number]
-                backward = edge.first != node
-                there = edge.first if backward else edge.second
-                if types is not None and self.types[there] not in types:
-                    continue
-                total = cost + self._cost(number, backward)
-                if total < costs.get(there, float("inf")):
-                    costs[there] = total
-                    came[there] = number
-                    heapq.heappush(queue, (total, there))
-        return float("inf"), None
-
-    def _cost(self, number: int, backward: bool) -> float:
-        """Return how many steps an edge stands for, taken forward or backward."""
-        edge = self._edges[number]
-        if edge.why is not None:
-            usable = not (self.directed and backward) or edge.why.rewrite.reversible
-            return 1.0 if usable else float("inf")
-        backward = backward and self.directed
-        found = self._costs.get((number, backward))
-        if found is None:
-            one, other = (edge.second, edge.first) if backward else (edge.first, edge.second)
-            split = HEADS.split[self.heads[one]]
-            pairs = zip(self.children[one], self.children[other])
-            found = sum(self._shortest(a, b, number, split)[0] for a, b in pairs)
-            self._costs[number, backward] = found
-        return found
+            self.edges_of[edge.first].append(len(self.edges))
+            self.edges_of[edge.second].append(len(self.edges))
+            self.edges.append(edge)

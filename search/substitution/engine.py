@@ -8,6 +8,7 @@ apply to equal operands can be removed from both (section 2.5).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -57,6 +58,7 @@ class Enumeration:
             output.
         collapsed: operators, operands, output, equal tensor (int32, 5 columns) of each node that
             is not among the nodes since it equals an input, or a tensor that it needs.
+        part, parts: which part of the space this is, by fingerprint, of how many.
     """
 
     space: Space
@@ -80,6 +82,8 @@ class Enumeration:
     starts: Array
     counts: Array
     collapsed: Array
+    part: int = 0
+    parts: int = 1
     _terms: dict[int, Term] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -143,13 +147,42 @@ def enumerate_space(
     Raises:
         GraphError: the evaluator cannot evaluate an operator; or there are more than 62 inputs.
     """
+    return next(iter(enumerate_parts(space, evaluator, progress=progress, most_graphs=None)))
+
+
+def enumerate_parts(
+    space: Space,
+    evaluator: Evaluator,
+    *,
+    most_graphs: int | None = 20_000_000,
+    skip: Collection[int] = (),
+    progress: Progress | None = None,
+) -> Iterator[Enumeration]:
+    """Yield the graphs of a space in parts, by fingerprint, so that memory is bounded.
+
+    Graphs that may be equal are in one part. Each part is an enumeration over the same terms, of at
+    most about `most_graphs` graphs before those without an equal are left out; `skip` names parts,
+    by their number, that are not needed. Counts are those of the part; collapses are in part 0.
+
+    Raises:
+        GraphError: the evaluator cannot evaluate an operator; or there are more than 62 inputs.
+    """
     check(space)
     built = build(space, evaluator, space.max_operators, progress)
     values_apart(built.terms, built.handle, evaluator, progress)
     good = walks.with_other_form(built.terms, signatures_of(built))
-    prints, graphs, counts = all_graphs(built, good, progress=progress)
-    order, starts = grouped(prints, graphs, built.terms)
-    return finish(built, evaluator, prints[order], graphs[order], starts, counts)
+    parts = 1
+    if most_graphs is not None:
+        counts = all_graphs(built, good, part=-1, progress=progress)[2]
+        parts = max(1, -(-int(counts[1].sum()) // most_graphs))
+    for part in range(parts):
+        if part not in skip:
+            prints, graphs, counts = all_graphs(
+                built, good, parts=parts, part=part, progress=progress
+            )
+            order, starts = grouped(prints, graphs, built.terms)
+            prints, graphs = prints[order], graphs[order]
+            yield finish(built, evaluator, prints, graphs, starts, counts, part, parts)
 
 
 def check(space: Space) -> None:
@@ -183,7 +216,8 @@ def all_graphs(
 ) -> tuple[Array, Array, Array]:
     """Return fingerprints, graphs and counts of all graphs whose outputs are good.
 
-    Of those, only the ones whose fingerprint is of a part, if there are several parts.
+    Of those, only the ones whose fingerprint is of a part, if there are several parts; part -1 has
+    none, and its counts are those of all.
     """
     space, terms = built.table.space, built.terms
     most, nodes = space.max_operators, built.starts[-1]
@@ -235,19 +269,27 @@ def grouped(prints: Array, graphs: Array, terms: Terms) -> tuple[Array, Array]:
 
 
 def _several(ordered: Array) -> Array:
+    """Return whether each number of an ascending array is there more than once."""
     same = ordered[1:] == ordered[:-1]
-    return (np.append(same, False) | np.append(False, same))[: len(ordered)]
+    return np.asarray((np.append(same, False) | np.append(False, same))[: len(ordered)])
 
 
 def finish(
-    built: Built, evaluator: Evaluator, prints: Array, graphs: Array, starts: Array, counts: Array
+    built: Built,
+    evaluator: Evaluator,
+    prints: Array,
+    graphs: Array,
+    starts: Array,
+    counts: Array,
+    part: int = 0,
+    parts: int = 1,
 ) -> Enumeration:
     """Return the enumeration of these graphs over these nodes."""
     terms, table = built.terms, built.table
     closure = np.full((len(terms.a), table.space.max_operators), -1, np.int32)
     closure[:, : terms.closure.shape[1]] = terms.closure[:, : closure.shape[1]]
     collapses = built.collapses
-    used = [is_prefix(mask, built.classes) for mask in collapses.mask.tolist()]
+    used = [part == 0 and is_prefix(mask, built.classes) for mask in collapses.mask.tolist()]
     columns = [column[used].astype(np.int32) for column in collapses[:5]]
     return Enumeration(
         table.space,
@@ -271,7 +313,9 @@ def finish(
         starts,
         counts,
         np.array(columns, np.int32).T.copy(),
+        part,
+        parts,
     )
 
 
-__all__ = ["Enumeration", "Evaluator", "Progress", "enumerate_space"]
+__all__ = ["Enumeration", "Evaluator", "Progress", "enumerate_parts", "enumerate_space"]

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import z3
 
 from soapstone.ir.law import Law
-from soapstone.ir.term import Term, Value, is_variable, variables
+from soapstone.ir.term import Term, Value, is_variable, subterms, variables
 from soapstone.search.substitution import language
 from soapstone.search.substitution.condition import IllTyped
 from soapstone.search.substitution.infer import Typing, axis_choices, with_parameters
@@ -96,8 +96,7 @@ class _Logic:
 
 @lru_cache(maxsize=1)
 def _logic() -> _Logic:
-    logic = _Logic()
-    return logic
+    return _Logic()
 
 
 def entailed(
@@ -149,23 +148,27 @@ def entailed_by_laws(
 ) -> Verdict:
     """Return whether the laws entail each output's equation, as far as Z3 finds out in the time.
 
-    Laws with conditions, and those that are `shape_bound`, are left out: without shapes they say
-    too much.
+    Given are the laws of the symbols of both sides. Those with conditions, and those that are
+    `shape_bound`, are left out: without shapes they say too much.
     """
     logic = _logic()
-    if laws is None:
-        solver = _standard_solver()
-    else:
-        solver = _solver(logic, [law for law in laws if not (law.where or shape_bound(law))])
-    solver.push()
-    try:
-        solver.set("timeout", int(timeout_s * 1000))
-        solver.add(logic.differ(source, target))
-        return "proved" if solver.check() == z3.unsat else "unknown"
-    finally:
-        solver.pop()
+    spoken = _symbols((*source, *target))
+    given = language.laws() if laws is None else laws
+    solver = z3.Solver(ctx=logic.context)
+    solver.set("mbqi", False)
+    solver.set("auto_config", False)
+    solver.set("timeout", int(timeout_s * 1000))
+    chosen = [law for law in given if _symbols(law.sides) <= spoken and not law.where]
+    solver.add(*quantified(logic, (law for law in chosen if not shape_bound(law))))
+    solver.add(logic.differ(source, target))
+    return "proved" if solver.check() == z3.unsat else "unknown"
 
 
+def _symbols(terms: Terms) -> set[str]:
+    return {part.symbol for part in subterms(terms) if not part.is_variable}
+
+
+@lru_cache(maxsize=1024)
 def shape_bound(law: Law) -> bool:
     """Return whether a law holds only because both sides happen to have one type.
 
@@ -190,17 +193,3 @@ def shape_bound(law: Law) -> bool:
         if not all(typing.facts.equal(a, b) for a, b in zip(one.shape, other.shape)):
             return True
     return False
-
-
-def _solver(logic: _Logic, laws: Iterable[Law]) -> Any:
-    solver = z3.Solver(ctx=logic.context)
-    solver.set("mbqi", False)
-    solver.set("auto_config", False)
-    solver.add(*quantified(logic, laws))
-    return solver
-
-
-@lru_cache(maxsize=1)
-def _standard_solver() -> Any:
-    laws = [law for law in language.laws() if not (law.where or shape_bound(law))]
-    return _solver(_logic(), laws)

@@ -163,6 +163,7 @@ class Disagreement:
         )
 
 
+_INTERVALS = ((-1.0, 1.0), (0.1, 1.0), (-1.0, -0.1), (-1.0, 0.1))
 TOLERANCE = 1e-6  # of the largest magnitude; rounding in float64 stays far below
 
 
@@ -174,17 +175,18 @@ def compare(
 ) -> Disagreement | None:
     """Return where two graphs differ on random inputs of these types, None if nowhere.
 
-    Inputs are drawn twice: between -1 and 1, then above 0, where roots and quotients have values.
+    Inputs are drawn between -1 and 1, then above 0, where roots and quotients have values, then
+    below and mostly below 0: the maximum of many is positive unless all are negative.
 
     Raises:
         GraphError: a term does not fit these types; says which.
     """
     leaves = [term for term in subterms((*source, *target)) if not term.operands]
     shapes = {str(term): extents(types[term]) for term in leaves if term in types}
-    for draw, low in enumerate((-1.0, 0.1)):
+    for draw, interval in enumerate(_INTERVALS):
         rng = np.random.default_rng((seed, draw))
         arrays = {
-            term: rng.uniform(low, 1.0, extents(types[term]))
+            term: rng.uniform(*interval, extents(types[term]))
             for term in leaves
             if term.is_variable and term in types
         }

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term
 from soapstone.search.substitution import exact_loops as loops
+from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.exact_loops import SEEDS, Code
 from soapstone.search.substitution.shapes import Type
 from soapstone.search.substitution.space import Input, OperatorUse, Space
@@ -112,12 +113,12 @@ class ExactEvaluator:
         Raises:
             GraphError: the operator has no structure.
         """
-        shapes = tuple(tuple(int(extent) for extent in each.shape) for each in operands)  # type: ignore[call-overload]
+        shapes = tuple(map(extents, operands))
         left = None
         if len(use.outputs) > 1:  # where the tensor is split
             axis = use.parameters[0]
             tree = operands[0].trees[axis] if isinstance(axis, int) else None
-            left = int(tree.at) if tree is not None else None  # type: ignore[call-overload]
+            left = tree.at if tree is not None and isinstance(tree.at, int) else None
         found = [structure(symbol, use.parameters, shapes, left) for symbol in use.outputs]
         numbers = []
         for symbol, each in zip(use.outputs, found):
@@ -157,18 +158,11 @@ class ExactEvaluator:
 
     def _compiled(self) -> Code:
         if self._code is None:
-            columns = [np.array(column, np.int64) for column in self._columns.values()]
+            columns: list[Array] = [np.array(column, np.int64) for column in self._columns.values()]
             handles = np.array(self._handles, np.int32).reshape(-1, 5)
-            self._code = Code(
-                *columns,
-                self._start.array,
-                self._a.array,
-                self._b.array,
-                self._numerator.array,
-                structures=handles[:, 1:3].copy(),
-                types=handles[:, 3:5].copy(),
-                outputs=handles[:, 0].copy(),
-            )
+            columns += [each.array for each in (self._start, self._a, self._b, self._numerator)]
+            columns += [handles[:, 1:3].copy(), handles[:, 3:5].copy(), handles[:, 0].copy()]
+            self._code = Code(*columns)
         return self._code
 
     def values(self, handles: Array, a: Array, b: Array) -> Array:
@@ -242,7 +236,7 @@ def _multiple(space: Space, each: Input) -> int:
     for other in space.inputs:
         if other.kind == "kernel" and each.kind == "image" and not other.term.is_variable:
             divisors += [part.denominator for part in _fractions(other.term, other.shape)]
-    return int(math.lcm(*divisors) ** min(space.max_operators - 1, 3))
+    return int(math.lcm(*divisors) ** min(space.max_operators, 4))
 
 
 def _fractions(term: Term, shape: tuple[int, ...]) -> list[Fraction]:

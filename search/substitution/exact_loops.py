@@ -36,7 +36,7 @@ class Code(NamedTuple):
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def mix(x: int) -> int:
+def mix(x: Any) -> Any:
     """Return a 64-bit mix of the bits of a number."""
     x = np.uint64(x)
     x ^= x >> np.uint64(30)
@@ -108,7 +108,7 @@ def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array) -> 
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def identify(type_: int, data: Array, size: int) -> int:
+def identify(type_: int, data: Array, size: int) -> Any:
     """Return the 64-bit id of a tensor: a mix of its type and elements, never 0."""
     multiplier = np.uint64(0x9E3779B97F4A7C15)
     w = mix(np.uint64(type_ + 1))

@@ -40,43 +40,45 @@ class Field:
 
     # Expressions
 
-    def _make(self, operation: str, *arguments: Any) -> Expression:
-        # Numbers as such, and expressions by index: equal keys are equal functions.
-        key = (operation, *(a.index if isinstance(a, Expression) else ("", a) for a in arguments))
+    def _make(self, key: tuple[Any, ...], *arguments: Any) -> Expression:
+        """Return the node of a key, which names an operation and what it is of, by index."""
         found = self._nodes.get(key)
         if found is None:
-            found = Expression(self, len(self._nodes), operation, arguments)
-            self._nodes[key] = found
+            found = self._nodes[key] = Expression(self, len(self._nodes), key[0], arguments)
         return found
 
     def number(self, value: Any) -> Expression:
         """Return a number as an expression."""
-        return self._make("number", number(value))
+        exact = number(value)
+        return self._make(("number", exact), exact)
 
     def input(self, name: str) -> Expression:
         """Return the input element of a name."""
-        return self._make("input", name)
+        return self._make(("input", name), name)
 
     def function(self, name: str, argument: Expression) -> Expression:
         """Return a function, known by its name only, of an expression."""
-        return self._make("function", name, argument)
+        return self._make(("function", name, argument.index), name, argument)
 
     def node(self, operation: str, *arguments: Expression) -> Expression:
         """Return `exp`, `sqrt` or `max` of expressions."""
-        return self._make(operation, *arguments)
+        return self._make((operation, *[argument.index for argument in arguments]), *arguments)
 
     def binary(self, operation: str, left: Any, right: Any) -> Expression:
         """Return the sum, difference, product or quotient of expressions or numbers."""
         a = left if isinstance(left, Expression) else self.number(left)
         b = right if isinstance(right, Expression) else self.number(right)
-        if b.operation == "number" and b.arguments[0] == (operation in ("mul", "div")):
+        neutral = operation in ("mul", "div")
+        if b.operation == "number" and b.arguments[0] == neutral:
             return a
         if operation in ("add", "mul"):
-            if a.operation == "number" and a.arguments[0] == (operation == "mul"):
+            if a.operation == "number" and a.arguments[0] == neutral:
                 return b
             if b.index < a.index:
                 a, b = b, a
-        return self._make(operation, a, b)
+        key = operation, a.index, b.index
+        found = self._nodes.get(key)
+        return self._make(key, a, b) if found is None else found
 
     def text(self, expression: Expression) -> str:
         """Return an expression as mathematics."""

@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soapstone.ir.term import parse
+from soapstone.ir.term import parse, size, subterms
 from soapstone.search.substitution import derive, rulefile
 from soapstone.search.substitution.decide import EFFORT, Draft, decide
-from soapstone.search.substitution.merge import merged, other_ranks, other_values
+from soapstone.search.substitution.merge import Collection
 from soapstone.search.substitution.partial import Stages
 from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.reach import other_values, settled
 from soapstone.search.substitution.rules import (
     VERSION,
     Rejected,
@@ -122,26 +123,17 @@ def generate(
             )
             candidates += found
             report.by_space[space.name] = counts
-        decided = list(_decided(candidates, stages, workers, effort, say))
-        drafts = [item for item in decided if isinstance(item, Draft)]
-        rejected = [item for item in decided if isinstance(item, Rejected)]
-        rules = merged(drafts)
-        rules, unproved = stages.run(
+        collection = Collection()
+        outcome = Outcome(collection)
+        outcome.decide(by_generality(candidates), "proofs", stages, workers, effort, say)
+        varied = stages.run(
             "values",
-            lambda: other_values(rules, workers, effort, say),
-            lambda found: [_rules_json(found[0]), [decision_json(item) for item in found[1]]],
-            lambda data: (
-                _rules_from_json(data[0]),
-                [item for item in map(decision_from_json, data[1]) if isinstance(item, Rejected)],
-            ),
+            lambda: other_values(collection.rules(), workers, say),
+            lambda found: [candidate_json(candidate) for candidate in found],
+            lambda data: [candidate_from_json(item) for item in data],
         )
-        rejected += unproved
-        rules = stages.run(
-            "ranks",
-            lambda: other_ranks(rules, workers, say),
-            _rules_json,
-            _rules_from_json,
-        )
+        outcome.decide(by_generality(varied), "proofs-values", stages, workers, effort, say)
+    rules, rejected = collection.rules(), outcome.rejected
     derivable = stages.run(
         "derivable", lambda: sorted(derive.mark_derivable(rules)), list, lambda data: list(data)
     )
@@ -160,7 +152,7 @@ def generate(
     if path is not None:
         rulefile.save(file, path)
         stages.clear()
-    _fill(report, file, len(drafts), stages, start)
+    _fill(report, file, outcome.proved, stages, start)
     return file, report
 
 
@@ -227,20 +219,84 @@ def chosen_spaces(
     return tuple(chosen)
 
 
-def _decided(
-    candidates: Sequence[Candidate], stages: Stages, workers: Workers, effort: int, say: Progress
-) -> Iterator[Draft | Rejected]:
-    """Yield what becomes of each candidate, in their order; chunks are kept as they are done."""
-    for first in range(0, len(candidates), CHUNK):
-        chunk = candidates[first : first + CHUNK]
-        say("prove", first, len(candidates))
-        yield from stages.run(
-            f"proofs-{first // CHUNK:05}",
-            lambda chunk=chunk: workers.map(decide, chunk, effort),  # type: ignore[misc]
-            lambda found: [decision_json(item) for item in found],
-            lambda data: [decision_from_json(item) for item in data],
-        )
-    say("prove", len(candidates), len(candidates))
+@dataclass
+class Outcome:
+    """What becomes of candidates: rules in a collection, and those that are none."""
+
+    collection: Collection
+    rejected: list[Rejected] = field(default_factory=list)
+    proved: int = 0
+
+    def decide(
+        self,
+        candidates: Sequence[Candidate],
+        name: str,
+        stages: Stages,
+        workers: Workers,
+        effort: int,
+        say: Progress,
+    ) -> None:
+        """Decide candidates in chunks, each of which is kept when done."""
+        for first in range(0, len(candidates), CHUNK):
+            chunk = candidates[first : first + CHUNK]
+            say("prove" if name == "proofs" else "prove other values", first, len(candidates))
+            done = stages.run(
+                f"{name}-{first // CHUNK:05}",
+                lambda chunk=chunk: self._chunk(chunk, workers, effort),  # type: ignore[misc]
+                lambda done: done,
+                self._restored,
+            )
+            self.proved += done["proved"]
+            found = [_rejected_from_json(item) for item in done["rejected"]]
+            if name != "proofs":  # what was made up, and does not hold, was no candidate
+                found = [item for item in found if not item.reason.startswith("refuted:")]
+            self.rejected += found
+
+    def _chunk(
+        self, candidates: Sequence[Candidate], workers: Workers, effort: int
+    ) -> dict[str, Any]:
+        collection = self.collection
+        collection.changed.clear()
+        left = [candidate for candidate in candidates if not collection.note(candidate)]
+        decided = workers.map(decide, left, effort)
+        new = collection.include(item for item in decided if isinstance(item, Draft))
+        rejected = [item for item in decided if isinstance(item, Rejected)]
+        proved = len(candidates) - len(rejected)
+        for rule, found in zip(new, workers.map(settled, new)):
+            if isinstance(found, Rejected):
+                collection.remove(rule.identity)
+                rejected.append(found)
+            else:
+                collection.put(found)
+        changed = {name: collection.get(name) for name in collection.changed}
+        return {
+            "proved": proved,
+            "rules": [rulefile.rule_json(rule) for rule in changed.values() if rule is not None],
+            "removed": [name for name, rule in changed.items() if rule is None],
+            "rejected": [rulefile.rejected_json(item) for item in rejected],
+        }
+
+    def _restored(self, done: Any) -> dict[str, Any]:
+        for position, item in enumerate(done["rules"]):
+            self.collection.put(rulefile.rule_from_json(item, f"kept rule {position}"))
+        for name in done["removed"]:
+            if self.collection.get(name) is not None:
+                self.collection.remove(name)
+        result: dict[str, Any] = done
+        return result
+
+
+def by_generality(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates, small ones first, and those of more variables before their instances."""
+
+    def order(candidate: Candidate) -> tuple[int, int, int, int, str]:
+        whole = candidate.source + candidate.target
+        named = {term for term in subterms(whole) if not term.operands}
+        constants = sum(not term.is_variable for term in named)
+        most = max(size(candidate.source), size(candidate.target))
+        return most, size(whole), constants - len(named), constants, str(candidate)
+
+    return sorted(candidates, key=order)
 
 
 def candidate_json(candidate: Candidate) -> list[Any]:
@@ -257,40 +313,9 @@ def candidate_from_json(data: list[Any]) -> Candidate:
     return Candidate(source, target, types, data[3])
 
 
-def decision_json(decision: Draft | Rejected) -> dict[str, Any]:
-    """Return a draft or a rejected candidate as JSON."""
-    sides = {
-        "source": [str(term) for term in decision.source],
-        "target": [str(term) for term in decision.target],
-    }
-    if isinstance(decision, Rejected):
-        return {**sides, "reason": decision.reason, "spaces": list(decision.spaces)}
-    return {
-        **sides,
-        "ranks": dict(decision.ranks),
-        "guard": list(decision.guard),
-        "proof": rulefile.proof_json(decision.proof),
-        "space": decision.space,
-    }
-
-
-def decision_from_json(data: dict[str, Any]) -> Draft | Rejected:
-    """Return the draft or rejected candidate that JSON says."""
-    source, target = (
-        tuple(parse(text) for text in side) for side in (data["source"], data["target"])
-    )
-    if "reason" in data:
-        return Rejected(source, target, data["reason"], tuple(data["spaces"]))
-    proof = rulefile.proof_from_json(data["proof"], "kept proof")
-    return Draft(source, target, data["ranks"], tuple(data["guard"]), proof, data["space"])
-
-
-def _rules_json(rules: Sequence[Rule]) -> list[Any]:
-    return [rulefile.rule_json(rule) for rule in rules]
-
-
-def _rules_from_json(data: list[Any]) -> list[Rule]:
-    return [rulefile.rule_from_json(item, f"kept rule {at}") for at, item in enumerate(data)]
+def _rejected_from_json(data: dict[str, Any]) -> Rejected:
+    source, target = (tuple(map(parse, data[side])) for side in ("source", "target"))
+    return Rejected(source, target, data["reason"], tuple(data["spaces"]))
 
 
 def _fields(rule: Rule) -> dict[str, Any]:
@@ -299,7 +324,6 @@ def _fields(rule: Rule) -> dict[str, Any]:
 
 def _distinct(items: Iterator[Rejected]) -> tuple[Rejected, ...]:
     """Return rejected candidates, equal ones of several spaces as one, in order of size."""
-    from soapstone.ir.term import size
     from soapstone.search.substitution.canonical import identity
 
     found: dict[str, Rejected] = {}
@@ -328,7 +352,7 @@ def _fill(report: Report, file: RuleFile, proofs: int, stages: Stages, start: fl
     for item in file.unproved:
         report.unproved_because[item.reason] = report.unproved_because.get(item.reason, 0) + 1
     for name, seconds in stages.seconds.items():
-        stage = "proofs" if name.startswith("proofs-") else name
+        stage = name.rstrip("0123456789").rstrip("-")
         report.stages[stage] = report.stages.get(stage, 0.0) + seconds
     report.resumed = tuple(stages.resumed)
     earlier = sum(stages.seconds[name] for name in stages.resumed)

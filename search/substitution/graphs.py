@@ -17,7 +17,6 @@ from soapstone.search.substitution.exact_loops import mix
 from soapstone.search.substitution.propose import Classes, Terms, is_prefix
 
 Array = NDArray[Any]
-_WEIGHT = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Groups(NamedTuple):
@@ -42,7 +41,7 @@ class Stack(NamedTuple):
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _mixed(node: int) -> int:
+def _mixed(node: Any) -> Any:
     return mix(np.uint64(node + 1) * np.uint64(0x9E3779B97F4A7C15))
 
 
@@ -68,7 +67,7 @@ def _fill(slot: Array, key: Array) -> None:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _group(key: int, groups: Groups) -> int:
+def _group(key: int, groups: Groups) -> Any:
     """Return the group of nodes whose closure has a key, or -1."""
     size = np.uint64(groups.slot.shape[0] - 1)
     at = mix(key) & size
@@ -117,7 +116,7 @@ def _repeats(m: int, subset: int, chosen: Array, count: int, terms: Terms) -> bo
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> int:
+def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> Any:
     """Return the bit of a tensor among the outputs of the chosen nodes; 0 for inputs and none."""
     if tensor < 0 or terms.node[tensor] < 0:
         return 0
@@ -129,7 +128,7 @@ def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> int:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def fingerprint(chosen: Array, count: int, used: int, terms: Terms, good: Array) -> int:
+def fingerprint(chosen: Array, count: int, used: int, terms: Terms, good: Array) -> Any:
     """Return the fingerprint of a graph, or 0 where an output has no other form."""
     total = np.uint64(0)
     for position in range(count):
@@ -158,12 +157,13 @@ def walk(
     prints: Array,
     graphs: Array,
     budget: int,
-) -> int:
+) -> Any:
     """Enumerate graphs until buffers are full or the budget of steps is spent; return how many.
 
     Only graphs all of whose outputs are good are written, and of those the ones whose fingerprint
-    falls into a part. `counts[0, n]` counts all graphs of n operators, `counts[1, n]` those with
-    good outputs. The enumeration is over where `stack.depth[0]` is -1.
+    falls into a part; part -1 is none. `counts[0, n]` counts the part's graphs of n operators,
+    `counts[1, n]` those with good outputs; part -1 counts all. The enumeration is over where
+    `stack.depth[0]` is -1.
     """
     written = 0
     depth = stack.depth[0]
@@ -207,17 +207,21 @@ def walk(
         used |= _bit(terms.b[m], stack.chosen, depth, terms)
         stack.chosen[depth] = m
         if proper:
-            counts[0, depth + 1] += 1
             value = fingerprint(stack.chosen, depth + 1, used, terms, good)
-            if value != 0:
-                counts[1, depth + 1] += 1
-                if parts == 1 or (value >> np.uint64(32)) % np.uint64(parts) == np.uint64(part):
-                    prints[written] = value
-                    for position in range(graphs.shape[1]):
-                        graphs[written, position] = -1
-                        if position <= depth:
-                            graphs[written, position] = stack.chosen[position]
-                    written += 1
+            # Graphs that have no fingerprint, and are not written, count for some part, too.
+            which = value >> np.uint64(32) if value != 0 else np.uint64(m)
+            mine = which % np.uint64(parts) == np.uint64(part) and part >= 0
+            if mine or part < 0:
+                counts[0, depth + 1] += 1
+                if value != 0:
+                    counts[1, depth + 1] += 1
+            if mine and value != 0:
+                prints[written] = value
+                for position in range(graphs.shape[1]):
+                    graphs[written, position] = -1
+                    if position <= depth:
+                        graphs[written, position] = stack.chosen[position]
+                written += 1
         if depth + 1 < most:
             depth += 1
             stack.subset[depth] = -1
@@ -228,7 +232,7 @@ def walk(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def outputs_of(graph: Array, terms: Terms, out: Array) -> int:
+def outputs_of(graph: Array, terms: Terms, out: Array) -> Any:
     """Write the outputs of a graph, tensors that none of its operators use; return how many."""
     count = 0
     for position in range(graph.shape[0]):

@@ -89,7 +89,7 @@ def lift(
     for apart in (True, False):
         try:
             general = General(source, target, proof, laws, apart)
-        except Unlike as error:
+        except (Unlike, CheckError) as error:
             reason = reason or CheckError(str(error))
             continue
         if not apart or general.as_usable():

@@ -27,7 +27,7 @@ from soapstone.ir.term import (
 if TYPE_CHECKING:
     from soapstone.search.substitution.egraph import EGraph
 
-Bound: TypeAlias = "tuple[int | Value, ...]"  # nodes of tensor variables, then parameters' values
+Bound: TypeAlias = "tuple[Any, ...]"  # nodes of tensor variables, then parameters' values
 Finder: TypeAlias = "Callable[[EGraph, int], list[Bound]]"
 Builder: TypeAlias = "Callable[[EGraph, Bound], tuple[int, int] | None]"
 Lookup: TypeAlias = "Callable[[EGraph, Bound], tuple[int, ...]]"
@@ -148,7 +148,7 @@ class Rewrite:
     def types(self, graph: EGraph, bound: Bound) -> tuple[int, ...]:
         """Return the types of the tensor variables and of the constants, at a match."""
         count = len(self.tensors)
-        found = [graph.types[node] for node in bound[:count]]  # type: ignore[index]
+        found = [graph.types[node] for node in bound[:count]]
         if self.constants:
             given = dict(zip(self.values, bound[count:]))
             for term in self.constants:
@@ -159,9 +159,7 @@ class Rewrite:
     def bindings(self, graph: EGraph, bound: Bound) -> dict[str, Term | Value]:
         """Return what a match binds, as terms and values."""
         result: dict[str, Term | Value] = dict(zip(self.values, bound[len(self.tensors) :]))
-        for name, node in zip(self.tensors, bound):
-            assert isinstance(node, int)
-            result[name] = graph.term(node)
+        result.update((name, graph.term(node)) for name, node in zip(self.tensors, bound))
         return result
 
     @property
@@ -187,7 +185,8 @@ class Rewrite:
         items = [name if name in scope.bound else "None" for name in self._names]
         scope.line(f"found.append(({', '.join(items)}{',' if len(items) == 1 else ''}))")
         lines.append(" return found")
-        return _compiled(lines)
+        finder: Finder = _compiled(lines)
+        return finder
 
     def _builder(self, output: int) -> Builder:
         lines = ["def run(g, b):"]
@@ -197,14 +196,16 @@ class Rewrite:
         lines.append(f" if g.shape_of[{types[0]}] != g.shape_of[{types[1]}]: return None")
         nodes = [write.node(term) for term in pair]
         lines.append(f" return {nodes[0]}, {nodes[1]}")
-        return _compiled(lines)
+        builder: Builder = _compiled(lines)
+        return builder
 
     def _known(self) -> Lookup:
         lines = ["def run(g, b):"]
         write = _Writer(lines, self._unpack(lines))
         found = [write.look(term) for term in self.right]
         lines.append(f" return ({', '.join(found)},)")
-        return _compiled(lines)
+        lookup: Lookup = _compiled(lines)
+        return lookup
 
     def _unpack(self, lines: list[str]) -> frozenset[str]:
         if self._names:
@@ -366,7 +367,7 @@ class _Writer:
 
 
 def total(*parts: Value) -> Value:
-    """Return the sum of parameters' values, as `instantiate_value` does; a word if there is none."""
+    """Return the sum of parameters' values, as `instantiate_value` does, or a word for none."""
     names = [f"a{position}" for position in range(len(parts))]
     found = instantiate_value("+".join(names), dict(zip(names, parts)))
     return "undefined" if found is None else found

@@ -1,57 +1,101 @@
-"""From drafts to rules: equal ones are one, and each reaches as far as its proof allows.
+"""A collection of rules: equal ones are one, and none is an instance of another.
 
-Two candidates of different shapes or parameters are often one rule once lifted. What the proof
-leaves at a fixed parameter value or rank is tried at the others: one parameter value is enumerated,
-all are meant (Jia et al., TASO, section 2.3.1, configuration parameters).
+Two candidates of different shapes or parameters are often one rule once lifted (Jia et al., TASO,
+section 2.5, prunes candidates in the same way). What is an instance of a rule that is already
+there needs no proof of its own.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-import numpy as np
-
-from soapstone.ir.term import Term, Value, is_variable, size, subterms
+from soapstone.ir.term import Term, Value, size
 from soapstone.search.substitution import check, language
-from soapstone.search.substitution.canonical import canonical_form, identity, rename, subsumes
-from soapstone.search.substitution.check import with_parameters
-from soapstone.search.substitution.decide import (
-    Draft,
-    counterexample,
-    decide,
-)
+from soapstone.search.substitution.canonical import canonical_form, identity, rename
+from soapstone.search.substitution.decide import Draft
 from soapstone.search.substitution.equation import instances
-from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.proof import Candidate, Proof, Step
-from soapstone.search.substitution.rules import Rejected, Rule, Terms, graph_text, usable
-from soapstone.search.substitution.sample import sample_types
-from soapstone.search.substitution.workers import Workers
+from soapstone.search.substitution.rules import Rule, Terms, usable
 
-Progress = Callable[[str, int, "int | None"], None]
 _NAME = re.compile(r"(?<![\w.])([a-z][0-9]*)\b")
-MOST_RANK = 4
+Key = tuple[str, ...]
 
 
-def merged(drafts: Iterable[Draft], rules: Sequence[Rule] = ()) -> list[Rule]:
-    """Return the rules that drafts make, added to others: no two equal, the most general only."""
-    found: dict[str, list[Rule]] = {}
-    for rule in rules:
-        found.setdefault(rule.identity.partition("-")[0], []).append(rule)
-    for draft in sorted(map(tidy, drafts), key=lambda draft: len(draft.guard)):
-        key = identity(draft.source, draft.target)
-        same = found.setdefault(key, [])
-        for position, rule in enumerate(same):
-            joined = _joined(rule, draft)
-            if joined is not None:
-                same[position] = joined
-                break
-        else:
-            if usable(draft.source, draft.target):
-                name = f"{key}-{len(same)}" if same else key
-                same.append(_rule(name, draft))
-    return _most_general([rule for same in found.values() for rule in same])
+class Collection:
+    """Rules by identity and by the operators that they have.
+
+    `changed` has the identities of what was added or changed since it was last emptied.
+    """
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._rules: dict[str, Rule] = {}
+        self._by_skeleton: dict[Key, dict[str, None]] = {}
+        self.changed: dict[str, None] = {}
+        for rule in rules:
+            self.put(rule)
+
+    def put(self, rule: Rule) -> None:
+        """Add a rule, or replace that of its identity."""
+        self._rules[rule.identity] = rule
+        self._by_skeleton.setdefault(skeleton(rule.source + rule.target), {})[rule.identity] = None
+        self.changed[rule.identity] = None
+
+    def remove(self, name: str) -> None:
+        """Remove a rule."""
+        rule = self._rules.pop(name)
+        del self._by_skeleton[skeleton(rule.source + rule.target)][name]
+        self.changed[name] = None
+
+    def get(self, name: str) -> Rule | None:
+        """Return the rule of an identity."""
+        return self._rules.get(name)
+
+    def note(self, candidate: Candidate) -> bool:
+        """Return whether a candidate is an instance of a rule, and note its space there."""
+        ranks = {name: len(shape) for name, shape in candidate.types.items()}
+        for name in self._by_skeleton.get(skeleton(candidate.source + candidate.target), ()):
+            rule = self._rules[name]
+            if not rule.guard and covers(rule, candidate.source, candidate.target, (ranks,), ()):
+                if candidate.space not in rule.spaces:
+                    self.put(changed(rule, rule.ranks, (*rule.spaces, candidate.space)))
+                return True
+        return False
+
+    def include(self, drafts: Iterable[Draft]) -> list[Rule]:
+        """Add what drafts show; return the rules that are new."""
+        new: dict[str, None] = {}
+        for draft in sorted(map(tidy, drafts), key=lambda draft: len(draft.guard)):
+            if not usable(draft.source, draft.target):
+                continue
+            key = identity(draft.source, draft.target)
+            names = [key]
+            while names[-1] in self._rules:
+                names.append(f"{key}-{len(names)}")
+            for name in names[:-1]:
+                found = _joined(self._rules[name], draft)
+                if found is not None:
+                    self.put(found)
+                    break
+            else:
+                self.put(_rule(names[-1], draft))
+                new[names[-1]] = None
+        return [self._rules[name] for name in new]
+
+    def rules(self) -> list[Rule]:
+        """Return the most general rules, in order of size and text."""
+        kept = [rule for rule in self._rules.values() if not self._is_special(rule)]
+        return sorted(
+            kept, key=lambda rule: (rule.size, size(rule.source + rule.target), str(rule))
+        )
+
+    def _is_special(self, rule: Rule) -> bool:
+        key = rule.identity.partition("-")[0]
+        return any(
+            name.partition("-")[0] != key
+            and covers(self._rules[name], rule.source, rule.target, rule.ranks, rule.guard)
+            for name in self._by_skeleton[skeleton(rule.source + rule.target)]
+        )
 
 
 def tidy(draft: Draft) -> Draft:
@@ -130,22 +174,8 @@ def replays(rule: Rule, ranks: Mapping[str, int]) -> bool:
     return True
 
 
-def _most_general(rules: list[Rule]) -> list[Rule]:
-    """Return rules without those that are another at certain parameters or of equal variables."""
-    by_skeleton: dict[tuple[str, ...], list[Rule]] = {}
-    for rule in rules:
-        by_skeleton.setdefault(_skeleton(rule), []).append(rule)
-    kept = []
-    for rule in rules:
-        if not any(
-            other is not rule and _covers(other, rule) for other in by_skeleton[_skeleton(rule)]
-        ):
-            kept.append(rule)
-    return sorted(kept, key=lambda rule: (rule.size, size(rule.source + rule.target), str(rule)))
-
-
-def _skeleton(rule: Rule) -> tuple[str, ...]:
-    """Return what an instance shares with what it is an instance of: how often each symbol is."""
+def skeleton(terms: Iterable[Term]) -> Key:
+    """Return what an instance shares with what it is an instance of: its operators, sorted."""
     counts: list[str] = []
 
     def walk(term: Term) -> None:
@@ -154,186 +184,38 @@ def _skeleton(rule: Rule) -> tuple[str, ...]:
         for operand in term.operands:
             walk(operand)
 
-    for term in rule.source + rule.target:
+    for term in terms:
         walk(term)
     return tuple(sorted(counts))
 
 
-def _covers(general: Rule, special: Rule) -> bool:
-    """Return whether a rule is another with variables, constants or values put for variables."""
-    if general.identity.partition("-")[0] == special.identity.partition("-")[0]:
-        return False
-    whole = (special.source, special.target)
+def covers(
+    general: Rule,
+    source: Terms,
+    target: Terms,
+    typings: Iterable[Mapping[str, int]],
+    guard: Iterable[str],
+) -> bool:
+    """Return whether two graphs are a rule with variables, constants or values for its variables.
+
+    For each of their typings, and under a guard that says what the rule's does.
+    """
     commutative = language.commutative()
     for pair in ((general.source, general.target), (general.target, general.source)):
-        for bindings in instances(pair, whole, commutative):
+        for bindings in instances(pair, (source, target), commutative):
             tensors = {n: b for n, b in bindings.items() if isinstance(b, Term)}
             if any(bound.operands for bound in tensors.values()):
                 continue
-            if general.guard and not _same_guard(general, special, bindings):
+            if general.guard and not _said(general.guard, bindings) <= set(guard):
                 continue
             if all(
                 any(all(r[n] == ranks[str(b)] for n, b in tensors.items()) for r in general.ranks)
-                for ranks in special.ranks
+                for ranks in typings
             ):
                 return True
     return False
 
 
-def _same_guard(general: Rule, special: Rule, bindings: Mapping[str, Term | Value]) -> bool:
+def _said(guard: Iterable[str], bindings: Mapping[str, Term | Value]) -> set[str]:
     names = {name.strip("[]"): str(bound) for name, bound in bindings.items()}
-    put = {_NAME.sub(lambda found: names.get(found[1], found[1]), text) for text in general.guard}
-    return put <= set(special.guard)
-
-
-# Other parameter values
-
-
-def other_values(
-    rules: Sequence[Rule], workers: Workers, effort: int, say: Progress
-) -> tuple[list[Rule], list[Rejected]]:
-    """Return the rules, and those that they become with other values of fixed parameters.
-
-    The second list has what passed the tests and was not proved.
-    """
-    known = {rule.identity.partition("-")[0] for rule in rules}
-    by_skeleton: dict[tuple[str, ...], list[Rule]] = {}
-    for rule in rules:
-        by_skeleton.setdefault(_skeleton(rule), []).append(rule)
-    tried: dict[str, tuple[Terms, Terms, Rule]] = {}
-    for rule in rules:
-        similar = by_skeleton[_skeleton(rule)]
-        for source, target in variants(rule):
-            key = identity(source, target)
-            if key in known or key in tried:
-                continue
-            if any(subsumes((r.source, r.target), (source, target), values=True) for r in similar):
-                continue
-            tried[key] = (source, target, rule)
-    tasks = list(tried.values())
-    found: list[Draft | Rejected | None] = []
-    for first in range(0, len(tasks), 256):
-        say("other values", first, len(tasks))
-        found += workers.map(_varied, tasks[first : first + 256], effort)
-    say("other values", len(tasks), len(tasks))
-    drafts = [item for item in found if isinstance(item, Draft)]
-    return merged(drafts, rules), [item for item in found if isinstance(item, Rejected)]
-
-
-def variants(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
-    """Yield a rule's graphs with one fixed parameter changed, everywhere or in one operator."""
-    forms = language.forms()
-    slots: dict[tuple[str, Value], list[tuple[Term, int]]] = {}
-    for term in subterms(rule.source + rule.target):
-        if term.symbol not in forms or not term.operands:
-            continue
-        for position, name in enumerate(forms[term.symbol].form.parameters):
-            value = term.parameters[position]
-            if not is_variable(value) and not (isinstance(value, str) and "+" in value):
-                slots.setdefault((name, value), []).append((term, position))
-    for (name, value), places in slots.items():
-        declared = dict.fromkeys(
-            other
-            for term, _ in places
-            for other in forms[term.symbol].form.parameters[name]
-            if other != value
-        )
-        groups = [{*places}] + ([{place} for place in places] if len(places) > 1 else [])
-        for other in declared:
-            for group in groups:
-                yield (
-                    tuple(_with_value(term, group, other) for term in rule.source),
-                    tuple(_with_value(term, group, other) for term in rule.target),
-                )
-
-
-def _with_value(term: Term, places: set[tuple[Term, int]], value: Value) -> Term:
-    parameters = tuple(
-        value if (term, position) in places else old for position, old in enumerate(term.parameters)
-    )
-    operands = tuple(_with_value(operand, places, value) for operand in term.operands)
-    return Term(term.symbol, parameters, operands)
-
-
-def _varied(task: tuple[Terms, Terms, Rule], effort: int) -> Draft | Rejected | None:
-    """Return what becomes of a variant of a rule.
-
-    None where it does not hold, or fits only where extents are 1 that are not in the rule.
-    """
-    source, target, rule = task
-    drawn = _draws(source, target, rule.ranks[0])
-    if not drawn or _ones([t for _, t in drawn]) - _ones(
-        [types for _, types in _draws(rule.source, rule.target, rule.ranks[0], rule.guard)]
-    ):
-        return None
-    values, types = max(drawn, key=lambda each: _distinct(each[1]))
-    candidate = Candidate(
-        tuple(with_parameters(term, values) for term in source),
-        tuple(with_parameters(term, values) for term in target),
-        {str(term): shape for term, shape in types.items()},
-        rule.spaces[0],
-    )
-    decision = decide(candidate, effort)
-    if isinstance(decision, Rejected) and decision.reason.startswith("refuted:"):
-        return None
-    return decision
-
-
-Shapes = dict[Term, tuple[int, ...]]
-
-
-def _draws(
-    source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str] = ()
-) -> list[tuple[Mapping[str, Value], Shapes]]:
-    text = f"{graph_text(source)} = {graph_text(target)}"
-    rng = np.random.default_rng(zlib.crc32(text.encode()))
-    return [
-        (values, {term: extents(type_) for term, type_ in types.items()})
-        for values, types in sample_types(source, target, ranks, guard, rng, 8)
-    ]
-
-
-def _ones(drawn: Sequence[Shapes]) -> set[tuple[str, int]]:
-    """Return the variables and axes whose extent is always 1."""
-    found: list[set[tuple[str, int]]] = [
-        {
-            (str(term), axis)
-            for term, shape in shapes.items()
-            for axis, extent in enumerate(shape)
-            if extent == 1 and term.is_variable
-        }
-        for shapes in drawn
-    ]
-    return set.intersection(*found) if found else set()
-
-
-def _distinct(shapes: Shapes) -> int:
-    return len({extent for shape in shapes.values() for extent in shape} - {1})
-
-
-# Other ranks
-
-
-def other_ranks(rules: Sequence[Rule], workers: Workers, say: Progress) -> list[Rule]:
-    """Return the rules with every uniform change of ranks that their proofs and tests allow."""
-    found: list[Rule] = []
-    for first in range(0, len(rules), 256):
-        say("other ranks", first, len(rules))
-        found += workers.map(_ranked, rules[first : first + 256])
-    say("other ranks", len(rules), len(rules))
-    return found
-
-
-def _ranked(rule: Rule) -> Rule:
-    ranks = list(rule.ranks)
-    for start in rule.ranks:
-        least = min((rank for rank in start.values() if rank), default=0)
-        for by in range(1 - least, MOST_RANK):
-            other = {name: rank + by if rank >= least else rank for name, rank in start.items()}
-            if not by or max(other.values(), default=0) > MOST_RANK or other in ranks:
-                continue
-            if replays(rule, other) and not counterexample(
-                rule.source, rule.target, other, rule.guard, 2
-            ):
-                ranks.append(other)
-    return changed(rule, ranks, rule.spaces)
+    return {_NAME.sub(lambda found: names.get(found[1], found[1]), text) for text in guard}

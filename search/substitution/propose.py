@@ -61,7 +61,7 @@ def is_prefix(mask: int, classes: Classes) -> bool:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _mask_of(tensor: int, terms: Terms) -> int:
+def _mask_of(tensor: int, terms: Terms) -> Any:
     node = terms.node[tensor]
     return np.int64(1) << tensor if node < 0 else terms.mask[node]
 
@@ -69,7 +69,7 @@ def _mask_of(tensor: int, terms: Terms) -> int:
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _single(
     a: int, terms: Terms, tables: Tables, classes: Classes, last: bool, rows: Rows, count: int
-) -> int:
+) -> Any:
     """Propose the operators of one operand on a tensor; return the count of rows."""
     type_ = terms.type[a]
     mask = _mask_of(a, terms)
@@ -93,7 +93,7 @@ def _ordered(
     last: bool,
     rows: Rows,
     count: int,
-) -> int:
+) -> Any:
     """Propose the operators of two operands on (a, b); ask for the pair of types if unknown."""
     first = tables.pair[terms.type[a], terms.type[b]]
     if first < 0:
@@ -125,7 +125,7 @@ def _both(
     last: bool,
     rows: Rows,
     count: int,
-) -> int:
+) -> Any:
     count = _ordered(a, b, terms, tables, classes, last, rows, count)
     return _ordered(b, a, terms, tables, classes, last, rows, count)
 
@@ -133,7 +133,7 @@ def _both(
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def from_inputs(
     terms: Terms, tables: Tables, classes: Classes, last: bool, repeated: bool, rows: Rows
-) -> int:
+) -> Any:
     """Propose all nodes of level 1; return how many."""
     count = 0
     for a in range(terms.inputs):
@@ -156,7 +156,7 @@ def from_closures(
     cursor: Array,
     end: int,
     margin: int,
-) -> int:
+) -> Any:
     """Propose nodes of a tensor of level L - 1 with inputs or its closure; return how many.
 
     `cursor[0]` is the node to go on with; stops where less than `margin` rows are free.
@@ -205,7 +205,7 @@ def _has(closure: Array, node: int) -> bool:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _member(node: int, position: int, terms: Terms) -> int:
+def _member(node: int, position: int, terms: Terms) -> Any:
     """Return a member of a node's closure, or after those the node itself, then -1."""
     width = terms.closure.shape[1]
     if position < width and terms.closure[node, position] >= 0:
@@ -257,7 +257,7 @@ def _pairs(
     last: bool,
     rows: Rows,
     count: int,
-) -> int:
+) -> Any:
     for a in range(terms.first[n], terms.first[n] + terms.outputs[n]):
         for b in range(terms.first[m], terms.first[m] + terms.outputs[m]):
             count = _both(a, b, terms, tables, classes, last, rows, count)
@@ -288,7 +288,7 @@ def from_disjoint(
     ends: Array,
     margin: int,
     budget: int,
-) -> int:
+) -> Any:
     """Propose nodes of two tensors whose closures have nothing in common; return how many.
 
     `cursor` is the pair of nodes to go on with, `ends` the two levels: (begin, end, begin, end).
@@ -327,7 +327,7 @@ def from_shared(
     right: Array,
     margin: int,
     budget: int,
-) -> int:
+) -> Any:
     """Propose nodes of two tensors whose closures share so many nodes; return how many.
 
     `left[left_starts[r]:left_starts[r + 1]]` are the nodes of one level that need node r of level

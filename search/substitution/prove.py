@@ -15,7 +15,8 @@ from typing import NamedTuple
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, instantiate, match, parse
 from soapstone.search.substitution import language
-from soapstone.search.substitution.egraph import ILL_TYPED, EGraph, Move
+from soapstone.search.substitution.egraph import ILL_TYPED, EGraph
+from soapstone.search.substitution.explain import Explainer, Move
 from soapstone.search.substitution.matcher import Rewrite
 from soapstone.search.substitution.proof import Candidate, Chain, Proof, Step
 from soapstone.search.substitution.saturate import Budget, Problem, Saturation, System
@@ -118,8 +119,9 @@ def _explained(
 ) -> Proof | None:
     """Return the chains that lead from source to target, replayed, or None if one does not."""
     chains = []
+    explainer = Explainer(graph)
     for (first, second), source, target in zip(goals, candidate.source, candidate.target):
-        moves = graph.explain(first, second)
+        moves = explainer.explain(first, second)
         if moves is None:
             return None
         chain = tuple(_step(move, graph) for move in moves)

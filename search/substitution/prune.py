@@ -80,7 +80,7 @@ def candidates(
         for left, right in zip(pairs.left[kept].tolist(), pairs.right[kept].tolist())
     ]
     collapses = [((term,), (part,)) for term, part in enumeration.collapses]
-    found = reducer.candidates(chosen, beyond + collapses, say)
+    found = reducer.candidates(chosen + beyond, collapses, say)
     return found, Counts(int(valid.sum()), len(known), distinct, len(found))
 
 

@@ -1,10 +1,10 @@
 """Evaluation of nodes in floating point, in bulk: any declared operator, also one without laws.
 
-Values are float64 under several seeds: inputs of both signs, and positive ones, so that roots have
-values. What is not a number where something else is, is different: a graph that is only equal to
-another where its operands are positive has another id. Ids are equal where all elements are, within
-a tolerance relative to the largest: rows are sorted by random projections and cut at gaps (TASO,
-section 2.3.2, has integers instead; `exact.py` for operators where they do).
+Values are float64 under several seeds: elements of both signs with zeros among them, of both signs,
+and positive, so that roots have values. What is not finite is undefined, and so is what is made of
+it: graphs that are equal only where an operand is not zero, or not negative, differ. Ids are equal
+where all elements are, within a tolerance: rows are sorted by random projections and cut at gaps.
+Integers (`exact.py`) are faster for operators that have a structure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from soapstone.search.substitution.space import Input, OperatorUse, Space
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
-SEEDS = 3  # two of both signs, one positive
+SEEDS = 3
 _TOLERANCE = 1e-9
 _SMALLEST = 1e-9  # what is smaller everywhere is zero
-_NAN, _INFINITY = 0.7390851332151607, 1.618033988749895e90  # stand-ins, so that they compare
+_UNDEFINED = 1.7390851332151607  # stands for it in projections
 _MOST_ELEMENTS = 1 << 24  # of one batch
 
 
@@ -60,8 +60,10 @@ class _Output:
         attributes = self.attributes([operand.shape for operand in operands])
         if attributes is None:
             raise GraphError(f"{self.use} does not take shapes {self.shapes}")
-        result = self.spec.run(attributes, *operands)[self.form.output]
-        return np.asarray(result, np.float64)
+        with np.errstate(all="ignore"):
+            result = np.array(self.spec.run(attributes, *operands)[self.form.output], np.float64)
+        result[~np.isfinite(result)] = np.nan
+        return result
 
     def run_all(self, count: int, *operands: Array) -> Array:
         """Return the outputs on `count` tuples: operands (count, ...), or (...) for all alike."""
@@ -97,7 +99,7 @@ class RealEvaluator:
         self._tensors: list[Array] = []  # by number: (seeds, *shape)
         self._types: list[int] = []
         self._inputs: dict[Any, Array] = {}
-        self._known: dict[int, tuple[Array, Array]] = {}  # by type: keys (values, 3), ids
+        self._known: dict[int, tuple[Array, Array]] = {}  # by type: keys, ids
         self._next = 0
 
     def begin(self, space: Space, types: tuple[int, ...]) -> Array:
@@ -118,13 +120,14 @@ class RealEvaluator:
                 raise GraphError(f"constant {each.term} has no value of shape {each.shape}")
             return np.broadcast_to(np.asarray(value, np.float64), (SEEDS, *each.shape)).copy()
         values = self._rng.uniform(0.3, 1.7, (SEEDS, *each.shape))
-        signs = np.ones(values.shape)
-        for seed in range(SEEDS - 1):  # half of the elements negative, in any order
-            flat = signs[seed].reshape(-1)
+        factors = np.ones(values.shape)
+        for seed in range(SEEDS - 1):
+            flat = np.ones(values[0].size)
             flat[seed % 2 :: 2] = -1
-            self._rng.shuffle(flat)
-            signs[seed] = flat.reshape(each.shape)
-        return values * signs
+            if seed == 0:
+                flat[2::6] = 0
+            factors[seed] = self._rng.permutation(flat).reshape(each.shape)
+        return values * factors
 
     def prepare(
         self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
@@ -204,8 +207,7 @@ class RealEvaluator:
                 count = len(rows) * SEEDS
                 flat = [operand.reshape(count, *operand.shape[2:]) for operand in operands]
                 for output, (each, type_) in enumerate(zip(made, types)):
-                    with np.errstate(all="ignore"):
-                        found = (each.run_all if each.stacked else each.each)(count, *flat)
+                    found = (each.run_all if each.stacked else each.each)(count, *flat)
                     yield rows, output, type_, found.reshape(len(rows), SEEDS, *each.shape)
 
     def store(self, handles: Array, a: Array, b: Array) -> None:
@@ -225,20 +227,23 @@ class RealEvaluator:
 
         Where no tensors are given: whether it equals the output of the node before it.
         """
-        mine: dict[int, tuple[int, Array]] = {}
+        mine: list[tuple[int, Array]] = [(-1, np.zeros(0))] * len(handles)
         for rows, output, type_, results in self._batches(handles, a, b):
             for row, result in zip(rows.tolist(), results):
                 if outputs[row] == output:
                     mine[row] = type_, result
+        if tensors is None:
+            others = [(-1, np.zeros(0)), *mine[:-1]]
+        else:
+            others = [(self._types[t], self._tensors[t]) for t in tensors.tolist()]
         good = np.zeros(len(handles), np.bool_)
-        for row in range(len(handles)):
-            if tensors is not None:
-                other = self._types[tensors[row]], self._tensors[tensors[row]]
-            elif row:
-                other = mine[row - 1]
-            else:
-                continue
-            good[row] = mine[row][0] == other[0] and _close(mine[row][1], other[1])
+        by_type: dict[int, list[int]] = {}
+        for row, (one, other) in enumerate(zip(mine, others)):
+            if one[0] == other[0] and one[1].shape == other[1].shape:
+                by_type.setdefault(one[0], []).append(row)
+        for same in by_type.values():
+            pair = (np.stack([side[row][1] for row in same]) for side in (mine, others))
+            good[same] = _close(*pair)
         return good
 
     def tensor(self, tensor: int) -> Array:
@@ -251,35 +256,33 @@ class RealEvaluator:
         return self._identify(type_, self._keys(values))
 
     def _keys(self, values: Array) -> Array:
-        """Return the keys (rows, 3) of tensors: the largest element, and two projections.
+        """Return the keys (rows, 1 + seeds) of tensors: of magnitudes, and a projection each seed.
 
-        A key is not a number where a tensor has no number under some seed: it equals no other.
+        A key is not a number where a tensor is undefined everywhere: it equals no other.
         """
-        rows = len(values)
-        lost = np.isnan(values).reshape(rows, SEEDS, -1).all(axis=2).all(axis=1)
-        flat = np.nan_to_num(
-            values.reshape(rows, -1), nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY
-        )
-        size = flat.shape[1]
+        flat = values.reshape(len(values), SEEDS, -1)
+        size = flat.shape[2]
         if size not in self._weights:
-            weights = np.random.default_rng(size).uniform(0.5, 1.5, (size, 2))
-            self._weights[size] = weights * np.where(
-                np.arange(2 * size).reshape(size, 2) % 3, 1, -1
-            )
-        largest = np.abs(flat).max(axis=1, initial=0.0)
-        flat[largest < _SMALLEST] = 0
-        largest[largest < _SMALLEST] = 0
-        scale = np.where(largest > 0, largest, 1)
-        keys = np.column_stack((np.log(scale), (flat / scale[:, None]) @ self._weights[size]))
-        keys[lost] = np.nan
+            self._weights[size] = np.random.default_rng(size).uniform(-1.5, 1.5, (SEEDS, size))
+        undefined = np.isnan(flat)
+        scale = np.abs(np.where(undefined, 0, flat)).max(axis=2, initial=0.0)
+        scale[scale < _SMALLEST] = 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scaled = np.where(scale[..., None] > 0, flat / scale[..., None], 0)
+        scaled[undefined] = _UNDEFINED
+        magnitude = np.log(np.where(scale > 0, scale, 1)) @ np.arange(1.0, SEEDS + 1)
+        keys = np.column_stack((magnitude, (scaled * self._weights[size]).sum(axis=2)))
+        keys[undefined.all(axis=(1, 2))] = np.nan
         return keys
 
     def _identify(self, type_: int, keys: Array) -> Array:
         """Return the ids of keys: those of known values that are close, or new ones."""
-        known_keys, known_ids = self._known.get(type_, (np.zeros((0, 3)), np.zeros(0, np.uint64)))
+        known_keys, known_ids = self._known.get(
+            type_, (np.zeros((0, 1 + SEEDS)), np.zeros(0, np.uint64))
+        )
         whole = np.concatenate((known_keys, keys))
         labels = np.zeros(len(whole), np.int64)
-        for column in range(3):
+        for column in range(1 + SEEDS):
             order = np.lexsort((whole[:, column], labels))
             gap = ~(np.diff(whole[order, column]) <= _TOLERANCE)  # also where not a number
             new = np.concatenate(([0], np.cumsum(gap | (np.diff(labels[order]) != 0))))
@@ -304,11 +307,11 @@ def _mixed(numbers: Array) -> Array:
     return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
 
 
-def _close(left: Array, right: Array) -> bool:
-    finite = np.isfinite(left)
-    if left.shape != right.shape or not np.array_equal(finite, np.isfinite(right)):
-        return False
-    if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
-        return False
-    scale = max(float(np.abs(left[finite]).max(initial=0.0)), _SMALLEST)
-    return bool(np.abs(left[finite] - right[finite]).max(initial=0.0) <= 1e-8 * scale)
+def _close(left: Array, right: Array) -> Array:
+    """Return for each row whether two tensors are equal under every seed."""
+    one, other = (side.reshape(len(side), SEEDS, -1) for side in (left, right))
+    undefined = np.isnan(one)
+    scale = np.abs(np.where(undefined, 0, one)).max(axis=2, initial=_SMALLEST)
+    error = np.where(undefined, 0, np.abs(one - other))
+    same = (undefined == np.isnan(other)) & (error <= 10 * _TOLERANCE * scale[..., None])
+    return np.asarray(same.all(axis=(1, 2)))

@@ -8,9 +8,10 @@ that are equal to a part of themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
-from soapstone.ir.term import Term, size, subterms, variables
+from soapstone.ir.term import Term, size, subterms
 from soapstone.search.substitution.canonical import (
     Sides,
     canonical_candidate,
@@ -50,7 +51,7 @@ class Reducer:
         self, source: tuple[Term, ...], target: tuple[Term, ...], parts: Sequence[Term]
     ) -> Sides:
         """Return a pair with variables in place of terms common to both graphs."""
-        taken = {term.symbol for term in subterms((*source, *target)) if term.is_variable}
+        taken = set().union(*map(_names, (*source, *target)))
         put: dict[Term, Term] = {}
         for part in parts:
             found = self._terms.value(part)
@@ -67,27 +68,29 @@ class Reducer:
         """Return whether all outputs are equal."""
         return all(self._terms.equal(a, b) for a, b in zip(*sides))
 
-    def reduced(self, sides: Sides) -> list[Sides]:
-        """Return smaller pairs that a pair follows from; itself, if there are none."""
-        for smaller in self._without_inputs(*sides):
-            return self.reduced(smaller)
-        for several in self._without_output(*sides):
-            return [pair for smaller in several for pair in self.reduced(smaller)]
+    def reduced(self, sides: Sides, needed: int) -> list[Sides]:
+        """Return smaller pairs that a pair follows from; itself, if there are none.
+
+        They are usable in the directions `needed`: 1 forward, 2 backward, 3 both.
+        """
+        for smaller in self._without_part(*sides, needed):
+            return self.reduced(smaller, needed)
+        for several in self._without_output(*sides, needed):
+            return [pair for smaller in several for pair in self.reduced(smaller, needed)]
         return [sides]
 
-    def _without_inputs(
-        self, source: tuple[Term, ...], target: tuple[Term, ...]
+    def _without_part(
+        self, source: tuple[Term, ...], target: tuple[Term, ...], needed: int
     ) -> Iterator[Sides]:
-        """Yield the pair with a variable for a common term, if that holds; largest terms first."""
-        common = set(subterms(target)) - {*source, *target}
-        parts = [term for term in subterms(source) if term in common and term.operands]
+        """Yield the pair with a variable for a term, where that holds; the largest terms first."""
+        parts = [term for term in subterms((*target, *source)) if not term.is_variable]
         for part in reversed(parts):
             pair = self.generalised(source, target, [part])
-            if ways((source, target)) & ~ways(pair) == 0 and self.equal(pair):
+            if needed & ~ways(pair) == 0 and self.equal(pair):
                 yield pair
 
     def _without_output(
-        self, source: tuple[Term, ...], target: tuple[Term, ...]
+        self, source: tuple[Term, ...], target: tuple[Term, ...], needed: int
     ) -> Iterator[list[Sides]]:
         """Yield pairs that rewrite the operands of a common output operator, and the rest."""
         for place, (one, other) in enumerate(zip(source, target)):
@@ -95,7 +98,7 @@ class Reducer:
                 (*source[:place], *source[place + 1 :]),
                 (*target[:place], *target[place + 1 :]),
             )
-            if one == other and rest[0] and ways((source, target)) & ~ways(rest) == 0:
+            if one == other and rest[0] and needed & ~ways(rest) == 0:
                 yield [rest]
             if one.symbol != other.symbol or one.parameters != other.parameters:
                 continue
@@ -105,25 +108,23 @@ class Reducer:
             for order in orders:
                 several = [((a,), (b,)) for a, b in zip(one.operands, order) if a != b]
                 several += [rest] if rest[0] else []
-                if all(
-                    ways((source, target)) & ~ways(pair) == 0 and self.equal(pair)
-                    for pair in several
-                ):
+                if all(needed & ~ways(pair) == 0 and self.equal(pair) for pair in several):
                     yield several
 
     def candidates(
-        self, pairs: Sequence[Sides], others: Sequence[Sides], say: Progress
+        self, pairs: Sequence[Sides], collapses: Sequence[Sides], say: Progress
     ) -> list[Candidate]:
-        """Return pairs, and what others reduce to, as candidates: the most general, each once."""
-        every = dict.fromkeys(pairs)
-        done: set[Sides] = set()
-        for number, sides in enumerate(others):
-            for pair in self.reduced(sides):
-                if pair not in done:
-                    done.add(pair)
-                    every[pair] = None
+        """Return what pairs and collapses reduce to: the most general, each once.
+
+        A collapse is a term that is equal to a part of itself, and reduced in that direction only.
+        """
+        every: dict[Sides, None] = {}
+        total = len(pairs) + len(collapses)
+        for number, sides in enumerate([*pairs, *collapses]):
+            needed = ways(sides) if number < len(pairs) else 1
+            every.update(dict.fromkeys(self.reduced(sides, needed)))
             if number % 1000 == 0:
-                say("terms equal to a part", number, len(others))
+                say("reduction", number, total)
         found: dict[tuple[str, tuple[int, ...]], Candidate] = {}
         for number, sides in enumerate(every):
             if ways(sides):
@@ -148,8 +149,16 @@ class Reducer:
 
 def ways(sides: Sides) -> int:
     """Return in which directions a pair is a rule: 1 forward, 2 backward, 3 both, 0 none."""
-    source, target = (set(variables(side)) for side in sides)
+    source, target = (frozenset().union(*map(_names, side)) for side in sides)
     return (1 if target <= source else 0) + (2 if source <= target else 0)
+
+
+@lru_cache(maxsize=1 << 18)
+def _names(term: Term) -> frozenset[str]:
+    """Return the variables of a term."""
+    if not term.operands:
+        return frozenset([term.symbol]) if term.is_variable else frozenset()
+    return frozenset().union(*map(_names, term.operands))
 
 
 def replaced(terms: Sequence[Term], put: dict[Term, Term]) -> tuple[Term, ...]:

@@ -41,7 +41,7 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "stride": (1, 2),
     "padding": ("same", "valid"),
     "activation": ("none", "relu"),
-    "size": ("3x3", "1x1", "1x3", "5x3"),
+    "size": ("3x3", "1x1", "1x3", "5x3", "2x2"),
     "divisor": ("all", "inside"),
 }
 _DRAWS = 40  # of extents, for one choice of parameters

@@ -255,7 +255,7 @@ class Saturation:
 
     def _filled(self, rewrite: Rewrite, bound: Bound) -> Iterator[Bound]:
         """Yield a match with the variables that it does not bind, from the problem."""
-        choices: list[Iterable[int | Value]] = [(item,) for item in bound]  # type: ignore[arg-type]
+        choices: list[Iterable[int | Value]] = [(item,) for item in bound]
         for position in rewrite.extra:
             if position < len(rewrite.tensors):
                 choices[position] = self.problem.nodes

@@ -213,11 +213,15 @@ def _possible(term: Term, left: NDArray[np.int64], right: NDArray[np.int64]) -> 
         others = [at for at in range(left.shape[1]) if at - left.shape[1] != term.parameters[0]]
         fits &= (a[..., others] == b[..., others]).all(axis=2)
     elif term.symbol == "conv2d":
-        groups = term.parameters[0]
+        groups, _, padding, _ = term.parameters
         if groups == "depthwise":
             fits &= (a[..., -3] == b[..., -4]) & (b[..., -3] == 1)
-        elif isinstance(groups, int):
-            fits &= a[..., -3] == groups * b[..., -3]
+        elif isinstance(groups, int) and groups > 0:
+            fits &= (a[..., -3] == groups * b[..., -3]) & (b[..., -4] % groups == 0)
+        if padding == "same":
+            fits &= (b[..., -1] % 2 == 1) & (b[..., -2] % 2 == 1)
+        elif padding == "valid":
+            fits &= (a[..., -1] >= b[..., -1]) & (a[..., -2] >= b[..., -2])
     return fits
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from soapstone.ir.term import Value
@@ -72,11 +73,21 @@ def _make(
     out = np.broadcast_to(np.arange(rows)[:, None], columns).ravel()
     keep = (wide[0] >= 0) | (wide[1] >= 0)
     outs, firsts, seconds = (part[keep].astype(np.int32) for part in (out, wide[0], wide[1]))
-    numerators = wide[2][keep].astype(np.int64)
-    for part in (outs, firsts, seconds, numerators):
+    return _frozen(shape, kind, outs, firsts, seconds, wide[2][keep].astype(np.int64), denominator)
+
+
+def _frozen(
+    shape: Sequence[int],
+    kind: Kind,
+    out: Indices,
+    a: Indices,
+    b: Indices,
+    numerators: NDArray[np.int64],
+    denominator: int = 1,
+) -> Structure:
+    for part in (out, a, b, numerators):
         part.setflags(write=False)
-    extents = tuple(map(int, shape))
-    return Structure(extents, kind, outs, firsts, seconds, numerators, denominator)
+    return Structure(tuple(map(int, shape)), kind, out, a, b, numerators, denominator)
 
 
 def _column(indices: Any) -> Any:
@@ -137,15 +148,19 @@ def size_of(text: Value) -> tuple[int, int] | None:
     return (int(height), int(width)) if height.isdigit() and width.isdigit() else None
 
 
-def _windows(x: Shape, kernel: tuple[int, int], stride: Value, padding: Value) -> Indices | None:
-    """Return the input elements of every window: (n, c, oh, ow, kh, kw), -1 in the padding."""
-    if len(x) != 4 or not isinstance(stride, int) or stride < 1 or min(kernel) < 1:
+def _pads(kernel: tuple[int, int], stride: Value, padding: Value) -> tuple[int, int] | None:
+    """Return the padding above and to the left, or None where there are no such windows."""
+    if not isinstance(stride, int) or stride < 1 or min(kernel) < 1:
         return None
     if padding == "same" and all(extent % 2 for extent in kernel):
-        pads = [(extent - 1) // 2 for extent in kernel]
-    elif padding == "valid":
-        pads = [0, 0]
-    else:
+        return (kernel[0] - 1) // 2, (kernel[1] - 1) // 2
+    return (0, 0) if padding == "valid" else None
+
+
+def _windows(x: Shape, kernel: tuple[int, int], stride: Value, padding: Value) -> Indices | None:
+    """Return the input elements of every window: (n, c, oh, ow, kh, kw), -1 in the padding."""
+    pads = _pads(kernel, stride, padding)
+    if len(x) != 4 or pads is None:
         return None
     around = [(0, 0), (0, 0), *((pad, pad) for pad in pads)]
     padded = np.pad(_ids(x), around, constant_values=-1)
@@ -166,18 +181,41 @@ def _conv2d(parameters: tuple[Value, ...], x: Shape, y: Shape) -> Structure | No
     outputs, inner = y[:2]
     if not isinstance(groups, int) or groups < 1 or x[1] != groups * inner or outputs % groups:
         return None
-    windows = _windows(x, (y[2], y[3]), stride, padding)
-    if windows is None:
+    pads = _pads((y[2], y[3]), stride, padding)
+    if pads is None or any(e + 2 * pad < k for e, pad, k in zip(x[2:], pads, y[2:])):
         return None
-    n, _, height, width = windows.shape[:4]
-    shape = (n, outputs, height, width)
-    grouped = windows.reshape(n, groups, inner, height, width, *y[2:])
-    each = np.repeat(grouped, outputs // groups, axis=1)  # one copy an output channel
-    a = each.transpose(0, 1, 3, 4, 2, 5, 6).reshape(math.prod(shape), -1)
-    b = _ids(y).reshape(outputs, 1, -1)
-    b = np.broadcast_to(b, (n, outputs, height * width, b.shape[-1])).reshape(a.shape)
+    shape, *entries = _convolved(x, y, groups, stride, *pads)
     kind: Kind = "sum+relu" if activation == "relu" else "sum"
-    return _make(shape, kind, a, np.where(a < 0, -1, b))
+    return _frozen(shape, kind, *entries)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _convolved(x, y, groups, stride, pad_h, pad_w):  # type: ignore[no-untyped-def]
+    """Return the shape of a convolution and its entries: out, a, b and numerators."""
+    n, c, h, w = x
+    outputs, inner, kh, kw = y
+    height, width = (h + 2 * pad_h - kh) // stride + 1, (w + 2 * pad_w - kw) // stride + 1
+    rows = n * outputs * height * width
+    out = np.empty(rows * inner * kh * kw, np.int32)
+    first, second = np.empty_like(out), np.empty_like(out)
+    at = 0
+    for row in range(rows):
+        column, rest = row % width, row // width
+        line, rest = rest % height, rest // height
+        o, image = rest % outputs, rest // outputs
+        group = o // (outputs // groups)
+        for i in range(inner):
+            for u in range(max(0, pad_h - line * stride), min(kh, h + pad_h - line * stride)):
+                for v in range(
+                    max(0, pad_w - column * stride), min(kw, w + pad_w - column * stride)
+                ):
+                    top, left = line * stride + u - pad_h, column * stride + v - pad_w
+                    out[at] = row
+                    first[at] = ((image * c + group * inner + i) * h + top) * w + left
+                    second[at] = ((o * inner + i) * kh + u) * kw + v
+                    at += 1
+    shape = (n, outputs, height, width)
+    return shape, out[:at], first[:at], second[:at], np.ones(at, np.int64)
 
 
 def _enlarge(size: Value, y: Shape) -> Structure | None:
@@ -278,7 +316,7 @@ _TABLE: dict[str, tuple[int, int, _Builder]] = {  # parameters, operands, what b
 POLYNOMIAL = frozenset(_TABLE)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def structure(
     symbol: str,
     parameters: tuple[Value, ...],

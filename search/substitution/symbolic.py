@@ -6,9 +6,9 @@ each element that decides on signs (`sigmoid`, `relu`) is not interpreted. Both 
 function of the inputs, defined at the same inputs (`field.py`). What is found different is refuted
 by numbers only: a counterexample is one that the operators themselves compute.
 
-Rank 4 is gone through up to extents of 3. A law of element-wise operators alone says the same of
-each element, whatever the sizes: where operands are repeated, extents of 2 and ranks up to 3 cover
-all cases.
+Rank 4 is gone through up to extents of 3, and so are choices of ranks with thousands of sizes. A
+law of element-wise operators alone says the same of each element, whatever the sizes: where
+operands are repeated, extents of 2 and ranks up to 3 cover all cases.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from soapstone.search.substitution.validate import LIMIT, Progress, Validation
 Types = Mapping[Term, Type]
 Sides = tuple[Term, Term]
 _RANK_4 = 3  # the largest extent of tensors of rank 4
+_MOST = 2000  # sizes of one choice of ranks and parameters; else extents are up to one less
 _TRIES = 4  # random inputs, before a difference is called undecided
 
 
@@ -99,6 +100,9 @@ def instances(
     pointwise = is_pointwise(law)
     repeated = 1 if 4 in ranks.values() else min(most, 2)
     found = sizes(law, values, ranks, repeated if pointwise else most)
+    while found is not None and len(found) > _MOST:
+        most -= 1
+        found = sizes(law, values, ranks, most)
     for row in range(len(found) if found else 0):
         assert found is not None
         yield sides, found.at(row)

@@ -94,18 +94,19 @@ class TypeTable:
 
     def _tables(self) -> Tables:
         if self._arrays is None:
-            columns = list(zip(*self._entries)) or [()] * 6
-            types = np.array([columns[2], columns[3]], np.int32).reshape(2, -1).T.copy()
+            entries = list(zip(*self._entries)) or [()] * 6
+            types = np.array([entries[2], entries[3]], np.int32).reshape(2, -1).T.copy()
             self._arrays = (
-                np.array(columns[0], np.int16),
-                np.array(columns[1], np.int8),
+                np.array(entries[0], np.int16),
+                np.array(entries[1], np.int8),
                 types,
-                np.array(columns[4], np.int32),
-                np.array(columns[5], np.bool_),
+                np.array(entries[4], np.int32),
+                np.array(entries[5], np.bool_),
             )
         single = np.array(self._single, np.int32).reshape(-1, 2)
         first, count = single[:, 0].copy(), single[:, 1].copy()
-        return Tables(self._pair, self._pair_count, first, count, *self._arrays, fixed=self._masks)
+        columns = [self._pair, self._pair_count, first, count, *self._arrays, self._masks]
+        return Tables(*columns)
 
     def answer(self) -> bool:
         """Fill the pairs that were asked for; return whether there were any."""

@@ -1,0 +1,162 @@
+"""How far rules reach: other values of what their proofs leave fixed, and other ranks.
+
+One value of each parameter is enumerated, all are meant (Jia et al., TASO, section 2.3.1,
+configuration parameters). Lifting opens what a proof does not need; the rest is tried here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from soapstone.ir.term import Term, Value, is_variable, subterms
+from soapstone.search.substitution import language
+from soapstone.search.substitution.canonical import identity
+from soapstone.search.substitution.check import with_parameters
+from soapstone.search.substitution.decide import counterexample
+from soapstone.search.substitution.evaluate import extents
+from soapstone.search.substitution.merge import changed, replays
+from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.rules import Rejected, Rule, Terms, graph_text
+from soapstone.search.substitution.sample import sample_types
+from soapstone.search.substitution.workers import Workers
+
+Progress = Callable[[str, int, "int | None"], None]
+MOST_RANK = 4
+Variant = tuple[Terms, Terms, Rule]
+
+
+def other_values(rules: Sequence[Rule], workers: Workers, say: Progress) -> list[Candidate]:
+    """Return the candidates that rules become with other values of fixed parameters."""
+    tried: dict[str, Variant] = {}
+    known = {rule.identity.partition("-")[0] for rule in rules}
+    for rule in rules:
+        for source, target in variants(rule):
+            key = identity(source, target)
+            if key not in known and key not in tried:
+                tried[key] = (source, target, rule)
+    tasks = list(tried.values())
+    found: list[Candidate | None] = []
+    for first in range(0, len(tasks), 256):
+        say("other values", first, len(tasks))
+        found += workers.map(_varied, tasks[first : first + 256])
+    say("other values", len(tasks), len(tasks))
+    return [candidate for candidate in found if candidate is not None]
+
+
+def variants(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
+    """Yield a rule's graphs with one fixed parameter changed, everywhere or in one operator."""
+    forms = language.forms()
+    slots: dict[tuple[str, Value], list[tuple[Term, int]]] = {}
+    for term in subterms(rule.source + rule.target):
+        if term.symbol not in forms or not term.operands:
+            continue
+        for position, name in enumerate(forms[term.symbol].form.parameters):
+            value = term.parameters[position]
+            if not is_variable(value) and not (isinstance(value, str) and "+" in value):
+                slots.setdefault((name, value), []).append((term, position))
+    for (name, value), places in slots.items():
+        declared = dict.fromkeys(
+            other
+            for term, _ in places
+            for other in forms[term.symbol].form.parameters[name]
+            if other != value
+        )
+        groups = [{*places}] + ([{place} for place in places] if len(places) > 1 else [])
+        for other in declared:
+            for group in groups:
+                yield (
+                    tuple(_with_value(term, group, other) for term in rule.source),
+                    tuple(_with_value(term, group, other) for term in rule.target),
+                )
+
+
+def _with_value(term: Term, places: set[tuple[Term, int]], value: Value) -> Term:
+    parameters = tuple(
+        value if (term, position) in places else old for position, old in enumerate(term.parameters)
+    )
+    operands = tuple(_with_value(operand, places, value) for operand in term.operands)
+    return Term(term.symbol, parameters, operands)
+
+
+def _varied(task: Variant) -> Candidate | None:
+    """Return a variant of a rule, at some shapes.
+
+    None where it does not hold, or fits only where extents are 1 that are not in the rule.
+    """
+    source, target, rule = task
+    drawn = _draws(source, target, rule.ranks[0])
+    if not drawn or _ones([t for _, t in drawn]) - _ones(
+        [types for _, types in _draws(rule.source, rule.target, rule.ranks[0], rule.guard)]
+    ):
+        return None
+    values, types = max(drawn, key=lambda each: _distinct(each[1]))
+    if counterexample(source, target, rule.ranks[0], (), 2) is not None:
+        return None
+    return Candidate(
+        tuple(with_parameters(term, values) for term in source),
+        tuple(with_parameters(term, values) for term in target),
+        {str(term): shape for term, shape in types.items()},
+        rule.spaces[0],
+    )
+
+
+Shapes = dict[Term, tuple[int, ...]]
+
+
+def _draws(
+    source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str] = ()
+) -> list[tuple[Mapping[str, Value], Shapes]]:
+    text = f"{graph_text(source)} = {graph_text(target)}"
+    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    return [
+        (values, {term: extents(type_) for term, type_ in types.items()})
+        for values, types in sample_types(source, target, ranks, guard, rng, 8)
+    ]
+
+
+def _ones(drawn: Sequence[Shapes]) -> set[tuple[str, int]]:
+    """Return the variables and axes whose extent is always 1."""
+    found: list[set[tuple[str, int]]] = [
+        {
+            (str(term), axis)
+            for term, shape in shapes.items()
+            for axis, extent in enumerate(shape)
+            if extent == 1 and term.is_variable
+        }
+        for shapes in drawn
+    ]
+    return set.intersection(*found) if found else set()
+
+
+def _distinct(shapes: Shapes) -> int:
+    return len({extent for shape in shapes.values() for extent in shape} - {1})
+
+
+# Other ranks
+
+
+def settled(rule: Rule) -> Rule | Rejected:
+    """Return a rule with every uniform change of ranks that its proof and tests allow.
+
+    It is tested at the ranks that it has first, and rejected if it fails there.
+    """
+    for ranks in rule.ranks:
+        found = counterexample(rule.source, rule.target, ranks, rule.guard)
+        if found is not None:
+            reason = f"refuted, although a proof replays: {found}"
+            return Rejected(rule.source, rule.target, reason, rule.spaces)
+    ranks = list(rule.ranks)
+    for start in rule.ranks:
+        least = min((rank for rank in start.values() if rank), default=0)
+        for by in range(1 - least, MOST_RANK):
+            other = {name: rank + by if rank >= least else rank for name, rank in start.items()}
+            if not by or max(other.values(), default=0) > MOST_RANK or other in ranks:
+                continue
+            if replays(rule, other) and not counterexample(
+                rule.source, rule.target, other, rule.guard, 2
+            ):
+                ranks.append(other)
+    return changed(rule, ranks, rule.spaces)
