@@ -346,20 +346,8 @@ declare(
     ),
     doc="dy times the derivative of x to the power y with respect to one operand",
 )
-declare(
-    "maximum",
-    lambda a, x, y: np.maximum(x, y),
-    _extremum_rule,
-    inputs=_XY,
-    onnx="Max",
-)
-declare(
-    "minimum",
-    lambda a, x, y: np.minimum(x, y),
-    _extremum_rule,
-    inputs=_XY,
-    onnx="Min",
-)
+declare("maximum", lambda a, x, y: np.maximum(x, y), _extremum_rule, inputs=_XY, onnx="Max")
+declare("minimum", lambda a, x, y: np.minimum(x, y), _extremum_rule, inputs=_XY, onnx="Min")
 for _name, _sign in (("maximum_grad", 1), ("minimum_grad", -1)):
     declare(
         _name,

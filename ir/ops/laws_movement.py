@@ -182,7 +182,12 @@ JOINED_LAWS = (
         for f in ("add", "mul")
     ),
     *(
-        joined_law(f"concat-joined-{side}-{order}", f"concat[b]({operands})", where)
+        joined_law(
+            f"concat-joined-{side}-{order}",
+            f"concat[b]({operands})",
+            where,
+            ranks=_JOINED[1:4],
+        )
         for side, operands in (("left", "{}, w"), ("right", "w, {}"))
         for order, where in (("before", "b >= a+1"), ("after", "a >= b+1"))
     ),

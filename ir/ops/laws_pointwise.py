@@ -123,6 +123,7 @@ GELU_FORMS = (
 )
 
 _THREE = any_ranks("x y z")
+_ONES = any_ranks("x y ones")[:-1]
 _SCALED = ranks("x y w", *(f"{x}{y}0" for x in "123" for y in "123"), "440")
 
 EXP_LAWS = (
@@ -153,6 +154,10 @@ SUB_LAWS = (
     law("sub-sum", "sub(add(x, y), z) = add(x, sub(y, z))", *_THREE[:-1]),
     law("sub-difference", "sub(sub(x, y), z) = sub(x, add(y, z))", *_THREE[:-1]),
     law("difference-sub", "sub(x, sub(y, z)) = sub(add(x, z), y)", *_THREE[:-1]),
+    law("sub-cancel", "sub(add(x, y), y) = x", *any_ranks("x y")),
+    law("sub-cancel-ones", "sub(add(x, y), y) = mul(x, ones)", *_ONES),
+    law("sub-ones", "sub(x, mul(y, ones)) = sub(x, y)", *_ONES),
+    law("ones-sub", "sub(mul(x, ones), y) = sub(x, y)", *_ONES),
     law("mul-difference", "mul(sub(x, y), z) = sub(mul(x, z), mul(y, z))", *_THREE[:-1]),
     law("smul-difference", "smul(sub(x, y), w) = sub(smul(x, w), smul(y, w))", *_SCALED),
     *moved_laws("sub"),

@@ -82,7 +82,19 @@ def _transposed(f: str) -> tuple[Law, ...]:
     )
 
 
+def _fewer(name: str, text: str) -> tuple[Law, ...]:
+    """Return a law, which says `[a]`, for the axes that its variable y does not have."""
+    return tuple(
+        law(f"{name}-fewer{a}", text.replace("[a]", f"[{a}]"), *ranks("x y", *which))
+        for a, which in (("-2", ("21", "31")), ("-3", ("31", "32")))
+    )
+
+
 SOFTMAX_LAWS = (
+    *_fewer("softmax-plus-constant", "softmax[a](add(x, y)) = softmax[a](x)"),
+    *_fewer("softmax-minus-constant", "softmax[a](sub(x, y)) = softmax[a](x)"),
+    law("softmax-of-sum", "softmax[a](reduce_sum[a](x)) = reduce_sum[a](softmax[a](x))"),
+    law("softmax-of-mean", "softmax[a](reduce_mean[a](x)) = reduce_sum[a](softmax[a](x))"),
     law("softmax-quotient", "softmax[a](x) = div(exp(x), reduce_sum[a](exp(x)))"),
     law(
         "softmax-plus-constant",
@@ -164,6 +176,8 @@ def reduction_laws(f: str) -> tuple[Law, ...]:
             *_FEWER,
             where=constant,
         ),
+        *_fewer(f"{f}-product", f"{f}[a](mul(x, y)) = mul({f}[a](x), y)"),
+        *_fewer(f"{f}-quotient", f"{f}[a](div(x, y)) = div({f}[a](x), y)"),
         law(f"{f}-concat", f"{f}[b](concat[a](x, y)) = concat[a]({f}[b](x), {f}[b](y))"),
         law(f"{f}-of-one", f"{f}[a](x) = x", where=("dim(x,a) = 1",)),
         law(
@@ -205,6 +219,8 @@ REDUCE_SUM_LAWS = (
 )
 REDUCE_MEAN_LAWS = (
     *reduction_laws("reduce_mean"),
+    *_fewer("reduce_mean-constant", "reduce_mean[a](add(x, y)) = add(reduce_mean[a](x), y)"),
+    *_fewer("reduce_mean-minus-constant", "reduce_mean[a](sub(x, y)) = sub(reduce_mean[a](x), y)"),
     law(
         "reduce_mean-order", "reduce_mean[a](reduce_mean[b](x)) = reduce_mean[b](reduce_mean[a](x))"
     ),

@@ -13,10 +13,26 @@ from numba import njit
 from numpy.typing import NDArray
 
 from soapstone.search.substitution.pairs import (
+    ABOVE,
     ABSENT,
+    COUNT,
+    DIRECT,
+    HASH,
+    MASK,
+    NODE,
+    NUMBERS,
+    OUT,
+    OUTPUTS,
+    OUTS,
+    SYMMETRIC,
+    TENSOR,
+    USERS,
+    VALUE_A,
+    VALUE_B,
+    A,
+    B,
     Nodes,
     Scratch,
-    View,
     bits,
     equal_outputs,
     fill,
@@ -30,12 +46,12 @@ UNCUT, UNUSABLE, UNEQUAL = -1, -2, -3  # besides the size that a pair is cut to
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _whole(row: int, members: int, chosen: Array, count: int, view: View, nodes: Nodes) -> bool:
+def _whole(row: int, members: int, chosen: Array, count: int, view: Array) -> bool:
     """Return whether the graph of some nodes has just the chosen outputs."""
-    for i in range(view.count[row]):
+    for i in range(view[row, NUMBERS, COUNT]):
         if members >> i & 1:
-            for q in range(nodes.outputs[view.node[row, i]]):
-                if view.users[row, 2 * i + q] & members == 0:
+            for q in range(view[row, OUTPUTS, i]):
+                if view[row, USERS, 2 * i + q] & members == 0:
                     known = False
                     for place in range(count):
                         known |= chosen[place] == 2 * i + q
@@ -52,8 +68,7 @@ def _together(
     right: Array,
     count: int,
     ways: int,
-    view: View,
-    nodes: Nodes,
+    view: Array,
 ) -> int:
     """Return the size of the pair of graphs with these outputs, -1 if there is no such pair.
 
@@ -63,18 +78,18 @@ def _together(
     for place in range(count):
         if left[place] < 0 or right[place] < 0:
             return -1
-        members_x |= view.above[x, left[place] >> 1]
-        members_y |= view.above[y, right[place] >> 1]
-    if not _whole(x, members_x, left, count, view, nodes):
+        members_x |= view[x, ABOVE, left[place] >> 1]
+        members_y |= view[y, ABOVE, right[place] >> 1]
+    if not _whole(x, members_x, left, count, view):
         return -1
-    if not _whole(y, members_y, right, count, view, nodes):
+    if not _whole(y, members_y, right, count, view):
         return -1
-    for i in range(view.count[x]):
+    for i in range(view[x, NUMBERS, COUNT]):
         if members_x >> i & 1:
-            mask_x |= nodes.direct[view.node[x, i]]
-    for i in range(view.count[y]):
+            mask_x |= view[x, DIRECT, i]
+    for i in range(view[y, NUMBERS, COUNT]):
         if members_y >> i & 1:
-            mask_y |= nodes.direct[view.node[y, i]]
+            mask_y |= view[y, DIRECT, i]
     if (ways & 1 and mask_y & ~mask_x) or (ways & 2 and mask_x & ~mask_y):
         return -1
     return bits(members_x) + bits(members_y)
@@ -88,8 +103,7 @@ def _derived(
     right: Array,
     count: int,
     ways: int,
-    view: View,
-    nodes: Nodes,
+    view: Array,
 ) -> int:
     """Return the size of the largest pair that rewriting these tensors needs, -1 if none do.
 
@@ -98,31 +112,31 @@ def _derived(
     members_x = members_y = np.int64(0)
     kept = 0
     for place in range(count):
-        if tensor_of(x, left[place], view, nodes) == tensor_of(y, right[place], view, nodes):
+        if tensor_of(x, left[place], view) == tensor_of(y, right[place], view):
             continue
         if left[place] < 0 or right[place] < 0:
             return -1
         left[kept], right[kept] = left[place], right[place]
-        members_x |= view.above[x, left[kept] >> 1]
-        members_y |= view.above[y, right[kept] >> 1]
+        members_x |= view[x, ABOVE, left[kept] >> 1]
+        members_y |= view[y, ABOVE, right[kept] >> 1]
         kept += 1
     largest = free = 0
     for place in range(kept):
         a, b = left[place], right[place]
-        if view.users[x, a] & members_x == 0 and view.users[y, b] & members_y == 0:
+        if view[x, USERS, a] & members_x == 0 and view[y, USERS, b] & members_y == 0:
             left[place], right[place] = left[free], right[free]
             left[free], right[free] = a, b
             free += 1
     for place in range(free, kept):
-        size = _together(x, y, left[place:], right[place:], 1, ways, view, nodes)
+        size = _together(x, y, left[place:], right[place:], 1, ways, view)
         if size < 0:
             return -1
         largest = max(largest, size)
     if free > 0:
-        size = _together(x, y, left, right, free, ways, view, nodes)
+        size = _together(x, y, left, right, free, ways, view)
         if size < 0:
             for place in range(free):
-                size = _together(x, y, left[place:], right[place:], 1, ways, view, nodes)
+                size = _together(x, y, left[place:], right[place:], 1, ways, view)
                 if size < 0:
                     return -1
                 largest = max(largest, size)
@@ -131,46 +145,36 @@ def _derived(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _value(row: int, local: int, view: View, nodes: Nodes) -> np.uint64:
-    return nodes.value[tensor_of(row, local, view, nodes)]
+def _common(x: int, y: int, i: int, j: int, view: Array) -> int:
+    """Return whether nodes are one operator of equal operands: 1 in order, 2 crossed, 0 not."""
+    if view[x, HASH, i] != view[y, HASH, j]:
+        return 0
+    a, b, c, d = view[x, VALUE_A, i], view[x, VALUE_B, i], view[y, VALUE_A, j], view[y, VALUE_B, j]
+    if a == c and b == d:
+        return 1
+    return 2 if view[x, SYMMETRIC, i] and a == d and b == c else 0
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def common_output(
-    x: int, y: int, ways: int, view: View, nodes: Nodes, left: Array, right: Array
-) -> int:
+def common_output(x: int, y: int, ways: int, view: Array, left: Array, right: Array) -> int:
     """Return the size to which a pair is cut by a common output operator, or -1.
 
     The operator has the same operands by value; without it they are outputs (the paper's second
     form). Outputs that can be rewritten one after the other are cut apart likewise.
     """
     best = -1
-    for i in range(view.count[x]):
-        node = view.node[x, i]
-        if view.users[x, 2 * i] | view.users[x, 2 * i + 1]:
+    for i in range(view[x, NUMBERS, COUNT]):
+        if view[x, USERS, 2 * i] | view[x, USERS, 2 * i + 1]:
             continue
-        for j in range(view.count[y]):
-            other = view.node[y, j]
-            if view.users[y, 2 * j] | view.users[y, 2 * j + 1]:
+        for j in range(view[y, NUMBERS, COUNT]):
+            if view[y, USERS, 2 * j] | view[y, USERS, 2 * j + 1]:
                 continue
-            if nodes.operator[node] != nodes.operator[other]:
-                continue
-            crossed = False
-            if _value(x, view.a[x, i], view, nodes) != _value(y, view.a[y, j], view, nodes):
-                crossed = True
-            elif view.b[x, i] != ABSENT:
-                crossed = _value(x, view.b[x, i], view, nodes) != _value(
-                    y, view.b[y, j], view, nodes
-                )
-            if crossed and (
-                not nodes.symmetric[nodes.operator[node]]
-                or _value(x, view.a[x, i], view, nodes) != _value(y, view.b[y, j], view, nodes)
-                or _value(x, view.b[x, i], view, nodes) != _value(y, view.a[y, j], view, nodes)
-            ):
+            order = _common(x, y, i, j, view)
+            if order == 0:
                 continue
             count = 0
-            for place in range(view.outs[x]):
-                a, b = view.out[x, place], view.out[y, place]
+            for place in range(view[x, NUMBERS, OUTS]):
+                a, b = view[x, OUT, place], view[y, OUT, place]
                 if (a >> 1 == i) != (b >> 1 == j):
                     count = -1
                     break
@@ -179,26 +183,24 @@ def common_output(
                     count += 1
             if count < 0:
                 continue
-            left[count] = view.a[x, i]
-            right[count] = view.b[y, j] if crossed else view.a[y, j]
-            count += 1
-            if view.b[x, i] != ABSENT:
-                left[count] = view.b[x, i]
-                right[count] = view.a[y, j] if crossed else view.b[y, j]
-                count += 1
-            size = _derived(x, y, left, right, count, ways, view, nodes)
+            for side in range(2):
+                if view[x, A + side, i] != ABSENT:
+                    left[count] = view[x, A + side, i]
+                    right[count] = view[y, A + side if order == 1 else B - side, j]
+                    count += 1
+            size = _derived(x, y, left, right, count, ways, view)
             if size >= 0 and (best < 0 or size < best):
                 best = size
-    if view.outs[x] > 1:
-        for alone in range(view.outs[x]):
+    if view[x, NUMBERS, OUTS] > 1:
+        for alone in range(view[x, NUMBERS, OUTS]):
             count = 0
-            for place in range(view.outs[x]):
+            for place in range(view[x, NUMBERS, OUTS]):
                 if place != alone:
-                    left[count], right[count] = view.out[x, place], view.out[y, place]
+                    left[count], right[count] = view[x, OUT, place], view[y, OUT, place]
                     count += 1
-            rest = _derived(x, y, left, right, count, ways, view, nodes)
-            left[0], right[0] = view.out[x, alone], view.out[y, alone]
-            size = _derived(x, y, left, right, 1, ways, view, nodes)
+            rest = _derived(x, y, left, right, count, ways, view)
+            left[0], right[0] = view[x, OUT, alone], view[y, OUT, alone]
+            size = _derived(x, y, left, right, 1, ways, view)
             if rest >= 0 and size >= 0 and (best < 0 or max(rest, size) < best):
                 best = max(rest, size)
     return best
@@ -226,7 +228,7 @@ class Queries(NamedTuple):
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _without(row: int, cut: int, view: View, nodes: Nodes) -> tuple[int, int, int, bool]:
+def _without(row: int, cut: int, view: Array) -> tuple[int, int, int, bool]:
     """Return what a graph needs where a node is a variable: nodes, inputs, outputs of the node.
 
     The last says whether no output of an operator is left that nobody reads.
@@ -236,14 +238,14 @@ def _without(row: int, cut: int, view: View, nodes: Nodes) -> tuple[int, int, in
     need &= ~(np.int64(1) << cut)
     mask = fresh = np.int64(0)
     whole = reached
-    for i in range(view.count[row]):
+    for i in range(view[row, NUMBERS, COUNT]):
         if need >> i & 1:
-            mask |= nodes.direct[view.node[row, i]]
-            for q in range(nodes.outputs[view.node[row, i]]):
-                if view.users[row, 2 * i + q] != 0 and view.users[row, 2 * i + q] & need == 0:
+            mask |= view[row, DIRECT, i]
+            for q in range(view[row, OUTPUTS, i]):
+                if view[row, USERS, 2 * i + q] != 0 and view[row, USERS, 2 * i + q] & need == 0:
                     whole = False
     for q in range(2):
-        if view.users[row, 2 * cut + q] & need:
+        if view[row, USERS, 2 * cut + q] & need:
             fresh |= 1 << q
     return need, mask, fresh, whole
 
@@ -254,7 +256,7 @@ def _inputs_of_pair(
     y: int,
     ways: int,
     pair: int,
-    view: View,
+    view: Array,
     nodes: Nodes,
     types: Array,
     marks: Array,
@@ -264,19 +266,19 @@ def _inputs_of_pair(
     count: int,
 ) -> int:
     """Ask for each node common to both whether it can be a variable; return how many asked."""
-    for i in range(view.count[x]):
-        for j in range(view.count[y]):
-            if view.node[x, i] != view.node[y, j]:
+    for i in range(view[x, NUMBERS, COUNT]):
+        for j in range(view[y, NUMBERS, COUNT]):
+            if view[x, NODE, i] != view[y, NODE, j]:
                 continue
-            node = view.node[x, i]
+            node = view[x, NODE, i]
             inner = True
-            for q in range(nodes.outputs[node]):
-                if view.users[x, 2 * i + q] == 0 or view.users[y, 2 * j + q] == 0:
+            for q in range(view[x, OUTPUTS, i]):
+                if view[x, USERS, 2 * i + q] == 0 or view[y, USERS, 2 * j + q] == 0:
                     inner = False
             if not inner:
                 continue
-            need_x, mask_x, fresh_x, whole_x = _without(x, i, view, nodes)
-            need_y, mask_y, fresh_y, whole_y = _without(y, j, view, nodes)
+            need_x, mask_x, fresh_x, whole_x = _without(x, i, view)
+            need_y, mask_y, fresh_y, whole_y = _without(y, j, view)
             if not (whole_x and whole_y):
                 continue
             if ways & 1 and (mask_y & ~mask_x or fresh_y & ~fresh_x):
@@ -287,10 +289,10 @@ def _inputs_of_pair(
             queries.node[count] = node
             queries.size[count] = bits(need_x) + bits(need_y)
             for loose in range(2):
-                for q in range(nodes.outputs[node]):
-                    fresh[q] = marks[types[nodes.first[node] + q], loose]
+                for q in range(view[x, OUTPUTS, i]):
+                    fresh[q] = marks[types[view[x, TENSOR, 2 * i + q]], loose]
                 inputs = nodes.loose if loose else nodes.exact
-                found = key(x, y, i, j, inputs, fresh, view, nodes, scratch)
+                found = key(x, y, i, j, inputs, fresh, view, scratch)
                 if loose:
                     queries.loose[count] = found
                 else:
@@ -306,7 +308,7 @@ def scan(
     nodes: Nodes,
     types: Array,
     marks: Array,
-    view: View,
+    view: Array,
     scratch: Scratch,
     pairs: Pairs,
     queries: Queries,
@@ -317,8 +319,8 @@ def scan(
     (types, 2) says what a variable of a type is, by shape and by rank.
     """
     fresh = np.zeros(2, np.uint64)
-    left = np.zeros(view.out.shape[1] + 2, np.int32)
-    right = np.zeros(view.out.shape[1] + 2, np.int32)
+    left = np.zeros(view.shape[2] + 2, np.int64)
+    right = np.zeros(view.shape[2] + 2, np.int64)
     pair = count = 0
     for number in range(starts.shape[0] - 1):
         begin, end = starts[number], starts[number + 1]
@@ -326,17 +328,17 @@ def scan(
         for x in range(end - begin):
             for y in range(x + 1, end - begin):
                 pairs.left[pair], pairs.right[pair] = begin + x, begin + y
-                one, two = view.mask[x], view.mask[y]
+                one, two = view[x, NUMBERS, MASK], view[y, NUMBERS, MASK]
                 ways = (0 if two & ~one else 1) + (0 if one & ~two else 2)
                 pairs.ways[pair] = ways
                 pairs.variables[pair] = bits(one | two)
-                if not equal_outputs(x, y, view, nodes):
+                if not equal_outputs(x, y, view):
                     pairs.cut[pair] = UNEQUAL
                 elif ways == 0:
                     pairs.cut[pair] = UNUSABLE
                 else:
-                    pairs.key[pair] = key(x, y, -1, -1, nodes.loose, fresh, view, nodes, scratch)
-                    cut = common_output(x, y, ways, view, nodes, left, right)
+                    pairs.key[pair] = key(x, y, -1, -1, nodes.loose, fresh, view, scratch)
+                    cut = common_output(x, y, ways, view, left, right)
                     pairs.cut[pair] = cut
                     if cut < 0:
                         count = _inputs_of_pair(

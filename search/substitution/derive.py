@@ -88,9 +88,7 @@ class Smaller:
 
     def include(self, rule: Rule) -> None:
         """Add a rule."""
-        for source, target in usable(rule.source, rule.target):
-            if any(term.is_variable for term in source):
-                continue  # it would apply to anything
+        for source, target in _directions(rule):
             forward = source == rule.source
             self._rewrites[rule.identity, forward] = len(self.system.rewrites)
             self.system.include(
@@ -100,7 +98,7 @@ class Smaller:
     def derive(self, rule: Rule) -> tuple[Derivation, ...] | None:
         """Return how each usable direction of a rule follows, or None if one was not found to."""
         found = []
-        for source, target in usable(rule.source, rule.target):
+        for source, target in _directions(rule):
             derivation: Derivation | None = None
             for ranks in rule.ranks:
                 first, *others = _instances(rule, ranks) or (None,)
@@ -237,6 +235,13 @@ def _include(rules: Sequence[Rule]) -> None:
 
 def _derived(rules: Sequence[Rule]) -> set[str]:
     return {rule.identity for rule in rules if _KEPT.derive(rule) is not None}
+
+
+def _directions(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
+    """Yield the directions in which a rule can be used, but not that which applies to anything."""
+    for source, target in usable(rule.source, rule.target):
+        if not any(term.is_variable for term in source):
+            yield source, target
 
 
 def _order(rule: Rule) -> tuple[int, int, str]:

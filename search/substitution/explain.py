@@ -2,7 +2,7 @@
 
 Nodes of a class are joined by edges: applications of rewrites between exact terms, and congruences,
 which are explained by their operands. An edge is explained only by older ones, so this ends. Among
-the ways that there are, one of fewest steps is taken.
+the ways that there are, one of fewest steps is taken, with few conditions.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ class Explainer:
         return _NEVER, None
 
     def _cost(self, number: int, backward: bool) -> float:
-        """Return how many steps an edge stands for, taken forward or backward."""
+        """Return how many steps an edge stands for; those under conditions count for more."""
         edge = self.graph.edges[number]
         if edge.why is not None:
             usable = not (self.directed and backward) or edge.why.rewrite.reversible
-            return 1.0 if usable else _NEVER
+            return 1.0 + 0.5 * bool(edge.why.rewrite.where) if usable else _NEVER
         backward = backward and self.directed
         found = self._costs.get((number, backward))
         if found is None:

@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 
 from soapstone.search.substitution.pairs import (
     ABSENT,
+    NUMBERS,
+    OUT,
+    OUTS,
+    SYMMETRIC,
+    A,
+    B,
     Nodes,
     Scratch,
-    View,
     fill,
     forward,
     mix,
@@ -29,7 +34,7 @@ _THREE, _FIVE = np.uint64(3), np.uint64(5)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _leaves(local: int, row: int, view: View, nodes: Nodes, hashes: Array, leaves: Array) -> bool:
+def _leaves(local: int, row: int, view: Array, nodes: Nodes, hashes: Array, leaves: Array) -> bool:
     """Append the variables of a term; `leaves[0]` is how many. False where there is no room."""
     if local < 0:
         if nodes.variable[-1 - local]:
@@ -39,9 +44,12 @@ def _leaves(local: int, row: int, view: View, nodes: Nodes, hashes: Array, leave
             leaves[leaves[0]] = -1 - local
         return True
     i = local >> 1
-    a, b = view.a[row, i], view.b[row, i]
-    symmetric = b != ABSENT and nodes.symmetric[nodes.operator[view.node[row, i]]]
-    if symmetric and _hash(b, nodes, hashes) < _hash(a, nodes, hashes):
+    a, b = view[row, A, i], view[row, B, i]
+    if (
+        b != ABSENT
+        and view[row, SYMMETRIC, i]
+        and _hash(b, nodes, hashes) < _hash(a, nodes, hashes)
+    ):
         a, b = b, a
     if not _leaves(a, row, view, nodes, hashes, leaves):
         return False
@@ -59,7 +67,7 @@ def patterns(
     left: Array,
     right: Array,
     nodes: Nodes,
-    view: View,
+    view: Array,
     scratch: Scratch,
     skeletons: Array,
     swapped: Array,
@@ -72,7 +80,7 @@ def patterns(
     is the length, -1 where there is none.
     """
     rows = np.zeros(2, np.int64)
-    order = np.zeros(view.out.shape[1], np.int64)
+    order = np.zeros(view.shape[2], np.int64)
     hashes = (scratch.first, scratch.second)
     for pair in range(left.shape[0]):
         rows[0], rows[1] = left[pair], right[pair]
@@ -80,11 +88,11 @@ def patterns(
         scratch.colours[: nodes.inputs] = nodes.loose
         everything = (np.int64(1) << 62) - 1
         for row in range(2):
-            forward(row, -1, everything, view, nodes, scratch.colours, hashes[row])
-        outs = view.outs[0]
+            forward(row, -1, everything, view, scratch.colours, hashes[row])
+        outs = view[0, NUMBERS, OUTS]
         one = other = np.uint64(outs)
         for place in range(outs):
-            a, b = scratch.first[view.out[0, place]], scratch.second[view.out[1, place]]
+            a, b = scratch.first[view[0, OUT, place]], scratch.second[view[1, OUT, place]]
             one += mix(a * _THREE + mix(b * _FIVE))
             other += mix(b * _THREE + mix(a * _FIVE))
         skeletons[pair] = mix(min(one, other)) ^ max(one, other)
@@ -101,21 +109,21 @@ def patterns(
             good = True
             for row in (source, 1 - source):
                 for place in range(outs):
-                    local = view.out[row, order[place]]
+                    local = view[row, OUT, order[place]]
                     good &= _leaves(local, row, view, nodes, hashes[row], lists[pair, way])
             if not good or (way == 1 and swapped[pair] != 2):
                 lists[pair, way, 0] = -1
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _after(first: int, second: int, source: int, view: View, hashes: tuple[Array, Array]) -> bool:
+def _after(first: int, second: int, source: int, view: Array, hashes: tuple[Array, Array]) -> bool:
     """Return whether an output comes after another in a skeleton."""
-    a = hashes[source][view.out[source, first]]
-    b = hashes[source][view.out[source, second]]
+    a = hashes[source][view[source, OUT, first]]
+    b = hashes[source][view[source, OUT, second]]
     if a != b:
         return a > b
     target = 1 - source
-    return hashes[target][view.out[target, first]] > hashes[target][view.out[target, second]]
+    return hashes[target][view[target, OUT, first]] > hashes[target][view[target, OUT, second]]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

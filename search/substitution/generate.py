@@ -204,8 +204,9 @@ def chosen_spaces(
         RuleError: there is no such space.
     """
     from soapstone.search.substitution.space import spaces
+    from soapstone.search.substitution.transformer_space import transformer
 
-    have = {space.name: space for space in spaces()}
+    have = {space.name: space for space in (*spaces(), transformer())}
     for name in names or ():
         if name not in have:
             raise RuleError(f"space {name!r} found, one of {', '.join(have)} needed")

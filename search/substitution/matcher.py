@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from soapstone.ir.term import (
@@ -58,9 +59,17 @@ class Heads:
 HEADS = Heads()
 
 
-def splits(total: object) -> list[tuple[int, int]]:
-    """Return the pairs of positive numbers that add up to a parameter's value."""
-    return [(part, total - part) for part in range(1, total)] if isinstance(total, int) else []
+def splits(whole: Value) -> list[tuple[Value, Value]]:
+    """Return the pairs that add up to a parameter's value: positive numbers, or words of a sum."""
+    if isinstance(whole, int):
+        return [(part, whole - part) for part in range(1, whole)]
+    words = whole.split("+")
+    found: list[tuple[Value, Value]] = []
+    for count in range(1, len(words)):
+        for chosen in combinations(range(len(words)), count):
+            rest = "+".join(word for at, word in enumerate(words) if at not in chosen)
+            found.append(("+".join(words[at] for at in chosen), rest))
+    return found
 
 
 def determined(terms: Iterable[Term]) -> set[str]:

@@ -1,9 +1,9 @@
 """Graphs of an enumeration as compiled code compares them, and pairs of them up to renaming.
 
-Each class of graphs with equal outputs is laid out as small local graphs: node i of a graph has the
-local outputs 2i and 2i+1, an operand below zero is an input, and sets of nodes are bit masks. The
-key of a pair is a hash that does not change under renaming: the colour of each variable is refined
-by the contexts it occurs in.
+Each class of graphs with equal outputs is laid out as small local graphs, a row each: node i of a
+graph has the local outputs 2i and 2i+1, an operand below zero is an input, and sets of nodes are
+bit masks. The key of a pair is a hash that does not change under renaming: the colour of each
+variable is refined by the contexts it occurs in.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 ABSENT = -1_000_000  # the second operand of an operator that has one
+
+# A view is an int64 array (rows, fields, twice the most nodes). Fields by node: both operands and
+# their values, the node and those it needs, the operator's hash, whether it is commutative, how
+# many outputs, the node's id, the variables among the operands. Fields by local output: the nodes
+# that read it, its tensor, its value; and the outputs of the graph, by value. Then three numbers.
+A, B, VALUE_A, VALUE_B, ABOVE, HASH, SYMMETRIC, OUTPUTS, NODE, DIRECT = range(10)
+USERS, TENSOR, VALUE, OUT, NUMBERS = range(10, 15)
+COUNT, OUTS, MASK = range(3)  # nodes, outputs, variables
+_FIELDS = 15
+
 _ROUNDS = 2  # of refinement; contexts reach to the outputs, so each goes all the way
 _C1, _C2, _C3 = (
     np.uint64(0xBF58476D1CE4E5B9),
@@ -45,31 +55,9 @@ class Nodes(NamedTuple):
     loose: Array  # the same, by rank
 
 
-class View(NamedTuple):
-    """The graphs of a class, each as a local graph."""
-
-    count: Array  # nodes
-    node: Array  # int32 (graphs, most)
-    a: Array  # int32 (graphs, most), local outputs or inputs
-    b: Array
-    above: Array  # int64 (graphs, most): the node and those it needs
-    users: Array  # int64 (graphs, 2 most): nodes that read an output
-    out: Array  # int32 (graphs, 2 most): the outputs of the graph, by value
-    outs: Array  # how many
-    mask: Array  # int64 (graphs): variables
-
-
-def new_view(graphs: int, most: int) -> View:
+def new_view(graphs: int, most: int) -> Array:
     """Return room for a class of so many graphs of so many nodes."""
-    return View(
-        np.zeros(graphs, np.int32),
-        *(np.zeros((graphs, most), np.int32) for _ in range(3)),
-        np.zeros((graphs, most), np.int64),
-        np.zeros((graphs, 2 * most), np.int64),
-        np.zeros((graphs, 2 * most), np.int32),
-        np.zeros(graphs, np.int32),
-        np.zeros(graphs, np.int64),
-    )
+    return np.zeros((graphs, _FIELDS, 2 * most), np.int64)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -81,67 +69,71 @@ def mix(x: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _local(tensor: int, row: int, view: View, nodes: Nodes) -> int:
-    if tensor < nodes.inputs:
-        return -1 - tensor
-    node = nodes.node[tensor]
-    for position in range(view.count[row]):
-        if view.node[row, position] == node:
-            return 2 * position + tensor - nodes.first[node]
-    return ABSENT
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def tensor_of(row: int, local: int, view: View, nodes: Nodes) -> int:
+def tensor_of(row: int, local: int, view: Array) -> int:
     """Return the tensor that a local output or input is."""
-    if local < 0:
-        return -1 - local
-    return nodes.first[view.node[row, local >> 1]] + (local & 1)
+    return -1 - local if local < 0 else view[row, TENSOR, local]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def fill(graphs: Array, rows: Array, view: View, nodes: Nodes) -> None:
+def _fill_row(graph: Array, row: int, view: Array, nodes: Nodes) -> None:
+    count = 0
+    mask = np.int64(0)
+    view[row, USERS] = 0
+    while count < graph.shape[0] and graph[count] >= 0:
+        node = graph[count]
+        operator = nodes.operator[node]
+        view[row, NODE, count] = node
+        view[row, HASH, count] = np.int64(nodes.hashes[operator])
+        view[row, SYMMETRIC, count] = nodes.symmetric[operator]
+        view[row, OUTPUTS, count] = nodes.outputs[node]
+        view[row, DIRECT, count] = nodes.direct[node]
+        mask |= nodes.direct[node]
+        for q in range(nodes.outputs[node]):
+            view[row, TENSOR, 2 * count + q] = nodes.first[node] + q
+            view[row, VALUE, 2 * count + q] = np.int64(nodes.value[nodes.first[node] + q])
+        above = np.int64(1) << count
+        for side in range(2):
+            tensor = nodes.a[node] if side == 0 else nodes.b[node]
+            local, value = ABSENT, np.int64(0)
+            if tensor >= 0:
+                value = np.int64(nodes.value[tensor])
+                if tensor < nodes.inputs:
+                    local = -1 - tensor
+                else:
+                    other = nodes.node[tensor]
+                    for position in range(count):
+                        if graph[position] == other:
+                            local = 2 * position + tensor - nodes.first[other]
+                            above |= view[row, ABOVE, position]
+                            view[row, USERS, local] |= np.int64(1) << count
+            view[row, A + side, count] = local
+            view[row, VALUE_A + side, count] = value
+        view[row, ABOVE, count] = above
+        count += 1
+    view[row, NUMBERS, COUNT] = count
+    view[row, NUMBERS, MASK] = mask
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
     """Lay out the graphs of these rows as rows 0, 1, ... of the view."""
     for row in range(rows.shape[0]):
-        graph = graphs[rows[row]]
-        count = 0
-        while count < graph.shape[0] and graph[count] >= 0:
-            view.node[row, count] = graph[count]
-            count += 1
-        view.count[row] = count
-        view.mask[row] = 0
-        for local in range(2 * count):
-            view.users[row, local] = 0
-        for i in range(count):
-            node = view.node[row, i]
-            view.mask[row] |= nodes.direct[node]
-            above = np.int64(1) << i
-            second = ABSENT
-            if nodes.b[node] >= 0:
-                second = _local(nodes.b[node], row, view, nodes)
-            view.a[row, i] = _local(nodes.a[node], row, view, nodes)
-            view.b[row, i] = second
-            for local in (view.a[row, i], view.b[row, i]):
-                if local >= 0:
-                    above |= view.above[row, local >> 1]
-                    view.users[row, local] |= np.int64(1) << i
-            view.above[row, i] = above
+        _fill_row(graphs[rows[row]], row, view, nodes)
         outs = 0
-        for i in range(count):
-            for q in range(nodes.outputs[view.node[row, i]]):
+        for i in range(view[row, NUMBERS, COUNT]):
+            for q in range(view[row, OUTPUTS, i]):
                 local = 2 * i + q
-                if view.users[row, local] == 0:
-                    value = nodes.value[tensor_of(row, local, view, nodes)]
+                if view[row, USERS, local] == 0:
                     place = outs
                     while place > 0:
-                        before = tensor_of(row, view.out[row, place - 1], view, nodes)
-                        if nodes.value[before] <= value:
+                        before = view[row, OUT, place - 1]
+                        if view[row, VALUE, before] <= view[row, VALUE, local]:
                             break
-                        view.out[row, place] = view.out[row, place - 1]
+                        view[row, OUT, place] = before
                         place -= 1
-                    view.out[row, place] = local
+                    view[row, OUT, place] = local
                     outs += 1
-        view.outs[row] = outs
+        view[row, NUMBERS, OUTS] = outs
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -155,28 +147,30 @@ def bits(mask: int) -> int:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def equal_outputs(x: int, y: int, view: View, nodes: Nodes) -> bool:
-    if view.outs[x] != view.outs[y]:
+def equal_outputs(x: int, y: int, view: Array) -> bool:
+    """Return whether two graphs have outputs of the same values."""
+    if view[x, NUMBERS, OUTS] != view[y, NUMBERS, OUTS]:
         return False
-    for place in range(view.outs[x]):
-        left = nodes.value[tensor_of(x, view.out[x, place], view, nodes)]
-        if left != nodes.value[tensor_of(y, view.out[y, place], view, nodes)]:
+    for place in range(view[x, NUMBERS, OUTS]):
+        if view[x, VALUE, view[x, OUT, place]] != view[y, VALUE, view[y, OUT, place]]:
             return False
     return True
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def needed(row: int, cut: int, view: View) -> int:
+def needed(row: int, cut: int, view: Array) -> int:
     """Return the nodes that the outputs need where node `cut` is a variable."""
     need = np.int64(0)
-    for place in range(view.outs[row]):
-        need |= np.int64(1) << (view.out[row, place] >> 1)
-    for i in range(view.count[row] - 1, -1, -1):
+    for place in range(view[row, NUMBERS, OUTS]):
+        need |= np.int64(1) << (view[row, OUT, place] >> 1)
+    if cut < 0:
+        return (np.int64(1) << view[row, NUMBERS, COUNT]) - 1
+    for i in range(view[row, NUMBERS, COUNT] - 1, -1, -1):
         if need >> i & 1 and i != cut:
-            if view.a[row, i] >= 0:
-                need |= np.int64(1) << (view.a[row, i] >> 1)
-            if view.b[row, i] >= 0:
-                need |= np.int64(1) << (view.b[row, i] >> 1)
+            for side in range(2):
+                local = view[row, A + side, i]
+                if local >= 0:
+                    need |= np.int64(1) << (local >> 1)
     return need
 
 
@@ -190,21 +184,19 @@ def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def forward(
-    row: int, cut: int, need: int, view: View, nodes: Nodes, colours: Array, hashes: Array
-) -> None:
+def forward(row: int, cut: int, need: int, view: Array, colours: Array, hashes: Array) -> None:
     """Set the hash of each output from the colours of the inputs."""
-    for i in range(view.count[row]):
+    inputs = colours.shape[0] - 2
+    for i in range(view[row, NUMBERS, COUNT]):
         if need >> i & 1 == 0 or i == cut:
             continue
-        operator = nodes.operator[view.node[row, i]]
-        value = nodes.hashes[operator]
-        left = _at(view.a[row, i], cut, nodes.inputs, colours, hashes)
-        if view.b[row, i] == ABSENT:
+        value = np.uint64(view[row, HASH, i])
+        left = _at(view[row, A, i], cut, inputs, colours, hashes)
+        if view[row, B, i] == ABSENT:
             value += mix(left * _THREE)
         else:
-            right = _at(view.b[row, i], cut, nodes.inputs, colours, hashes)
-            if nodes.symmetric[operator]:
+            right = _at(view[row, B, i], cut, inputs, colours, hashes)
+            if view[row, SYMMETRIC, i]:
                 value += mix(left + right) ^ mix(left * right + _C3)
             else:
                 value += mix(left * _THREE) + mix(right * _FIVE + _C3)
@@ -217,29 +209,27 @@ def _backward(
     row: int,
     cut: int,
     need: int,
-    view: View,
-    nodes: Nodes,
+    view: Array,
     colours: Array,
     hashes: Array,
     context: Array,
     found: Array,
 ) -> None:
     """Add to `found`, of each input, the contexts of its occurrences."""
-    inputs = nodes.inputs
-    for i in range(view.count[row] - 1, -1, -1):
+    inputs = colours.shape[0] - 2
+    for i in range(view[row, NUMBERS, COUNT] - 1, -1, -1):
         if need >> i & 1 == 0 or i == cut:
             continue
-        operator = nodes.operator[view.node[row, i]]
-        here = nodes.hashes[operator] + mix(context[2 * i]) + mix(context[2 * i + 1] + _C3)
-        a, b = view.a[row, i], view.b[row, i]
+        here = np.uint64(view[row, HASH, i])
+        here += mix(context[2 * i]) + mix(context[2 * i + 1] + _C3)
         for side in range(2):
-            local, other = (a, b) if side == 0 else (b, a)
+            local, other = view[row, A + side, i], view[row, B - side, i]
             if local == ABSENT:
                 continue
             value = here
             if other != ABSENT:
                 value += mix(_at(other, cut, inputs, colours, hashes) * _SEVEN)
-                if side == 1 and not nodes.symmetric[operator]:
+                if side == 1 and not view[row, SYMMETRIC, i]:
                     value += _C3
             value = mix(value)
             if local < 0:
@@ -253,9 +243,9 @@ def _backward(
 class Scratch(NamedTuple):
     """Room for the hashes of a pair."""
 
-    colours: Array
+    colours: Array  # uint64 (inputs + 2): of the inputs, and two variables more
     found: Array
-    first: Array
+    first: Array  # (twice the most nodes)
     second: Array
     context: Array
 
@@ -277,49 +267,46 @@ def key(
     cut_y: int,
     marks: Array,
     fresh: Array,
-    view: View,
-    nodes: Nodes,
+    view: Array,
     scratch: Scratch,
 ) -> np.uint64:
     """Return a hash of a pair that no renaming or direction changes.
 
     Nodes `cut_x` and `cut_y` (or -1) stand for variables with the marks `fresh`.
     """
-    colours, found = scratch.colours, scratch.found
-    colours[: nodes.inputs] = marks
-    colours[nodes.inputs :] = fresh
+    colours, found, context = scratch.colours, scratch.found, scratch.context
+    first, second = scratch.first, scratch.second
+    for number in range(marks.shape[0]):
+        colours[number] = marks[number]
+    colours[marks.shape[0]], colours[marks.shape[0] + 1] = fresh[0], fresh[1]
     need_x, need_y = needed(x, cut_x, view), needed(y, cut_y, view)
+    outs = view[x, NUMBERS, OUTS]
     for step in range(_ROUNDS + 1):
-        forward(x, cut_x, need_x, view, nodes, colours, scratch.first)
-        forward(y, cut_y, need_y, view, nodes, colours, scratch.second)
+        forward(x, cut_x, need_x, view, colours, first)
+        forward(y, cut_y, need_y, view, colours, second)
         if step == _ROUNDS:
             break
-        found[:] = _ZERO
+        for number in range(found.shape[0]):
+            found[number] = _ZERO
         for side in range(2):
-            scratch.context[:] = _ZERO
-            for place in range(view.outs[x]):
-                left = scratch.first[view.out[x, place]]
-                right = scratch.second[view.out[y, place]]
+            for local in range(context.shape[0]):
+                context[local] = _ZERO
+            for place in range(outs):
+                a, b = view[x, OUT, place], view[y, OUT, place]
                 if side == 0:
-                    scratch.context[view.out[x, place]] += mix(left + right * _SEVEN)
+                    context[a] += mix(first[a] + second[b] * _SEVEN)
                 else:
-                    scratch.context[view.out[y, place]] += mix(right + left * _SEVEN)
+                    context[b] += mix(second[b] + first[a] * _SEVEN)
             if side == 0:
-                _backward(
-                    *(x, cut_x, need_x, view, nodes),
-                    *(colours, scratch.first, scratch.context, found),
-                )
+                _backward(x, cut_x, need_x, view, colours, first, context, found)
             else:
-                _backward(
-                    *(y, cut_y, need_y, view, nodes),
-                    *(colours, scratch.second, scratch.context, found),
-                )
+                _backward(y, cut_y, need_y, view, colours, second, context, found)
         for number in range(found.shape[0]):
             if found[number] != _ZERO:
                 colours[number] = mix(colours[number] + found[number])
-    one = other = np.uint64(view.outs[x])
-    for place in range(view.outs[x]):
-        left, right = scratch.first[view.out[x, place]], scratch.second[view.out[y, place]]
+    one = other = np.uint64(outs)
+    for place in range(outs):
+        left, right = first[view[x, OUT, place]], second[view[y, OUT, place]]
         one += mix(left * _THREE + mix(right * _FIVE))
         other += mix(right * _THREE + mix(left * _FIVE))
     return mix(min(one, other)) ^ mix(max(one, other))

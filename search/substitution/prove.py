@@ -64,6 +64,11 @@ def _standard() -> tuple[System, Mapping[str, Law]]:
     return system_of(laws), {law.name: law for law in laws}
 
 
+@lru_cache(maxsize=1024)
+def _leaf(text: str) -> Term:
+    return parse(text)
+
+
 def prove(
     candidate: Candidate, *, effort: int = len(ROUNDS), laws: Sequence[Law] | None = None
 ) -> Proof | None:
@@ -81,7 +86,7 @@ def prove(
     for budget in ROUNDS[:effort]:
         graph = EGraph()
         for text, shape in candidate.types.items():
-            graph.leaf(parse(text), plain(shape))
+            graph.leaf(_leaf(text), plain(shape))
         pairs = zip(candidate.source, candidate.target, strict=True)
         goals = [(graph.add(source), graph.add(target)) for source, target in pairs]
         if any(ILL_TYPED in goal for goal in goals):

@@ -16,7 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from soapstone.ir.term import SPLITS, Term, Value
-from soapstone.search.substitution.evaluate import apply, constant
+from soapstone.search.substitution.evaluate import apply, constant, extents
 from soapstone.search.substitution.shapes import Type, concrete, plain
 from soapstone.search.substitution.structure import structure
 
@@ -145,32 +145,47 @@ class Recheck:
         return bool(np.abs(a - b).max() <= _TOLERANCE * max(np.abs(a).max(), np.abs(b).max()))
 
 
-def _applied(term: Term, operands: list[Evaluated]) -> Evaluated | None:
-    type_ = concrete(term.symbol, term.parameters, tuple(each.type for each in operands))
+class _Plan(NamedTuple):
+    """How a symbol is applied to operands of some types."""
+
+    type: Type
+    size: int
+    code: _Code | None
+    shapes: tuple[Shape, ...]
+    sizes: tuple[int, int] | None
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan(symbol: str, parameters: tuple[Value, ...], operands: tuple[Type, ...]) -> _Plan | None:
+    type_ = concrete(symbol, parameters, operands)
     if type_ is None:
         return None
-    left = None
-    if term.symbol in SPLITS:
-        axis = int(term.parameters[0])
-        whole, part = int(str(operands[0].type.shape[axis])), int(str(type_.shape[axis]))
-        left = part if term.symbol == SPLITS[0] else whole - part
-    shapes = tuple(_extents(each.type) for each in operands)
-    size = math.prod(_extents(type_))
-    code = _code(term.symbol, term.parameters, shapes, left) if len(operands) <= 2 else None
-    if code is not None:
-        result = np.zeros((_SEEDS, size))
-        _run(code, operands[0].elements, operands[-1].elements, result)
-        return Evaluated(type_, result)
-    result = np.empty((_SEEDS, size))
+    sizes = None
+    if symbol in SPLITS:
+        axis = int(parameters[0])
+        whole, part = extents(operands[0])[axis], extents(type_)[axis]
+        left = part if symbol == SPLITS[0] else whole - part
+        sizes = left, whole - left
+    shapes = tuple(map(extents, operands))
+    code = None
+    if len(operands) <= 2:
+        code = _code(symbol, parameters, shapes, None if sizes is None else sizes[0])
+    return _Plan(type_, math.prod(extents(type_)), code, shapes, sizes)
+
+
+def _applied(term: Term, operands: list[Evaluated]) -> Evaluated | None:
+    plan = _plan(term.symbol, term.parameters, tuple(each.type for each in operands))
+    if plan is None:
+        return None
+    if plan.code is not None:
+        result = np.zeros((_SEEDS, plan.size))
+        _run(plan.code, operands[0].elements, operands[-1].elements, result)
+        return Evaluated(plan.type, result)
+    result = np.empty((_SEEDS, plan.size))
     for seed in range(_SEEDS):
-        arrays = [each.elements[seed].reshape(s) for each, s in zip(operands, shapes)]
-        sizes = None if left is None else (left, whole - left)
-        found = apply(term.symbol, term.parameters, arrays, sizes)
-        if found is None or found.size != size:
+        arrays = [each.elements[seed].reshape(s) for each, s in zip(operands, plan.shapes)]
+        found = apply(term.symbol, term.parameters, arrays, plan.sizes)
+        if found is None or found.size != plan.size:
             return None
         result[seed] = found.ravel()
-    return Evaluated(type_, result)
-
-
-def _extents(type_: Type) -> Shape:
-    return tuple(int(str(extent)) for extent in type_.shape)
+    return Evaluated(plan.type, result)

@@ -7,7 +7,7 @@ that are equal to a part of themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from soapstone.search.substitution.canonical import (
     subsumes,
     text,
 )
+from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.language import commutative
 from soapstone.search.substitution.proof import Candidate
 from soapstone.search.substitution.recheck import Recheck
@@ -38,6 +39,7 @@ class Reducer:
         self._letter = next(letter for letter in "uvwxyzabcdefghijklmnopqrst" if letter not in used)
         self._fresh: dict[tuple[Shape, int], Term] = {}
         self._commutative = commutative()
+        self._reduced: dict[tuple[Sides, int], list[Sides]] = {}
 
     def fresh(self, shape: Shape, number: int = 0) -> Term:
         """Return a variable of a shape that is none of the space's; several by number."""
@@ -51,12 +53,12 @@ class Reducer:
         self, source: tuple[Term, ...], target: tuple[Term, ...], parts: Sequence[Term]
     ) -> Sides:
         """Return a pair with variables in place of terms common to both graphs."""
-        taken = set().union(*map(_names, (*source, *target)))
+        taken = set(_names_of((*source, *target)))
         put: dict[Term, Term] = {}
         for part in parts:
             found = self._terms.value(part)
             assert found is not None, f"{part} is of the space, and fits its operands"
-            shape = tuple(int(str(extent)) for extent in found.type.shape)
+            shape = extents(found.type)
             number = 0
             while self.fresh(shape, number).symbol in taken:
                 number += 1
@@ -73,21 +75,28 @@ class Reducer:
 
         They are usable in the directions `needed`: 1 forward, 2 backward, 3 both.
         """
-        for smaller in self._without_part(*sides, needed):
-            return self.reduced(smaller, needed)
-        for several in self._without_output(*sides, needed):
-            return [pair for smaller in several for pair in self.reduced(smaller, needed)]
-        return [sides]
+        key = (sides, needed)
+        if key not in self._reduced:
+            several = next(self._without_part(*sides, needed), None)
+            several = several or next(self._without_output(*sides, needed), None)
+            self._reduced[key] = (
+                [sides]
+                if several is None
+                else [pair for smaller in several for pair in self.reduced(smaller, needed)]
+            )
+        return self._reduced[key]
 
     def _without_part(
         self, source: tuple[Term, ...], target: tuple[Term, ...], needed: int
-    ) -> Iterator[Sides]:
+    ) -> Iterator[list[Sides]]:
         """Yield the pair with a variable for a term, where that holds; the largest terms first."""
-        parts = [term for term in subterms((*target, *source)) if not term.is_variable]
-        for part in reversed(parts):
+        found = frozenset[Term]().union(*map(_parts, (*source, *target)))
+        parts = [part for part in found if not part.is_variable]
+        parts.sort(key=lambda part: (-len(_parts(part)), str(part)))
+        for part in parts:
             pair = self.generalised(source, target, [part])
             if needed & ~ways(pair) == 0 and self.equal(pair):
-                yield pair
+                yield [pair]
 
     def _without_output(
         self, source: tuple[Term, ...], target: tuple[Term, ...], needed: int
@@ -149,32 +158,37 @@ class Reducer:
 
 def ways(sides: Sides) -> int:
     """Return in which directions a pair is a rule: 1 forward, 2 backward, 3 both, 0 none."""
-    source, target = (frozenset().union(*map(_names, side)) for side in sides)
+    source, target = (_names_of(side) for side in sides)
     return (1 if target <= source else 0) + (2 if source <= target else 0)
+
+
+@lru_cache(maxsize=1 << 18)
+def _parts(term: Term) -> frozenset[Term]:
+    """Return the subterms of a term."""
+    return frozenset([term]).union(*map(_parts, term.operands))
 
 
 @lru_cache(maxsize=1 << 18)
 def _names(term: Term) -> frozenset[str]:
     """Return the variables of a term."""
-    if not term.operands:
-        return frozenset([term.symbol]) if term.is_variable else frozenset()
-    return frozenset().union(*map(_names, term.operands))
+    return frozenset(part.symbol for part in _parts(term) if part.is_variable)
 
 
-def replaced(terms: Sequence[Term], put: dict[Term, Term]) -> tuple[Term, ...]:
+def _names_of(terms: Sequence[Term]) -> frozenset[str]:
+    return _names(terms[0]) if len(terms) == 1 else frozenset().union(*map(_names, terms))
+
+
+def replaced(terms: Sequence[Term], put: Mapping[Term, Term]) -> tuple[Term, ...]:
     """Return terms with some subterms replaced."""
-    made = dict(put)
 
     def walk(term: Term) -> Term:
-        if not term.operands:
-            return made.get(term, term)
-        if term not in made:
-            operands = tuple(walk(operand) for operand in term.operands)
-            same = operands == term.operands
-            made[term] = term if same else Term(term.symbol, term.parameters, operands)
-        return made[term]
+        if term in put:
+            return put[term]
+        if not term.operands or _parts(term).isdisjoint(put):
+            return term
+        return Term(term.symbol, term.parameters, tuple(map(walk, term.operands)))
 
-    return tuple(walk(term) for term in terms)
+    return tuple(map(walk, terms))
 
 
 def _order(candidate: Candidate) -> tuple[int, str, str]:

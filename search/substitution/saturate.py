@@ -16,6 +16,8 @@ from soapstone.search.substitution.condition import IllTyped, holds, read
 from soapstone.search.substitution.egraph import ILL_TYPED, TYPES, Applied, EGraph
 from soapstone.search.substitution.matcher import HEADS, Bound, Rewrite
 
+_REMEMBERED = 1_000_000  # answers about conditions
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -127,6 +129,8 @@ class System:
         key = (number, types, values)
         found = self._allowed.get(key)
         if found is None:
+            if len(self._allowed) > _REMEMBERED:
+                self._allowed.clear()
             found = self._allowed[key] = _holds(rewrite, types, values)
         return found
 

@@ -9,6 +9,7 @@ asked once for each pair of types, of `shapes.concrete`, which alone decides.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,7 +37,6 @@ from soapstone.search.substitution.shapes import Tree, Type, concrete, infer, pl
 Bindings: TypeAlias = "Mapping[str, Value]"
 Column: TypeAlias = "NDArray[np.int64]"
 _EQUATION = Term("=", (), (Term("x"), Term("y")))
-_BITS = 24  # of the number of a type
 
 
 class Types:
@@ -44,18 +44,21 @@ class Types:
 
     def __init__(self) -> None:
         self.all: list[Type] = []
-        self.results: dict[tuple[str, tuple[Value, ...]], dict[int, int]] = {}
+        self.results: dict[tuple[str, tuple[Value, ...]], dict[tuple[int, ...], int]] = {}
+        self.trees = np.zeros(1024, bool)  # whether any axis is a concatenation
         self._numbers: dict[Type, int] = {}
         self._extents = np.full((1024, 4), -1)
 
     def number(self, type_: Type) -> int:
         found = self._numbers.setdefault(type_, len(self.all))
         if found == len(self.all):
-            if type_.rank > self._extents.shape[1] or found >> _BITS:
-                raise GraphError(f"{found} types of up to rank {type_.rank} found, 4 at most")
+            if type_.rank > self._extents.shape[1]:
+                raise GraphError(f"a tensor of rank {type_.rank} found, 4 at most")
             self.all.append(type_)
             if found == len(self._extents):
                 self._extents = np.concatenate([self._extents, np.full_like(self._extents, -1)])
+                self.trees = np.concatenate([self.trees, np.zeros_like(self.trees)])
+            self.trees[found] = any(type_.trees)
             if type_.rank:
                 self._extents[found, -type_.rank :] = type_.shape
         return found
@@ -199,21 +202,44 @@ def _candidates(leaf: Term, rank: int, limit: int, sides: tuple[Term, Term]) -> 
             yield Type(shape, trees)
 
 
-def _possible(term: Term, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return, for each pair of extents, False only where the operator cannot take the two."""
-    a, b = left[:, None, :], right[None, :, :]
-    fits = np.ones(np.broadcast_shapes(a.shape, b.shape)[:2], bool)
+def distinct(*columns: Column) -> tuple[list[Column], Column]:
+    """Return the different rows of one or two columns of small numbers, and which each row is."""
+    code, sizes, values = np.zeros(len(columns[0]), np.int64), [], []
+    for column in columns:
+        ranks, found = _ranked(column)
+        code = code * len(found) + ranks
+        values.append(found)
+        sizes.append(len(found))
+    if math.prod(sizes) > 1 << 24:
+        codes, where = np.unique(code, return_inverse=True)
+    else:
+        where, codes = _ranked(code)
+    places = np.unravel_index(codes, sizes) if len(codes) else [codes] * len(sizes)
+    return [found[place] for found, place in zip(values, places)], where
+
+
+def _ranked(column: Column) -> tuple[Column, Column]:
+    """Return each number's place among the different ones, and those, ascending."""
+    present = np.zeros(int(column.max(initial=-1)) + 1, bool)
+    present[column] = True
+    return (np.cumsum(present) - 1)[column], np.flatnonzero(present)
+
+
+def _possible(term: Term, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return False only where an operator cannot take operands of these extents (last axis)."""
+    fits = np.ones(np.broadcast_shapes(a.shape, b.shape)[:-1], bool)
     if term.symbol in ("add", "sub", "mul", "div"):
-        fits &= ((a == b) | (np.abs(a) == 1) | (np.abs(b) == 1)).all(axis=2)
+        fits &= ((a == b) | (np.abs(a) == 1) | (np.abs(b) == 1)).all(axis=-1)
     elif term.symbol == "=":
-        fits &= (a == b).all(axis=2)
+        fits &= (a == b).all(axis=-1)
     elif term.symbol == "matmul":
         fits &= (a[..., -1] == b[..., -2]) & (a[..., -1] > 0)
     elif term.symbol == "concat" and isinstance(term.parameters[0], int):
-        others = [at for at in range(left.shape[1]) if at - left.shape[1] != term.parameters[0]]
-        fits &= (a[..., others] == b[..., others]).all(axis=2)
+        others = [at for at in range(a.shape[-1]) if at - a.shape[-1] != term.parameters[0]]
+        fits &= (a[..., others] == b[..., others]).all(axis=-1)
     elif term.symbol == "conv2d":
         groups, _, padding, _ = term.parameters
+        fits &= (a[..., 0] > 0) & (b[..., 0] > 0)
         if groups == "depthwise":
             fits &= (a[..., -3] == b[..., -4]) & (b[..., -3] == 1)
         elif isinstance(groups, int) and groups > 0:
@@ -225,9 +251,27 @@ def _possible(term: Term, left: NDArray[np.int64], right: NDArray[np.int64]) -> 
     return fits
 
 
-def _typed(term: Term, types: Types, code: int) -> int:
+def _convolved(term: Term, types: Types, images: Column, kernels: Column) -> Column:
+    """Return the types of many convolutions, where no type is of a concatenation.
+
+    Where one of them is part of a size, `refute.structure_of` compares it with `shapes.concrete`.
+    """
+    a, b = types.extents()[images], types.extents()[kernels]
+    _, stride, padding, _ = term.parameters
+    shapes = np.stack([a[:, 0], b[:, 0], a[:, 2], a[:, 3]], axis=1)
+    if padding == "valid":
+        shapes[:, 2:] -= b[:, 2:] - 1
+    shapes[:, 2:] = (shapes[:, 2:] - 1) // int(stride) + 1
+    found = np.full(len(a), -1)
+    fits = _possible(term, a, b)
+    several, where = np.unique(shapes[fits], axis=0, return_inverse=True)
+    numbers = [types.number(plain(shape)) for shape in several.tolist()]
+    found[fits] = np.array(numbers, np.int64)[where.ravel()]
+    return found
+
+
+def _typed(term: Term, types: Types, numbers: Sequence[int]) -> int:
     """Return the number of the type of an operator on operands of these types, or -1."""
-    numbers = (code,) if len(term.operands) == 1 else (code >> _BITS, code & ((1 << _BITS) - 1))
     found = tuple(types.all[number] for number in numbers)
     if term.symbol == "=":
         return numbers[0] if found[0].shape == found[1].shape else -1
@@ -235,83 +279,84 @@ def _typed(term: Term, types: Types, code: int) -> int:
     return -1 if type_ is None else types.number(type_)
 
 
-def packed(operands: Sequence[Column]) -> Column:
-    """Return one number for the one or two operands of each row."""
-    return operands[0] if len(operands) == 1 else (operands[0] << _BITS) | operands[1]
-
-
 def apply(term: Term, types: Types, operands: Sequence[Column]) -> Column:
     """Return the type of an operator in every row, -1 where it has none."""
-    distinct, where = np.unique(packed(operands), return_inverse=True)
+    pairs, where = distinct(*operands)
+    if term.symbol == "conv2d" and not any(types.trees[pair].any() for pair in pairs):
+        return _convolved(term, types, *pairs)[where]
     known = types.results.setdefault((term.symbol, term.parameters), {})
     results = []
-    for code in distinct.tolist():
-        result = known.get(code)
+    for numbers in zip(*(column.tolist() for column in pairs)):
+        result = known.get(numbers)
         if result is None:
-            result = known[code] = _typed(term, types, code)
+            result = known[numbers] = _typed(term, types, numbers)
         results.append(result)
     return np.array(results, np.int64)[where]
 
 
-def _groups(keys: Column) -> tuple[Column, Column, Column, Column]:
-    """Return distinct keys, rows in order of key, and each key's first row and count in it."""
-    order = np.argsort(keys, kind="stable")
-    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
-    return distinct, order, first, count
+@dataclass(frozen=True)
+class _Join:
+    """Two relations and the pairs of their groups of rows that may go together, not yet listed."""
+
+    term: Term
+    left: Relation
+    right: Relation
+    groups: tuple[tuple[Column, Column, Column], tuple[Column, Column, Column]]
+    pairs: tuple[Column, Column]
+
+    def __len__(self) -> int:
+        (_, _, count), (_, _, other) = self.groups
+        return int((count[self.pairs[0]] * other[self.pairs[1]]).sum())
+
+    def rows(self, types: Types) -> Relation:
+        """Return the relation: all pairs of rows that the operator takes."""
+        ((order, first, count), (order_b, first_b, count_b)), (a, b) = self.groups, self.pairs
+        each = count[a] * count_b[b]
+        group = np.repeat(np.arange(len(a)), each)
+        place = np.arange(len(group)) - np.repeat(np.cumsum(each) - each, each)
+        width = count_b[b][group]
+        rows = order[first[a][group] + place // width]
+        others = order_b[first_b[b][group] + place % width]
+        left, right = self.left, self.right
+        result = apply(self.term, types, [left.result[rows], right.result[others]])
+        keep = result >= 0
+        rows, others, result = rows[keep], others[keep], result[keep]
+        more = {leaf: c for leaf, c in zip(right.leaves, right.columns) if leaf not in left.leaves}
+        columns = [column[rows] for column in left.columns]
+        columns += [column[others] for column in more.values()]
+        return Relation((*left.leaves, *more), tuple(columns), result)
 
 
-def _pairs(
-    left: tuple[Column, Column, Column, Column],
-    right: tuple[Column, Column, Column, Column],
-    which: tuple[Column, Column],
-) -> tuple[Column, Column]:
-    """Return all pairs of rows of the pairs of groups."""
-    (_, order, first, count), (_, other_order, other_first, other_count) = left, right
-    a, b = which
-    each = count[a] * other_count[b]
-    group = np.repeat(np.arange(len(a)), each)
-    place = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    width = other_count[b][group]
-    rows = order[first[a][group] + place // width]
-    others = other_order[other_first[b][group] + place % width]
-    return rows, others
+def _groups(keys: Column, count: int) -> tuple[Column, Column, Column]:
+    """Return rows in order of key, and each key's first place in it and how many it has."""
+    small = keys.astype(np.uint16) if count < 1 << 16 else keys  # sorted by digits
+    counts = np.bincount(keys, minlength=count)
+    return np.argsort(small, kind="stable"), np.cumsum(counts) - counts, counts
 
 
-def _join(term: Term, types: Types, left: Relation, right: Relation) -> Relation:
+def _join(term: Term, types: Types, left: Relation, right: Relation) -> _Join:
+    """Return the join of the operands' relations, on the leaves that they share."""
     shared = [leaf for leaf in left.leaves if leaf in right.leaves]
     if shared:
-        codes: list[Any] = [np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)]
+        keys = np.zeros(len(left) + len(right), np.int64)
         for leaf in shared:
-            columns = [
-                side.columns[side.leaves.index(leaf)] + codes[at] * len(types.all)
-                for at, side in enumerate((left, right))
-            ]
-            _, numbers = np.unique(np.concatenate(columns), return_inverse=True)
-            codes = [numbers[: len(left)], numbers[len(left) :]]
-        ours, theirs = _groups(codes[0]), _groups(codes[1])
-        _, a, b = np.intersect1d(ours[0], theirs[0], assume_unique=True, return_indices=True)
-    else:
-        ours, theirs = _groups(left.result), _groups(right.result)
-        extents = types.extents()
-        fits = _possible(term, extents[ours[0]], extents[theirs[0]])
-        a, b = np.nonzero(fits)
-        if len(a):
-            result = apply(term, types, [ours[0][a], theirs[0][b]])
-            a, b = a[result >= 0], b[result >= 0]
-    rows, others = _pairs(ours, theirs, (a, b))
-    result = apply(term, types, [left.result[rows], right.result[others]])
-    keep = result >= 0
-    rows, others, result = rows[keep], others[keep], result[keep]
-    more = [at for at, leaf in enumerate(right.leaves) if leaf not in left.leaves]
-    return Relation(
-        (*left.leaves, *(right.leaves[at] for at in more)),
-        (*(column[rows] for column in left.columns), *(right.columns[at][others] for at in more)),
-        result,
-    )
+            columns = [side.columns[side.leaves.index(leaf)] for side in (left, right)]
+            _, keys = distinct(keys, np.concatenate(columns))
+        count = int(keys.max(initial=-1)) + 1
+        groups = _groups(keys[: len(left)], count), _groups(keys[len(left) :], count)
+        (both,) = np.nonzero((groups[0][2] > 0) & (groups[1][2] > 0))
+        return _Join(term, left, right, groups, (both, both))
+    (ours, values), (theirs, other_values) = _ranked(left.result), _ranked(right.result)
+    groups = _groups(ours, len(values)), _groups(theirs, len(other_values))
+    extents = types.extents()
+    fits = _possible(term, extents[values][:, None], extents[other_values][None, :])
+    a, b = np.nonzero(fits)
+    keep = apply(term, types, [values[a], other_values[b]]) >= 0
+    return _Join(term, left, right, groups, (a[keep], b[keep]))
 
 
-def _relation(term: Term, types: Types, leaves: Mapping[Term, Relation]) -> Relation:
-    """Return all choices of the leaves' types that type a term."""
+def _pending(term: Term, types: Types, leaves: Mapping[Term, Relation]) -> Relation | _Join:
+    """Return the relation of a term, or the join that makes it."""
     if not term.operands:
         return leaves[term]
     operands = [_relation(operand, types, leaves) for operand in term.operands]
@@ -321,6 +366,39 @@ def _relation(term: Term, types: Types, leaves: Mapping[Term, Relation]) -> Rela
     result = apply(term, types, [one.result])
     keep = result >= 0
     return Relation(one.leaves, tuple(column[keep] for column in one.columns), result[keep])
+
+
+def _relation(term: Term, types: Types, leaves: Mapping[Term, Relation]) -> Relation:
+    """Return all choices of the leaves' types that type a term."""
+    found = _pending(term, types, leaves)
+    return found.rows(types) if isinstance(found, _Join) else found
+
+
+def _equal(sides: tuple[Term, Term], types: Types, leaves: Mapping[Term, Relation]) -> Relation:
+    """Return all choices of the leaves' types that type both sides, with one shape.
+
+    Where a side has all leaves, its rows are listed and the other side is typed in each.
+    """
+    found = [_pending(side, types, leaves) for side in sides]
+    every = {leaf for side in sides for leaf in subterms([side]) if not leaf.operands}
+    whole = [at for at, side in enumerate(sides) if every <= set(subterms([side]))]
+    if not whole:
+        rows = [part.rows(types) if isinstance(part, _Join) else part for part in found]
+        return _join(_EQUATION, types, *rows).rows(types)
+    start = min(whole, key=lambda at: len(found[at]))
+    first = found[start]
+    one = first.rows(types) if isinstance(first, _Join) else first
+    columns = dict(zip(one.leaves, one.columns))
+    columns[sides[start]] = one.result
+    for term in (*subterms(sides), _EQUATION):
+        operands = sides if term is _EQUATION else term.operands
+        if operands and term not in columns:
+            result = apply(term, types, [columns[operand] for operand in operands])
+            keep = result >= 0
+            columns[term] = result
+            if not keep.all():
+                columns = {known: column[keep] for known, column in columns.items()}
+    return Relation(one.leaves, tuple(columns[leaf] for leaf in one.leaves), columns[_EQUATION])
 
 
 def bound_sides(law: Law, bindings: Bindings) -> tuple[Term, Term] | None:
@@ -349,8 +427,7 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
         numbers = [types.number(type_) for type_ in _candidates(leaf, rank, limit, sides)]
         column = np.array(numbers, np.int64)
         leaves[leaf] = Relation((leaf,), (column,), column)
-    left, right = (_relation(side, types, leaves) for side in sides)
-    both = _join(_EQUATION, types, left, right)
+    both = _equal(sides, types, leaves)
     found = Sizes(bindings, sides, types, both.leaves, both.columns)
     keep = np.ones(len(found), bool)
     for text in law.where:

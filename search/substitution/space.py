@@ -219,7 +219,7 @@ def lifted(space: Space) -> Space:
 
 
 def spaces() -> tuple[Space, ...]:
-    """Return the spaces of the paper's operators, and the one of size 5."""
+    """Return the spaces of the paper's operators, the one of size 5, and that of transformers."""
     matrices = Space(
         "matrices",
         inputs(
@@ -255,7 +255,9 @@ def spaces() -> tuple[Space, ...]:
         tuple(use for use in _MATRIX if use.symbol != "smul"),
         5,
     )
-    return matrices, images, published, large
+    from soapstone.search.substitution.transformer_space import transformer
+
+    return matrices, images, published, large, transformer()
 
 
 __all__ = ["Input", "Kind", "OperatorUse", "Space", "inputs", "lifted", "spaces", "usual"]

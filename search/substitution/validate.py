@@ -42,7 +42,7 @@ from soapstone.search.substitution.sizes import (
     Column,
     Sizes,
     apply,
-    packed,
+    distinct,
     parameter_values,
     rank_choices,
     sizes,
@@ -186,15 +186,15 @@ def compiled(found: Sizes) -> tuple[Program, tuple[NDArray[Any], ...], NDArray[n
         if operands:
             types[term] = apply(term, found.types, operands)
         columns = operands or [types[term]]
-        codes, first, rows = np.unique(packed(columns), return_index=True, return_inverse=True)
-        numbers = np.zeros(len(codes), np.int32)
-        for at, row in enumerate(first.tolist()):
-            of = tuple(found.types.all[column[row]] for column in columns)
+        several, rows = distinct(*columns)
+        numbers = np.zeros(len(several[0]), np.int32)
+        for at, key in enumerate(zip(*(column.tolist() for column in several))):
+            of = [found.types.all[index] for index in key]
             if term.is_variable:
                 numbers[at] = math.prod(extents_of(of[0]))
             else:
                 make = partial(structure_of if operands else constant_structure, term, of)
-                numbers[at] = _pool.number((term.symbol, term.parameters, of), make)
+                numbers[at] = _pool.number((term.symbol, term.parameters, key), make)
         instances[:, number] = numbers[rows]
     operand = [[VARIABLE] if t.is_variable else [where[o] for o in t.operands] for t in nodes]
     first_operand, second = zip(*((*each, NONE, NONE)[:2] for each in operand))
