@@ -182,6 +182,12 @@ CONV2D_LAWS = (
         source="groups are independent; each has as many outputs",
     ),
     Law(
+        "conv2d-repeated",
+        "conv2d[2,s,p,c](concat[-3](x, x), y) = conv2d[1,s,p,c](x, y)",
+        ranks=_ONE,
+        source="both groups see the same image",
+    ),
+    Law(
         "conv2d-depthwise",
         "concat[-3](conv2d[depthwise,s,p,c](x, y), conv2d[depthwise,s,p,c](z, w))"
         " = conv2d[depthwise,s,p,c](concat[-3](x, z), concat[-4](y, w))",

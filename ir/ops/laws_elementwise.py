@@ -55,6 +55,12 @@ MUL_LAWS = (
         source=TABLE,
     ),
     Law(
+        "mul-ones-joined",
+        "mul(x, concat[a](ones, ones)) = x",
+        ranks=ranks("x ones", "11", "22", "33", "44"),
+        source="ones are joined to ones",
+    ),
+    Law(
         "smul-associative",
         "smul(smul(x, y), w) = smul(x, smul(y, w))",
         ranks=ranks("x y w", "000", "100", "200", "300", "400"),
@@ -114,6 +120,18 @@ RELU_LAWS = (
         "relu-self-sum",
         "relu(add(x, relu(x))) = add(relu(x), relu(x))",
         source="x and relu(x) have one sign",
+    ),
+    *(
+        Law(
+            f"relu-triple-{name}",
+            f"relu(add({x}, add({y}, {z}))) = add(relu(x), add(relu(x), relu(x)))",
+            source="x and relu(x) have one sign",
+        )
+        for name, x, y, z in (
+            ("of-x", "x", "x", "x"),
+            ("with-one", "x", "x", "relu(x)"),
+            ("with-two", "x", "relu(x)", "relu(x)"),
+        )
     ),
     Law("relu-ones", "relu(ones) = ones", ranks=ranks("ones", *"01234"), source="positive"),
 )

@@ -63,8 +63,7 @@ def moved_laws(f: str) -> tuple[Law, ...]:
 
 def repeated_laws(f: str, commutative: bool = False) -> tuple[Law, ...]:
     """Return the laws of an operation of which one operand is repeated along an axis."""
-    shapes = "11", "21", "22", "31", "32", "33"
-    three = ranks("x y z", *(first + first + last for first, last in shapes))
+    three = ranks("x y z", "111", "221", "222", "331", "332", "333")
     right = (
         law(
             f"{f}-concat-repeated",
@@ -137,6 +136,10 @@ TANH_LAWS = function_laws("tanh")
 GELU_LAWS = function_laws("gelu")
 RSQRT_LAWS = (
     law("rsqrt-quotient", "div(x, sqrt(y)) = mul(x, rsqrt(y))", *any_ranks("x y")),
+    law("rsqrt-sqrt", "div(sqrt(x), x) = rsqrt(x)", *ranks("x", *"1234")),
+    law("sqrt-inverse", "sqrt(div(ones, x)) = rsqrt(x)", *any_ranks("ones x")),
+    law("rsqrt-inverse", "rsqrt(div(ones, x)) = mul(x, rsqrt(x))", *any_ranks("ones x")),
+    law("inverse-rsqrt", "div(ones, rsqrt(x)) = mul(x, rsqrt(x))", *any_ranks("ones x")),
     law("rsqrt-ones", "div(ones, sqrt(x)) = rsqrt(x)", *any_ranks("ones x")),
     *function_laws("rsqrt"),
 )
@@ -146,6 +149,9 @@ DIV_LAWS = (
     law("div-product", "div(mul(x, y), z) = mul(x, div(y, z))", *_THREE),
     law("div-quotient", "div(div(x, y), z) = div(x, mul(y, z))", *_THREE),
     law("div-ones", "div(x, ones) = x", *any_ranks("x ones")),
+    law("div-sum-self", "div(add(x, y), y) = add(div(x, y), ones)", *_ONES),
+    law("div-difference-self", "div(sub(x, y), y) = sub(div(x, y), ones)", *_ONES),
+    law("div-self-difference", "div(sub(x, y), x) = sub(ones, div(y, x))", *_ONES),
     law("div-smul", "div(smul(x, w), y) = smul(div(x, y), w)", *_SCALED),
     *moved_laws("div"),
     *repeated_laws("div"),
@@ -156,6 +162,7 @@ SUB_LAWS = (
     law("difference-sub", "sub(x, sub(y, z)) = sub(add(x, z), y)", *_THREE[:-1]),
     law("sub-cancel", "sub(add(x, y), y) = x", *any_ranks("x y")),
     law("sub-cancel-ones", "sub(add(x, y), y) = mul(x, ones)", *_ONES),
+    law("sub-plus-self", "sub(x, add(x, y)) = sub(ones, add(y, ones))", *_ONES),
     law("sub-ones", "sub(x, mul(y, ones)) = sub(x, y)", *_ONES),
     law("ones-sub", "sub(mul(x, ones), y) = sub(x, y)", *_ONES),
     law("mul-difference", "mul(sub(x, y), z) = sub(mul(x, z), mul(y, z))", *_THREE[:-1]),

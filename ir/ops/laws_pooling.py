@@ -229,6 +229,20 @@ MAX_POOL2D_LAWS = (
         source="doubling never decreases",
     ),
     Law(
+        "max_pool2d-triple",
+        "max_pool2d[k,s,p](add(x, add(x, x)))"
+        " = add(max_pool2d[k,s,p](x), add(max_pool2d[k,s,p](x), max_pool2d[k,s,p](x)))",
+        ranks=_X,
+        source="a positive multiple never decreases",
+    ),
+    Law(
+        "max_pool2d-cube",
+        "max_pool2d[k,s,p](mul(x, mul(x, x)))"
+        " = mul(max_pool2d[k,s,p](x), mul(max_pool2d[k,s,p](x), max_pool2d[k,s,p](x)))",
+        ranks=_X,
+        source="cubes never decrease",
+    ),
+    Law(
         "max_pool2d-self-sum",
         "max_pool2d[k,s,p](add(x, relu(x)))"
         " = add(max_pool2d[k,s,p](x), max_pool2d[k,s,p](relu(x)))",

@@ -1,4 +1,4 @@
-"""Forms and laws of softmax, reductions, layer normalisation, `merge` and batched products.
+"""Forms and laws of softmax, reductions, layer normalisation and `merge`.
 
 Axes count from the end. An operand is repeated along an axis where its extent is 1, or where it has
 no such axis; `dim(y,a) = 1` says that it is constant there.
@@ -93,6 +93,30 @@ def _fewer(name: str, text: str) -> tuple[Law, ...]:
 SOFTMAX_LAWS = (
     *_fewer("softmax-plus-constant", "softmax[a](add(x, y)) = softmax[a](x)"),
     *_fewer("softmax-minus-constant", "softmax[a](sub(x, y)) = softmax[a](x)"),
+    law(
+        "softmax-plus-ones",
+        "softmax[a](add(x, ones)) = softmax[a](x)",
+        *ranks("x ones", "11", "22", "33", "44"),
+    ),
+    law(
+        "softmax-minus-ones",
+        "softmax[a](sub(x, ones)) = softmax[a](x)",
+        *ranks("x ones", "11", "22", "33", "44"),
+    ),
+    law(
+        "softmax-constant-minus",
+        "softmax[a](sub(y, x)) = softmax[a](sub(ones, x))",
+        *ranks("x y ones", "222", "333", "444"),
+        where=("dim(y,a) = 1",),
+    ),
+    *(
+        law(
+            f"softmax-constant-minus-fewer{a}",
+            f"softmax[{a}](sub(y, x)) = softmax[{a}](sub(ones, x))",
+            *ranks("x y ones", *which),
+        )
+        for a, which in (("-2", ("212", "313")), ("-3", ("313", "323")))
+    ),
     law("softmax-of-sum", "softmax[a](reduce_sum[a](x)) = reduce_sum[a](softmax[a](x))"),
     law("softmax-of-mean", "softmax[a](reduce_mean[a](x)) = reduce_sum[a](softmax[a](x))"),
     law("softmax-quotient", "softmax[a](x) = div(exp(x), reduce_sum[a](exp(x)))"),
@@ -220,6 +244,18 @@ REDUCE_SUM_LAWS = (
 REDUCE_MEAN_LAWS = (
     *reduction_laws("reduce_mean"),
     *_fewer("reduce_mean-constant", "reduce_mean[a](add(x, y)) = add(reduce_mean[a](x), y)"),
+    *_fewer("reduce_mean-constant-minus", "reduce_mean[a](sub(y, x)) = sub(y, reduce_mean[a](x))"),
+    law(
+        "reduce_mean-constant-minus",
+        "reduce_mean[a](sub(y, x)) = sub(y, reduce_mean[a](x))",
+        *_SAME,
+        *_FEWER,
+        where=("dim(y,a) = 1",),
+    ),
+    law(
+        "reduce_mean-concat-swap",
+        "reduce_mean[a](concat[a](x, y)) = reduce_mean[a](concat[a](y, x))",
+    ),
     *_fewer("reduce_mean-minus-constant", "reduce_mean[a](sub(x, y)) = sub(reduce_mean[a](x), y)"),
     law(
         "reduce_mean-order", "reduce_mean[a](reduce_mean[b](x)) = reduce_mean[b](reduce_mean[a](x))"
@@ -267,6 +303,12 @@ LAYER_NORM_LAWS = (
         where=("dim(y,-1) = 1",),
     ),
     law(
+        "layer_norm-constant-minus",
+        "layer_norm(sub(y, x), w, b) = layer_norm(sub(ones, x), w, b)",
+        *ranks("x y w b ones", "22112", "33113"),
+        where=("dim(y,-1) = 1",),
+    ),
+    law(
         "layer_norm-shift",
         "layer_norm(x, w, add(b, y)) = add(layer_norm(x, w, b), y)",
         *ranks("x w b y", "1111", "2111", "3111"),
@@ -293,6 +335,12 @@ LAYER_NORM_LAWS = (
     ),
 )
 MERGE_LAWS = (
+    law(
+        "transpose-one",
+        "transpose(x) = x",
+        *ranks("x", "2", "3", "4"),
+        where=("dim(x,-1) = 1", "dim(x,-2) = 1"),
+    ),
     law("merge-matmul", "matmul(merge(x), y) = merge(matmul(x, y))", *ranks("x y", "32")),
     law("merge-relu", "relu(merge(x)) = merge(relu(x))", *ranks("x", "3")),
     law("merge-smul", "smul(merge(x), w) = merge(smul(x, w))", *ranks("x w", "30")),
@@ -305,62 +353,5 @@ MERGE_LAWS = (
         "merge-concat-rows",
         "concat[-2](merge(x), merge(y)) = merge(concat[-3](x, y))",
         *ranks("x y", "33"),
-    ),
-)
-_BATCHED = "322", "332", "323", "233", "223", "232"
-MATMUL_BATCHED_LAWS = (
-    law(
-        "matmul-sub",
-        "matmul(x, sub(y, z)) = sub(matmul(x, y), matmul(x, z))",
-        *ranks("x y z", "222", "333", *_BATCHED),
-    ),
-    law(
-        "sub-matmul",
-        "matmul(sub(x, y), z) = sub(matmul(x, z), matmul(y, z))",
-        *ranks("x y z", "222", "333", *_BATCHED),
-    ),
-    law(
-        "matmul-rows-product",
-        "matmul(mul(x, y), z) = mul(matmul(x, z), y)",
-        *ranks("x y z", "222", "333", *_BATCHED),
-        where=("dim(y,-1) = 1",),
-    ),
-    law(
-        "matmul-rows-quotient",
-        "matmul(div(x, y), z) = div(matmul(x, z), y)",
-        *ranks("x y z", "222", "333", *_BATCHED),
-        where=("dim(y,-1) = 1",),
-    ),
-    law(
-        "matmul-columns-product",
-        "matmul(x, mul(y, z)) = mul(matmul(x, y), z)",
-        *ranks("x y z", "222", "333", *_BATCHED),
-        where=("dim(z,-2) = 1",),
-    ),
-    law(
-        "matmul-columns-quotient",
-        "matmul(x, div(y, z)) = div(matmul(x, y), z)",
-        *ranks("x y z", "222", "333", *_BATCHED),
-        where=("dim(z,-2) = 1",),
-    ),
-    law(
-        "matmul-vector-product",
-        "matmul(x, mul(y, z)) = mul(matmul(x, y), z)",
-        *ranks("x y z", "221", "321", "331"),
-    ),
-    law(
-        "matmul-vector-quotient",
-        "matmul(x, div(y, z)) = div(matmul(x, y), z)",
-        *ranks("x y z", "221", "321", "331"),
-    ),
-    law(
-        "matmul-batches",
-        "matmul(concat[-3](x, y), z) = concat[-3](matmul(x, z), matmul(y, z))",
-        *ranks("x y z", "332", "333"),
-    ),
-    law(
-        "matmul-batches-right",
-        "matmul(z, concat[-3](x, y)) = concat[-3](matmul(z, x), matmul(z, y))",
-        *ranks("x y z", "332", "333"),
     ),
 )

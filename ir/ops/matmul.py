@@ -11,7 +11,7 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
-from soapstone.ir.ops import laws_matmul, laws_sequence
+from soapstone.ir.ops import laws_batched, laws_matmul
 from soapstone.ir.ops.elementwise import unbroadcast
 from soapstone.ir.spec import (
     Attribute,
@@ -113,7 +113,7 @@ register(
         flops_per_point=2,
         forms=laws_matmul.MATMUL_FORMS,
         constants=(laws_matmul.IDENTITY_MATRIX,),
-        laws=laws_matmul.MATMUL_LAWS + laws_sequence.MATMUL_BATCHED_LAWS,
+        laws=laws_matmul.MATMUL_LAWS + laws_batched.MATMUL_BATCHED_LAWS,
         onnx="MatMul",
         cases=(
             Case(("3 5", "5 4")),

@@ -164,10 +164,6 @@ class EGraph:
             self._terms[node] = found
         return found
 
-    def type(self, node: int) -> Type:
-        """Return the type of a node."""
-        return TYPES.types[self.types[node]]
-
     def cut(self, head: int, node: int) -> int:
         """Return where a split, of this head, of a node cuts it; -1 nowhere."""
         return TYPES.cut(self._typed_head(head), self.types[node])

@@ -260,7 +260,7 @@ def grouped(prints: Array, graphs: Array, terms: Terms) -> tuple[Array, Array]:
     order = np.lexsort((sizes, prints))
     order = order[_several(prints[order])]
     same = np.zeros(len(order), np.bool_)
-    walks.same_outputs(graphs[order], prints[order], terms, same)
+    walks.same_outputs(graphs, order, prints, terms, same)
     order = order[same]
     order = order[_several(prints[order])]
     ordered = prints[order]

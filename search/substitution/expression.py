@@ -92,7 +92,7 @@ class Expression:
         raise Undecided("the sign of an element is not known")
 
     __lt__ = __le__ = __gt__ = __ge__ = _undecided
-    __bool__ = __float__ = __abs__ = _undecided  # type: ignore[assignment]
+    __bool__ = __float__ = __abs__ = _undecided
 
     def __repr__(self) -> str:
         return self.field.text(self)
@@ -104,7 +104,7 @@ class Elements(np.ndarray[Any, Any]):
     A reference may subtract it before `exp`, against overflow; it cancels in the quotient.
     """
 
-    def max(
+    def max(  # type: ignore[override]
         self, axis: Any = None, *_: Any, keepdims: bool = False, **__: Any
     ) -> Any:
         axes = tuple(range(self.ndim)) if axis is None else np.atleast_1d(axis) % self.ndim

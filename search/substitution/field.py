@@ -171,10 +171,31 @@ class Field:
         return {tuple(sorted(powers.items())): 1}
 
     def _sqrt(self, form: Quotient) -> Quotient:
+        """Return a root: of x^(2n + 1) it is sqrt(x) x^n, since x is not negative there."""
         numerator, denominator = form
         if denominator:
             return {((self._applied("sqrt", form), 1),): 1}, ()
-        return {((self._atom("sqrt", frozenset(numerator.items())), 1),): 1}, ()
+        odd = self._odd(numerator)
+        below: Polynomial = {ONE: 1}
+        if odd is not None:
+            atom, power, coefficient = odd
+            numerator = {((atom, 1),): coefficient}
+            below = {((atom, (power - 1) // 2),): 1} if power != 1 else below
+        root = self._atom("sqrt", frozenset(numerator.items()))
+        return self._times({((root, 1),): 1}, below), ()
+
+    def _odd(self, polynomial: Polynomial) -> tuple[int, int, Number] | None:
+        """Return atom, power and coefficient where it is a positive multiple of an odd power."""
+        if len(polynomial) != 1:
+            return None
+        ((term, coefficient),) = polynomial.items()
+        if len(term) != 1 or coefficient < 0:
+            return None
+        ((atom, power),) = term
+        plain = self._described[atom][0] not in ("exp", "sqrt")
+        return (
+            (atom, power, coefficient) if plain and isinstance(power, int) and power % 2 else None
+        )
 
     def _root(self, atom: int) -> Polynomial | None:
         """Return what an atom is the square root of, if it is one."""
@@ -333,6 +354,9 @@ class Field:
             self._sign(self._polynomials[factor]) == 2 for factor, _ in denominator
         ):
             return frozenset()
+        odd = None if denominator else self._odd(numerator)
+        if odd is not None:  # its sign is that of its atom
+            return frozenset({("not negative", *self._key(({((odd[0], 1),): 1}, ())))})
         return frozenset({("not negative", *self._key(form))})
 
     def _sign(self, polynomial: Polynomial) -> int:

@@ -134,10 +134,14 @@ def generate(
         )
         outcome.decide(by_generality(varied), "proofs-values", stages, workers, effort, say)
     rules, rejected = collection.rules(), outcome.rejected
-    derivable = stages.run(
-        "derivable", lambda: sorted(derive.mark_derivable(rules)), list, lambda data: list(data)
+    marked = stages.run(
+        "derivable",
+        lambda: derive.mark_derivable(
+            rules, lambda done, total: say("derivable", done, total), processes=processes
+        ),
+        sorted,
+        set,
     )
-    marked = set(derivable)
     file = RuleFile(
         laws=digest,
         max_operators=max(space.max_operators for space in stated),

@@ -241,7 +241,8 @@ def outputs_of(graph: Array, terms: Terms, out: Array) -> Any:
             break
         for tensor in range(terms.first[node], terms.first[node] + terms.outputs[node]):
             free = True
-            for other in graph[position + 1 :]:
+            for later in range(position + 1, graph.shape[0]):
+                other = graph[later]
                 if other >= 0 and (terms.a[other] == tensor or terms.b[other] == tensor):
                     free = False
             if free:
@@ -251,23 +252,28 @@ def outputs_of(graph: Array, terms: Terms, out: Array) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def same_outputs(graphs: Array, prints: Array, terms: Terms, same: Array) -> None:
+def same_outputs(graphs: Array, order: Array, prints: Array, terms: Terms, same: Array) -> None:
     """Fill whether each graph has the output values of the first graph of its fingerprint."""
     width = 2 * graphs.shape[1]
     tensors = np.empty(width, np.int64)
-    first, mine = np.empty(width, np.uint64), np.empty(width, np.uint64)
+    values = np.empty((2, width), np.uint64)  # of the first graph, and of this, ascending
     known = 0
-    for row in range(graphs.shape[0]):
-        count = outputs_of(graphs[row], terms, tensors)
+    for row in range(order.shape[0]):
+        count = outputs_of(graphs[order[row]], terms, tensors)
+        new = row == 0 or prints[order[row]] != prints[order[row - 1]]
+        mine = values[0] if new else values[1]
         for index in range(count):
-            mine[index] = terms.value[tensors[index]]
-        mine[:count].sort()
-        if row == 0 or prints[row] != prints[row - 1]:
+            value = terms.value[tensors[index]]
+            at = index
+            while at > 0 and mine[at - 1] > value:
+                mine[at] = mine[at - 1]
+                at -= 1
+            mine[at] = value
+        if new:
             known = count
-            first[:count] = mine[:count]
         same[row] = known == count
         for index in range(count):
-            if same[row] and first[index] != mine[index]:
+            if mine[index] != values[0, index]:
                 same[row] = False
 
 

@@ -6,7 +6,8 @@ input or a tensor it needs is dropped, and recorded as a collapse: `transpose(tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from soapstone.search.substitution import propose
 from soapstone.search.substitution.apart import values_apart
-from soapstone.search.substitution.propose import Classes, Rows, Terms
+from soapstone.search.substitution.propose import Classes, Pairs, Rows, Terms
 from soapstone.search.substitution.protocol import Evaluator, Progress
 from soapstone.search.substitution.shapes import plain
 from soapstone.search.substitution.space import Space
 from soapstone.search.substitution.typetable import Tables, TypeTable
 
 Array = NDArray[Any]
-_ROWS = 1 << 14  # proposed and evaluated at once
+_PAIRS = 1 << 13  # looked up and evaluated at once
 _BUDGET = 20_000_000  # pairs looked at in one compiled call
 
 
@@ -110,10 +111,6 @@ class _Nodes:
         )
 
 
-def _buffers(size: int = _ROWS) -> Rows:
-    return Rows(*(np.zeros(size, np.int32) for _ in range(3)))
-
-
 def _buckets(closure: Array, begin: int, end: int, level_one: int) -> tuple[Array, Array]:
     """Return the nodes of a level by the nodes of level 1 that they need: (starts, nodes)."""
     part = closure[begin:end]
@@ -124,116 +121,81 @@ def _buckets(closure: Array, begin: int, end: int, level_one: int) -> tuple[Arra
     return starts.astype(np.int64), (row[order] + begin).astype(np.int32)
 
 
+_Source = Iterator[tuple[int, float]]  # how many pairs, and the part of the source that is done
+
+
 class Proposals:
-    """The sources of proposed rows of a level, over the levels before it."""
+    """The proposed rows of a level, over the levels before it."""
 
     def __init__(
         self, space: Space, terms: Terms, starts: tuple[int, ...], classes: Classes, level: int
     ) -> None:
         self.space, self.terms, self.starts = space, terms, starts
         self.classes, self.level = classes, level
-        self.last = level == space.max_operators
-        width = terms.closure.shape[1]
-        most = 2 * (len(space.inputs) + 2 * width + 3)  # tensors that one is paired with
-        self.margin = 2 * len(space.operators) * (most + 1) + 8 * len(space.operators)
+        self._last = level == space.max_operators
 
     def chunks(self, tables: Tables) -> Iterator[tuple[Rows, int, float]]:
         """Yield buffers of rows, how many they hold, and the part of the level that is done.
 
         Rows of pairs of types that the table does not know are missing: the pairs are asked for.
         """
-        terms, classes, last = self.terms, self.classes, self.last
-        rows = _buffers(max(_ROWS, 4 * self.margin))
+        pairs = Pairs(np.zeros(_PAIRS, np.int32), np.zeros(_PAIRS, np.int32))
+        most = 2 * _PAIRS * int(max(tables.pair_count.max(), tables.single_count.max(), 1))
+        rows = Rows(*(np.zeros(most, np.int32) for _ in range(3)))
         if self.level == 1:
-            rows = _buffers(max(_ROWS, self.margin * len(self.space.inputs)))
-            repeated = self.space.repeated
-            count = propose.from_inputs(terms, tables, classes, last, repeated, rows)
-            yield rows, count, 1.0
-            return
-        sources = [self._closures, *self._disjoint(), *self._shared()]
+            sources = [self._inputs(pairs)]
+        else:
+            sources = [self._closures(pairs), *self._two(tables, pairs)]
         for number, source in enumerate(sources):
-            for count, part in source(tables, rows):
+            for written, part in source:
+                count = propose.expand(
+                    pairs, written, self.terms, tables, self.classes, self._last, rows
+                )
                 yield rows, count, (number + part) / len(sources)
 
-    def _closures(self, tables: Tables, rows: Rows) -> Iterator[tuple[int, float]]:
+    def _inputs(self, pairs: Pairs) -> _Source:
+        tensors = range(self.terms.inputs)
+        repeated = [(a, a) for a in tensors] if self.space.repeated else []
+        both = [*((a, -1) for a in tensors), *repeated, *itertools.combinations(tensors, 2)]
+        pairs.a[: len(both)], pairs.b[: len(both)] = np.array(both, np.int32).reshape(-1, 2).T
+        yield len(both), 1.0
+
+    def _closures(self, pairs: Pairs) -> _Source:
         begin, end = self.starts[self.level - 2], self.starts[self.level - 1]
+        margin = 2 * (self.terms.inputs + 2 * self.terms.closure.shape[1] + 4)
         cursor = np.array([begin], np.int64)
+        repeated = self.space.repeated
         while cursor[0] < end:
-            count = propose.from_closures(
-                self.terms,
-                tables,
-                self.classes,
-                self.last,
-                self.space.repeated,
-                rows,
-                cursor,
-                end,
-                self.margin,
-            )
-            yield count, (cursor[0] - begin) / max(end - begin, 1)
+            count = propose.from_closures(self.terms, repeated, pairs, cursor, end, margin)
+            yield count, (cursor[0] - begin) / (end - begin)
 
-    def _disjoint(self) -> Iterator[Callable[..., Iterator[tuple[int, float]]]]:
+    def _two(self, tables: Tables, pairs: Pairs) -> Iterator[_Source]:
         for i in range(1, self.level - 1):
-            j = self.level - 1 - i
-            if i <= j:
-                yield self._disjoint_levels(i, j)
-
-    def _disjoint_levels(self, i: int, j: int) -> Callable[..., Iterator[tuple[int, float]]]:
-        starts = self.starts
-        ends = np.array([starts[i - 1], starts[i], starts[j - 1], starts[j]], np.int64)
-
-        def source(tables: Tables, rows: Rows) -> Iterator[tuple[int, float]]:
-            cursor = np.array([ends[0], -1], np.int64)
-            while cursor[0] < ends[1]:
-                count = propose.from_disjoint(
-                    self.terms,
-                    tables,
-                    self.classes,
-                    self.last,
-                    rows,
-                    cursor,
-                    ends,
-                    self.margin,
-                    _BUDGET,
-                )
-                yield count, (cursor[0] - ends[0]) / (ends[1] - ends[0])
-
-        return source
-
-    def _shared(self) -> Iterator[Callable[..., Iterator[tuple[int, float]]]]:
-        for i in range(2, self.level - 1):
             for j in range(i, self.level - 1):
                 shared = i + j - (self.level - 1)
-                if 1 <= shared < i:
-                    yield self._shared_levels(i, j, shared)
+                if shared == 0:
+                    yield self._disjoint(i, j, tables, pairs)
+                elif 1 <= shared < i:
+                    yield self._shared(i, j, shared, tables, pairs)
 
-    def _shared_levels(
-        self, i: int, j: int, shared: int
-    ) -> Callable[..., Iterator[tuple[int, float]]]:
+    def _disjoint(self, i: int, j: int, tables: Tables, pairs: Pairs) -> _Source:
+        starts = self.starts
+        ends = np.array([starts[i - 1], starts[i], starts[j - 1], starts[j]], np.int64)
+        cursor = np.array([ends[0], -1], np.int64)
+        while cursor[0] < ends[1]:
+            count = propose.from_disjoint(self.terms, tables, pairs, cursor, ends, _BUDGET)
+            yield count, (cursor[0] - ends[0]) / (ends[1] - ends[0])
+
+    def _shared(self, i: int, j: int, shared: int, tables: Tables, pairs: Pairs) -> _Source:
         starts, closure = self.starts, self.terms.closure
-
-        def source(tables: Tables, rows: Rows) -> Iterator[tuple[int, float]]:
-            left = _buckets(closure, starts[i - 1], starts[i], starts[1])
-            right = _buckets(closure, starts[j - 1], starts[j], starts[1])
-            cursor = np.array([0, -1, -1], np.int64)
-            while cursor[0] < starts[1]:
-                count = propose.from_shared(
-                    self.terms,
-                    tables,
-                    self.classes,
-                    self.last,
-                    rows,
-                    cursor,
-                    shared,
-                    i == j,
-                    *left,
-                    *right,
-                    self.margin,
-                    _BUDGET,
-                )
-                yield count, cursor[0] / max(starts[1], 1)
-
-        return source
+        left = _buckets(closure, starts[i - 1], starts[i], starts[1])
+        right = _buckets(closure, starts[j - 1], starts[j], starts[1])
+        cursor = np.array([0, -1, -1], np.int64)
+        while cursor[0] < starts[1]:
+            count = propose.from_shared(
+                self.terms, tables, pairs, cursor, shared, i == j, *left, *right, _BUDGET
+            )
+            yield count, cursor[0] / max(starts[1], 1)
 
 
 class Settled(NamedTuple):

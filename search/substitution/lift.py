@@ -32,7 +32,7 @@ from soapstone.search.substitution.check import (
 )
 from soapstone.search.substitution.proof import Proof
 from soapstone.search.substitution.sample import applies, sample_types
-from soapstone.search.substitution.shapes import infer, plain
+from soapstone.search.substitution.shapes import CONSTANT_RANKS, infer, plain
 from soapstone.search.substitution.unify import General, Renaming, Unlike
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -281,7 +281,7 @@ class _Draft:
         assert self.types is not None
         for leaf, special in self.leaves.items():
             shape = self.types[str(special)]
-            if leaf.is_variable:
+            if leaf.is_variable or leaf.symbol not in CONSTANT_RANKS:
                 for axis in range(-len(shape), 0):
                     if shape[axis] == 1:
                         yield f"dim({leaf},{axis}) = 1"

@@ -137,6 +137,15 @@ def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, found: Array) -> None:
+    """Set the outputs of graphs, by value, in the rows of `found`."""
+    for number in range(rows.shape[0]):
+        fill(graphs, rows[number : number + 1], view, nodes)
+        for place in range(view[0, NUMBERS, OUTS]):
+            found[number, place] = view[0, TENSOR, view[0, OUT, place]]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def bits(mask: int) -> int:
     """Return how many bits are set."""
     count = 0

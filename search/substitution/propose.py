@@ -14,10 +14,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from soapstone.search.substitution.typetable import ASKED, UNKNOWN, Tables
+from soapstone.search.substitution.typetable import ASKED, Tables
 
 Array = NDArray[Any]
-UNKNOWN_PAIR, ASKED_PAIR = UNKNOWN, ASKED
 
 
 class Terms(NamedTuple):
@@ -40,6 +39,13 @@ class Rows(NamedTuple):
 
     entry: Array  # int32
     a: Array
+    b: Array
+
+
+class Pairs(NamedTuple):
+    """Two tensors that an operator may be applied to, in either order; b is -1 for one tensor."""
+
+    a: Array  # int32
     b: Array
 
 
@@ -67,120 +73,86 @@ def _mask_of(tensor: int, terms: Terms) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _single(
-    a: int, terms: Terms, tables: Tables, classes: Classes, last: bool, rows: Rows, count: int
-) -> Any:
-    """Propose the operators of one operand on a tensor; return the count of rows."""
-    type_ = terms.type[a]
-    mask = _mask_of(a, terms)
-    for entry in range(tables.single[type_], tables.single[type_] + tables.single_count[type_]):
-        if last and not is_prefix(mask | tables.fixed[tables.operator[entry]], classes):
-            continue
-        rows.entry[count] = entry
-        rows.a[count] = a
-        rows.b[count] = -1
-        count += 1
-    return count
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _ordered(
-    a: int,
-    b: int,
+def expand(
+    pairs: Pairs,
+    number: int,
     terms: Terms,
     tables: Tables,
     classes: Classes,
     last: bool,
     rows: Rows,
-    count: int,
 ) -> Any:
-    """Propose the operators of two operands on (a, b); ask for the pair of types if unknown."""
-    first = tables.pair[terms.type[a], terms.type[b]]
-    if first < 0:
-        tables.pair[terms.type[a], terms.type[b]] = ASKED_PAIR
-        return count
-    number = tables.pair_count[terms.type[a], terms.type[b]]
-    if number == 0:
-        return count
-    mask = _mask_of(a, terms) | _mask_of(b, terms)
-    for entry in range(first, first + number):
-        if tables.symmetric[entry] and a > b:
-            continue
-        if last and not is_prefix(mask | tables.fixed[tables.operator[entry]], classes):
-            continue
-        rows.entry[count] = entry
-        rows.a[count] = a
-        rows.b[count] = b
-        count += 1
-    return count
+    """Propose every operator on every pair, in both orders; return how many rows.
 
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _both(
-    a: int,
-    b: int,
-    terms: Terms,
-    tables: Tables,
-    classes: Classes,
-    last: bool,
-    rows: Rows,
-    count: int,
-) -> Any:
-    count = _ordered(a, b, terms, tables, classes, last, rows, count)
-    return _ordered(b, a, terms, tables, classes, last, rows, count)
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def from_inputs(
-    terms: Terms, tables: Tables, classes: Classes, last: bool, repeated: bool, rows: Rows
-) -> Any:
-    """Propose all nodes of level 1; return how many."""
+    Pairs of types that the table does not know are asked for.
+    """
     count = 0
-    for a in range(terms.inputs):
-        count = _single(a, terms, tables, classes, last, rows, count)
-        if repeated:
-            count = _ordered(a, a, terms, tables, classes, last, rows, count)
-        for b in range(a + 1, terms.inputs):
-            count = _both(a, b, terms, tables, classes, last, rows, count)
+    for index in range(number):
+        for order in range(2):
+            a, b = pairs.a[index], pairs.b[index]
+            if order == 1:
+                if b < 0 or a == b:
+                    continue
+                a, b = b, a
+            if b < 0:
+                first = tables.single[terms.type[a]]
+                many = tables.single_count[terms.type[a]]
+            else:
+                first = tables.pair[terms.type[a], terms.type[b]]
+                many = tables.pair_count[terms.type[a], terms.type[b]]
+                if first < 0:
+                    tables.pair[terms.type[a], terms.type[b]] = ASKED
+                    continue
+            if many == 0:
+                continue
+            mask = _mask_of(a, terms)
+            if b >= 0:
+                mask |= _mask_of(b, terms)
+            for entry in range(first, first + many):
+                if tables.symmetric[entry] and a > b:
+                    continue
+                if last and not is_prefix(mask | tables.fixed[tables.operator[entry]], classes):
+                    continue
+                rows.entry[count] = entry
+                rows.a[count] = a
+                rows.b[count] = b
+                count += 1
     return count
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _add(pairs: Pairs, count: int, a: int, b: int) -> Any:
+    pairs.a[count] = a
+    pairs.b[count] = b
+    return count + 1
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def from_closures(
-    terms: Terms,
-    tables: Tables,
-    classes: Classes,
-    last: bool,
-    repeated: bool,
-    rows: Rows,
-    cursor: Array,
-    end: int,
-    margin: int,
+    terms: Terms, repeated: bool, pairs: Pairs, cursor: Array, end: int, margin: int
 ) -> Any:
-    """Propose nodes of a tensor of level L - 1 with inputs or its closure; return how many.
+    """Write the pairs of a tensor of level L - 1 with nothing, an input, or one of its closure.
 
-    `cursor[0]` is the node to go on with; stops where less than `margin` rows are free.
+    `cursor[0]` is the node to go on with; stops where less than `margin` pairs are free. Returns
+    how many pairs there are.
     """
     count = 0
-    while cursor[0] < end:
-        if count + margin > rows.a.shape[0]:
-            return count
+    while cursor[0] < end and count + margin <= pairs.a.shape[0]:
         node = cursor[0]
         cursor[0] += 1
-        for a in range(terms.first[node], terms.first[node] + terms.outputs[node]):
-            count = _single(a, terms, tables, classes, last, rows, count)
-            if repeated:
-                count = _ordered(a, a, terms, tables, classes, last, rows, count)
+        after = terms.first[node] + terms.outputs[node]
+        for a in range(terms.first[node], after):
+            count = _add(pairs, count, a, -1)
             for b in range(terms.inputs):
-                count = _both(a, b, terms, tables, classes, last, rows, count)
-            for b in range(a + 1, terms.first[node] + terms.outputs[node]):
-                count = _both(a, b, terms, tables, classes, last, rows, count)
+                count = _add(pairs, count, a, b)
+            for b in range(a if repeated else a + 1, after):
+                count = _add(pairs, count, a, b)
             for position in range(terms.closure.shape[1]):
                 other = terms.closure[node, position]
                 if other < 0:
                     break
                 for b in range(terms.first[other], terms.first[other] + terms.outputs[other]):
-                    count = _both(a, b, terms, tables, classes, last, rows, count)
+                    count = _add(pairs, count, a, b)
     return count
 
 
@@ -248,48 +220,35 @@ def _fit(n: int, m: int, shared: int, bucket: int, terms: Terms) -> bool:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _pairs(
-    n: int,
-    m: int,
-    terms: Terms,
-    tables: Tables,
-    classes: Classes,
-    last: bool,
-    rows: Rows,
-    count: int,
+def _offer(
+    n: int, m: int, shared: int, bucket: int, terms: Terms, tables: Tables, pairs: Pairs, count: int
 ) -> Any:
-    for a in range(terms.first[n], terms.first[n] + terms.outputs[n]):
-        for b in range(terms.first[m], terms.first[m] + terms.outputs[m]):
-            count = _both(a, b, terms, tables, classes, last, rows, count)
-    return count
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _some(n: int, m: int, terms: Terms, tables: Tables) -> bool:
-    """Return whether any operator fits outputs of two nodes, or it is not known yet."""
+    """Write the pairs of outputs of two nodes that fit each other; return how many there are."""
+    some = False
     for a in range(terms.first[n], terms.first[n] + terms.outputs[n]):
         for b in range(terms.first[m], terms.first[m] + terms.outputs[m]):
             left, right = terms.type[a], terms.type[b]
-            if tables.pair[left, right] < 0 or tables.pair[right, left] < 0:
-                return True
-            if tables.pair_count[left, right] + tables.pair_count[right, left] > 0:
-                return True
-    return False
+            known = tables.pair[left, right] >= 0 and tables.pair[right, left] >= 0
+            number = tables.pair_count[left, right] + tables.pair_count[right, left]
+            if not known or number > 0:
+                some = True
+    if some and _fit(n, m, shared, bucket, terms):
+        for a in range(terms.first[n], terms.first[n] + terms.outputs[n]):
+            for b in range(terms.first[m], terms.first[m] + terms.outputs[m]):
+                count = _add(pairs, count, a, b)
+    return count
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def from_disjoint(
     terms: Terms,
     tables: Tables,
-    classes: Classes,
-    last: bool,
-    rows: Rows,
+    pairs: Pairs,
     cursor: Array,
     ends: Array,
-    margin: int,
     budget: int,
 ) -> Any:
-    """Propose nodes of two tensors whose closures have nothing in common; return how many.
+    """Write the pairs of tensors whose closures have nothing in common; return how many.
 
     `cursor` is the pair of nodes to go on with, `ends` the two levels: (begin, end, begin, end).
     """
@@ -299,13 +258,11 @@ def from_disjoint(
         if cursor[1] < 0:
             cursor[1] = n + 1 if ends[0] == ends[2] else ends[2]
         while cursor[1] < ends[3]:
-            if count + margin > rows.a.shape[0] or budget == 0:
+            if count + 4 > pairs.a.shape[0] or budget == 0:
                 return count
             budget -= 1
-            m = cursor[1]
             cursor[1] += 1
-            if _some(n, m, terms, tables) and _fit(n, m, 0, -1, terms):
-                count = _pairs(n, m, terms, tables, classes, last, rows, count)
+            count = _offer(n, cursor[1] - 1, 0, -1, terms, tables, pairs, count)
         cursor[0] += 1
         cursor[1] = -1
     return count
@@ -315,9 +272,7 @@ def from_disjoint(
 def from_shared(
     terms: Terms,
     tables: Tables,
-    classes: Classes,
-    last: bool,
-    rows: Rows,
+    pairs: Pairs,
     cursor: Array,
     shared: int,
     same: bool,
@@ -325,32 +280,29 @@ def from_shared(
     left: Array,
     right_starts: Array,
     right: Array,
-    margin: int,
     budget: int,
 ) -> Any:
-    """Propose nodes of two tensors whose closures share so many nodes; return how many.
+    """Write the pairs of tensors whose closures share so many nodes; return how many.
 
     `left[left_starts[r]:left_starts[r + 1]]` are the nodes of one level that need node r of level
     1. `cursor` is (bucket, position in left, position in right), -1 where it is yet to begin.
     """
     count = 0
-    buckets = left_starts.shape[0] - 1
-    while cursor[0] < buckets:
+    while cursor[0] < left_starts.shape[0] - 1:
         bucket = cursor[0]
         if cursor[1] < 0:
             cursor[1] = left_starts[bucket]
         while cursor[1] < left_starts[bucket + 1]:
-            n = left[cursor[1]]
+            n = np.int64(left[cursor[1]])
             if cursor[2] < 0:
                 cursor[2] = cursor[1] + 1 if same else right_starts[bucket]
             while cursor[2] < right_starts[bucket + 1]:
-                if count + margin > rows.a.shape[0] or budget == 0:
+                if count + 4 > pairs.a.shape[0] or budget == 0:
                     return count
                 budget -= 1
-                m = right[cursor[2]]
                 cursor[2] += 1
-                if _some(n, m, terms, tables) and _fit(n, m, shared, bucket, terms):
-                    count = _pairs(n, m, terms, tables, classes, last, rows, count)
+                m = np.int64(right[cursor[2] - 1])
+                count = _offer(n, m, shared, bucket, terms, tables, pairs, count)
             cursor[1] += 1
             cursor[2] = -1
         cursor[0] += 1

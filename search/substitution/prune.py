@@ -34,7 +34,7 @@ from soapstone.search.substitution.cuts import UNCUT, Pairs, Queries, scan
 from soapstone.search.substitution.engine import Enumeration
 from soapstone.search.substitution.general import WIDTH, most_general, patterns
 from soapstone.search.substitution.language import commutative
-from soapstone.search.substitution.pairs import Nodes, new_scratch, new_view
+from soapstone.search.substitution.pairs import Nodes, new_scratch, new_view, ordered_outputs
 from soapstone.search.substitution.proof import Candidate
 from soapstone.search.substitution.reduce import Reducer, Sides
 from soapstone.search.substitution.spanning import CUT_BIT, span
@@ -72,13 +72,10 @@ def candidates(
     pairs, queries = _scanned(enumeration, nodes, say)
     valid = pairs.cut >= UNCUT
     known = np.unique(pairs.key[valid])
-    beyond = _cut_inputs(enumeration, pairs, queries, known, reducer, say)
+    beyond = _cut_inputs(enumeration, nodes, pairs, queries, known, reducer, say)
     weight, distinct = _weights(enumeration, nodes, pairs)
     kept = _spanned(enumeration, pairs, weight)
-    chosen = [
-        (outputs_by_value(enumeration, left), outputs_by_value(enumeration, right))
-        for left, right in zip(pairs.left[kept].tolist(), pairs.right[kept].tolist())
-    ]
+    chosen = _sides(enumeration, nodes, pairs, kept)
     collapses = [((term,), (part,)) for term, part in enumeration.collapses]
     found = reducer.candidates(chosen + beyond, collapses, say)
     return found, Counts(int(valid.sum()), len(known), distinct, len(found))
@@ -123,12 +120,21 @@ def nodes_of(enumeration: Enumeration) -> Nodes:
     )
 
 
-def outputs_by_value(enumeration: Enumeration, graph: int) -> tuple[Term, ...]:
-    """Return the outputs of a graph in an order that is the same for equal graphs."""
-    outputs = sorted(
-        enumeration.outputs(graph), key=lambda tensor: int(enumeration.tensor_value[tensor])
-    )
-    return tuple(enumeration.term(tensor) for tensor in outputs)
+def outputs_by_value(
+    enumeration: Enumeration, nodes: Nodes, graphs: Array
+) -> list[tuple[Term, ...]]:
+    """Return the outputs of graphs, in an order that is the same for equal graphs."""
+    width = 2 * enumeration.graphs.shape[1]
+    found = np.full((len(graphs), width), -1, np.int64)
+    ordered_outputs(enumeration.graphs, graphs, new_view(1, width // 2), nodes, found)
+    return [
+        tuple(enumeration.term(tensor) for tensor in row if tensor >= 0) for row in found.tolist()
+    ]
+
+
+def _sides(enumeration: Enumeration, nodes: Nodes, pairs: Pairs, chosen: Array) -> list[Sides]:
+    left = outputs_by_value(enumeration, nodes, pairs.left[chosen])
+    return list(zip(left, outputs_by_value(enumeration, nodes, pairs.right[chosen])))
 
 
 def _number(text: str) -> int:
@@ -189,6 +195,7 @@ def _new_queries(count: int) -> Queries:
 
 def _cut_inputs(
     enumeration: Enumeration,
+    nodes: Nodes,
     pairs: Pairs,
     queries: Queries,
     known: Array,
@@ -199,17 +206,13 @@ def _cut_inputs(
     _, first, inverse = np.unique(queries.exact, return_index=True, return_inverse=True)
     good = np.zeros(len(first), np.bool_)
     general: list[Sides] = []
-    for number, query in enumerate(first.tolist()):
-        pair, node = queries.pair[query], int(queries.node[query])
+    sides = _sides(enumeration, nodes, pairs, queries.pair[first])
+    for number, (query, (left, right)) in enumerate(zip(first.tolist(), sides)):
+        node = int(queries.node[query])
         begin = int(enumeration.node_first[node])
         tensors = range(begin, begin + int(enumeration.node_outputs[node]))
-        general.append(
-            reducer.generalised(
-                outputs_by_value(enumeration, int(pairs.left[pair])),
-                outputs_by_value(enumeration, int(pairs.right[pair])),
-                [enumeration.term(tensor) for tensor in tensors],
-            )
-        )
+        parts = [enumeration.term(tensor) for tensor in tensors]
+        general.append(reducer.generalised(left, right, parts))
         good[number] = reducer.equal(general[-1])
         if number % 1000 == 0:
             say("common subgraphs", number, len(first))

@@ -25,6 +25,7 @@ from soapstone.search.substitution.workers import Workers
 
 Progress = Callable[[str, int, "int | None"], None]
 MOST_RANK = 4
+_DRAWS = 8  # of shapes, of which the one with most distinct extents is used
 Variant = tuple[Terms, Terms, Rule]
 
 
@@ -87,14 +88,16 @@ def _varied(task: Variant) -> Candidate | None:
     None where it does not hold, or fits only where extents are 1 that are not in the rule.
     """
     source, target, rule = task
-    drawn = _draws(source, target, rule.ranks[0])
-    if not drawn or _ones([t for _, t in drawn]) - _ones(
-        [types for _, types in _draws(rule.source, rule.target, rule.ranks[0], rule.guard)]
-    ):
+    ranks = rule.ranks[0]
+    if not _draws(source, target, ranks, (), 1):
+        return None
+    if counterexample(source, target, ranks, (), 2) is not None:
+        return None
+    drawn = _draws(source, target, ranks, (), _DRAWS)
+    usual = _draws(rule.source, rule.target, ranks, rule.guard, _DRAWS)
+    if _ones([types for _, types in drawn]) - _ones([types for _, types in usual]):
         return None
     values, types = max(drawn, key=lambda each: _distinct(each[1]))
-    if counterexample(source, target, rule.ranks[0], (), 2) is not None:
-        return None
     return Candidate(
         tuple(with_parameters(term, values) for term in source),
         tuple(with_parameters(term, values) for term in target),
@@ -107,13 +110,13 @@ Shapes = dict[Term, tuple[int, ...]]
 
 
 def _draws(
-    source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str] = ()
+    source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str], count: int
 ) -> list[tuple[Mapping[str, Value], Shapes]]:
     text = f"{graph_text(source)} = {graph_text(target)}"
     rng = np.random.default_rng(zlib.crc32(text.encode()))
     return [
         (values, {term: extents(type_) for term, type_ in types.items()})
-        for values, types in sample_types(source, target, ranks, guard, rng, 8)
+        for values, types in sample_types(source, target, ranks, guard, rng, count)
     ]
 
 

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 Shape = tuple[int, ...]
 _TOLERANCE = 1e-9  # of the largest magnitude
 _MOST_ELEMENTS = 1 << 24  # that are kept
-_SEEDS = 2  # both signs, and positive, where roots have values
+_SEEDS = 4  # two of both signs, negative, and positive: relu has all its cases, roots have values
 
 
 class _Code(NamedTuple):
@@ -99,7 +99,8 @@ class Recheck:
         self.shapes[term] = shape
         if term.is_variable:
             elements = self._rng.uniform(0.3, 1.7, (_SEEDS, math.prod(shape)))
-            elements[0] *= self._rng.choice([-1, 1], math.prod(shape))
+            elements[:2] *= self._rng.choice([-1, 1], (2, math.prod(shape)))
+            elements[2] *= -1
         else:
             found = constant(term, shape)
             if found is None:
@@ -135,14 +136,15 @@ class Recheck:
         one, other = self.value(left), self.value(right)
         if one is None or other is None or one.type != other.type:
             return False
-        with np.errstate(invalid="ignore"):
-            finite = np.isfinite(one.elements)
-            if not (finite == np.isfinite(other.elements)).all():
+        a, b = one.elements, other.elements
+        with np.errstate(invalid="ignore", over="ignore"):
+            if np.abs(a - b).max(initial=0.0) <= _TOLERANCE * np.abs(a).max(initial=0.0) < np.inf:
+                return True
+            finite = np.isfinite(a)
+            if finite.all() or not (finite == np.isfinite(b)).all():
                 return False
-            a, b = one.elements[finite], other.elements[finite]
-        if not a.size:
-            return True
-        return bool(np.abs(a - b).max() <= _TOLERANCE * max(np.abs(a).max(), np.abs(b).max()))
+            a, b = a[finite], b[finite]
+            return bool(np.abs(a - b).max(initial=0.0) <= _TOLERANCE * np.abs(a).max(initial=0.0))
 
 
 class _Plan(NamedTuple):

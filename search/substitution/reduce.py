@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from soapstone.ir.term import Term, size, subterms
+from soapstone.ir.term import Term, size
 from soapstone.search.substitution.canonical import (
     Sides,
     canonical_candidate,
@@ -90,7 +90,13 @@ class Reducer:
         self, source: tuple[Term, ...], target: tuple[Term, ...], needed: int
     ) -> Iterator[list[Sides]]:
         """Yield the pair with a variable for a term, where that holds; the largest terms first."""
-        found = frozenset[Term]().union(*map(_parts, (*source, *target)))
+        inner = frozenset[Term]().union(*map(_parts, source))
+        other = frozenset[Term]().union(*map(_parts, target))
+        found = {*inner, *other}.difference(source)
+        if needed & 1:  # a new variable of the target would be one of the source
+            found -= other - inner
+        if needed & 2:
+            found -= inner - other
         parts = [part for part in found if not part.is_variable]
         parts.sort(key=lambda part: (-len(_parts(part)), str(part)))
         for part in parts:
@@ -149,11 +155,19 @@ class Reducer:
         possible = []
         for way, (source, target) in ((1, sides), (2, sides[::-1])):
             if ways(sides) & way:
-                leaves = [term for term in subterms(source + target) if not term.operands]
-                types = {str(term): self._terms.shapes[term] for term in leaves}
+                order = size(target), sorted(map(skeleton, target)), sorted(map(skeleton, source))
+                possible.append((order, source, target))
+        least = min(order for order, *_ in possible)
+        found = []
+        for order, source, target in possible:
+            if order == least:
+                leaves = frozenset[Term]().union(*map(_parts, source + target))
+                types = {
+                    str(term): self._terms.shapes[term] for term in leaves if not term.operands
+                }
                 candidate = Candidate(source, target, types, self._space.name)
-                possible.append(canonical_candidate(candidate))
-        return min(possible, key=lambda each: (size(each.target), str(each)))
+                found.append(canonical_candidate(candidate))
+        return min(found, key=str)
 
 
 def ways(sides: Sides) -> int:

@@ -40,16 +40,21 @@ _EQUATION = Term("=", (), (Term("x"), Term("y")))
 
 
 class Types:
-    """Types by number, so that columns of them are arrays; and what operators make of them."""
+    """Types by number, so that columns of them are arrays; and what operators make of them.
 
-    def __init__(self) -> None:
+    Without split trees, a type is a shape: only splits tell tensors of one shape apart.
+    """
+
+    def __init__(self, split_trees: bool) -> None:
+        self.split_trees = split_trees
         self.all: list[Type] = []
         self.results: dict[tuple[str, tuple[Value, ...]], dict[tuple[int, ...], int]] = {}
-        self.trees = np.zeros(1024, bool)  # whether any axis is a concatenation
         self._numbers: dict[Type, int] = {}
         self._extents = np.full((1024, 4), -1)
 
     def number(self, type_: Type) -> int:
+        if not self.split_trees and any(type_.trees):
+            type_ = plain(type_.shape)
         found = self._numbers.setdefault(type_, len(self.all))
         if found == len(self.all):
             if type_.rank > self._extents.shape[1]:
@@ -57,8 +62,6 @@ class Types:
             self.all.append(type_)
             if found == len(self._extents):
                 self._extents = np.concatenate([self._extents, np.full_like(self._extents, -1)])
-                self.trees = np.concatenate([self.trees, np.zeros_like(self.trees)])
-            self.trees[found] = any(type_.trees)
             if type_.rank:
                 self._extents[found, -type_.rank :] = type_.shape
         return found
@@ -68,7 +71,8 @@ class Types:
         return self._extents
 
 
-TYPES = Types()  # shared by all laws: what an operator takes is asked once
+# Shared by all laws, without splits and with them: what an operator takes is asked once.
+TYPES = {split_trees: Types(split_trees) for split_trees in (False, True)}
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def distinct(*columns: Column) -> tuple[list[Column], Column]:
         code = code * len(found) + ranks
         values.append(found)
         sizes.append(len(found))
-    if math.prod(sizes) > 1 << 24:
+    if math.prod(sizes) > max(1 << 17, 4 * len(code)):
         codes, where = np.unique(code, return_inverse=True)
     else:
         where, codes = _ranked(code)
@@ -222,7 +226,9 @@ def _ranked(column: Column) -> tuple[Column, Column]:
     """Return each number's place among the different ones, and those, ascending."""
     present = np.zeros(int(column.max(initial=-1)) + 1, bool)
     present[column] = True
-    return (np.cumsum(present) - 1)[column], np.flatnonzero(present)
+    return (np.cumsum(present, dtype=np.int32) - 1)[column].astype(np.int64), np.flatnonzero(
+        present
+    )
 
 
 def _possible(term: Term, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -252,7 +258,7 @@ def _possible(term: Term, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray
 
 
 def _convolved(term: Term, types: Types, images: Column, kernels: Column) -> Column:
-    """Return the types of many convolutions, where no type is of a concatenation.
+    """Return the types of many convolutions, where types are shapes.
 
     Where one of them is part of a size, `refute.structure_of` compares it with `shapes.concrete`.
     """
@@ -282,7 +288,7 @@ def _typed(term: Term, types: Types, numbers: Sequence[int]) -> int:
 def apply(term: Term, types: Types, operands: Sequence[Column]) -> Column:
     """Return the type of an operator in every row, -1 where it has none."""
     pairs, where = distinct(*operands)
-    if term.symbol == "conv2d" and not any(types.trees[pair].any() for pair in pairs):
+    if term.symbol == "conv2d" and not types.split_trees:
         return _convolved(term, types, *pairs)[where]
     known = types.results.setdefault((term.symbol, term.parameters), {})
     results = []
@@ -420,7 +426,7 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
     sides = bound_sides(law, bindings)
     if sides is None:
         return None
-    types = TYPES
+    types = TYPES[any(term.symbol in SPLITS for term in subterms(sides))]
     leaves: dict[Term, Relation] = {}
     for unbound, rank in ranks.items():
         leaf = unbound if unbound.is_variable else instantiate(unbound, dict(bindings))

@@ -187,10 +187,10 @@ class Symbolic:
     def _reason(self, left: Array, right: Array) -> str | None:
         if left.shape != right.shape:
             return f"shapes {left.shape} and {right.shape}"
-        for position in np.ndindex(*left.shape):
-            one, other = left[position], right[position]
+        for number, (one, other) in enumerate(zip(left.flat, right.flat)):
             if not self.field.equal(one, other):
-                return f"element {list(position)} is {one} and {other}"[:300]
+                position = [int(i) for i in np.unravel_index(number, left.shape)]
+                return f"element {position} is {one} and {other}"[:300]
         return None
 
     def value(self, term: Term, types: Types) -> Array:

@@ -1,8 +1,8 @@
 """The space of the operators of transformers: batches of rows, weights, and what is repeated.
 
 All extents differ. `c` has one column and is repeated along rows; `v` is a vector, repeated over
-all rows, as are the ones. Layer normalisation is enumerated with the weights `v` and `v`, which
-lifting tells apart.
+all rows, as are the ones; no functions of these alone are enumerated. Layer normalisation has the
+weights `v` and `v`, which lifting tells apart.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def transformer() -> Space:
         OperatorUse("transpose", (), _ONE),
         OperatorUse("merge"),
     )
-    given = "x1 x2 batch 2x3x4; c batch 2x3x1; w1 w2 matrix 4x5; v vector 4; ones vector 2x3x1"
+    given = "x1 x2 batch 2x3x4; c vector 2x3x1; w1 w2 matrix 4x5; v vector 4; ones vector 2x3x1"
     return Space("transformer", inputs(given), two + one, 3)
