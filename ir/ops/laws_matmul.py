@@ -138,6 +138,13 @@ MATMUL_LAWS = (
         ranks=ranks("x", *"234"),
         source="what is left is the diagonal",
     ),
+    Law(
+        "diagonal-of-squares",
+        "relu(mul(matmul(transpose(x), x), identity_matrix))"
+        " = mul(matmul(transpose(x), x), identity_matrix)",
+        ranks=ranks("x", *"234"),
+        source="the diagonal holds sums of squares",
+    ),
     Law("relu-identity", "relu(identity_matrix) = identity_matrix", source="not negative"),
     Law(
         "relu-matmul",

@@ -217,6 +217,26 @@ MAX_POOL2D_LAWS = (
         source="where relu(x) is not 0, neither is the maximum around it",
     ),
     Law(
+        "max_pool2d-relu-sum",
+        "relu(add(relu(x), max_pool2d[k,1,same](x))) = add(relu(x), max_pool2d[k,1,same](relu(x)))",
+        ranks=_X,
+        source="where relu(x) is not 0, neither is the maximum around it",
+    ),
+    Law(
+        "max_pool2d-self-mul",
+        "relu(max_pool2d[k,1,same](mul(x, max_pool2d[k,1,same](x))))"
+        " = max_pool2d[k,1,same](mul(x, max_pool2d[k,1,same](x)))",
+        ranks=_X,
+        source="around a positive x, one is positive times positive; else the middle is a square",
+    ),
+    Law(
+        "max_pool2d-average",
+        "mul(max_pool2d[k,s,p](x), relu(avg_pool2d[k,s,p,n](x)))"
+        " = mul(relu(max_pool2d[k,s,p](x)), relu(avg_pool2d[k,s,p,n](x)))",
+        ranks=_X,
+        source="where the average is positive, so is the maximum",
+    ),
+    Law(
         "max_pool2d-smul",
         "max_pool2d[k,s,p](smul(x, relu(w))) = smul(max_pool2d[k,s,p](x), relu(w))",
         ranks=_SCALED,

@@ -101,7 +101,7 @@ def counterexample(
     for values, types in sample_types(source, target, ranks, guard, rng, count):
         one = tuple(with_parameters(term, values) for term in source)
         other = tuple(with_parameters(term, values) for term in target)
-        difference = evaluate.compare(one, other, types)
+        difference = evaluate.compare(one, other, types, thorough=True)
         if difference is not None:
             return Counterexample(one, other, str(difference))
     return None

@@ -163,7 +163,6 @@ class Disagreement:
         )
 
 
-_INTERVALS = ((-1.0, 1.0), (0.1, 1.0), (-1.0, -0.1), (-1.0, 0.1))
 TOLERANCE = 1e-6  # of the largest magnitude; rounding in float64 stays far below
 
 
@@ -172,24 +171,28 @@ def compare(
     target: Sequence[Term],
     types: Mapping[Term, Type],
     seed: int = 0,
+    *,
+    thorough: bool = False,
 ) -> Disagreement | None:
     """Return where two graphs differ on random inputs of these types, None if nowhere.
 
     Inputs are drawn between -1 and 1, then above 0, where roots and quotients have values, then
-    below and mostly below 0: the maximum of many is positive unless all are negative.
+    below 0: the maximum of many is positive unless all are negative. With `thorough`, signs, sizes
+    and patterns are then drawn for each input alone, for equations of relu and maxima that hold at
+    most points.
 
     Raises:
         GraphError: a term does not fit these types; says which.
     """
     leaves = [term for term in subterms((*source, *target)) if not term.operands]
     shapes = {str(term): extents(types[term]) for term in leaves if term in types}
-    for draw, interval in enumerate(_INTERVALS):
+    inputs = [term for term in leaves if term.is_variable and term in types]
+    for draw in range(len(_EVERYWHERE) + (_MIXED if thorough else 0)):
         rng = np.random.default_rng((seed, draw))
-        arrays = {
-            term: rng.uniform(*interval, extents(types[term]))
-            for term in leaves
-            if term.is_variable and term in types
-        }
+        arrays = {}
+        for term in inputs:
+            style = _EVERYWHERE[draw] if draw < len(_EVERYWHERE) else str(rng.choice(_STYLES))
+            arrays[term] = _random(style, shapes[str(term)], rng)
         left, right = (evaluate(side, arrays, types) for side in (source, target))
         for side, found in ((source, left), (target, right)):
             if found is None:
@@ -202,6 +205,32 @@ def compare(
                 sizes = (pair[0].shape, pair[1].shape)
                 return Disagreement(output, index, values, sizes, shapes, seed)
     return None
+
+
+_EVERYWHERE = ("spread", "positive", "negative")  # the same for all inputs
+_STYLES = (*_EVERYWHERE, "large", "small", "uneven", "alternating")
+_MIXED = 32  # draws of `thorough`
+
+
+def _random(style: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return random elements in one of the styles."""
+    spread = rng.uniform(-1, 1, shape)
+    match style:
+        case "positive":
+            return rng.uniform(0.1, 1, shape)
+        case "negative":
+            return rng.uniform(-1, -0.1, shape)
+        case "large":
+            return 3 * spread
+        case "small":
+            return 0.1 * spread
+        case "uneven":  # a few much larger than the others
+            return np.asarray(spread * np.exp(2 * rng.standard_normal(shape)))
+        case "alternating":  # along some of the axes
+            weights = rng.integers(0, 2, len(shape))
+            place = np.tensordot(weights, np.indices(shape), 1) if shape else 0
+            return np.asarray((-1.0) ** (place + rng.integers(2)) * (1 + 0.1 * spread))
+    return spread
 
 
 def _differ(left: Array, right: Array) -> tuple[tuple[int, ...], tuple[float, float] | None] | None:

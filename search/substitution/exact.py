@@ -27,7 +27,7 @@ from soapstone.search.substitution.space import Input, OperatorUse, Space
 from soapstone.search.substitution.structure import POLYNOMIAL, Structure, structure
 
 Array = NDArray[Any]
-_LARGEST = 7  # magnitude of the elements of variables
+_LARGEST = 9  # magnitude of the elements of variables
 
 
 class Grown:
@@ -102,7 +102,7 @@ class ExactEvaluator:
             self._offset.append([self._data.extend(size)])
             rows = self._data.array[-size:]
             rows[:] = values
-            ids[number] = loops.identify(types[number], rows, size)
+            ids[number] = loops.identify(types[number], rows, size, np.empty(SEEDS, np.uint64))
         return ids
 
     def prepare(
@@ -209,18 +209,20 @@ class ExactEvaluator:
 def _draw(rng: np.random.Generator, each: Input, number: int) -> Array:
     """Return the elements of the variable of some number among those of its kind.
 
-    Scalars have every combination of signs. In two seeds images and kernels are mostly of one sign,
-    and so are products of them, so that a maximum over many elements may be negative.
+    Scalars have every combination of signs, and are never small. In three seeds images and kernels
+    are mostly of one sign, so that products and maxima of many elements are negative in some.
     """
     shape = (math.prod(each.shape), SEEDS)
     negative = np.full(SEEDS, 0.5)
     if each.kind == "scalar":
-        negative = (np.arange(SEEDS) >> number % 2 & 1).astype(np.float64)
+        negative = (np.arange(SEEDS) >> number % 3 & 1).astype(np.float64)
     elif each.kind == "kernel":
-        negative[2:] = 0.05
+        negative[-3:] = 0.05
     elif each.kind == "image":
-        negative[2:] = (0.95 if number % 2 == 0 else 0.05), 0.95
+        negative[-3:] = (0.95, 0.95, 0.05) if number % 2 == 0 else (0.95, 0.05, 0.95)
     signs = np.where(rng.random(shape) < negative, -1, 1)
+    if each.kind == "scalar":
+        return rng.permutation([3, 5, 7, 11, 13, 17, 19, 23])[None, :] * signs
     return rng.integers(1, _LARGEST + 1, shape) * signs
 
 

@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-SEEDS = 4  # evaluations of each tensor
+SEEDS = 8  # evaluations of each tensor
 COPY, PRODUCT, SUM, MAX, RELU, SUM_RELU = range(6)
 
 
@@ -47,82 +47,75 @@ def mix(x: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array) -> None:
-    """Write the result of a structure on two operands: (elements, seeds) each."""
+def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array, total: Array) -> None:
+    """Write the result of a structure on two operands: (elements, seeds) each.
+
+    `total` is room for one element. Its loops over seeds are what compiles to the fastest code.
+    """
     kind = code.kind[index]
     first, entry = code.first[index], code.entry[index]
+    factor, shift, weight = code.factor[index], code.shift[index], code.weight[index]
     for o in range(code.size[index]):
         begin = entry + code.start[first + o]
         end = entry + code.start[first + o + 1]
-        w = x = y = z = np.int64(0)
         if kind == COPY:
-            a = code.a[begin]
-            out[o, 0], out[o, 1] = left[a, 0], left[a, 1]
-            out[o, 2], out[o, 3] = left[a, 2], left[a, 3]
+            a = np.int64(code.a[begin])
+            for s in range(SEEDS):
+                out[o, s] = left[a, s]
             continue
+        for s in range(SEEDS):
+            total[s] = 0
         if kind == PRODUCT:
             for e in range(begin, end):
-                a, b = code.a[e], code.b[e]
-                w += left[a, 0] * right[b, 0]
-                x += left[a, 1] * right[b, 1]
-                y += left[a, 2] * right[b, 2]
-                z += left[a, 3] * right[b, 3]
+                a, b = np.int64(code.a[e]), np.int64(code.b[e])
+                for s in range(SEEDS):
+                    total[s] += left[a, s] * right[b, s]
         elif kind in (MAX, RELU):
-            w = x = y = z = np.int64(0)
             for e in range(begin, end):
-                a = code.a[e]
-                if kind == RELU or e > begin:
-                    w, x = max(w, left[a, 0]), max(x, left[a, 1])
-                    y, z = max(y, left[a, 2]), max(z, left[a, 3])
-                else:
-                    w, x, y, z = left[a, 0], left[a, 1], left[a, 2], left[a, 3]
+                a = np.int64(code.a[e])
+                for s in range(SEEDS):
+                    if left[a, s] > total[s] or (kind == MAX and e == begin):
+                        total[s] = left[a, s]
         else:
-            weight = code.weight[index]
             for e in range(begin, end):
-                a, b = code.a[e], code.b[e]
+                a, b = np.int64(code.a[e]), np.int64(code.b[e])
                 number = np.int64(1)
                 if weight >= 0:
                     number = code.numerator[weight + e - entry]
                 if b < 0:
-                    w += number * left[a, 0]
-                    x += number * left[a, 1]
-                    y += number * left[a, 2]
-                    z += number * left[a, 3]
+                    for s in range(SEEDS):
+                        total[s] += number * left[a, s]
                 elif a < 0:
-                    w += number * right[b, 0]
-                    x += number * right[b, 1]
-                    y += number * right[b, 2]
-                    z += number * right[b, 3]
+                    for s in range(SEEDS):
+                        total[s] += number * right[b, s]
                 else:
-                    w += number * left[a, 0] * right[b, 0]
-                    x += number * left[a, 1] * right[b, 1]
-                    y += number * left[a, 2] * right[b, 2]
-                    z += number * left[a, 3] * right[b, 3]
-            factor, shift = code.factor[index], code.shift[index]
-            w, x = (w * factor) >> shift, (x * factor) >> shift
-            y, z = (y * factor) >> shift, (z * factor) >> shift
+                    for s in range(SEEDS):
+                        total[s] += number * left[a, s] * right[b, s]
+            for s in range(SEEDS):
+                total[s] = (total[s] * factor) >> shift
             if kind == SUM_RELU:
-                zero = np.int64(0)
-                w, x, y, z = max(w, zero), max(x, zero), max(y, zero), max(z, zero)
-        out[o, 0], out[o, 1], out[o, 2], out[o, 3] = w, x, y, z
+                for s in range(SEEDS):
+                    total[s] = max(total[s], 0)
+        for s in range(SEEDS):
+            out[o, s] = total[s]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def identify(type_: int, data: Array, size: int) -> Any:
-    """Return the 64-bit id of a tensor: a mix of its type and elements, never 0."""
-    multiplier = np.uint64(0x9E3779B97F4A7C15)
-    w = mix(np.uint64(type_ + 1))
-    x, y, z = w ^ np.uint64(1), w ^ np.uint64(2), w ^ np.uint64(3)
+def identify(type_: int, data: Array, size: int, hashes: Array) -> Any:
+    """Return the 64-bit id of a tensor: a mix of its type and elements, never 0.
+
+    `hashes` is room for one number a seed.
+    """
+    start = mix(np.uint64(type_ + 1))
+    for s in range(SEEDS):
+        hashes[s] = start + np.uint64(s)
     for o in range(size):
-        w = (w ^ np.uint64(data[o, 0])) * multiplier
-        x = (x ^ np.uint64(data[o, 1])) * multiplier
-        y = (y ^ np.uint64(data[o, 2])) * multiplier
-        z = (z ^ np.uint64(data[o, 3])) * multiplier
-        w ^= w >> np.uint64(29)
-        x ^= x >> np.uint64(29)
-        y ^= y >> np.uint64(29)
-        z ^= z >> np.uint64(29)
-    return mix(mix(mix(mix(w) + x) + y) + z) | np.uint64(1)
+        for s in range(SEEDS):
+            mixed = (hashes[s] ^ np.uint64(data[o, s])) * np.uint64(0x9E3779B97F4A7C15)
+            hashes[s] = mixed ^ (mixed >> np.uint64(29))
+    for s in range(SEEDS):
+        start = mix(start + hashes[s])
+    return start | np.uint64(1)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -136,20 +129,25 @@ def values(
     scratch: Array,
     out: Array,
 ) -> None:
+    """Write the ids of the outputs of nodes: (nodes, 2)."""
+    total, hashes = np.empty(SEEDS, np.int64), np.empty(SEEDS, np.uint64)
     for row in range(handles.shape[0]):
         handle = handles[row]
         left = data[offset[a[row]] :]
         right = data[offset[b[row]] :] if b[row] >= 0 else left
         for output in range(code.outputs[handle]):
             index = code.structures[handle, output]
-            _evaluate(index, code, left, right, scratch)
-            out[row, output] = identify(code.types[handle, output], scratch, code.size[index])
+            _evaluate(index, code, left, right, scratch, total)
+            size = code.size[index]
+            out[row, output] = identify(code.types[handle, output], scratch, size, hashes)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def store(
     handles: Array, a: Array, b: Array, code: Code, data: Array, offset: Array, first: int
 ) -> None:
+    """Write the outputs of nodes as tensors, from the first of these numbers on."""
+    total = np.empty(SEEDS, np.int64)
     tensor = first
     for row in range(handles.shape[0]):
         handle = handles[row]
@@ -157,7 +155,7 @@ def store(
         right = data[offset[b[row]] :] if b[row] >= 0 else left
         for output in range(code.outputs[handle]):
             index = code.structures[handle, output]
-            _evaluate(index, code, left, right, data[offset[tensor] :])
+            _evaluate(index, code, left, right, data[offset[tensor] :], total)
             tensor += 1
 
 
@@ -176,6 +174,7 @@ def agree(
     good: Array,
 ) -> None:
     """Compare with stored tensors, or where none is given with the row before."""
+    total = np.empty(SEEDS, np.int64)
     previous, size, type_ = 1, 0, -1
     for row in range(handles.shape[0]):
         handle = handles[row]
@@ -183,7 +182,7 @@ def agree(
         right = data[offset[b[row]] :] if b[row] >= 0 else left
         index = code.structures[handle, outputs[row]]
         mine = scratch[1 - previous]
-        _evaluate(index, code, left, right, mine)
+        _evaluate(index, code, left, right, mine, total)
         other = scratch[previous]
         if tensors.shape[0] > 0:
             other = data[offset[tensors[row]] :]

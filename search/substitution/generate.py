@@ -128,7 +128,7 @@ def generate(
         outcome.decide(by_generality(candidates), "proofs", stages, workers, effort, say)
         varied = stages.run(
             "values",
-            lambda: other_values(collection.rules(), workers, say),
+            lambda: other_values(collection.rules(), stated, workers, say),
             lambda found: [candidate_json(candidate) for candidate in found],
             lambda data: [candidate_from_json(item) for item in data],
         )
@@ -167,7 +167,7 @@ def enumerate_candidates(space: Space, say: Progress) -> tuple[list[Candidate], 
     from soapstone.search.substitution.exact import ExactEvaluator, has_exact
     from soapstone.search.substitution.real import RealEvaluator
 
-    def said(stage: str, done: int, total: int) -> None:
+    def said(stage: str, done: int, total: int | None) -> None:
         say(f"{space.name}: {stage}", done, total)
 
     evaluator = ExactEvaluator() if has_exact(space) else RealEvaluator()

@@ -1,8 +1,14 @@
 """Maxima of polynomials as unknowns of their own, numbered by exact content (for `polynomial.py`).
 
+The maximum of c m p and c m q, where c is positive and the monomial m is never negative, is c m
+times that of p and q; the maximum of a maximum and others is that of all; of constants only the
+largest counts, and none that is not positive beside what is never negative. So relu(p) is p where p
+is seen not to be negative.
+
 The stores: polynomial p has monomials `poly_from[p]` to `poly_to[p]` of `mkeys` and `mcoefs`, over
 the denominator `poly_den[p]`; maximum m is of the polynomials `set_members[set_from[m]:set_from[m +
-1]]`, in a total order; `counts` says how many polynomials, monomials and maxima there are.
+1]]`, in a total order, without common factor; `counts` says how many polynomials, monomials and
+maxima there are. Functions return -1 where something is too large.
 """
 
 from __future__ import annotations
@@ -10,18 +16,17 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from soapstone.search.substitution.monomial import (
+    collect,
+    degree,
+    divisor,
+    multiplicity,
+    never_negative,
+    product,
+    without,
+)
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def divisor(coefs, lo, hi, start):  # type: ignore[no-untyped-def]
-    """Return the greatest common divisor of a number and coefficients."""
-    found = start
-    for i in range(lo, hi):
-        other = abs(coefs[i])
-        while other:
-            found, other = other, found % other
-        if found == 1:
-            break
-    return found
+MOST = 4096  # polynomials in one set
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -42,42 +47,83 @@ def order(p, q, poly_from, poly_to, poly_den, mkeys, mcoefs):  # type: ignore[no
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def gather(members, size, keys, coefs, lo, hi, den, unknowns, *stores):  # type: ignore[no-untyped-def]
-    """Add a polynomial to a set, or what it is the maximum of; return the new size, -1 if full."""
-    poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts = stores
-    if size >= 4096:
-        return -1
-    if hi == lo + 1 and coefs[lo] == den and unknowns < keys[lo] <= unknowns + counts[2]:
-        atom = keys[lo] - unknowns - 1
-        for at in range(set_from[atom], set_from[atom + 1]):
-            if size >= 4096:
-                return -1
-            members[size] = set_members[at]
-            size += 1
-        return size
-    polys, top = counts[0], counts[1]
-    if polys >= len(poly_den) or top + hi - lo > len(mkeys):
-        return -1
-    common = divisor(coefs, lo, hi, den)
-    poly_from[polys] = top
-    for i in range(lo, hi):
-        mkeys[top], mcoefs[top] = keys[i], coefs[i] // common
-        top += 1
-    poly_to[polys], poly_den[polys] = top, den // common
-    members[size] = polys
-    counts[0], counts[1] = polys + 1, top
-    return size + 1
+def _maximum_in(key, bits, unknowns, signs):  # type: ignore[no-untyped-def]
+    """Return a maximum among a monomial's unknowns of which the rest is never negative, or 0."""
+    mask = (np.int64(1) << bits) - 1
+    rest = key
+    while rest:
+        unknown = rest & mask
+        rest >>= bits
+        if unknown > unknowns and never_negative(
+            without(key, unknown, 1, bits), bits, unknowns, signs
+        ):
+            return unknown
+    return np.int64(0)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def reduced(members, size, *stores):  # type: ignore[no-untyped-def]
-    """Sort a set of polynomials without repetition or constants below another; return its size.
+def gather(  # type: ignore[no-untyped-def]
+    members, size, keys, coefs, lo, hi, den, unknowns, bits, signs,
+    poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
+):  # fmt: skip
+    """Add a polynomial to a set, or the parts that it is the maximum of; return the new size."""
+    found = np.int64(0)
+    if hi == lo + 1 and coefs[lo] > 0:
+        found = _maximum_in(keys[lo], bits, unknowns, signs)
+    first, last = 0, 1
+    factor = np.int64(0)
+    if found:
+        first, last = set_from[found - unknowns - 1], set_from[found - unknowns]
+        factor = without(keys[lo], found, 1, bits)
+    for at in range(first, last):
+        polys, top = counts[0], counts[1]
+        p = set_members[at] if found else 0
+        length = poly_to[p] - poly_from[p] if found else hi - lo
+        if size >= MOST or polys >= len(poly_den) or top + length > len(mkeys):
+            return -1
+        poly_from[polys] = top
+        for i in range(length):
+            if found:
+                key, coef = mkeys[poly_from[p] + i], mcoefs[poly_from[p] + i]
+                if (degree(key, bits) + degree(factor, bits)) * bits > 63:
+                    return -1
+                if abs(float(coef)) * coefs[lo] > 4e18:
+                    return -1
+                mkeys[top], mcoefs[top] = product(key, factor, bits), coef * coefs[lo]
+            else:
+                mkeys[top], mcoefs[top] = keys[lo + i], coefs[lo + i]
+            top += 1
+        if factor:
+            collect(mkeys[poly_from[polys] : top], mcoefs[poly_from[polys] : top], length)
+        common = divisor(mcoefs, poly_from[polys], top, den)
+        for i in range(poly_from[polys], top):
+            mcoefs[i] //= common
+        poly_to[polys], poly_den[polys] = top, den // common
+        members[size] = polys
+        size += 1
+        counts[0], counts[1] = polys + 1, top
+    return size
 
-    It is -1 if the constants are too large to compare.
-    """
-    poly_from, poly_to, poly_den, mkeys, mcoefs = stores
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _not_negative(  # type: ignore[no-untyped-def]
+    p, bits, unknowns, signs, poly_from, poly_to, mkeys, mcoefs
+):  # fmt: skip
+    """Return whether a stored polynomial is seen never to be negative."""
+    for at in range(poly_from[p], poly_to[p]):
+        if mcoefs[at] < 0 or not never_negative(mkeys[at], bits, unknowns, signs):
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def reduced(  # type: ignore[no-untyped-def]
+    members, size, unknowns, bits, signs, poly_from, poly_to, poly_den, mkeys, mcoefs
+):  # fmt: skip
+    """Sort a set of polynomials, without repetition or constants below; return its size."""
     best = -1
     kept = 0
+    positive = False
     for i in range(size):  # insertion, in order
         p = members[i]
         n = poly_to[p] - poly_from[p]
@@ -91,6 +137,8 @@ def reduced(members, size, *stores):  # type: ignore[no-untyped-def]
                     continue
             best = p
             continue
+        if not positive:
+            positive = _not_negative(p, bits, unknowns, signs, poly_from, poly_to, mkeys, mcoefs)
         j = kept
         found = False
         while j > 0:
@@ -106,15 +154,94 @@ def reduced(members, size, *stores):  # type: ignore[no-untyped-def]
             members[j] = p
             kept += 1
     if best >= 0:  # the one constant comes last
-        members[kept] = best
-        kept += 1
+        zero = poly_to[best] == poly_from[best]
+        if not (positive and (zero or mcoefs[poly_from[best]] < 0)):
+            members[kept] = best
+            kept += 1
     return kept
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def atom(members, size, hashes, *stores):  # type: ignore[no-untyped-def]
-    """Return the number of the maximum of a reduced set; -1 if there is no room for a new one."""
-    poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts = stores
+def _common_monomial(  # type: ignore[no-untyped-def]
+    members, size, unknowns, bits, signs, poly_from, poly_to, mkeys
+):  # fmt: skip
+    """Return the largest monomial that is never negative and divides all polynomials of a set."""
+    candidate = np.int64(-1)
+    for i in range(size):
+        if poly_to[members[i]] > poly_from[members[i]]:
+            candidate = mkeys[poly_from[members[i]]]
+            if candidate == 0:
+                return candidate
+    if candidate < 0:
+        return np.int64(0)
+    mask = (np.int64(1) << bits) - 1
+    common, shift = np.int64(0), 0
+    rest, before = candidate, np.int64(0)
+    while rest:
+        unknown = rest & mask
+        rest >>= bits
+        if unknown == before:
+            continue
+        before = unknown
+        times = multiplicity(candidate, unknown, bits)
+        for i in range(size):
+            for at in range(poly_from[members[i]], poly_to[members[i]]):
+                if times:
+                    times = min(times, multiplicity(mkeys[at], unknown, bits))
+        if not (unknown > unknowns and signs[unknown - unknowns - 1]):
+            times -= times % 2
+        for _ in range(times):
+            common |= unknown << shift
+            shift += bits
+    return common
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _divide(  # type: ignore[no-untyped-def]
+    members, size, common, bits, poly_from, poly_to, poly_den, mkeys, mcoefs
+):  # fmt: skip
+    """Divide a set by its content and a common monomial; return the content's two numbers."""
+    over = np.int64(1)
+    for i in range(size):
+        den = poly_den[members[i]]
+        a, b = over, den
+        while b:
+            a, b = b, a % b
+        if float(over) * float(den // a) > 4e18:
+            return np.int64(-1), over
+        over *= den // a
+    content = np.int64(0)
+    for i in range(size):
+        p = members[i]
+        scale = over // poly_den[p]
+        for at in range(poly_from[p], poly_to[p]):
+            if abs(float(mcoefs[at])) * scale > 4e18:
+                return np.int64(-1), over
+            mcoefs[at] *= scale
+        poly_den[p] = 1
+        content = divisor(mcoefs, poly_from[p], poly_to[p], content)
+    content = max(content, 1)
+    mask = (np.int64(1) << bits) - 1
+    for i in range(size):
+        p = members[i]
+        for at in range(poly_from[p], poly_to[p]):
+            mcoefs[at] //= content
+            rest = common
+            while rest:
+                mkeys[at] = without(mkeys[at], rest & mask, 1, bits)
+                rest >>= bits
+        if common:
+            lo, hi = poly_from[p], poly_to[p]
+            collect(mkeys[lo:hi], mcoefs[lo:hi], hi - lo)
+    return content, over
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _atom(  # type: ignore[no-untyped-def]
+    members, size, hashes,
+    poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
+):  # fmt: skip
+    """Return the number of the maximum of a reduced set, which may be new."""
     mixed = np.int64(size)
     for i in range(size):
         p = members[i]
@@ -143,3 +270,65 @@ def atom(members, size, hashes, *stores):  # type: ignore[no-untyped-def]
     set_from[atoms + 1] = top + size
     counts[2] = atoms + 1
     return atoms
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def maximum(  # type: ignore[no-untyped-def]
+    members, size, den, unknowns, bits, out_keys, out_coefs, before, signs, hashes,
+    poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
+):  # fmt: skip
+    """Write the maximum of gathered polynomials, over a denominator; return how many monomials.
+
+    before: how many polynomials and monomials there were; more are kept only for a new maximum.
+    """
+    size = reduced(
+        members, size, unknowns, bits, signs, poly_from, poly_to, poly_den, mkeys, mcoefs
+    )
+    content, over, common = np.int64(1), np.int64(1), np.int64(0)
+    if size > 1:
+        common = _common_monomial(members, size, unknowns, bits, signs, poly_from, poly_to, mkeys)
+        content, over = _divide(
+            members, size, common, bits, poly_from, poly_to, poly_den, mkeys, mcoefs
+        )
+        if content < 0:
+            return -1
+        size = reduced(
+            members, size, unknowns, bits, signs, poly_from, poly_to, poly_den, mkeys, mcoefs
+        )
+    if size < 0:
+        return -1
+    p = members[0]
+    terms = poly_to[p] - poly_from[p]
+    if size == 1:
+        over *= poly_den[p]
+    if den % over or float(content) * float(den // over) > 4e18:
+        return -1
+    factor = content * (den // over)
+    if size == 1:
+        for i in range(terms):
+            key, coef = mkeys[poly_from[p] + i], mcoefs[poly_from[p] + i]
+            if (degree(key, bits) + degree(common, bits)) * bits > 63:
+                return -1
+            if abs(float(coef)) * float(factor) > 4e18:
+                return -1
+            out_keys[i], out_coefs[i] = product(key, common, bits), coef * factor
+        if common:
+            terms = collect(out_keys, out_coefs, terms)
+        counts[0], counts[1] = before
+        return terms
+    atoms = counts[2]
+    atom = _atom(
+        members, size, hashes,
+        poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
+    )  # fmt: skip
+    if atom < 0 or (1 + degree(common, bits)) * bits > 63:
+        return -1
+    if counts[2] == atoms:  # known: forget its copy
+        counts[0], counts[1] = before
+    else:
+        signs[atom] = 0
+        for i in range(size):
+            if _not_negative(members[i], bits, unknowns, signs, poly_from, poly_to, mkeys, mcoefs):
+                signs[atom] = 1
+    out_keys[0], out_coefs[0] = product(unknowns + 1 + atom, common, bits), factor
+    return 1

@@ -21,9 +21,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from soapstone.search.substitution.maxima import atom as number_of_atom
-from soapstone.search.substitution.maxima import divisor as common_divisor
-from soapstone.search.substitution.maxima import gather, reduced
+from soapstone.search.substitution.maxima import MOST, gather, maximum
+from soapstone.search.substitution.monomial import collect, product
+from soapstone.search.substitution.monomial import degree as degree_of
+from soapstone.search.substitution.monomial import divisor as common_divisor
 from soapstone.search.substitution.structure import Structure
 
 EQUAL, DIFFERENT, TOO_LARGE = 0, 1, 2
@@ -115,8 +116,8 @@ def _room(array: NDArray[Any], size: int) -> NDArray[Any]:
 @cache
 def _scratch() -> tuple[NDArray[np.int64], ...]:
     """Return memory for one size: monomials of nodes, elements, a sum, maxima."""
-    sizes = 1 << 20, 1 << 20, 1 << 16, 1 << 17, 1 << 17, 1 << 18, 1 << 18, 1 << 16, 1 << 16, 1 << 16
-    return tuple(np.zeros(size, np.int64) for size in (*sizes, 1 << 16, 1 << 14, 1 << 14, 8))
+    bits = 20, 20, 16, 17, 17, 18, 18, 16, 16, 16, 16, 14, 14, 14, 3
+    return tuple(np.zeros(1 << size, np.int64) for size in bits)
 
 
 def compare(
@@ -143,71 +144,19 @@ def compare(
     )
 
 
-@njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _product(x, y, bits):  # type: ignore[no-untyped-def]
-    """Return the key of the product of two monomials: their unknowns, merged in order."""
-    if x == 0:
-        return y
-    if y == 0:
-        return x
-    mask = (np.int64(1) << bits) - 1
-    merged = np.int64(0)
-    shift = 0
-    while x != 0 and y != 0:
-        u, v = x & mask, y & mask
-        if u <= v:
-            merged |= u << shift
-            x >>= bits
-        else:
-            merged |= v << shift
-            y >>= bits
-        shift += bits
-    rest = x | y
-    return merged | (rest << shift) if rest else merged
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _collect(keys, coefs, count):  # type: ignore[no-untyped-def]
-    """Sort monomials by key in place, add up equal ones, drop zeros; return how many remain."""
-    gap = 1
-    while gap < count // 3:
-        gap = 3 * gap + 1
-    while gap >= 1:
-        for i in range(gap, count):
-            key, coef = keys[i], coefs[i]
-            j = i
-            while j >= gap and keys[j - gap] > key:
-                keys[j], coefs[j] = keys[j - gap], coefs[j - gap]
-                j -= gap
-            keys[j], coefs[j] = key, coef
-        gap //= 3
-    kept = 0
-    i = 0
-    while i < count:
-        key, total = keys[i], coefs[i]
-        i += 1
-        while i < count and keys[i] == key:
-            total += coefs[i]
-            i += 1
-        if total != 0:
-            keys[kept], coefs[kept] = key, total
-            kept += 1
-    return kept
-
-
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _compare(  # type: ignore[no-untyped-def]
     first, second, left, right, instances, begin,
     kinds, denominators, start_of, starts, entry_a, entry_b, numerators,
     keys, coefs, ends, sum_keys, sum_coefs, mkeys, mcoefs, poly_from, poly_to, poly_den,
-    set_members, set_from, hashes, counts,
+    set_members, set_from, hashes, signs, counts,
 ):  # fmt: skip
     nodes = len(first)
     base = np.zeros(nodes + 1, np.int64)  # of a node's elements in `ends`
     den = np.ones(nodes, np.int64)
     degree = np.zeros(nodes, np.int64)
     largest = np.ones(nodes, np.float64)
-    members = np.zeros(4096, np.int64)
+    members = np.zeros(MOST, np.int64)
     one_key, one_coef = np.zeros(1, np.int64), np.zeros(1, np.int64)
     for instance in range(begin, len(instances)):
         unknowns = 0
@@ -283,7 +232,7 @@ def _compare(  # type: ignore[no-untyped-def]
                                 key = key_a
                                 coef = coef_a * den_b
                                 if y >= 0:
-                                    key = _product(key_a, keys[j], bits)
+                                    key = product(key_a, keys[j], bits)
                                     coef = coef_a * coefs[j]
                                 if terms and key <= sum_keys[terms - 1]:
                                     sorted_yet = False
@@ -292,55 +241,40 @@ def _compare(  # type: ignore[no-untyped-def]
                     if size_a * size_b * bound * max(terms, 1) > _LIMIT:
                         return TOO_LARGE, instance, 0
                     if not sorted_yet:
-                        terms = _collect(sum_keys, sum_coefs, terms)
+                        terms = collect(sum_keys, sum_coefs, terms)
                 if kind >= 1:
                     kept_polys, kept_top = counts[0], counts[1]
                     size = 0
                     if kind == 1:
                         size = gather(
-                            members, size, sum_keys, sum_coefs, 0, terms, common, unknowns,
-                            poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members,
-                            counts,
+                            members, size, sum_keys, sum_coefs, 0, terms, common, unknowns, bits,
+                            signs, poly_from, poly_to, poly_den, mkeys, mcoefs, set_from,
+                            set_members, counts,
                         )  # fmt: skip
                     else:
                         for entry in range(lo, hi):
                             at = base[a] + entry_a[entry]
-                            size = gather(
-                                members, size, keys, coefs, ends[at], ends[at + 1], common,
-                                unknowns, poly_from, poly_to, poly_den, mkeys, mcoefs, set_from,
-                                set_members, counts,
-                            )  # fmt: skip
-                            if size < 0:
-                                return TOO_LARGE, instance, 0
+                            if size >= 0:
+                                size = gather(
+                                    members, size, keys, coefs, ends[at], ends[at + 1], common,
+                                    unknowns, bits, signs, poly_from, poly_to, poly_den, mkeys,
+                                    mcoefs, set_from, set_members, counts,
+                                )  # fmt: skip
                     if kind <= 2 and size >= 0:  # and zero
                         size = gather(
-                            members, size, one_key, one_coef, 0, 0, 1, unknowns, poly_from,
-                            poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
+                            members, size, one_key, one_coef, 0, 0, 1, unknowns, bits, signs,
+                            poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members,
+                            counts,
+                        )  # fmt: skip
+                    if size >= 0:
+                        size = maximum(
+                            members, size, common, unknowns, bits, sum_keys, sum_coefs,
+                            (kept_polys, kept_top), signs, hashes, poly_from, poly_to, poly_den,
+                            mkeys, mcoefs, set_from, set_members, counts,
                         )  # fmt: skip
                     if size < 0:
                         return TOO_LARGE, instance, 0
-                    size = reduced(members, size, poly_from, poly_to, poly_den, mkeys, mcoefs)
-                    if size < 0:
-                        return TOO_LARGE, instance, 0
-                    if size == 1:
-                        p = members[0]
-                        terms = poly_to[p] - poly_from[p]
-                        for i in range(terms):
-                            sum_keys[i] = mkeys[poly_from[p] + i]
-                            sum_coefs[i] = mcoefs[poly_from[p] + i] * (common // poly_den[p])
-                        counts[0], counts[1] = kept_polys, kept_top
-                    else:
-                        before = counts[2]
-                        atom = number_of_atom(
-                            members, size, hashes, poly_from, poly_to, poly_den, mkeys, mcoefs,
-                            set_from, set_members, counts,
-                        )  # fmt: skip
-                        if atom < 0:
-                            return TOO_LARGE, instance, 0
-                        if counts[2] == before:  # known: forget its copy
-                            counts[0], counts[1] = kept_polys, kept_top
-                        terms = 1
-                        sum_keys[0], sum_coefs[0] = unknowns + 1 + atom, common
+                    terms = size
                 if top + terms > len(keys):
                     return TOO_LARGE, instance, 0
                 for i in range(terms):
@@ -356,7 +290,11 @@ def _compare(  # type: ignore[no-untyped-def]
                     coefs[i] //= divisor
                 most = max(most, abs(float(coefs[i])))
             den[node] = common // divisor
-            degree[node] = 1 if kind >= 1 else total_degree
+            degree[node] = total_degree
+            if kind >= 1:
+                degree[node] = 0
+                for i in range(node_from, top):
+                    degree[node] = max(degree[node], degree_of(keys[i], bits))
             largest[node] = most
         outputs = starts_between(base, left, nodes, place)
         if outputs != starts_between(base, right, nodes, place):

@@ -11,30 +11,46 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from soapstone.ir.term import Term, Value, is_variable, subterms
+from soapstone.ir.term import SPLITS, Term, Value, is_variable, parse, subterms
 from soapstone.search.substitution import language
 from soapstone.search.substitution.canonical import identity
 from soapstone.search.substitution.check import with_parameters
 from soapstone.search.substitution.decide import counterexample
-from soapstone.search.substitution.evaluate import extents
+from soapstone.search.substitution.evaluate import compare, extents
 from soapstone.search.substitution.merge import changed, replays
 from soapstone.search.substitution.proof import Candidate
-from soapstone.search.substitution.rules import Rejected, Rule, Terms, graph_text
+from soapstone.search.substitution.rules import Rejected, Rule, StatedSpace, Terms, graph_text
 from soapstone.search.substitution.sample import sample_types
+from soapstone.search.substitution.shapes import Type
 from soapstone.search.substitution.workers import Workers
 
 Progress = Callable[[str, int, "int | None"], None]
 MOST_RANK = 4
+_TESTED = 3  # shapes at which a variant is tested
 _DRAWS = 8  # of shapes, of which the one with most distinct extents is used
 Variant = tuple[Terms, Terms, Rule]
+Shapes = dict[Term, tuple[int, ...]]
+Slot = tuple[str, int, Value]  # a parameter of a symbol, and its value
 
 
-def other_values(rules: Sequence[Rule], workers: Workers, say: Progress) -> list[Candidate]:
-    """Return the candidates that rules become with other values of fixed parameters."""
+def other_values(
+    rules: Sequence[Rule], spaces: Sequence[StatedSpace], workers: Workers, say: Progress
+) -> list[Candidate]:
+    """Return the candidates that rules become with values that their spaces do not have."""
+    have: dict[str, set[Slot]] = {}
+    for space in spaces:
+        uses = [parse(text.partition("(")[0]) for text, _ in space.operators]
+        have[space.name] = {
+            (symbol, position, value)
+            for use in uses
+            for symbol in (SPLITS if use.symbol == "split" else (use.symbol,))
+            for position, value in enumerate(use.parameters)
+        }
     tried: dict[str, Variant] = {}
     known = {rule.identity.partition("-")[0] for rule in rules}
     for rule in rules:
-        for source, target in variants(rule):
+        enumerated = set().union(*(have[name] for name in rule.spaces))
+        for source, target in variants(rule, enumerated):
             key = identity(source, target)
             if key not in known and key not in tried:
                 tried[key] = (source, target, rule)
@@ -47,8 +63,11 @@ def other_values(rules: Sequence[Rule], workers: Workers, say: Progress) -> list
     return [candidate for candidate in found if candidate is not None]
 
 
-def variants(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
-    """Yield a rule's graphs with one fixed parameter changed, everywhere or in one operator."""
+def variants(rule: Rule, enumerated: set[Slot]) -> Iterator[tuple[Terms, Terms]]:
+    """Yield a rule's graphs with one fixed parameter changed, everywhere or in one operator.
+
+    To a value that was not enumerated: those that were are rules of their own.
+    """
     forms = language.forms()
     slots: dict[tuple[str, Value], list[tuple[Term, int]]] = {}
     for term in subterms(rule.source + rule.target):
@@ -61,9 +80,9 @@ def variants(rule: Rule) -> Iterator[tuple[Terms, Terms]]:
     for (name, value), places in slots.items():
         declared = dict.fromkeys(
             other
-            for term, _ in places
+            for term, position in places
             for other in forms[term.symbol].form.parameters[name]
-            if other != value
+            if (term.symbol, position, other) not in enumerated and other != value
         )
         groups = [{*places}] + ([{place} for place in places] if len(places) > 1 else [])
         for other in declared:
@@ -89,35 +108,37 @@ def _varied(task: Variant) -> Candidate | None:
     """
     source, target, rule = task
     ranks = rule.ranks[0]
-    if not _draws(source, target, ranks, (), 1):
+    drawn: list[tuple[Mapping[str, Value], Shapes]] = []
+    for values, types in _draws(source, target, ranks, (), _DRAWS):
+        if len(drawn) < _TESTED:
+            one = tuple(with_parameters(term, values) for term in source)
+            other = tuple(with_parameters(term, values) for term in target)
+            if compare(one, other, types) is not None:
+                return None
+        drawn.append((values, {term: extents(type_) for term, type_ in types.items()}))
+    if not drawn:
         return None
-    if counterexample(source, target, ranks, (), 2) is not None:
+    usual = [
+        {term: extents(type_) for term, type_ in types.items()}
+        for _, types in _draws(rule.source, rule.target, ranks, rule.guard, _DRAWS)
+    ]
+    if _ones([found for _, found in drawn]) - _ones(usual):
         return None
-    drawn = _draws(source, target, ranks, (), _DRAWS)
-    usual = _draws(rule.source, rule.target, ranks, rule.guard, _DRAWS)
-    if _ones([types for _, types in drawn]) - _ones([types for _, types in usual]):
-        return None
-    values, types = max(drawn, key=lambda each: _distinct(each[1]))
+    values, found = max(drawn, key=lambda each: _distinct(each[1]))
     return Candidate(
         tuple(with_parameters(term, values) for term in source),
         tuple(with_parameters(term, values) for term in target),
-        {str(term): shape for term, shape in types.items()},
+        {str(term): shape for term, shape in found.items()},
         rule.spaces[0],
     )
 
 
-Shapes = dict[Term, tuple[int, ...]]
-
-
 def _draws(
     source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str], count: int
-) -> list[tuple[Mapping[str, Value], Shapes]]:
+) -> Iterator[tuple[Mapping[str, Value], Mapping[Term, Type]]]:
     text = f"{graph_text(source)} = {graph_text(target)}"
     rng = np.random.default_rng(zlib.crc32(text.encode()))
-    return [
-        (values, {term: extents(type_) for term, type_ in types.items()})
-        for values, types in sample_types(source, target, ranks, guard, rng, count)
-    ]
+    yield from sample_types(source, target, ranks, guard, rng, count)
 
 
 def _ones(drawn: Sequence[Shapes]) -> set[tuple[str, int]]:
@@ -151,15 +172,15 @@ def settled(rule: Rule) -> Rule | Rejected:
         if found is not None:
             reason = f"refuted, although a proof replays: {found}"
             return Rejected(rule.source, rule.target, reason, rule.spaces)
-    ranks = list(rule.ranks)
+    typings = list(rule.ranks)
     for start in rule.ranks:
         least = min((rank for rank in start.values() if rank), default=0)
         for by in range(1 - least, MOST_RANK):
             other = {name: rank + by if rank >= least else rank for name, rank in start.items()}
-            if not by or max(other.values(), default=0) > MOST_RANK or other in ranks:
+            if not by or max(other.values(), default=0) > MOST_RANK or other in typings:
                 continue
             if replays(rule, other) and not counterexample(
                 rule.source, rule.target, other, rule.guard, 2
             ):
-                ranks.append(other)
-    return changed(rule, ranks, rule.spaces)
+                typings.append(other)
+    return changed(rule, typings, rule.spaces)

@@ -5,6 +5,10 @@ and positive, so that roots have values. What is not finite is undefined, and so
 it: graphs that are equal only where an operand is not zero, or not negative, differ. Ids are equal
 where all elements are, within a tolerance: rows are sorted by random projections and cut at gaps.
 Integers (`exact.py`) are faster for operators that have a structure.
+
+Over quotients and differences most equations say that something cancels: `x - (x - y)` is y. An
+operator on two elements whose result does not depend on an input it uses is *idle*, as is what is
+constant, and what uses either; its id equals no other's, unless its value is an input.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +31,7 @@ from soapstone.search.substitution.space import Input, OperatorUse, Space
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
-SEEDS = 3
+SEEDS = 3  # by which values are compared; then one for each variable, which alone is redrawn
 _TOLERANCE = 1e-9
 _SMALLEST = 1e-9  # what is smaller everywhere is zero
 _UNDEFINED = 1.7390851332151607  # stands for it in projections
@@ -89,28 +93,57 @@ class _Output:
         return result
 
 
+class _Handle(NamedTuple):
+    """An operator on operands of given types: its outputs and their types, and its fixed operands.
+
+    `used` are the variables that these use, as bits.
+    """
+
+    made: tuple[_Output, ...]
+    types: tuple[int, ...]
+    fixed: tuple[Array, ...]
+    used: int
+
+
 class RealEvaluator:
     """Evaluates nodes of any space in floating point; see `engine.Evaluator`."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
         self._weights: dict[int, Array] = {}
-        self._handles: list[tuple[tuple[_Output, ...], tuple[int, ...], tuple[Array, ...]]] = []
+        self._handles: list[_Handle] = []
         self._tensors: list[Array] = []  # by number: (seeds, *shape)
         self._types: list[int] = []
-        self._inputs: dict[Any, Array] = {}
+        self._used: list[int] = []  # by tensor: the variables, as bits
+        self._idle: list[bool] = []
+        self._seeds = SEEDS
+        self._inputs: dict[Any, tuple[Array, int]] = {}
+        self._given = np.zeros(0, np.uint64)  # ids of inputs
         self._known: dict[int, tuple[Array, Array]] = {}  # by type: keys, ids
         self._next = 0
 
     def begin(self, space: Space, types: tuple[int, ...]) -> Array:
         """Draw the inputs, which are tensors 0 and on; return their ids."""
+        variables = [each.term for each in space.inputs if each.term.is_variable]
+        self._seeds = SEEDS + len(variables)
         for each, type_ in zip(space.inputs, types):
             values = self._draw(each)
-            self._inputs[each.term] = values
-            self._tensors.append(values)
-            self._types.append(type_)
+            used = 0
+            if each.term.is_variable:
+                used = 1 << variables.index(each.term)
+                values = values[[*range(SEEDS), *[SEEDS - 1] * len(variables)]]
+                values[SEEDS + variables.index(each.term)] = self._draw(each)[SEEDS - 1]
+            self._inputs[each.term] = values, used
+            self._keep(type_, values, used, False)
         ids = [self._ids(t, v[None]) for t, v in zip(self._types, self._tensors)]
-        return np.concatenate(ids) if ids else np.zeros(0, np.uint64)
+        self._given = np.concatenate(ids) if ids else np.zeros(0, np.uint64)
+        return self._given
+
+    def _keep(self, type_: int, values: Array, used: int, idle: bool) -> None:
+        self._types.append(type_)
+        self._tensors.append(values)
+        self._used.append(used)
+        self._idle.append(idle)
 
     def _draw(self, each: Input) -> Array:
         if not each.term.is_variable:
@@ -118,7 +151,7 @@ class RealEvaluator:
             value = None if constant is None else constant.value(each.term.parameters, each.shape)
             if value is None:
                 raise GraphError(f"constant {each.term} has no value of shape {each.shape}")
-            return np.broadcast_to(np.asarray(value, np.float64), (SEEDS, *each.shape)).copy()
+            return np.broadcast_to(np.asarray(value, np.float64), (self._seeds, *each.shape)).copy()
         values = self._rng.uniform(0.3, 1.7, (SEEDS, *each.shape))
         factors = np.ones(values.shape)
         for seed in range(SEEDS - 1):
@@ -138,7 +171,7 @@ class RealEvaluator:
             GraphError: no form has the operator's name, or it does not take such operands.
         """
         shapes = [tuple(int(str(extent)) for extent in each.shape) for each in operands]
-        fixed = tuple(self._inputs[term] for term in use.fixed)
+        fixed = tuple(self._inputs[term][0] for term in use.fixed)
         shapes = shapes[: len(operands)] + (
             [value.shape[1:] for value in fixed] if len(operands) == use.operands else []
         )
@@ -151,7 +184,10 @@ class RealEvaluator:
             left = int(str(tree.at))
             sizes = left, shapes[0][axis] - left
         made = tuple(self._output(symbol, use, tuple(shapes), sizes) for symbol in use.outputs)
-        self._handles.append((made, outputs, fixed))
+        used = 0
+        for term in use.fixed:
+            used |= self._inputs[term][1]
+        self._handles.append(_Handle(made, outputs, fixed, used))
         return len(self._handles) - 1
 
     def _output(
@@ -179,46 +215,76 @@ class RealEvaluator:
     def values(self, handles: Array, a: Array, b: Array) -> Array:
         """Return the ids of the outputs of nodes: uint64 (nodes, 2)."""
         out = np.zeros((len(handles), 2), np.uint64)
+        idle = np.zeros((len(handles), 2), np.bool_)
+        masks, before = self._before(handles, a, b)
         pending: dict[int, list[tuple[Array, int, Array]]] = {}
         for rows, output, type_, results in self._batches(handles, a, b):
             pending.setdefault(type_, []).append((rows, output, self._keys(results)))
+            each = self._handles[handles[rows[0]]].made[output]
+            idle[rows, output] = self._idle_rows(each, results, masks[rows], before[rows])
         for type_, parts in pending.items():
             ids = self._identify(type_, np.concatenate([keys for *_, keys in parts]))
             begin = 0
             for rows, output, keys in parts:
                 out[rows, output] = ids[begin : begin + len(keys)]
                 begin += len(keys)
+        alone = idle & ~np.isin(out, self._given)
+        out[alone] = self._fresh(int(alone.sum()))
         return out
+
+    def _before(self, handles: Array, a: Array, b: Array) -> tuple[Array, Array]:
+        """Return the variables that nodes use, as bits, and which have an idle operand."""
+        used, idle = np.array(self._used, np.int64), np.array(self._idle, np.bool_)
+        fixed = np.array([handle.used for handle in self._handles], np.int64)
+        two = b >= 0
+        return used[a] | np.where(two, used[b], 0) | fixed[handles], idle[a] | (two & idle[b])
+
+    def _idle_rows(self, each: _Output, results: Array, masks: Array, idle: Array) -> Array:
+        """Return which nodes are idle, of one operator with these results (rows, seeds, ...)."""
+        rows = len(results)
+        flat = results.reshape(rows, self._seeds, -1)
+        base = flat[:, SEEDS - 1 : SEEDS]
+        change = np.abs(np.nan_to_num(flat[:, SEEDS:] - base)).max(axis=2, initial=0.0)
+        scale = np.abs(np.nan_to_num(base)).max(axis=2, initial=_SMALLEST)
+        uses = (masks[:, None] >> np.arange(self._seeds - SEEDS)) & 1 == 1
+        still = uses & (change <= 100 * _TOLERANCE * scale)
+        constant = still.sum(axis=1) == uses.sum(axis=1)
+        if each.spec.elementwise and len(each.shapes) == 2:
+            constant |= still.any(axis=1)
+        return np.asarray(idle | constant)
 
     def _batches(self, handles: Array, a: Array, b: Array) -> Any:
         """Yield rows of one operator, which output, its type, and the values (rows, seeds, ...)."""
         order = np.argsort(handles, kind="stable")
         cuts = np.flatnonzero(np.diff(handles[order])) + 1
         for group in np.split(order, cuts) if len(order) else ():
-            made, types, fixed = self._handles[handles[group[0]]]
+            made, types, fixed, _ = self._handles[handles[group[0]]]
             largest = max(math.prod(shape) for each in made for shape in (*each.shapes, each.shape))
-            step = max(1, _MOST_ELEMENTS // (SEEDS * max(1, largest)))
+            step = max(1, _MOST_ELEMENTS // (self._seeds * max(1, largest)))
             for begin in range(0, len(group), step):
                 rows = group[begin : begin + step]
                 operands = [np.stack([self._tensors[t] for t in a[rows]])]
                 if b[rows[0]] >= 0:
                     operands.append(np.stack([self._tensors[t] for t in b[rows]]))
                 operands += [np.broadcast_to(f, (len(rows), *f.shape)) for f in fixed]
-                count = len(rows) * SEEDS
+                count = len(rows) * self._seeds
                 flat = [operand.reshape(count, *operand.shape[2:]) for operand in operands]
                 for output, (each, type_) in enumerate(zip(made, types)):
                     found = (each.run_all if each.stacked else each.each)(count, *flat)
-                    yield rows, output, type_, found.reshape(len(rows), SEEDS, *each.shape)
+                    yield rows, output, type_, found.reshape(len(rows), self._seeds, *each.shape)
 
     def store(self, handles: Array, a: Array, b: Array) -> None:
         """Keep the outputs of nodes as the next tensors."""
-        found: dict[tuple[int, int], tuple[int, Array]] = {}
+        found: dict[tuple[int, int], tuple[int, Array, bool]] = {}
+        masks, before = self._before(handles, a, b)
         for rows, output, type_, results in self._batches(handles, a, b):
-            for row, result in zip(rows.tolist(), results):
-                found[row, output] = type_, result
-        for key in sorted(found):
-            self._types.append(found[key][0])
-            self._tensors.append(found[key][1])
+            each = self._handles[handles[rows[0]]].made[output]
+            idle = self._idle_rows(each, results, masks[rows], before[rows]).tolist()
+            for row, result, alone in zip(rows.tolist(), results, idle):
+                found[row, output] = type_, result, alone
+        for row, output in sorted(found):
+            type_, result, alone = found[row, output]
+            self._keep(type_, result, int(masks[row]), alone)
 
     def agree(
         self, handles: Array, a: Array, b: Array, outputs: Array, tensors: Array | None = None
@@ -248,7 +314,7 @@ class RealEvaluator:
 
     def tensor(self, tensor: int) -> Array:
         """Return the elements of a stored tensor: (elements, seeds)."""
-        return self._tensors[tensor].reshape(SEEDS, -1).T
+        return self._tensors[tensor].reshape(self._seeds, -1).T
 
     # Ids
 
@@ -260,7 +326,7 @@ class RealEvaluator:
 
         A key is not a number where a tensor is undefined everywhere: it equals no other.
         """
-        flat = values.reshape(len(values), SEEDS, -1)
+        flat = values[:, :SEEDS].reshape(len(values), SEEDS, -1)
         size = flat.shape[2]
         if size not in self._weights:
             self._weights[size] = np.random.default_rng(size).uniform(-1.5, 1.5, (SEEDS, size))
@@ -291,12 +357,16 @@ class RealEvaluator:
         ids = np.zeros(count, np.uint64)
         ids[labels[: len(known_ids)]] = known_ids
         fresh = np.flatnonzero(ids == 0)
-        ids[fresh] = _mixed(np.arange(self._next + 1, self._next + 1 + len(fresh)))
-        self._next += len(fresh)
+        ids[fresh] = self._fresh(len(fresh))
         firsts = np.full(count, len(whole), np.int64)
         np.minimum.at(firsts, labels, np.arange(len(whole)))
         self._known[type_] = whole[firsts], ids
         return ids[labels[len(known_ids) :]]
+
+    def _fresh(self, count: int) -> Array:
+        """Return so many new ids."""
+        self._next += count
+        return _mixed(np.arange(self._next - count + 1, self._next + 1))
 
 
 def _mixed(numbers: Array) -> Array:
@@ -309,7 +379,7 @@ def _mixed(numbers: Array) -> Array:
 
 def _close(left: Array, right: Array) -> Array:
     """Return for each row whether two tensors are equal under every seed."""
-    one, other = (side.reshape(len(side), SEEDS, -1) for side in (left, right))
+    one, other = (side.reshape(*side.shape[:2], -1) for side in (left, right))
     undefined = np.isnan(one)
     scale = np.abs(np.where(undefined, 0, one)).max(axis=2, initial=_SMALLEST)
     error = np.where(undefined, 0, np.abs(one - other))

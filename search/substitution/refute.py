@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import random
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,6 +27,7 @@ Monomial: TypeAlias = "tuple[int, ...]"  # numbers of unknowns, ascending
 Polynomial: TypeAlias = "dict[Monomial, Fraction]"
 _TRIES = 60
 _SECONDS = 20.0
+_PROVED: set[str] = set()  # equations of elements that Z3 proved, by their renamed text
 
 
 @dataclass(frozen=True)
@@ -206,11 +209,22 @@ class Forms:
         more = len(polynomial) - most
         return (" + ".join(parts) or "0") + (f" + {more} more" if more > 0 else "")
 
+    def renamed(self, element: int) -> str:
+        """Return an element's two forms as text, the unknowns named in order of occurrence."""
+        both = (self.text(form[element], sys.maxsize) for form in (self.left, self.right))
+        names: dict[str, str] = {}
+        return re.sub(
+            r"\b[a-z]\d*(\[[\d,]*\])?",
+            lambda found: names.setdefault(found[0], f"u{len(names)}"),
+            " = ".join(both),
+        )
+
     def _unknown(self, number: int) -> str:
         name = self.unknowns[number]
         if isinstance(name, str):
             return name
-        return f"max({', '.join(sorted(self.text(dict(member), 4) for member in name))})"
+        members = sorted(self.text(dict(member), sys.maxsize) for member in name)
+        return f"max({', '.join(members)})"
 
 
 def refute(
@@ -219,6 +233,8 @@ def refute(
     """Return where two sides differ at one size, None where they are equal everywhere."""
     forms = Forms(sides, types)
     differing = [at for at, (p, q) in enumerate(zip(forms.left, forms.right)) if p != q]
+    if any(isinstance(unknown, frozenset) for unknown in forms.unknowns):
+        differing = [at for at in differing if forms.renamed(at) not in _PROVED]
     if not differing:
         return None
     point: Mapping[str, str] = {}
@@ -303,11 +319,14 @@ def _ask_z3(forms: Forms, differing: list[int]) -> tuple[int, Mapping[str, str]]
         return total
 
     for at in differing:
+        if forms.renamed(at) in _PROVED:
+            continue
         solver = z3.Solver()
         solver.set("timeout", int(_SECONDS * 1000))
         solver.add(value(forms.left[at]) != value(forms.right[at]))
         answer = solver.check()
         if answer == z3.unsat:
+            _PROVED.add(forms.renamed(at))
             continue
         if answer == z3.sat:
             model = solver.model()

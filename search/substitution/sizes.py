@@ -226,9 +226,8 @@ def _ranked(column: Column) -> tuple[Column, Column]:
     """Return each number's place among the different ones, and those, ascending."""
     present = np.zeros(int(column.max(initial=-1)) + 1, bool)
     present[column] = True
-    return (np.cumsum(present, dtype=np.int32) - 1)[column].astype(np.int64), np.flatnonzero(
-        present
-    )
+    ranks = np.cumsum(present, dtype=np.int32) - 1
+    return ranks[column].astype(np.int64), np.flatnonzero(present)
 
 
 def _possible(term: Term, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -194,7 +194,8 @@ def compiled(found: Sizes) -> tuple[Program, tuple[NDArray[Any], ...], NDArray[n
                 numbers[at] = math.prod(extents_of(of[0]))
             else:
                 make = partial(structure_of if operands else constant_structure, term, of)
-                numbers[at] = _pool.number((term.symbol, term.parameters, key), make)
+                known = (term.symbol, term.parameters, key, found.types.split_trees)
+                numbers[at] = _pool.number(known, make)
         instances[:, number] = numbers[rows]
     operand = [[VARIABLE] if t.is_variable else [where[o] for o in t.operands] for t in nodes]
     first_operand, second = zip(*((*each, NONE, NONE)[:2] for each in operand))
