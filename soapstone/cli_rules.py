@@ -156,14 +156,19 @@ def verify(
 
 
 @app.command()
-def check(file: File = None, as_json: Json = False, debug: Debug = False) -> None:
+def check(
+    file: File = None,
+    processes: Processes = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Replay every proof of a rule file, without a prover; the exit code is 1 if one fails."""
     from soapstone.cli import _reported
 
     with _reported(debug), _staged() as stages:
         from soapstone.search.substitution.verify import check_file
 
-        report = check_file(_load(file), progress=stages)
+        report = check_file(_load(file), processes=processes or _cores(), progress=stages)
         stages.close()
         _show(report, as_json)
         if report.failed:

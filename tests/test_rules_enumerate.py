@@ -390,8 +390,8 @@ def test_an_interrupt_surfaces_from_every_stage() -> None:
 
 
 def test_real_numbers_give_the_same_groups() -> None:
-    exact = groups_of(enumerate_space(TINY, ExactEvaluator()))
-    real = groups_of(enumerate_space(TINY, RealEvaluator()))
+    exact = groups_of(enumerate_space(SMALL, ExactEvaluator()))
+    real = groups_of(enumerate_space(SMALL, RealEvaluator()))
     assert as_sets(exact) == as_sets(real)
 
 

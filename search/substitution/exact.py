@@ -210,7 +210,8 @@ def _draw(rng: np.random.Generator, each: Input, number: int) -> Array:
     """Return the elements of the variable of some number among those of its kind.
 
     Scalars have every combination of signs, and are never small. In three seeds images and kernels
-    are mostly of one sign, so that products and maxima of many elements are negative in some.
+    are mostly of one sign, so that products and maxima of many elements are negative in some; in
+    two of them every other image is larger, so that sums have either's sign.
     """
     shape = (math.prod(each.shape), SEEDS)
     negative = np.full(SEEDS, 0.5)
@@ -223,7 +224,10 @@ def _draw(rng: np.random.Generator, each: Input, number: int) -> Array:
     signs = np.where(rng.random(shape) < negative, -1, 1)
     if each.kind == "scalar":
         return rng.permutation([3, 5, 7, 11, 13, 17, 19, 23])[None, :] * signs
-    return rng.integers(1, _LARGEST + 1, shape) * signs
+    values = rng.integers(1, _LARGEST + 1, shape) * signs
+    if each.kind == "image":
+        values[:, -1 - number % 2] *= 4
+    return values
 
 
 def _multiple(space: Space, each: Input) -> int:

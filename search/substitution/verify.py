@@ -141,21 +141,30 @@ class Checked:
         return "\n".join(lines)
 
 
-def check_file(file: RuleFile, *, progress: Progress | None = None) -> Checked:
+def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None = None) -> Checked:
     """Return which rules of a file have proofs that replay."""
     start = time.perf_counter()
     report = Checked(rules=len(file.rules), laws_unchanged=file.laws == laws_digest())
-    for position, rule in enumerate(file.rules):
-        if progress is not None and position % 64 == 0:
-            progress("check", position, len(file.rules))
-        try:
-            check_rule(rule)
-        except check.CheckError as error:
-            report.failed[rule.identity] = str(error)
-        report.proofs += len(rule.ranks)
-        report.steps += sum(map(len, rule.proof))
+    with Workers(processes) as workers:
+        for first in range(0, len(file.rules), 256):
+            if progress is not None:
+                progress("check", first, len(file.rules))
+            chunk = file.rules[first : first + 256]
+            for rule, failure in zip(chunk, workers.map(_failure, chunk)):
+                if failure is not None:
+                    report.failed[rule.identity] = failure
+                report.proofs += len(rule.ranks)
+                report.steps += sum(map(len, rule.proof))
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _failure(rule: Rule) -> str | None:
+    try:
+        check_rule(rule)
+    except check.CheckError as error:
+        return str(error)
+    return None
 
 
 def check_rule(rule: Rule) -> None:
