@@ -42,6 +42,7 @@ TINY = Space(
 )
 SMALL = replace(
     TINY,
+    name="small",
     inputs=TINY.inputs[:3],
     operators=tuple(u for u in TINY.operators if u.symbol not in ("mul", "smul")),
     max_operators=3,
@@ -62,13 +63,14 @@ class Brute:
         self.filtered = filtered
         self.types = {each.term: plain(each.shape) for each in space.inputs}
         rng = np.random.default_rng(5)
-        self.arrays: list[dict[Term, NDArray[np.float64]]] = [
+        self.arrays = [
             {
-                each.term: rng.normal(-4 if draw == 3 else 0, 3, each.shape)
+                each.term: rng.integers(1, 20, each.shape)
+                * np.where(rng.random(each.shape) < negative, -1.0, 1.0)
                 for each in space.inputs
                 if each.term.is_variable
             }
-            for draw in range(4)
+            for negative in (0.5, 0.5, 0.5, 0.5, 0.5, 0.95)
         ]
         self.kinds = {each.term: each.kind for each in space.inputs}
         self.key_of = lru_cache(maxsize=None)(self._key)
@@ -172,7 +174,24 @@ def as_sets(groups: Iterable[Iterable[frozenset[Term]]]) -> set[frozenset[frozen
     return {frozenset(frozenset(map(canonical, g)) for g in group) for group in groups}
 
 
-@pytest.mark.parametrize("space", [TINY, SMALL, TILES], ids=lambda space: space.name)
+DEEP = [
+    replace(
+        TINY,
+        name=f"{words[0]}-{count}",
+        inputs=inputs("x1 x2 matrix 2x3"),
+        operators=tuple(OperatorUse(term.symbol, term.parameters) for term in map(parse, words)),
+        max_operators=count,
+    )
+    for words, count in (
+        (["relu", "add"], 4),
+        (["add", "transpose"], 5),
+        (["concat[-1]", "split[-1]", "add", "transpose"], 4),
+        (["matmul", "transpose"], 4),
+    )
+]
+
+
+@pytest.mark.parametrize("space", [TINY, SMALL, TILES, *DEEP], ids=lambda space: space.name)
 def test_every_graph_is_enumerated_once_and_grouped_by_what_it_computes(space: Space) -> None:
     brute = Brute(space)
     found = enumerate_space(space, ExactEvaluator())

@@ -220,7 +220,7 @@ def _divide(  # type: ignore[no-untyped-def]
             mcoefs[at] *= scale
         poly_den[p] = 1
         content = divisor(mcoefs, poly_from[p], poly_to[p], content)
-    content = max(content, 1)
+    content = max(content, np.int64(1))
     mask = (np.int64(1) << bits) - 1
     for i in range(size):
         p = members[i]

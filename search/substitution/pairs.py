@@ -318,4 +318,4 @@ def key(
         left, right = first[view[x, OUT, place]], second[view[y, OUT, place]]
         one += mix(left * _THREE + mix(right * _FIVE))
         other += mix(right * _THREE + mix(left * _FIVE))
-    return mix(min(one, other)) ^ mix(max(one, other))
+    return mix(mix(min(one, other)) + max(one, other))

@@ -61,6 +61,25 @@ class Counterexample:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Untyped:
+    """Sizes at which one side of a law is typed, and the other is not, or of another shape."""
+
+    parameters: Mapping[str, Value]
+    shapes: Mapping[str, tuple[int, ...]]
+    left: tuple[int, ...] | None
+    right: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        given = [f"{name} = {value}" for name, value in self.parameters.items()]
+        given += [f"{name} of shape {shape}" for name, shape in self.shapes.items()]
+        sides = [
+            f"the {name} side " + ("does not fit" if shape is None else f"has shape {shape}")
+            for name, shape in (("left", self.left), ("right", self.right))
+        ]
+        return f"with {', '.join(given)}\n  {', '.join(sides)}; no sizes type both alike"
+
+
 def structure_of(term: Term, operands: Sequence[Type]) -> Structure:
     """Return the structure of an operator on operands that it takes.
 
@@ -163,7 +182,7 @@ class Forms:
         )
 
     def _leaf(self, term: Term) -> list[Polynomial]:
-        found = []
+        found: list[Polynomial] = []
         for index in np.ndindex(*extents_of(self.types[term])):
             place = f"[{','.join(map(str, index))}]" if index else ""
             self.unknowns.append(f"{term}{place}")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, subterms
 from soapstone.search.substitution import language
+from soapstone.search.substitution.columns import Column, apply, distinct
 from soapstone.search.substitution.polynomial import (
     EQUAL,
     NONE,
@@ -33,16 +34,15 @@ from soapstone.search.substitution.polynomial import (
 )
 from soapstone.search.substitution.refute import (
     Counterexample,
+    Untyped,
     constant_structure,
     extents_of,
     refute,
     structure_of,
 )
 from soapstone.search.substitution.sizes import (
-    Column,
     Sizes,
-    apply,
-    distinct,
+    one_sided,
     parameter_values,
     rank_choices,
     sizes,
@@ -98,7 +98,21 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
             return Validation(law, obligations, counterexample, time.perf_counter() - start)
         if progress is not None:
             progress(law.name, done + 1, len(tasks))
-    return Validation(law, obligations, None, time.perf_counter() - start)
+    untyped = None if obligations else _untyped(law, tasks, limit)
+    return Validation(law, obligations, untyped, time.perf_counter() - start)
+
+
+def _untyped(
+    law: Law, tasks: Sequence[tuple[dict[str, Value], dict[Term, int]]], limit: int
+) -> Untyped | None:
+    """Return sizes that show why a law is said of none, if a side is ever typed."""
+    for bindings, ranks in tasks:
+        found = one_sided(law, bindings, ranks, limit)
+        if found is not None:
+            shapes = {str(leaf): extents_of(type_) for leaf, type_ in found[0].items()}
+            left, right = (None if side is None else extents_of(side) for side in found[1:])
+            return Untyped(bindings, shapes, left, right)
+    return None
 
 
 def validate_all(
