@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from soapstone.cli import app
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import parse
-from soapstone.search.substitution import foreign, judge, rulefile, verify
+from soapstone.search.substitution import foreign, rulefile, verify
 from soapstone.search.substitution.canonical import identity
 from soapstone.search.substitution.generate import chosen_spaces, generate
+from soapstone.search.substitution.judge import Judge
 from soapstone.search.substitution.partial import Stages
 from soapstone.search.substitution.proof import Step
 from soapstone.search.substitution.rules import (
@@ -345,11 +346,11 @@ def test_an_instance_of_a_rule_is_in_the_set(rules: RuleFile) -> None:
         (parse("matmul(matmul(relu(u), v), transpose(u))"),),
         {"u": 2, "v": 2},
     )
-    found = judge.match(longer, rules)
+    found = Judge(rules).match(longer)
     assert found.verdict == "in the set" and found.rules == (rules.rules[0].identity,)
     other = foreign.ForeignRule("law", (parse("relu(relu(x))"),), (parse("relu(x)"),), {"x": 3})
-    assert judge.match(other, rules).verdict == "derivable"
+    assert Judge(rules).match(other).verdict == "derivable"
     wrong = foreign.ForeignRule(
         "wrong", (parse("matmul(x, y)"),), (parse("matmul(y, x)"),), {"x": 2, "y": 2}
     )
-    assert judge.match(wrong, rules).verdict == "refuted"
+    assert Judge(rules).match(wrong).verdict == "refuted"

@@ -244,8 +244,8 @@ CONV2D_LAWS = (
         ranks=_ONE,
         source="relu's range",
     ),
-    joined_law("conv2d-joined-image", "conv2d[g,s,p,c]({}, w)", "a >= -3", ranks=_PAIRS),
-    joined_law("conv2d-joined-kernel", "conv2d[g,s,p,c](w, {})", "a >= -3", ranks=_PAIRS),
+    joined_law("conv2d-joined-image", "conv2d[g,s,p,c]({}, w)", "a = -3", ranks=_PAIRS),
+    joined_law("conv2d-joined-kernel", "conv2d[g,s,p,c](w, {})", "a = -3", ranks=_PAIRS),
     Law("relu-identity-kernel", "relu(identity_kernel[k]) = identity_kernel[k]"),
     Law(
         "identity-kernel-square",

@@ -142,6 +142,7 @@ MATMUL_LAWS = (
         "diagonal-of-squares",
         "relu(mul(matmul(transpose(x), x), identity_matrix))"
         " = mul(matmul(transpose(x), x), identity_matrix)",
+        where=("dim(x,-1) = dim(identity_matrix,-1)",),
         ranks=ranks("x", *"234"),
         source="the diagonal holds sums of squares",
     ),

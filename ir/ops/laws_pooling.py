@@ -22,7 +22,6 @@ from soapstone.ir.ops.forms import (
     window_of,
 )
 from soapstone.ir.ops.laws_elementwise import TABLE
-from soapstone.ir.ops.laws_movement import joined_law
 from soapstone.ir.ops.laws_pointwise import ranks
 from soapstone.ir.spec import Attributes
 from soapstone.ir.tensor import Array, TensorSpec
@@ -119,7 +118,6 @@ def _moving(pool: str, parameters: str) -> tuple[Law, ...]:
             _X,
             "square windows",
         ),
-        joined_law(f"{pool}-joined", f"{f}({{}})", "a >= -2", ranks=ranks("x y z", "444")),
         Law(
             f"{pool}-point",
             f"{pool}[{parameters.replace('k,s', '1x1,1')}](x) = x",
@@ -223,20 +221,6 @@ MAX_POOL2D_LAWS = (
         source="where relu(x) is not 0, neither is the maximum around it",
     ),
     Law(
-        "max_pool2d-self-mul",
-        "relu(max_pool2d[k,1,same](mul(x, max_pool2d[k,1,same](x))))"
-        " = max_pool2d[k,1,same](mul(x, max_pool2d[k,1,same](x)))",
-        ranks=_X,
-        source="around a positive x, one is positive times positive; else the middle is a square",
-    ),
-    Law(
-        "max_pool2d-average",
-        "mul(max_pool2d[k,s,p](x), relu(avg_pool2d[k,s,p,n](x)))"
-        " = mul(relu(max_pool2d[k,s,p](x)), relu(avg_pool2d[k,s,p,n](x)))",
-        ranks=_X,
-        source="where the average is positive, so is the maximum",
-    ),
-    Law(
         "max_pool2d-smul",
         "max_pool2d[k,s,p](smul(x, relu(w))) = smul(max_pool2d[k,s,p](x), relu(w))",
         ranks=_SCALED,
@@ -256,25 +240,11 @@ MAX_POOL2D_LAWS = (
         source="a positive multiple never decreases",
     ),
     Law(
-        "max_pool2d-cube",
-        "max_pool2d[k,s,p](mul(x, mul(x, x)))"
-        " = mul(max_pool2d[k,s,p](x), mul(max_pool2d[k,s,p](x), max_pool2d[k,s,p](x)))",
-        ranks=_X,
-        source="cubes never decrease",
-    ),
-    Law(
         "max_pool2d-self-sum",
         "max_pool2d[k,s,p](add(x, relu(x)))"
         " = add(max_pool2d[k,s,p](x), max_pool2d[k,s,p](relu(x)))",
         ranks=_X,
         source="x and relu(x) are largest together",
-    ),
-    Law(
-        "max_pool2d-square",
-        "max_pool2d[k,s,p](mul(relu(x), relu(x)))"
-        " = mul(max_pool2d[k,s,p](relu(x)), max_pool2d[k,s,p](relu(x)))",
-        ranks=_X,
-        source="squares of what is not negative never decrease",
     ),
     Law(
         "max_pool2d-order",

@@ -95,7 +95,7 @@ class Smaller:
                 Rewrite(rule.identity, forward, source, target, rule.ranks, tuple(rule.guard))
             )
 
-    def derive(self, rule: Rule) -> tuple[Derivation, ...] | None:
+    def derive(self, rule: Rule, budget: Budget = BUDGET) -> tuple[Derivation, ...] | None:
         """Return how each usable direction of a rule follows, or None if one was not found to."""
         found = []
         for source, target in _directions(rule):
@@ -105,7 +105,7 @@ class Smaller:
                 if first is None:
                     return None
                 if derivation is None:
-                    derivation = self._search(source, target, first)
+                    derivation = self._search(source, target, first, budget)
                     if derivation is None:
                         return None
                 elif not self.holds(source, target, derivation, first):
@@ -116,7 +116,9 @@ class Smaller:
                 found.append(derivation)
         return tuple(found) or None
 
-    def _search(self, source: Terms, target: Terms, instance: _Instance) -> Derivation | None:
+    def _search(
+        self, source: Terms, target: Terms, instance: _Instance, budget: Budget
+    ) -> Derivation | None:
         graph = instance.graph()
         starts = [graph.add(term) for term in source]
         if ILL_TYPED in starts:
@@ -125,7 +127,7 @@ class Smaller:
         spoken = {part.symbol for term in target for part in term.subterms()}
         problem = Problem(problem.nodes, problem.symbols | spoken, problem.values)
         run = _Reaching(graph, self.system, (), problem, starts=starts, target=target)
-        if not run.run(BUDGET):
+        if not run.run(budget):
             return None
         chains = []
         explainer = Explainer(graph, directed=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -28,11 +29,13 @@ from soapstone.search.substitution.foreign import ForeignRule
 from soapstone.search.substitution.proof import Candidate, Proof, Step
 from soapstone.search.substitution.rules import Rule, RuleFile, usable
 from soapstone.search.substitution.sample import sample_types
+from soapstone.search.substitution.saturate import Budget
 
 Verdict = Literal["in the set", "derivable", "refuted", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("in the set", "derivable", "refuted", "unknown")
 Progress = Callable[[str, int, "int | None"], None]
-_SAMPLES = 24  # shapes at which a foreign rule is tested
+_BUDGET = Budget(nodes=4000, generations=6)  # of a derivation from rules
+_SAMPLES = 16  # shapes at which a foreign rule is tested
 _PROOFS = 2  # shapes at which a derivation from the laws is looked for
 
 
@@ -62,66 +65,84 @@ class Judgement:
         return f"{text}\n  {self.reason}" if self.reason else text
 
 
+class Judge:
+    """A rule set that foreign rules are judged by."""
+
+    def __init__(self, file: RuleFile) -> None:
+        self._rules = file.rules
+        self._by_symbols: dict[frozenset[str], list[Rule]] = {}
+        for rule in file.rules:
+            self._by_symbols.setdefault(_symbols(rule.source + rule.target), []).append(rule)
+
+    @cached_property
+    def _smaller(self) -> Smaller:
+        return Smaller(self._rules)
+
+    def match(self, rule: ForeignRule) -> Judgement:
+        """Return the verdict on a foreign rule."""
+        try:
+            if next(_types(rule, 1), None) is None:
+                return Judgement(rule.name, "unknown", reason="no shapes fit both sides")
+        except (GraphError, IllTyped) as error:
+            return Judgement(rule.name, "unknown", reason=f"it is not typed: {error}")
+        covering = self._covering(rule)
+        own, guard = covering or (None, ())
+        if own is not None and not guard:
+            return Judgement(rule.name, "in the set", (own.identity,), (), own.equation)
+        found = counterexample(rule.source, rule.target, rule.ranks, rule.where, _SAMPLES)
+        named = (own.identity,) if own is not None else ()
+        if found is not None:
+            return Judgement(rule.name, "refuted", named, guard, str(found))
+        if own is not None:
+            return Judgement(rule.name, "in the set", named, guard, own.equation)
+        used = self._used(rule)
+        if used:
+            return Judgement(rule.name, "derivable", used, reason="by these rules")
+        laws = _derived_from_laws(rule)
+        if laws is not None:
+            names = ", ".join(dict.fromkeys(step.law for chain in laws for step in chain))
+            return Judgement(rule.name, "derivable", reason=f"from the laws {names}")
+        return Judgement(rule.name, "unknown", reason="no counterexample and no derivation found")
+
+    def _covering(self, rule: ForeignRule) -> tuple[Rule, tuple[str, ...]] | None:
+        """Return the rule that a foreign rule is an instance of, and the guard that it lacks."""
+        symbols = _symbols(rule.source + rule.target)
+        best: tuple[Rule, tuple[str, ...]] | None = None
+        for some, rules in self._by_symbols.items():
+            for own in rules if some <= symbols else ():
+                guard = _guard_of_instance(own, rule)
+                if guard == ():
+                    return own, guard
+                if guard is not None and (best is None or len(guard) < len(best[1])):
+                    best = own, guard
+        return best
+
+    def _used(self, rule: ForeignRule) -> tuple[str, ...] | None:
+        """Return the rules that lead from one side to the other, in either direction."""
+        sides = (rule.source, rule.target)
+        for source, target in usable(*sides):
+            one = Rule(
+                *(identity(*sides), source, target, (rule.ranks,), rule.where),
+                *((), max(map(size, sides)), False, ()),
+            )
+            derivations = self._smaller.derive(one, _BUDGET)
+            if derivations is not None:
+                uses = [use for derivation in derivations for chain in derivation for use in chain]
+                return tuple(dict.fromkeys(use.rule for use in uses))
+        return None
+
+
 def match_all(
     foreign: Sequence[ForeignRule], file: RuleFile, *, progress: Progress | None = None
 ) -> list[Judgement]:
     """Return the verdict on each foreign rule."""
-    by_symbols: dict[frozenset[str], list[Rule]] = {}
-    for own in file.rules:
-        by_symbols.setdefault(_symbols(own.source + own.target), []).append(own)
-    smaller: list[Smaller] = []  # made when first needed
+    judge = Judge(file)
     judged = []
     for position, rule in enumerate(foreign):
         if progress is not None:
             progress("match", position, len(foreign))
-        judged.append(_match(rule, file, by_symbols, smaller))
+        judged.append(judge.match(rule))
     return judged
-
-
-def match(rule: ForeignRule, file: RuleFile) -> Judgement:
-    """Return the verdict on one foreign rule."""
-    return match_all([rule], file)[0]
-
-
-def _match(
-    rule: ForeignRule,
-    file: RuleFile,
-    by_symbols: Mapping[frozenset[str], Sequence[Rule]],
-    smaller: list[Smaller],
-) -> Judgement:
-    try:
-        tested = sum(1 for _ in _types(rule, 1))
-        found = counterexample(rule.source, rule.target, rule.ranks, rule.where, _SAMPLES)
-    except (GraphError, IllTyped) as error:
-        return Judgement(rule.name, "unknown", reason=f"it is not typed: {error}")
-    if not tested:
-        return Judgement(rule.name, "unknown", reason="no shapes found at which both sides fit")
-    covering: list[tuple[Rule, tuple[str, ...]]] = []
-    symbols = _symbols(rule.source + rule.target)
-    for own in (own for some, rules in by_symbols.items() if some <= symbols for own in rules):
-        guard = _guard_of_instance(own, rule)
-        if guard is not None:
-            covering.append((own, guard))
-    covering.sort(key=lambda pair: len(pair[1]))
-    if found is not None:
-        own_guard = covering[0] if covering else None
-        return Judgement(
-            *(rule.name, "refuted"),
-            (own_guard[0].identity,) if own_guard else (),
-            own_guard[1] if own_guard else (),
-            str(found),
-        )
-    if covering:
-        own, guard = covering[0]
-        return Judgement(rule.name, "in the set", (own.identity,), guard, own.equation)
-    used = _derived_by_rules(rule, file, smaller)
-    if used:
-        return Judgement(rule.name, "derivable", used, reason="by these rules")
-    laws = _derived_from_laws(rule)
-    if laws is not None:
-        names = ", ".join(dict.fromkeys(step.law for chain in laws for step in chain))
-        return Judgement(rule.name, "derivable", reason=f"from the laws {names}")
-    return Judgement(rule.name, "unknown", reason="no counterexample and no derivation found")
 
 
 def _symbols(terms: Sequence[Term]) -> frozenset[str]:
@@ -192,26 +213,6 @@ def _replays(own: Rule, rule: ForeignRule, bindings: Bindings) -> bool:
     except check.CheckError:
         return False
     return True
-
-
-def _derived_by_rules(
-    rule: ForeignRule, file: RuleFile, smaller: list[Smaller]
-) -> tuple[str, ...] | None:
-    """Return the rules that lead from one side to the other, in either direction."""
-    if not smaller:
-        smaller.append(Smaller(file.rules))
-    whole = Rule(
-        *(identity(rule.source, rule.target), rule.source, rule.target, (rule.ranks,), rule.where),
-        *((), max(size(rule.source), size(rule.target)), False, ()),
-    )
-    if not usable(rule.source, rule.target):
-        return None
-    for one in (whole, Rule(**{**vars(whole), "source": rule.target, "target": rule.source})):
-        derivations = smaller[0].derive(one)
-        if derivations is not None:
-            uses = [use for derivation in derivations for chain in derivation for use in chain]
-            return tuple(dict.fromkeys(use.rule for use in uses))
-    return None
 
 
 def _derived_from_laws(rule: ForeignRule) -> Proof | None:

@@ -166,19 +166,56 @@ def _validated(
     found = sizes(law, bindings, ranks, limit)
     if found is None or not len(found):
         return 0, None
+    if _congruent(found):
+        return len(found), None
+    where, counterexample = _first_difference(found)
+    return where if counterexample is None else where + 1, counterexample
+
+
+def _congruent(found: Sizes) -> bool:
+    """Return whether both sides are one operator on operands that are equal, seen at all sizes.
+
+    So an equation in a context is compared without the context.
+    """
+    left, right = found.sides
+    if (left.symbol, left.parameters) != (right.symbol, right.parameters) or not left.operands:
+        return False
+    for pair in zip(left.operands, right.operands):
+        if pair[0] == pair[1]:
+            continue
+        every = set(subterms(pair))
+        kept = [(leaf, c) for leaf, c in zip(found.leaves, found.columns) if leaf in every]
+        keys = np.zeros(len(found), np.int64)
+        for _, column in kept:
+            _, keys = distinct(keys, column)
+        _, rows = np.unique(keys, return_index=True)
+        leaves, columns = tuple(leaf for leaf, _ in kept), tuple(c[rows] for _, c in kept)
+        part = replace(found, sides=pair, leaves=leaves, columns=columns)
+        types = dict(zip(leaves, columns))
+        for term in subterms(pair):
+            if term.operands:
+                types[term] = apply(term, found.types, [types[each] for each in term.operands])
+        if not np.array_equal(types[pair[0]], types[pair[1]]):
+            return False
+        if not _congruent(part) and _first_difference(part)[1] is not None:
+            return False
+    return True
+
+
+def _first_difference(found: Sizes) -> tuple[int, Counterexample | None]:
+    """Return the first size at which the sides differ, and how; else how many there are."""
     for start in range(0, len(found), _CHUNK):
-        part = replace(
-            found, columns=tuple(column[start : start + _CHUNK] for column in found.columns)
-        )
+        chunk = tuple(column[start : start + _CHUNK] for column in found.columns)
+        part = replace(found, columns=chunk)
         program, pool, instances = compiled(part)
         row = 0
         while row < len(instances):
             result = compare(program, pool, instances, row)
             if result.outcome == EQUAL:
                 break
-            counterexample = refute(part.sides, part.at(result.instance), bindings)
+            counterexample = refute(part.sides, part.at(result.instance), found.bindings)
             if counterexample is not None:
-                return start + result.instance + 1, counterexample
+                return start + result.instance, counterexample
             row = result.instance + 1
     return len(found), None
 
