@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from soapstone.ir.law import Law
-from soapstone.ir.term import Term, parse
+from soapstone.ir.term import Term, parse, variables
 from soapstone.search.substitution import consistency, evaluate, language, refute
 from soapstone.search.substitution.columns import TYPES, apply, possible
 from soapstone.search.substitution.shapes import Tree, Type, concrete, infer, plain
@@ -342,9 +342,7 @@ class TestMaxima:
             if draw.random() < 0.5:  # likely equal
                 right = left.replace("relu(relu", "relu(").replace("mul(x, y)", "mul(y, x)")
                 right = right if right.count("(") == right.count(")") else f"relu({left})"
-            names = sorted(
-                {t.symbol for t in subterms([parse(left), parse(right)]) if t.is_variable}
-            )
+            names = sorted(variables([parse(left), parse(right)]))
             one = law(f"{left} = {right}", ranks=" ".join(f"{name}=1" for name in names))
             arrays = {parse(name): rng.integers(-3, 4, 400).astype(float) for name in names}
             types = {leaf: plain((400,)) for leaf in arrays}

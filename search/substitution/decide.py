@@ -115,4 +115,5 @@ def why_unproved(terms: Terms, effort: int) -> str:
     silent = sorted({term.symbol for term in subterms(terms) if not term.is_variable} - spoken)
     if silent:
         return f"no law mentions {', '.join(silent)}"
-    return f"no derivation within {prove.ROUNDS[effort - 1].nodes} nodes"
+    needed = ", ".join(sorted({term.symbol for term in subterms(terms) if not term.is_variable}))
+    return f"no derivation within {prove.ROUNDS[effort - 1].nodes} nodes: needs a law of {needed}"

@@ -99,22 +99,30 @@ class Smaller:
         """Return how each usable direction of a rule follows, or None if one was not found to."""
         found = []
         for source, target in _directions(rule):
-            derivation: Derivation | None = None
-            for ranks in rule.ranks:
-                first, *others = _instances(rule, ranks) or (None,)
-                if first is None:
-                    return None
-                if derivation is None:
-                    derivation = self._search(source, target, first, budget)
-                    if derivation is None:
-                        return None
-                elif not self.holds(source, target, derivation, first):
-                    return None
-                if not all(self.holds(source, target, derivation, other) for other in others):
-                    return None
-            if derivation is not None:
-                found.append(derivation)
+            derivation = self.reach(rule, source, target, budget)
+            if derivation is None:
+                return None
+            found.append(derivation)
         return tuple(found) or None
+
+    def reach(
+        self, rule: Rule, source: Terms, target: Terms, budget: Budget = BUDGET
+    ) -> Derivation | None:
+        """Return how one side of a rule leads to the other, at all of its ranks, or None."""
+        derivation: Derivation | None = None
+        for ranks in rule.ranks:
+            first, *others = _instances(rule, ranks) or (None,)
+            if first is None:
+                return None
+            if derivation is None:
+                derivation = self._search(source, target, first, budget)
+                if derivation is None:
+                    return None
+            elif not self.holds(source, target, derivation, first):
+                return None
+            if not all(self.holds(source, target, derivation, other) for other in others):
+                return None
+        return derivation
 
     def _search(
         self, source: Terms, target: Terms, instance: _Instance, budget: Budget

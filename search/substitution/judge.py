@@ -76,7 +76,14 @@ class Judge:
 
     @cached_property
     def _smaller(self) -> Smaller:
-        return Smaller(self._rules)
+        smaller = Smaller(self._rules)
+        x, y = Term("x"), Term("y")
+        for symbol in sorted(language.commutative()):
+            # A rule never says this: graphs are the same whatever the order of such operands.
+            one, other = (Term(symbol, (), (x, y)),), (Term(symbol, (), (y, x)),)
+            ranks = tuple({"x": m, "y": n} for m in range(5) for n in range(5))
+            smaller.include(Rule(symbol, one, other, ranks, (), ((),), 1, False, ()))
+        return smaller
 
     def match(self, rule: ForeignRule) -> Judgement:
         """Return the verdict on a foreign rule."""
@@ -120,15 +127,15 @@ class Judge:
     def _used(self, rule: ForeignRule) -> tuple[str, ...] | None:
         """Return the rules that lead from one side to the other, in either direction."""
         sides = (rule.source, rule.target)
+        one = Rule(
+            *(identity(*sides), *sides, (rule.ranks,), rule.where),
+            *((), max(map(size, sides)), False, ()),
+        )
         for source, target in usable(*sides):
-            one = Rule(
-                *(identity(*sides), source, target, (rule.ranks,), rule.where),
-                *((), max(map(size, sides)), False, ()),
-            )
-            derivations = self._smaller.derive(one, _BUDGET)
-            if derivations is not None:
-                uses = [use for derivation in derivations for chain in derivation for use in chain]
-                return tuple(dict.fromkeys(use.rule for use in uses))
+            derivation = self._smaller.reach(one, source, target, _BUDGET)
+            if derivation is not None:
+                used = dict.fromkeys(use.rule for chain in derivation for use in chain)
+                return tuple(name for name in used if name not in language.commutative())
         return None
 
 

@@ -217,7 +217,16 @@ class LawReport:
         lines.append(f"{len(self.laws)} laws")
         if self.validated:
             valid = self.validated - len(self.failed)
-            lines[-1] += f", {valid} valid at {self.obligations:,} sizes; {self.seconds:.1f} s"
+            lines[-1] += f", {valid} valid at {self.obligations:,} sizes"
+        if self.consistency is not None:
+            extra = [
+                name
+                for name, found in self.consistency["redundant"].items()
+                if not found["declared"]
+            ]
+            lines[-1] += f"; contradictions: {self.consistency['verdict']}"
+            lines.append(f"follow from others, undeclared: {', '.join(extra) or 'none'}")
+        lines.append(f"{self.seconds:.1f} s")
         return "\n".join(lines)
 
 
@@ -247,5 +256,11 @@ def law_report(
             report.obligations += found.obligations
             if not found.holds:
                 report.failed[found.law.name] = str(found)
+    if consistency:
+        from soapstone.search.substitution.consistency import report as relations
+
+        report.consistency = relations(progress=said("consistency"))
+        for name in report.consistency["contradiction"]:
+            report.failed[name] = "contradicts other laws, according to Z3"
     report.seconds = time.perf_counter() - start
     return report
