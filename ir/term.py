@@ -209,12 +209,12 @@ def match(pattern: Term, term: Term, bindings: Mapping[str, Term | Value]) -> Bi
                 return None
         elif instantiate_value(wanted, result) != found:
             return None
-    extended: Bindings | None = result
     for wanted_operand, operand in zip(pattern.operands, term.operands):
-        extended = match(wanted_operand, operand, extended)
+        extended = match(wanted_operand, operand, result)
         if extended is None:
             return None
-    return extended
+        result = extended
+    return result
 
 
 def instantiate_value(value: Value, bindings: Mapping[str, Term | Value]) -> Value | None:

@@ -1,8 +1,8 @@
 """Candidates and proofs: what the generator hands to the prover, and what is kept of a derivation.
 
 A proof of `source = target` is, for each output, a chain of law applications that leads from the
-source's term to the target's: "all substitutions are sequences of the properties" (Jia et al., TASO,
-section 2.4). It is stored with the rule and replayed by `check.py`.
+source's term to the target's: "all substitutions are sequences of the properties" (Jia et al.,
+TASO, section 2.4). It is stored with the rule and replayed by `check.py`.
 """
 
 from __future__ import annotations

@@ -30,13 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from soapstone.ir.term import Term
+from soapstone.search.substitution.canonical import Sides
 from soapstone.search.substitution.cuts import UNCUT, Pairs, Queries, scan
 from soapstone.search.substitution.engine import Enumeration
 from soapstone.search.substitution.general import WIDTH, most_general, patterns
 from soapstone.search.substitution.language import commutative
 from soapstone.search.substitution.pairs import Nodes, new_scratch, new_view, ordered_outputs
 from soapstone.search.substitution.proof import Candidate
-from soapstone.search.substitution.reduce import Reducer, Sides
+from soapstone.search.substitution.reduce import Reducer
 from soapstone.search.substitution.spanning import CUT_BIT, span
 
 Array = NDArray[Any]

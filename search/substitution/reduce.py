@@ -121,7 +121,7 @@ class Reducer:
             if one.symbol in self._commutative:
                 orders.append(other.operands[::-1])
             for order in orders:
-                several = [((a,), (b,)) for a, b in zip(one.operands, order) if a != b]
+                several: list[Sides] = [((a,), (b,)) for a, b in zip(one.operands, order) if a != b]
                 several += [rest] if rest[0] else []
                 if all(needed & ~ways(pair) == 0 and self.equal(pair) for pair in several):
                     yield several
