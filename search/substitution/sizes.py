@@ -32,6 +32,7 @@ from soapstone.search.substitution.columns import TYPES, Column, Types
 from soapstone.search.substitution.relation import Relation, equal, relation
 from soapstone.search.substitution.shapes import Tree, Type, infer, plain
 
+MOST_RANK = 4
 Bindings: TypeAlias = "Mapping[str, Value]"
 
 
@@ -75,7 +76,7 @@ def parameter_values(law: Law) -> Iterator[dict[str, Value]]:
         yield dict(zip(choices, values))
 
 
-def rank_choices(law: Law, limit: int) -> Iterator[dict[Term, int]]:
+def rank_choices(law: Law, limit: int = MOST_RANK) -> Iterator[dict[Term, int]]:
     """Yield the ranks for which a law is said; constants of no said rank have any."""
     leaves = [term for term in subterms(law.sides) if not term.operands]
     texts = law.ranks or tuple(

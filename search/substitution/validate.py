@@ -155,7 +155,7 @@ def _weight(law: Law) -> int:
 
 def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, int]]]:
     for bindings in parameter_values(law):
-        for ranks in rank_choices(law, limit):
+        for ranks in rank_choices(law):
             yield bindings, ranks
 
 
