@@ -9,8 +9,8 @@ from soapstone.ir.term import (
     Term,
     parse,
 )
-from soapstone.search.substitution.check import missing_guards, replay
-from soapstone.search.substitution.proof import Step
+from soapstone.search.substitution.algebra.proof import Step
+from soapstone.search.substitution.proving.check import missing_guards, replay
 
 LAWS = {
     law.name: law

@@ -17,10 +17,10 @@ from soapstone.ir.term import (
     subterms,
     variables,
 )
-from soapstone.search.substitution.check import CheckError, missing_guards, replay
-from soapstone.search.substitution.lift import sample_types
-from soapstone.search.substitution.proof import Step
-from soapstone.search.substitution.shapes import Type, infer
+from soapstone.search.substitution.algebra.proof import Step
+from soapstone.search.substitution.algebra.shapes import Type, infer
+from soapstone.search.substitution.proving.check import CheckError, missing_guards, replay
+from soapstone.search.substitution.proving.lift import sample_types
 
 MERGE = (
     "matmul(x, y); matmul(x, z)",

@@ -15,15 +15,26 @@ from numpy.typing import NDArray
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, instantiate, match, parse
-from soapstone.search.substitution import engine, evaluate
-from soapstone.search.substitution.apart import values_apart
-from soapstone.search.substitution.engine import Enumeration, enumerate_parts, enumerate_space
-from soapstone.search.substitution.exact import ExactEvaluator, has_exact
-from soapstone.search.substitution.language import commutative
-from soapstone.search.substitution.levels import build
-from soapstone.search.substitution.real import RealEvaluator
-from soapstone.search.substitution.shapes import infer, plain
-from soapstone.search.substitution.space import OperatorUse, Space, inputs, lifted, spaces
+from soapstone.search.substitution.algebra import evaluate
+from soapstone.search.substitution.algebra.language import commutative
+from soapstone.search.substitution.algebra.shapes import infer, plain
+from soapstone.search.substitution.enumeration import engine
+from soapstone.search.substitution.enumeration.apart import values_apart
+from soapstone.search.substitution.enumeration.engine import (
+    Enumeration,
+    enumerate_parts,
+    enumerate_space,
+)
+from soapstone.search.substitution.enumeration.exact import ExactEvaluator, has_exact
+from soapstone.search.substitution.enumeration.levels import build
+from soapstone.search.substitution.enumeration.real import RealEvaluator
+from soapstone.search.substitution.enumeration.space import (
+    OperatorUse,
+    Space,
+    inputs,
+    lifted,
+    spaces,
+)
 
 Key = tuple[object, ...]  # of a tensor: equal where type and elements are
 WORDS = {

@@ -10,8 +10,14 @@ from rules_calls import PAPER, SIZES, Array, arrays, uses
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value, parse
-from soapstone.search.substitution.evaluate import apply, compare, constant, evaluate, extents
-from soapstone.search.substitution.shapes import Tree, Type, plain
+from soapstone.search.substitution.algebra.evaluate import (
+    apply,
+    compare,
+    constant,
+    evaluate,
+    extents,
+)
+from soapstone.search.substitution.algebra.shapes import Tree, Type, plain
 
 
 def pad(x: Array, kernel: tuple[int, int], padding: str, fill: float) -> Array:

@@ -14,11 +14,11 @@ from soapstone.cli import app
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import parse
 from soapstone.search.substitution import foreign, rulefile, verify
-from soapstone.search.substitution.canonical import identity
+from soapstone.search.substitution.algebra.canonical import identity
+from soapstone.search.substitution.algebra.proof import Step
 from soapstone.search.substitution.generate import chosen_spaces, generate
 from soapstone.search.substitution.judge import Judge
 from soapstone.search.substitution.partial import Stages
-from soapstone.search.substitution.proof import Step
 from soapstone.search.substitution.rules import (
     Rejected,
     Rule,

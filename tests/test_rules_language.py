@@ -17,8 +17,8 @@ from soapstone.ir.law import Constant, Form, Law
 from soapstone.ir.spec import OpSpec, operator, operators
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import Value, parse
-from soapstone.search.substitution import language
-from soapstone.search.substitution.evaluate import apply
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.evaluate import apply
 
 # declarations
 

@@ -9,9 +9,9 @@ import pytest
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, instantiate, is_variable, subterms
-from soapstone.search.substitution import condition, language
-from soapstone.search.substitution.evaluate import compare, constant, extents
-from soapstone.search.substitution.shapes import Tree, Type, infer, plain
+from soapstone.search.substitution.algebra import condition, language
+from soapstone.search.substitution.algebra.evaluate import compare, constant, extents
+from soapstone.search.substitution.algebra.shapes import Tree, Type, infer, plain
 
 
 def law_parameters(law: Law) -> dict[str, tuple[Value, ...]]:

@@ -9,11 +9,11 @@ from soapstone.ir.term import (
     Term,
     variables,
 )
-from soapstone.search.substitution.check import replay
-from soapstone.search.substitution.infer import with_parameters
-from soapstone.search.substitution.lift import applies, lift, sample_types
-from soapstone.search.substitution.proof import Step
-from soapstone.search.substitution.shapes import infer, plain
+from soapstone.search.substitution.algebra.infer import with_parameters
+from soapstone.search.substitution.algebra.proof import Step
+from soapstone.search.substitution.algebra.shapes import infer, plain
+from soapstone.search.substitution.proving.check import replay
+from soapstone.search.substitution.proving.lift import applies, lift, sample_types
 
 
 def test_extents_that_are_one_by_chance_are_not_broadcast() -> None:

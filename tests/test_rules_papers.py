@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 
 from soapstone.ir.term import parse, subterms
-from soapstone.search.substitution import decide, evaluate, language, rulefile, shapes
-from soapstone.search.substitution.canonical import identity
+from soapstone.search.substitution import decide, rulefile
+from soapstone.search.substitution.algebra import evaluate, language, shapes
+from soapstone.search.substitution.algebra.canonical import identity
+from soapstone.search.substitution.algebra.proof import Candidate
 from soapstone.search.substitution.foreign import ForeignRule, rules_from_json
 from soapstone.search.substitution.judge import Judge
-from soapstone.search.substitution.proof import Candidate
 from soapstone.search.substitution.rules import Rejected, RuleError, RuleFile
 from soapstone.search.substitution.verify import check_file
 

@@ -12,14 +12,15 @@ import pytest
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, instantiate, match, parse, size
-from soapstone.search.substitution import derive, entail, language
-from soapstone.search.substitution.egraph import EGraph
-from soapstone.search.substitution.evaluate import evaluate
-from soapstone.search.substitution.proof import Candidate, Chain
-from soapstone.search.substitution.prove import ROUNDS, end_of, prove, system_of
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.evaluate import evaluate
+from soapstone.search.substitution.algebra.proof import Candidate, Chain
+from soapstone.search.substitution.algebra.shapes import plain
+from soapstone.search.substitution.proving import derive, entail
+from soapstone.search.substitution.proving.egraph import EGraph
+from soapstone.search.substitution.proving.prove import ROUNDS, end_of, prove, system_of
+from soapstone.search.substitution.proving.saturate import Budget, Problem, Saturation
 from soapstone.search.substitution.rules import Rule
-from soapstone.search.substitution.saturate import Budget, Problem, Saturation
-from soapstone.search.substitution.shapes import plain
 
 Shapes = Mapping[str, tuple[int, ...]]
 

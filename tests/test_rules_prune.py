@@ -12,8 +12,7 @@ import pytest
 from rule_rewriting import Rewriting, Terms, normal
 
 from soapstone.ir.term import Term, parse, size, variables
-from soapstone.search.substitution import engine, prune
-from soapstone.search.substitution.canonical import (
+from soapstone.search.substitution.algebra.canonical import (
     canonical,
     canonical_candidate,
     canonical_form,
@@ -23,15 +22,16 @@ from soapstone.search.substitution.canonical import (
     subsumes,
     text,
 )
-from soapstone.search.substitution.exact import ExactEvaluator
-from soapstone.search.substitution.language import commutative
-from soapstone.search.substitution.pairs import fill as lay_out
-from soapstone.search.substitution.pairs import key, new_scratch, new_view
-from soapstone.search.substitution.proof import Candidate
-from soapstone.search.substitution.recheck import Recheck
-from soapstone.search.substitution.reduce import Reducer, ways
-from soapstone.search.substitution.space import OperatorUse, Space, inputs
-from soapstone.search.substitution.spanning import CUT_BIT, span
+from soapstone.search.substitution.algebra.language import commutative
+from soapstone.search.substitution.algebra.proof import Candidate
+from soapstone.search.substitution.enumeration import engine, prune
+from soapstone.search.substitution.enumeration.exact import ExactEvaluator
+from soapstone.search.substitution.enumeration.pairs import fill as lay_out
+from soapstone.search.substitution.enumeration.pairs import key, new_scratch, new_view
+from soapstone.search.substitution.enumeration.recheck import Recheck
+from soapstone.search.substitution.enumeration.reduce import Reducer, ways
+from soapstone.search.substitution.enumeration.space import OperatorUse, Space, inputs
+from soapstone.search.substitution.enumeration.spanning import CUT_BIT, span
 
 MATRICES = (
     "x1 x2 x3 matrix 2x3; w1 w2 matrix 3x4; v matrix 4x5; s scalar;"
@@ -236,7 +236,7 @@ def test_a_missing_rule_is_noticed() -> None:
 
 def test_candidates_hold_and_are_distinct() -> None:
     """Over the integers they hold; with a relu they need not over the reals: `x * (x + 1)`."""
-    _, candidates, _ = pruned(MATRICES, f"{ELEMENTWISE} {JOINS}", 3)
+    _, candidates, counts = pruned(MATRICES, f"{ELEMENTWISE} {JOINS}", 3)
     integers_only = 0
     for each in candidates:
         recheck = Recheck({parse(name): shape for name, shape in each.types.items()}, seed=5)
@@ -338,8 +338,8 @@ def test_reduction_finds_the_general_pair() -> None:
 
 
 def test_recheck_agrees_with_the_references() -> None:
-    from soapstone.search.substitution.evaluate import evaluate
-    from soapstone.search.substitution.shapes import plain
+    from soapstone.search.substitution.algebra.evaluate import evaluate
+    from soapstone.search.substitution.algebra.shapes import plain
 
     shapes = {
         "x": (2, 4, 5, 6),

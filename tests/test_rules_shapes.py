@@ -13,9 +13,9 @@ from soapstone.ir.term import (
     Term,
     parse,
 )
-from soapstone.search.substitution import shapes
-from soapstone.search.substitution.condition import Condition, IllTyped, holds, read
-from soapstone.search.substitution.dims import (
+from soapstone.search.substitution.algebra import shapes
+from soapstone.search.substitution.algebra.condition import Condition, IllTyped, holds, read
+from soapstone.search.substitution.algebra.dims import (
     Dim,
     Poly,
     atom,
@@ -24,10 +24,10 @@ from soapstone.search.substitution.dims import (
     substitute,
     window,
 )
-from soapstone.search.substitution.facts import Facts
-from soapstone.search.substitution.infer import Typing, typed
-from soapstone.search.substitution.lift import applies, sample_types
-from soapstone.search.substitution.shapes import infer, plain
+from soapstone.search.substitution.algebra.facts import Facts
+from soapstone.search.substitution.algebra.infer import Typing, typed
+from soapstone.search.substitution.algebra.shapes import infer, plain
+from soapstone.search.substitution.proving.lift import applies, sample_types
 
 
 def random_poly(rng: random.Random) -> Dim:

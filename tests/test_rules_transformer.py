@@ -11,14 +11,15 @@ import z3
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, parse, subterms
-from soapstone.search.substitution import evaluate, language, shapes, symbolic
-from soapstone.search.substitution.engine import enumerate_space
-from soapstone.search.substitution.expression import Elements, Undecided, elements
-from soapstone.search.substitution.field import Field
-from soapstone.search.substitution.real import RealEvaluator
-from soapstone.search.substitution.space import OperatorUse, Space, inputs
-from soapstone.search.substitution.transformer_space import transformer
-from soapstone.search.substitution.validate import is_polynomial, validate
+from soapstone.search.substitution.algebra import evaluate, language, shapes
+from soapstone.search.substitution.enumeration.engine import enumerate_space
+from soapstone.search.substitution.enumeration.real import RealEvaluator
+from soapstone.search.substitution.enumeration.space import OperatorUse, Space, inputs
+from soapstone.search.substitution.enumeration.transformer_space import transformer
+from soapstone.search.substitution.laws import symbolic
+from soapstone.search.substitution.laws.expression import Elements, Undecided, elements
+from soapstone.search.substitution.laws.field import Field
+from soapstone.search.substitution.laws.validate import is_polynomial, validate
 
 SYMBOLS = (
     *("softmax", "exp", "div", "sub", "sqrt", "rsqrt", "reduce_sum", "reduce_mean", "merge"),

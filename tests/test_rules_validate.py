@@ -9,12 +9,13 @@ import pytest
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, parse, variables
-from soapstone.search.substitution import consistency, evaluate, language, refute
-from soapstone.search.substitution.columns import TYPES, apply, possible
-from soapstone.search.substitution.shapes import Tree, Type, concrete, infer, plain
-from soapstone.search.substitution.sizes import parameter_values, rank_choices, sizes
-from soapstone.search.substitution.structure import POLYNOMIAL, structure
-from soapstone.search.substitution.validate import is_polynomial, validate, validate_all
+from soapstone.search.substitution.algebra import evaluate, language
+from soapstone.search.substitution.algebra.shapes import Tree, Type, concrete, infer, plain
+from soapstone.search.substitution.algebra.structure import POLYNOMIAL, structure
+from soapstone.search.substitution.laws import consistency, refute
+from soapstone.search.substitution.laws.columns import TYPES, apply, possible
+from soapstone.search.substitution.laws.sizes import parameter_values, rank_choices, sizes
+from soapstone.search.substitution.laws.validate import is_polynomial, validate, validate_all
 
 
 def law(text: str, *where: str, ranks: str = "") -> Law:
@@ -313,7 +314,7 @@ class TestValidate:
 
 
 def _bound(one: Law, parameters) -> tuple[Term, Term]:
-    from soapstone.search.substitution.sizes import bound_sides
+    from soapstone.search.substitution.laws.sizes import bound_sides
 
     found = bound_sides(one, parameters)
     assert found is not None

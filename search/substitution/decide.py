@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.ir.term import subterms
-from soapstone.search.substitution import check, evaluate, language, lift, prove, shapes
-from soapstone.search.substitution.check import with_parameters
-from soapstone.search.substitution.proof import Candidate, Proof
+from soapstone.search.substitution.algebra import evaluate, language, shapes
+from soapstone.search.substitution.algebra.proof import Candidate, Proof
+from soapstone.search.substitution.algebra.sample import sample_types
+from soapstone.search.substitution.proving import check, lift, prove
+from soapstone.search.substitution.proving.check import with_parameters
 from soapstone.search.substitution.rules import Rejected, Terms, graph_text
-from soapstone.search.substitution.sample import sample_types
 
 EFFORT = len(prove.ROUNDS)
 SAMPLES = 4  # shapes at which a candidate and a draft are tested

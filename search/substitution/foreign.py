@@ -16,7 +16,7 @@ from soapstone.ir import fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, subterms
-from soapstone.search.substitution import language
+from soapstone.search.substitution.algebra import language
 from soapstone.search.substitution.rules import RuleError, Terms, graph_text
 
 FORMAT, VERSION = "soapstone-foreign-rules", 1

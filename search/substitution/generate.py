@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soapstone.ir.term import parse, size, subterms
-from soapstone.search.substitution import derive, rulefile
+from soapstone.search.substitution import rulefile
+from soapstone.search.substitution.algebra.proof import Candidate
 from soapstone.search.substitution.decide import EFFORT, Draft, decide
 from soapstone.search.substitution.merge import Collection
 from soapstone.search.substitution.partial import Stages
-from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.proving import derive
 from soapstone.search.substitution.reach import other_values, settled
 from soapstone.search.substitution.rules import (
     VERSION,
@@ -37,7 +38,7 @@ from soapstone.search.substitution.rules import (
 from soapstone.search.substitution.workers import Workers
 
 if TYPE_CHECKING:
-    from soapstone.search.substitution.space import Space
+    from soapstone.search.substitution.enumeration.space import Space
 
 DEFAULT_SPACES = ("matrices", "images", "published", "transformer")
 CHUNK = 256  # candidates of one kept stage
@@ -162,10 +163,10 @@ def generate(
 
 def enumerate_candidates(space: Space, say: Progress) -> tuple[list[Candidate], dict[str, int]]:
     """Return the candidates of a space after pruning, and the counts of graphs and candidates."""
-    from soapstone.search.substitution import prune
-    from soapstone.search.substitution.engine import enumerate_space
-    from soapstone.search.substitution.exact import ExactEvaluator, has_exact
-    from soapstone.search.substitution.real import RealEvaluator
+    from soapstone.search.substitution.enumeration import prune
+    from soapstone.search.substitution.enumeration.engine import enumerate_space
+    from soapstone.search.substitution.enumeration.exact import ExactEvaluator, has_exact
+    from soapstone.search.substitution.enumeration.real import RealEvaluator
 
     def said(stage: str, done: int, total: int | None) -> None:
         say(f"{space.name}: {stage}", done, total)
@@ -207,8 +208,8 @@ def chosen_spaces(
     Raises:
         RuleError: there is no such space.
     """
-    from soapstone.search.substitution.space import spaces
-    from soapstone.search.substitution.transformer_space import transformer
+    from soapstone.search.substitution.enumeration.space import spaces
+    from soapstone.search.substitution.enumeration.transformer_space import transformer
 
     have = {space.name: space for space in (*spaces(), transformer())}
     for name in names or ():
@@ -329,7 +330,7 @@ def _fields(rule: Rule) -> dict[str, Any]:
 
 def _distinct(items: Iterator[Rejected]) -> tuple[Rejected, ...]:
     """Return rejected candidates, equal ones of several spaces as one, in order of size."""
-    from soapstone.search.substitution.canonical import identity
+    from soapstone.search.substitution.algebra.canonical import identity
 
     found: dict[str, Rejected] = {}
     for item in items:

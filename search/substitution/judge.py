@@ -17,19 +17,20 @@ import numpy as np
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Bindings, Term, Value, instantiate_value, size, subterms
-from soapstone.search.substitution import check, language, lift, prove
-from soapstone.search.substitution.canonical import identity, subsumes
-from soapstone.search.substitution.check import with_parameters
-from soapstone.search.substitution.condition import IllTyped
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.canonical import identity, subsumes
+from soapstone.search.substitution.algebra.condition import IllTyped
+from soapstone.search.substitution.algebra.equation import instances
+from soapstone.search.substitution.algebra.evaluate import extents
+from soapstone.search.substitution.algebra.proof import Candidate, Proof, Step
+from soapstone.search.substitution.algebra.sample import sample_types
 from soapstone.search.substitution.decide import counterexample
-from soapstone.search.substitution.derive import Smaller
-from soapstone.search.substitution.equation import instances
-from soapstone.search.substitution.evaluate import extents
 from soapstone.search.substitution.foreign import ForeignRule
-from soapstone.search.substitution.proof import Candidate, Proof, Step
+from soapstone.search.substitution.proving import check, lift, prove
+from soapstone.search.substitution.proving.check import with_parameters
+from soapstone.search.substitution.proving.derive import Smaller
+from soapstone.search.substitution.proving.saturate import Budget
 from soapstone.search.substitution.rules import Rule, RuleFile, usable
-from soapstone.search.substitution.sample import sample_types
-from soapstone.search.substitution.saturate import Budget
 
 Verdict = Literal["in the set", "derivable", "refuted", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("in the set", "derivable", "refuted", "unknown")

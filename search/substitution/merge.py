@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 from soapstone.ir.term import Term, Value, size
-from soapstone.search.substitution import check, language
-from soapstone.search.substitution.canonical import canonical_form, identity, rename
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.canonical import canonical_form, identity, rename
+from soapstone.search.substitution.algebra.equation import instances
+from soapstone.search.substitution.algebra.proof import Candidate, Proof, Step
 from soapstone.search.substitution.decide import Draft
-from soapstone.search.substitution.equation import instances
-from soapstone.search.substitution.proof import Candidate, Proof, Step
+from soapstone.search.substitution.proving import check
 from soapstone.search.substitution.rules import Rule, Terms, usable
 
 _NAME = re.compile(r"(?<![\w.])([a-z][0-9]*)\b")

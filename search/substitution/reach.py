@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from soapstone.ir.term import SPLITS, Term, Value, is_variable, parse, subterms
-from soapstone.search.substitution import language
-from soapstone.search.substitution.canonical import identity
-from soapstone.search.substitution.check import with_parameters
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.canonical import identity
+from soapstone.search.substitution.algebra.evaluate import compare, extents
+from soapstone.search.substitution.algebra.proof import Candidate
+from soapstone.search.substitution.algebra.sample import sample_types
+from soapstone.search.substitution.algebra.shapes import Type
 from soapstone.search.substitution.decide import counterexample
-from soapstone.search.substitution.evaluate import compare, extents
 from soapstone.search.substitution.merge import changed, replays
-from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.proving.check import with_parameters
 from soapstone.search.substitution.rules import Rejected, Rule, StatedSpace, Terms, graph_text
-from soapstone.search.substitution.sample import sample_types
-from soapstone.search.substitution.shapes import Type
 from soapstone.search.substitution.workers import Workers
 
 Progress = Callable[[str, int, "int | None"], None]

@@ -15,7 +15,7 @@ from soapstone.ir import fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, size
-from soapstone.search.substitution.proof import Chain, Proof, Step
+from soapstone.search.substitution.algebra.proof import Chain, Proof, Step
 from soapstone.search.substitution.rules import (
     FORMAT,
     SHIPPED,

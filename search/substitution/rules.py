@@ -17,7 +17,7 @@ from typing import Any
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, parameter_variables, subterms, variables
-from soapstone.search.substitution.proof import Proof
+from soapstone.search.substitution.algebra.proof import Proof
 
 FORMAT, VERSION = "soapstone-rules", 1
 SHIPPED = Path(__file__).with_name("rules.json")
@@ -201,7 +201,7 @@ def leaves(terms: Iterable[Term]) -> tuple[str, ...]:
 
 def laws_digest() -> str:
     """Return a digest of all laws: another one means that proofs may no longer replay."""
-    from soapstone.search.substitution import language
+    from soapstone.search.substitution.algebra import language
 
     texts = [f"{law.name}: {law} {' / '.join(law.ranks)}" for law in language.laws()]
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()[:16]

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.search.substitution import check, entail, language, prove
-from soapstone.search.substitution.canonical import identity
-from soapstone.search.substitution.check import with_parameters
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.canonical import identity
+from soapstone.search.substitution.algebra.evaluate import extents
+from soapstone.search.substitution.algebra.proof import Candidate
+from soapstone.search.substitution.algebra.sample import sample_types
 from soapstone.search.substitution.decide import EFFORT, counterexample
-from soapstone.search.substitution.evaluate import extents
-from soapstone.search.substitution.proof import Candidate
+from soapstone.search.substitution.proving import check, entail, prove
+from soapstone.search.substitution.proving.check import with_parameters
 from soapstone.search.substitution.rules import Rule, RuleFile, laws_digest
-from soapstone.search.substitution.sample import sample_types
 from soapstone.search.substitution.workers import Workers
 
 Progress = Callable[[str, int, "int | None"], None]
@@ -249,7 +250,7 @@ def law_report(
         return lambda name, done, total: progress(stage, done, total)
 
     if validate:
-        from soapstone.search.substitution.validate import validate_all
+        from soapstone.search.substitution.laws.validate import validate_all
 
         for found in validate_all(processes=processes, progress=said("validate")):
             report.validated += 1
@@ -257,7 +258,7 @@ def law_report(
             if not found.holds:
                 report.failed[found.law.name] = str(found)
     if consistency:
-        from soapstone.search.substitution.consistency import report as relations
+        from soapstone.search.substitution.laws.consistency import report as relations
 
         report.consistency = relations(progress=said("consistency"))
         for name in report.consistency["contradiction"]:

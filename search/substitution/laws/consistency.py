@@ -1,0 +1,179 @@
+"""Whether the laws contradict each other, and which follow from the others (TASO, section 2.4).
+
+A wrong law often shows in what it implies. `consistent` asks Z3 whether the laws, with tensors and
+operators uninterpreted, imply that two different tensors are equal; `redundant` looks for a
+derivation of each law from the others, first by equality saturation, then by Z3 for some time.
+Neither replaces validation (`validate.py`), which alone shows that a law is true of the operators.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import z3
+
+from soapstone.ir.law import Law
+from soapstone.ir.term import SPLITS, Value, subterms
+from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.algebra.proof import Candidate
+from soapstone.search.substitution.laws.sizes import Sizes, parameter_values, rank_choices, sizes
+from soapstone.search.substitution.proving import entail, prove
+
+Verdict: TypeAlias = "Literal['consistent', 'contradictory', 'unknown']"
+Progress: TypeAlias = "Callable[[str, int, int], None]"
+_EXTENT = 3  # of the sizes at which derivations are sought
+_CHOICES = 3  # of parameters for which a derivation is needed
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """Whether laws contradict each other; if so, laws that do; and how many Z3 was given.
+
+    `unknown` says that no contradiction was found in the time: with quantifiers, Z3 rarely says
+    that there is none.
+    """
+
+    verdict: Verdict
+    laws: tuple[str, ...]
+    given: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    """A law that others imply: which were used, and what found it out.
+
+    `declared`: the law says itself that it follows from others (`Law.follows`).
+    """
+
+    law: str
+    follows: tuple[str, ...]
+    by: Literal["derivation", "Z3"]
+    declared: bool
+
+
+def consistent(laws: Sequence[Law] | None = None, timeout_s: float = 10.0) -> Consistency:
+    """Return whether laws leave two different tensors different, as far as Z3 finds out.
+
+    Laws with conditions, and those that hold only by their operands' shapes (`x = enlarge[k](x)`),
+    are left out: shapes are not modelled, and without them such laws say too much.
+    """
+    start = time.perf_counter()
+    given = language.laws() if laws is None else tuple(laws)
+    general = [law for law in given if not law.where and not entail.shape_bound(law)]
+    logic = entail._Logic()
+    solver = z3.Solver(ctx=logic.context)
+    solver.set("timeout", int(timeout_s * 1000))
+    one, other = (z3.Const(name, logic.tensor) for name in ("one tensor", "another tensor"))
+    solver.add(one != other)
+    for law, formula in zip(general, entail.quantified(logic, general)):
+        solver.assert_and_track(formula, z3.Bool(law.name, logic.context))
+    answer = solver.check()
+    verdict: Verdict = "unknown"
+    blamed: tuple[str, ...] = ()
+    if answer == z3.sat:
+        verdict = "consistent"
+    elif answer == z3.unsat:
+        verdict = "contradictory"
+        blamed = tuple(sorted(str(name) for name in solver.unsat_core()))
+    return Consistency(verdict, blamed, len(general), time.perf_counter() - start)
+
+
+def redundant(
+    laws: Sequence[Law] | None = None,
+    timeout_s: float = 2.0,
+    progress: Progress | None = None,
+    effort: int = 2,
+) -> tuple[Redundancy, ...]:
+    """Return the laws that the others imply, each with those from which it was derived.
+
+    A derivation is sought at up to three choices of parameters, each on tensors of unequal extents.
+
+    Args:
+        laws: by default all that operators declare.
+        timeout_s: for Z3, for each law that has no derivation; 0 asks it nothing.
+        progress: is told the law, how many are done, and of how many.
+        effort: how many rounds of equality saturation.
+    """
+    given = language.laws() if laws is None else tuple(laws)
+    found = []
+    for done, law in enumerate(given):
+        others = [other for other in given if other.name != law.name]
+        used = derivation(law, others, effort)
+        by: Literal["derivation", "Z3"] = "derivation"
+        if used is None and timeout_s > 0 and _by_z3(law, others, timeout_s):
+            used, by = law.follows, "Z3"
+        if used is not None:
+            found.append(Redundancy(law.name, used, by, bool(law.follows)))
+        if progress is not None:
+            progress(law.name, done + 1, len(given))
+    return tuple(found)
+
+
+def derivation(law: Law, others: Sequence[Law], effort: int = 2) -> tuple[str, ...] | None:
+    """Return the names of the laws that derive a law, None if no derivation was found."""
+    names: set[str] = set()
+    several = _instances(law)
+    for found in several:
+        row = max(range(len(found)), key=lambda row: _variety(found, row))
+        types = {
+            str(leaf): tuple(extent for extent in type_.shape if isinstance(extent, int))
+            for leaf, type_ in found.at(row).items()
+        }
+        left, right = found.sides
+        proof = prove.prove(Candidate((left,), (right,), types, ""), effort=effort, laws=others)
+        if proof is None:
+            return None
+        names.update(step.law for chain in proof for step in chain)
+    return tuple(sorted(names)) if several else None
+
+
+def _instances(law: Law) -> list[Sizes]:
+    """Return the sizes of a law for a few choices of parameters, of the largest ranks."""
+    if any(term.symbol in SPLITS for term in subterms(law.sides)):
+        return []  # a variable's split tree is no part of a candidate
+    choices: list[dict[str, Value]] = list(parameter_values(law))
+    ranks = sorted(rank_choices(law), key=lambda ranks: -sum(ranks.values()))
+    found: list[Sizes] = []
+    for bindings in (*choices[::-1][:1], *choices):
+        for rank in ranks:
+            each = sizes(law, bindings, rank, _EXTENT)
+            if each is not None and len(each):
+                found.append(each)
+                break
+        if len(found) == min(_CHOICES, len(choices)):
+            break
+    return found
+
+
+def _variety(found: Sizes, row: int) -> tuple[int, int]:
+    extents = [extent for type_ in found.at(row).values() for extent in type_.shape]
+    return len(set(extents)), -sum(extent for extent in extents if isinstance(extent, int))
+
+
+def _by_z3(law: Law, others: Sequence[Law], timeout_s: float) -> bool:
+    if law.where or entail.shape_bound(law):
+        return False
+    left, right = law.sides
+    return entail.entailed_by_laws((left,), (right,), timeout_s, laws=others) == "proved"
+
+
+def report(
+    laws: Sequence[Law] | None = None, timeout_s: float = 2.0, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Return both checks for JSON: `verdict`, `contradiction`, `redundant`, `seconds`."""
+    start = time.perf_counter()
+    first = consistent(laws, max(timeout_s, 10.0))
+    found = redundant(laws, timeout_s, progress)
+    return {
+        "verdict": first.verdict,
+        "contradiction": list(first.laws),
+        "redundant": {
+            each.law: {"follows": list(each.follows), "by": each.by, "declared": each.declared}
+            for each in found
+        },
+        "seconds": round(time.perf_counter() - start, 3),
+    }
