@@ -207,18 +207,26 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
 def one_sided(
     law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int
 ) -> tuple[dict[Term, Type], Type | None, Type | None] | None:
-    """Return types of the leaves at which a side is typed, and the types of both, if any do."""
+    """Return types of the leaves at which the sides are not typed alike, and both their types."""
     sides = bound_sides(law, bindings)
     if sides is None:
         return None
     types, leaves = _leaves(sides, bindings, ranks, limit)
+    if not all(map(len, leaves.values())):
+        return None
     for side in sides:
-        found = relation(side, types, leaves)
-        if len(found) and all(map(len, leaves.values())):
-            row = len(found) - 1  # rather of unequal extents
-            at = {leaf: types.all[each.result[-1]] for leaf, each in leaves.items()}
-            at |= {leaf: types.all[c[row]] for leaf, c in zip(found.leaves, found.columns)}
-            return at, infer(sides[0], at), infer(sides[1], at)
+        typed = relation(side, types, leaves)
+        others = [leaf for leaf in leaves if leaf not in typed.leaves]
+        last = [np.full(len(typed), leaves[leaf].result[-1]) for leaf in others]
+        found = Sizes(bindings, sides, types, (*typed.leaves, *others), (*typed.columns, *last))
+        keep = np.ones(len(found), bool)
+        for text in law.where:
+            keep &= _holding(text, found)
+        for row in np.flatnonzero(keep)[::-1]:  # rather of unequal extents
+            at = found.at(int(row))
+            left, right = infer(sides[0], at), infer(sides[1], at)
+            if left is None or right is None or left.shape != right.shape:
+                return at, left, right
     return None
 
 
