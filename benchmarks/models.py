@@ -68,9 +68,51 @@ def _nmt() -> Any:
     return NmtStep()
 
 
+def _branched() -> Any:
+    """Return ResNeXt-50 as its paper draws it: 32 branches of 4 channels, then joined."""
+    import torch
+    from torch_twins import cnn
+
+    class Branches(torch.nn.Module):
+        def __init__(self, whole: torch.nn.Conv2d) -> None:
+            super().__init__()
+            self.width = whole.in_channels // whole.groups
+            self.parts = torch.nn.ModuleList()
+            for weights in whole.weight.detach().chunk(whole.groups):
+                part = torch.nn.Conv2d(
+                    self.width,
+                    len(weights),
+                    whole.kernel_size,
+                    whole.stride,
+                    whole.padding,
+                    bias=False,
+                )
+                part.weight.data.copy_(weights)
+                self.parts.append(part)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pieces = x.split(self.width, dim=1)
+            return torch.cat([part(piece) for part, piece in zip(self.parts, pieces)], dim=1)
+
+    net = cnn.resnet((3, 4, 6, 3), 64, 1000, groups=32, group_width=4)
+    for module in list(net.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Conv2d) and child.groups == 32:
+                setattr(module, name, Branches(child))
+    return net
+
+
+def _rnntc() -> Any:
+    """Return the text classifier of simple recurrent units: 20 words of 1024, as TASO has it."""
+    from torch_twins.recurrent import Rnntc
+
+    return Rnntc(cell="sru")
+
+
 MODELS = {
     "resnet50": _cnn("resnet", (3, 4, 6, 3), 64, 1000),
     "resnext50": _cnn("resnet", (3, 4, 6, 3), 64, 1000, groups=32, group_width=4),
+    "resnext50_branches": Benchmarked(_branched, (("image", (1, 3, 224, 224), 0),)),
     "squeezenet": _cnn("squeezenet", "1.0", 1, 1000),
     "inception_v3": Benchmarked(_inception, (("image", (1, 3, 299, 299), 0),)),
     "nasnet_a": Benchmarked(_nasnet, (("image", (1, 3, 224, 224), 0),)),
@@ -80,6 +122,7 @@ MODELS = {
         tuple((name, (1, 128), top) for name, top in (("ids", 30_522), ("types", 2), ("mask", 2))),
     ),
     "nasrnn": Benchmarked(_nasrnn, (("x", (1, 5, 512), 0),)),
+    "rnntc": Benchmarked(_rnntc, (("ids", (1, 20), 18_765),)),
     "nmt_step": Benchmarked(
         _nmt,
         (

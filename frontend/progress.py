@@ -1,9 +1,11 @@
-"""The progress of a fit on standard error: a bar on a terminal, a line an epoch elsewhere."""
+"""Progress on standard error: a bar on a terminal, a line an epoch or a stage elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from soapstone.frontend.state import Callback, TrainingState
@@ -86,6 +88,50 @@ class ProgressBar(Callback):
         if state.steps_per_epoch is None:
             return self._done
         return max(state.step - state.epoch * state.steps_per_epoch, self._done)
+
+
+class Stages:
+    """The progress of stages on standard error: a bar on a terminal, a line a stage elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._stage = ""
+        self._start = 0.0
+        if sys.stderr.isatty():
+            self._bar = _bar(sys.stderr)
+            self._bar.start()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        if stage != self._stage:
+            self._finish()
+            self._stage, self._start = stage, time.perf_counter()
+            if self._bar is not None:
+                self._task = self._bar.add_task(stage, total=total, figures="")
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total)
+            self._bar.refresh()
+
+    def close(self) -> None:
+        self._finish()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _finish(self) -> None:
+        if self._stage and self._bar is None:
+            seconds = time.perf_counter() - self._start
+            print(f"{self._stage}  {seconds:.1f} s", file=sys.stderr, flush=True)
+        self._stage = ""
+
+
+@contextmanager
+def staged() -> Iterator[Stages]:
+    """Show the progress of stages as long as the block runs."""
+    stages = Stages()
+    try:
+        yield stages
+    finally:
+        stages.close()
 
 
 def _bar(stream: TextIO) -> Progress:

@@ -178,7 +178,7 @@ class Signature:
     def by_name(self) -> dict[str, Dim]:
         return {dim.name: dim for dim in self.dims}
 
-    @property
+    @cached_property
     def output_specs(self) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(o.shape, dtype) for o, dtype in zip(self.outputs, self.dtypes))
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +20,8 @@ from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.spec import OpSpec, operator
 from soapstone.ir.tensor import Role, TensorSpec
+
+Items = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Node:
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    items: tuple[tuple[str, Any], ...] = ()
+    items: Items = ()
     origin: str | None = None
     rename: tuple[tuple[str, str], ...] = ()
 
@@ -75,6 +77,12 @@ class Node:
         shown = [f"{name}={value!r}" for name, value in self.items if value is not None]
         operands = ", ".join([*self.inputs, *shown])
         return f"{', '.join(self.outputs)} = {self.operator}({operands})"
+
+
+@lru_cache(maxsize=1 << 16)
+def _signature(name: str, items: Items, inputs: tuple[TensorSpec, ...]) -> Signature:
+    """Return the dims and operands of an operator; passes over graphs ask for the same again."""
+    return operator(name).bind(inputs, MappingProxyType(dict(items)))
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,8 @@ class Graph:
         """Return the node's dims and operands, bound to its shapes."""
         found = self._signatures.get(node.name)
         if found is None:
-            found = node.spec.bind([self.tensors[i] for i in node.inputs], node.attributes)
+            specs = tuple(self.tensors[i] for i in node.inputs)
+            found = _signature(node.operator, node.items, specs)
             self._signatures[node.name] = found
         return found
 
@@ -263,27 +272,37 @@ class GraphBuilder:
         label = f"{operator_name} {node_name!r}"
         try:
             items = tuple(sorted(spec.normalise(attributes).items()))
-            signature = spec.bind([self.spec(i) for i in inputs], dict(items))
-        except ShapeError as error:
-            raise ShapeError(f"{label}: {error}") from None
         except GraphError as error:
             raise GraphError(f"{label}: {error}") from None
-        specs = signature.output_specs
-        self._nodes[node_name] = Node(node_name, operator_name, inputs, ())  # reserves the name
-        outputs = [node_name if len(specs) == 1 else f"{node_name}.{i}" for i in range(len(specs))]
+        renamed = tuple(sorted((rename or {}).items()))
+        return self.add(Node(node_name, operator_name, inputs, (), items, origin, renamed))
+
+    def add(self, node: Node) -> tuple[str, ...]:
+        """Add a node whose attributes are in their frozen form, and return its outputs.
+
+        Its name and those of its outputs are made unique.
+
+        Raises:
+            GraphError: unknown value.
+            ShapeError: the inputs do not fit; names the operator, the node and the dim.
+        """
+        name = self.unique(node.name)
+        try:
+            specs = tuple(self.spec(i) for i in node.inputs)
+            made = _signature(node.operator, node.items, specs).output_specs
+        except ShapeError as error:
+            raise ShapeError(f"{node.operator} {name!r}: {error}") from None
+        except GraphError as error:
+            raise GraphError(f"{node.operator} {name!r}: {error}") from None
+        self._nodes[name] = node  # reserves the name
+        outputs = [name if len(made) == 1 else f"{name}.{i}" for i in range(len(made))]
         outputs = [o if o not in self._tensors else self.unique(o) for o in outputs]
-        self._nodes[node_name] = Node(
-            node_name,
-            operator_name,
-            inputs,
-            tuple(outputs),
-            items,
-            origin,
-            tuple(sorted((rename or {}).items())),
-        )
-        self._makers.update(dict.fromkeys(outputs, self._nodes[node_name]))
-        self._tensors.update(zip(outputs, specs))
-        return tuple(outputs)
+        if name != node.name or node.outputs != tuple(outputs):
+            node = replace(node, name=name, outputs=tuple(outputs))
+        self._nodes[name] = node
+        self._makers.update(dict.fromkeys(outputs, node))
+        self._tensors.update(zip(outputs, made))
+        return node.outputs
 
     def output(self, *names: str) -> None:
         """Mark values as outputs of the graph."""

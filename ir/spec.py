@@ -194,7 +194,7 @@ class OpSpec:
         flops_per_point: arithmetic operations per point of the iteration space.
         updates: pairs (output, input) where the output is the input's next value.
         elementwise: whether it may join a fused chain.
-        view: which rearrangement of its operands' elements the result is, if it is just that.
+        view: which rearrangement of its operands' elements the results are, if just that.
         strided: whether its kernels take operands of any strides at no cost.
         tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
         mixes_types: whether its operands may be of several floating-point types.
@@ -216,7 +216,7 @@ class OpSpec:
     flops_per_point: float = 1.0
     updates: tuple[tuple[int, int], ...] = ()
     elementwise: bool = False
-    view: Literal["reshape", "transpose", "concat"] | None = None
+    view: Literal["reshape", "transpose", "concat", "split", "slice"] | None = None
     strided: bool = False
     tiles_free: bool = False
     mixes_types: bool = False
@@ -301,6 +301,9 @@ def operator(name: str) -> OpSpec:
     Raises:
         GraphError: there is none of that name.
     """
+    found = _REGISTRY.get(name)
+    if found is not None:
+        return found
     import soapstone.ir.ops  # noqa: F401  (declares the operators on first use)
 
     try:

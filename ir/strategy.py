@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +72,11 @@ class Strategy:
         ):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
+    @cached_property
+    def _whole(self) -> bool:
+        """Whether operators without a configuration of their own are one point task anywhere."""
+        return self.configurations.get(DEFAULT) == Configuration()
+
     # What a node's configuration is
 
     def configuration(self, graph: Graph, node: Node) -> Configuration:
@@ -83,8 +89,10 @@ class Strategy:
         Raises:
             StrategyError: the node's own configuration is not legal; names the operator and dim.
         """
-        signature = graph.signature(node)
         source = self.configurations.get(node.name)
+        if source is None and len(self.configurations) == 1 and self._whole:
+            return self.configurations[DEFAULT]
+        signature = graph.signature(node)
         if source is not None:
             try:
                 for name in source.degrees.keys() | source.cuts.keys():

@@ -18,8 +18,8 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.runtime import DefaultMapper, Launch, Machine, Region
 from soapstone.runtime.expand import NodeLaunch
+from soapstone.runtime.lower import channels_last
 
-CHANNELS_LAST = (0, 2, 3, 1)
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -66,43 +66,6 @@ class GraphMapper(DefaultMapper):
         points = launch.points
         placed: Array = np.arange(points, dtype=np.int64) * len(self.machine.processors) // points
         return placed
-
-
-def channels_last(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Return the values kept channels-last: images between spatial operators.
-
-    Convolutions and pools run fastest on them. A value is an image when its axes run over the
-    samples, channels, rows and columns of an operator that slides a window; element-wise operators
-    on images pass the layout on. Values that outlive a step keep plain order.
-    """
-    stored = {*graph.roles, *graph.updates.values(), *graph.outputs}
-    chosen: set[str] = set()
-    for node in graph.nodes:
-        signature = graph.signature(node)
-        if not {"n", "h", "w"} <= signature.by_name.keys():
-            continue
-        operands = (*signature.inputs, *signature.outputs)
-        for name, operand in zip((*node.inputs, *node.outputs), operands):
-            axes = operand.axes
-            if len(axes) == 4 and [a.dims[:1] for a in (axes[0], *axes[2:])] == [
-                ("n",),
-                ("h",),
-                ("w",),
-            ]:
-                chosen.add(name)
-    pending = [*graph.nodes, *reversed(graph.nodes)]
-    for node in pending:
-        if not node.spec.elementwise:
-            continue
-        values = (*node.inputs, *node.outputs)
-        if any(name in chosen for name in values):
-            shape = graph.tensors[node.outputs[0]].shape
-            chosen.update(n for n in values if graph.tensors[n].shape == shape)
-    return {
-        name: CHANNELS_LAST
-        for name in graph.tensors
-        if name in chosen and name not in stored and graph.tensors[name].rank == 4
-    }
 
 
 def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:

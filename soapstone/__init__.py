@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.model import Model, Tensor
     from soapstone.frontend.onnx import from_onnx, to_onnx
+    from soapstone.frontend.optimize import OptimizeResult, optimize
     from soapstone.frontend.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training import NonFiniteLoss
     from soapstone.ir.errors import GraphError, ShapeError, StrategyError
@@ -38,6 +39,7 @@ _HOMES = {
     "Machine": "soapstone.runtime.machine",
     "Model": "soapstone.frontend.model",
     "NonFiniteLoss": "soapstone.frontend.training",
+    "OptimizeResult": "soapstone.frontend.optimize",
     "SGD": "soapstone.frontend.optimizers",
     "ShapeError": "soapstone.ir.errors",
     "Strategy": "soapstone.ir.strategy",
@@ -46,6 +48,7 @@ _HOMES = {
     "digits": "soapstone.frontend.data",
     "from_onnx": "soapstone.frontend.onnx",
     "load_graph": "soapstone.ir.files",
+    "optimize": "soapstone.frontend.optimize",
     "run_app": "soapstone.cli",
     "save_graph": "soapstone.ir.files",
     "to_onnx": "soapstone.frontend.onnx",
@@ -77,6 +80,7 @@ __all__ = [
     "Machine",
     "Model",
     "NonFiniteLoss",
+    "OptimizeResult",
     "ShapeError",
     "Strategy",
     "StrategyError",
@@ -84,6 +88,7 @@ __all__ = [
     "digits",
     "from_onnx",
     "load_graph",
+    "optimize",
     "run_app",
     "save_graph",
     "to_onnx",

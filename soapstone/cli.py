@@ -1,4 +1,4 @@
-"""The command line: `soapstone train APP`, `predict`, `onnx`, `rules`, `apps`, `ops`, `version`.
+"""The command line: `soapstone train`, `predict`, `optimize`, `onnx`, `rules`, `apps`, `ops`.
 
 What a person reads goes to standard output; with `--json` it goes to standard error, and standard
 output has one JSON object.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import soapstone
-from soapstone import cli_onnx, cli_rules
+from soapstone import cli_onnx, cli_optimize, cli_rules
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Checkpoint
@@ -30,6 +30,7 @@ app = typer.Typer(
 
 app.add_typer(cli_onnx.app, name="onnx")
 app.add_typer(cli_rules.app, name="rules")
+app.command()(cli_optimize.optimize)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

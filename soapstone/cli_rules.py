@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from soapstone.search.substitution.rules import RuleFile
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
@@ -29,51 +23,6 @@ File = Annotated[
 Processes = Annotated[
     int | None, typer.Option(min=1, help="That share the work; default: the cores.")
 ]
-
-
-class Stages:
-    """The progress of stages on standard error: a bar on a terminal, a line a stage elsewhere."""
-
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._stage = ""
-        self._start = 0.0
-        if sys.stderr.isatty():
-            from soapstone.frontend.progress import _bar
-
-            self._bar = _bar(sys.stderr)
-            self._bar.start()
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if stage != self._stage:
-            self._finish()
-            self._stage, self._start = stage, time.perf_counter()
-            if self._bar is not None:
-                self._task = self._bar.add_task(stage, total=total, figures="")
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=total)
-            self._bar.refresh()
-
-    def close(self) -> None:
-        self._finish()
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _finish(self) -> None:
-        if self._stage and self._bar is None:
-            seconds = time.perf_counter() - self._start
-            typer.echo(f"{self._stage}  {seconds:.1f} s", err=True)
-        self._stage = ""
-
-
-@contextmanager
-def _staged() -> Iterator[Stages]:
-    stages = Stages()
-    try:
-        yield stages
-    finally:
-        stages.close()
 
 
 def _cores() -> int:
@@ -115,8 +64,9 @@ def generate(
 ) -> None:
     """Enumerate graphs, find the rules among them, prove them, and write them to a file."""
     from soapstone.cli import _reported
+    from soapstone.frontend.progress import staged
 
-    with _reported(debug), _staged() as stages:
+    with _reported(debug), staged() as stages:
         from soapstone.search.substitution.generate import chosen_spaces, generate
 
         wanted = None if operators is None else [w.strip() for w in operators.split(",")]
@@ -144,8 +94,9 @@ def verify(
 ) -> None:
     """Prove every rule again from the laws, and have Z3 check each derivation."""
     from soapstone.cli import _reported
+    from soapstone.frontend.progress import staged
 
-    with _reported(debug), _staged() as stages:
+    with _reported(debug), staged() as stages:
         from soapstone.search.substitution.verify import verify
 
         report = verify(_load(file), processes=processes or _cores(), progress=stages)
@@ -164,8 +115,9 @@ def check(
 ) -> None:
     """Replay every proof of a rule file, without a prover; the exit code is 1 if one fails."""
     from soapstone.cli import _reported
+    from soapstone.frontend.progress import staged
 
-    with _reported(debug), _staged() as stages:
+    with _reported(debug), staged() as stages:
         from soapstone.search.substitution.verify import check_file
 
         report = check_file(_load(file), processes=processes or _cores(), progress=stages)
@@ -246,8 +198,9 @@ def match(
 ) -> None:
     """Say of each foreign rule: in the set, derivable from it, refuted, or unknown."""
     from soapstone.cli import _print_json, _reported
+    from soapstone.frontend.progress import staged
 
-    with _reported(debug), _staged() as stages:
+    with _reported(debug), staged() as stages:
         from soapstone.search.substitution import judge
         from soapstone.search.substitution.foreign import load
 
@@ -276,8 +229,9 @@ def laws(
 ) -> None:
     """List the laws that rules are proved from; validate them."""
     from soapstone.cli import _print_json, _reported
+    from soapstone.frontend.progress import staged
 
-    with _reported(debug), _staged() as stages:
+    with _reported(debug), staged() as stages:
         from soapstone.search.substitution.verify import law_report
 
         report = law_report(

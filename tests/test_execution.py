@@ -14,8 +14,9 @@ from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.spec import Case, OpSpec
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array
-from soapstone.mappers.base import CHANNELS_LAST, GraphMapper
+from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Launch, Machine, Region
+from soapstone.runtime.lower import CHANNELS_LAST
 
 CASES = {name: (spec, case) for name, spec, case in registry_cases()}
 MACHINES = (

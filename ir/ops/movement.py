@@ -339,6 +339,7 @@ register(
 register(
     OpSpec(
         name="split",
+        view="split",
         inputs=("x",),
         outputs=("y*",),
         signature=_split_signature,

@@ -355,6 +355,7 @@ def box_shape(box: tuple[Any, Any]) -> tuple[int, ...]:
 register(
     OpSpec(
         name="broadcast",
+        strided=True,
         inputs=("x",),
         signature=_broadcast_signature,
         reference=lambda a, x: np.broadcast_to(x, a["shape"]).copy(),

@@ -125,6 +125,7 @@ def _slice_grad(g: GradientContext) -> list[str | None]:
 register(
     OpSpec(
         name="slice",
+        view="slice",
         inputs=("x",),
         signature=_slice_signature,
         reference=_slice,

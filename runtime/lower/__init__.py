@@ -12,6 +12,8 @@ from soapstone.runtime.lower.composites import lower_composites
 from soapstone.runtime.lower.concat import place_parts
 from soapstone.runtime.lower.elementwise import fuse_elementwise
 from soapstone.runtime.lower.epilogue import fuse_epilogues
+from soapstone.runtime.lower.layouts import CHANNELS_LAST, channels_last
+from soapstone.runtime.lower.parts import copy_parts, merge_parts
 from soapstone.runtime.lower.updates import hoist_updates, in_place, store_updates
 from soapstone.runtime.lower.views import View, launched, views
 from soapstone.runtime.lower.weights import fold_weights, split_constants
@@ -21,10 +23,23 @@ def lower(graph: Graph, strategy: Strategy, *, fuse: bool = True) -> Graph:
     """Return the graph as it is launched under a strategy; without `fuse`, an operator a launch."""
     graph = store_updates(lower_composites(graph, strategy))
     if fuse:
+        graph = merge_parts(graph, strategy)
         graph = fuse_epilogues(graph, strategy)
         graph = fuse_elementwise(graph, strategy)
         graph = place_parts(graph, strategy)
+        graph = copy_parts(graph, strategy)
     return hoist_updates(graph)
 
 
-__all__ = ["View", "fold_weights", "in_place", "launched", "lower", "split_constants", "views"]
+__all__ = [
+    "CHANNELS_LAST",
+    "View",
+    "channels_last",
+    "fold_weights",
+    "in_place",
+    "launched",
+    "lower",
+    "merge_parts",
+    "split_constants",
+    "views",
+]

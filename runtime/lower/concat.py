@@ -1,9 +1,9 @@
 """Concatenations without a launch: their parts are written in their place to begin with.
 
-A part qualifies where nothing but element-wise operators and the concatenation read it, for its
-rows then lie apart in memory; what does not qualify is copied into its place. A concatenation of
-another one's parts and more is a concatenation of that one and more, so the growing stacks of a
-dense block become one value, written once.
+A part qualifies where all that reads it beside the concatenation takes rows that lie apart in
+memory, as element-wise operators do; what does not qualify is copied into its place. A
+concatenation of another one's parts and more is a concatenation of that one and more, so the
+growing stacks of a dense block become one value, written once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import Strategy
+from soapstone.runtime.lower.readers import takes_rows, takes_strides
 
 Places = dict[str, tuple[str, tuple[int, ...]]]  # by value: the whole it is part of, first index
 
@@ -76,12 +77,13 @@ def _qualifies(graph: Graph, strategy: Strategy, node: Node, value: str) -> bool
         or value in graph.outputs
         or value in graph.updates.values()
         or graph.tensors[value].size == 0
-        or strategy.layouts.get(value) != strategy.layouts.get(output)
+        or not (takes_strides(maker) or strategy.layouts.get(value) == strategy.layouts.get(output))
     ):
         return False
     readers = [reader for reader in graph.consumers[value] if reader.name != node.name]
     return all(
-        reader.spec.tiles_free and not strategy.configuration(graph, reader).degrees
+        (reader.spec.view in ("split", "slice") or takes_rows(graph, reader, value))
+        and not strategy.configuration(graph, reader).degrees
         for reader in readers
     )
 

@@ -16,13 +16,7 @@ def shell(graph: Graph) -> GraphBuilder:
 
 def again(builder: GraphBuilder, node: Node) -> tuple[str, ...]:
     """Add a node as it is and return its outputs."""
-    return builder.apply(
-        *(node.operator, *node.inputs),
-        name=node.name,
-        origin=node.origin,
-        rename=dict(node.rename),
-        **node.attributes,
-    )
+    return builder.add(node)
 
 
 def rebuild(graph: Graph, builder: GraphBuilder, emit: Callable[[Node], Sequence[str]]) -> Graph:
@@ -32,8 +26,9 @@ def rebuild(graph: Graph, builder: GraphBuilder, emit: Callable[[Node], Sequence
     """
     renamed: dict[str, str] = {}
     for node in graph.nodes:
-        inputs = tuple(renamed.get(name, name) for name in node.inputs)
-        renamed.update(zip(node.outputs, emit(replace(node, inputs=inputs))))
+        inputs = tuple([renamed.get(name, name) for name in node.inputs])
+        moved = node if inputs == node.inputs else replace(node, inputs=inputs)
+        renamed.update(zip(node.outputs, emit(moved)))
     builder.output(*(renamed.get(name, name) for name in graph.outputs))
     for name, value in graph.updates.items():
         builder.update(name, renamed.get(value, value))

@@ -35,17 +35,18 @@ def store_updates(graph: Graph) -> Graph:
 def hoist_updates(graph: Graph) -> Graph:
     """Return the graph with each update right after its operands and the old value's readers.
 
-    A gradient then lives only until its update, so gradients share memory.
+    A gradient then lives only until its update, so gradients share memory. Who reads a view of the
+    old value may read the old value itself.
     """
     position = {node.name: i for i, node in enumerate(graph.nodes)}
-    keyed: list[tuple[int, int, Node]] = []
+    keyed: list[tuple[int, bool, int, Node]] = []  # a node that moves comes after who was there
     for index, node in enumerate(graph.nodes):
         place = index
         if node.spec.updates and not any(graph.consumers[o] for o in node.outputs):
             before = [
                 position[reader.name]
                 for name in node.overwrites.values()
-                for reader in graph.consumers[name]
+                for reader in _readers(graph, name)
                 if reader is not node
             ]
             made = [
@@ -54,6 +55,18 @@ def hoist_updates(graph: Graph) -> Graph:
                 if name in graph.producers
             ]
             place = max([*before, *made], default=index)
-        keyed.append((place, index, node))
-    keyed.sort(key=lambda item: item[:2])
-    return replace(graph, nodes=tuple(node for _, _, node in keyed))
+        keyed.append((place, place != index, index, node))
+    keyed.sort(key=lambda item: item[:3])
+    return replace(graph, nodes=tuple(node for *_, node in keyed))
+
+
+def _readers(graph: Graph, value: str) -> list[Node]:
+    """Return the nodes that read a value, or a value that may be a view of it."""
+    found: list[Node] = []
+    pending = [value]
+    while pending:
+        for reader in graph.consumers[pending.pop()]:
+            found.append(reader)
+            if reader.spec.view not in (None, "concat"):
+                pending += reader.outputs
+    return found

@@ -16,6 +16,7 @@ from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array, Role
 from soapstone.runtime.lower.rebuild import again, rebuild, shell
 from soapstone.runtime.lower.spelled import gelu_of, silu_of
+from soapstone.runtime.lower.vectors import vector_over
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.
 CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, -1)}
@@ -23,8 +24,9 @@ CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, 
 
 def fold_weights(graph: Graph, constants: Mapping[str, Array]) -> Graph:
     """Return the graph with batch norms, scales and biases folded into constant weights."""
-    for rule in (_number, _spelled, _product, _batch_norm, _scale, _bias):
-        graph = _rewrite(graph, rule, constants)
+    for rule, operators in _RULES:
+        if any(node.operator in operators for node in graph.nodes):
+            graph = _rewrite(graph, rule, constants)
     return graph.pruned()
 
 
@@ -76,21 +78,10 @@ class _Site:
 
     def channel_vector(self, node: Node, value: str) -> str | None:
         """Return a constant that varies over a product's channels only, as a vector; or None."""
-        axis = CHANNELS[node.operator][1]
         shape = self.builder.spec(node.outputs[0]).shape
-        found = self.builder.spec(value).shape
-        if value not in self.fixed or len(found) > len(shape):
+        if value not in self.fixed:
             return None
-        aligned = (1,) * (len(shape) - len(found)) + found
-        channels = shape[axis]
-        if aligned[axis] not in (1, channels) or any(
-            extent != 1 for i, extent in enumerate(aligned) if i != axis % len(shape)
-        ):
-            return None
-        vector = self.constant("reshape", value, shape=(aligned[axis],))
-        if aligned[axis] != channels:
-            vector = self.constant("broadcast", vector, shape=(channels,))
-        return vector
+        return vector_over(self, value, shape, CHANNELS[node.operator][1] % len(shape))
 
     def again(self, node: Node, weights: str, bias: str | None) -> str:
         """Emit a product with other weights and bias."""
@@ -254,3 +245,14 @@ def _bias(site: _Site, node: Node) -> str | None:
     if host.attributes["bias"]:
         vector = site.constant("add", host.inputs[2], vector)
     return site.again(host, host.inputs[1], vector)
+
+
+# Rules in the order in which they are applied, with the operators that each may replace.
+_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+    (_number, ("add", "sub", "mul", "div")),
+    (_spelled, ("mul", "affine")),
+    (_product, ("matmul",)),
+    (_batch_norm, ("batch_norm_inference",)),
+    (_scale, ("mul", "affine")),
+    (_bias, ("add",)),
+)

@@ -199,12 +199,17 @@ def derivation(rule: Rule) -> str:
 
 @dataclass
 class LawReport:
-    """The laws, and what validation and consistency checks found."""
+    """The laws, and what validation and consistency checks found.
+
+    obligations: the sizes and parameters at which laws hold. compared: at how many of them both
+    sides were compared; the others follow from these (`laws/slices.py`).
+    """
 
     laws: list[dict[str, Any]]
     failed: dict[str, str] = field(default_factory=dict)
     validated: int = 0
     obligations: int = 0
+    compared: int = 0
     consistency: Mapping[str, Any] | None = None
     seconds: float = 0.0
 
@@ -218,7 +223,9 @@ class LawReport:
         lines.append(f"{len(self.laws)} laws")
         if self.validated:
             valid = self.validated - len(self.failed)
-            lines[-1] += f", {valid} valid at {self.obligations:,} sizes"
+            lines[-1] += (
+                f", {valid} valid at {self.obligations:,} sizes ({self.compared:,} compared)"
+            )
         if self.consistency is not None:
             extra = [
                 name
@@ -255,12 +262,13 @@ def law_report(
         for found in validate_all(processes=processes, progress=said("validate")):
             report.validated += 1
             report.obligations += found.obligations
+            report.compared += found.compared
             if not found.holds:
                 report.failed[found.law.name] = str(found)
     if consistency:
         from soapstone.search.substitution.laws.consistency import report as relations
 
-        report.consistency = relations(progress=said("consistency"))
+        report.consistency = relations(processes=processes, progress=said("consistency"))
         for name in report.consistency["contradiction"]:
             report.failed[name] = "contradicts other laws, according to Z3"
     report.seconds = time.perf_counter() - start

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.errors import GraphError
+from soapstone.ir.spec import OpSpec
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, subterms
 from soapstone.search.substitution.algebra.language import constants, forms
@@ -86,17 +87,84 @@ def evaluate(
     arrays: the tensor of each variable; constants are made in the shapes of their types.
     types: of variables and constants; needed for constants, and for variables that can be split.
     """
-    known = types or {}
-    values: dict[Term, tuple[Array, Type]] = {}
-    for term in subterms(terms):
-        if term.operands:
-            found = _applied(term, [values[operand] for operand in term.operands])
-        else:
-            found = _leaf(term, arrays, known)
-        if found is None:
-            return None
-        values[term] = found
-    return tuple(values[term][0] for term in terms)
+    given = {term: plain(np.shape(array)) for term, array in arrays.items()}
+    plan = Plan.of(terms, {**given, **(types or {})})
+    if plan is None or not all(term in arrays for term, array in plan.leaves if array is None):
+        return None
+    return plan.run(arrays)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Terms at certain types, ready to be run on many inputs.
+
+    Attributes:
+        leaves: the variables, and the constants with their tensors; these are numbered first.
+        steps: for each operator, in order: its reference, its attributes, which output it is, and
+            the numbers of its operands.
+        roots: the numbers of the terms.
+    """
+
+    leaves: tuple[tuple[Term, Array | None], ...]
+    steps: tuple[tuple[OpSpec, Attributes, int, tuple[int, ...]], ...]
+    roots: tuple[int, ...]
+
+    @classmethod
+    def of(cls, terms: Sequence[Term], types: Mapping[Term, Type]) -> Plan | None:
+        """Return how the terms are computed; None where one has operands that do not fit."""
+        every = list(subterms(terms))
+        leaves: list[tuple[Term, Array | None]] = []
+        for term in every:
+            if not term.operands:
+                if term not in types:
+                    return None
+                array = None if term.is_variable else constant(term, extents(types[term]))
+                leaves.append((term, None if array is None else np.asarray(array, np.float64)))
+        number = {term: at for at, (term, _) in enumerate(leaves)}
+        known = [types[term] for term, _ in leaves]
+        steps = []
+        for term in every:
+            if not term.operands:
+                continue
+            numbers = tuple(number[operand] for operand in term.operands)
+            operands = tuple(known[at] for at in numbers)
+            type_ = concrete(term.symbol, term.parameters, operands)
+            if type_ is None:
+                return None
+            shapes = tuple(extents(operand) for operand in operands)
+            parts = _parts(term, operands[0], type_)
+            attributes = attributes_of(term.symbol, term.parameters, shapes, parts)
+            if attributes is None:
+                return None
+            declared = forms()[term.symbol]
+            steps.append((declared.spec, attributes, declared.form.output, numbers))
+            number[term] = len(known)
+            known.append(type_)
+        return cls(tuple(leaves), tuple(steps), tuple(number[term] for term in terms))
+
+    def run(self, arrays: Mapping[Term, Array]) -> tuple[Array, ...]:
+        """Return what the terms compute, in float64, of the variables' tensors."""
+        values: list[Array] = []
+        for term, array in self.leaves:
+            given = arrays.get(term, array)
+            if given is None:
+                raise GraphError(f"{term} has no tensor")
+            values.append(np.asarray(given, np.float64))
+        with np.errstate(all="ignore"):
+            for spec, attributes, output, numbers in self.steps:
+                found = spec.run(attributes, *(values[at] for at in numbers))
+                values.append(np.asarray(found[output]))
+        return tuple(values[root] for root in self.roots)
+
+
+def _parts(term: Term, operand: Type, result: Type) -> tuple[int, int] | None:
+    """Return the extents of both parts of a split; None for other operators."""
+    if term.symbol not in SPLITS:
+        return None
+    axis = int(term.parameters[0])
+    whole, part = extents(operand)[axis], extents(result)[axis]
+    left = part if term.symbol == SPLITS[0] else whole - part
+    return left, whole - left
 
 
 def _leaf(
@@ -187,18 +255,18 @@ def compare(
     leaves = [term for term in subterms((*source, *target)) if not term.operands]
     shapes = {str(term): extents(types[term]) for term in leaves if term in types}
     inputs = [term for term in leaves if term.is_variable and term in types]
+    plan = Plan.of((*source, *target), types)
+    if plan is None:
+        wrong = next((side for side in (source, target) if Plan.of(side, types) is None), source)
+        raise GraphError(f"{'; '.join(map(str, wrong))} does not fit {shapes}")
     for draw in range(len(_EVERYWHERE) + (_MIXED if thorough else 0)):
         rng = np.random.default_rng((seed, draw))
         arrays = {}
         for term in inputs:
             style = _EVERYWHERE[draw] if draw < len(_EVERYWHERE) else str(rng.choice(_STYLES))
             arrays[term] = _random(style, shapes[str(term)], rng)
-        left, right = (evaluate(side, arrays, types) for side in (source, target))
-        for side, found in ((source, left), (target, right)):
-            if found is None:
-                raise GraphError(f"{'; '.join(map(str, side))} does not fit {shapes}")
-        assert left is not None and right is not None
-        for output, pair in enumerate(zip(left, right)):
+        values = plan.run(arrays)
+        for output, pair in enumerate(zip(values, values[len(source) :])):
             difference = _differ(*pair)
             if difference is not None:
                 index, values = difference

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -211,22 +212,82 @@ def applies(
     They must satisfy what a proof takes for granted: the guard, and typing without broadcasting of
     extents that are 1 by chance.
     """
-    kinds = parameter_kinds((*source, *target))
-    axes = {name: value for name, value in values.items() if kinds.get(name) == "axis"}
-    try:
-        instance = _Open.of(source, target, ranks, guard, axes).at(values)
-        extents: dict[str, int] = {}
-        for leaf, rank in instance.ranks.items():
-            found = types[leaf]
-            if found.rank != rank:
-                return False
-            for axis, extent in enumerate(found.shape, -rank):
-                if not isinstance(extent, int):
-                    return False
-                extents[f"dim({leaf},{axis})"] = extent
-        return instance.holds(extents)
-    except IllTyped:
+    instance = _instance_at(
+        source, target, tuple(ranks.items()), tuple(guard), tuple(values.items())
+    )
+    if instance is None:
         return False
+    extents: dict[str, int] = {}
+    for leaf, rank in instance.ranks.items():
+        found = types[leaf]
+        if found.rank != rank:
+            return False
+        for axis, extent in enumerate(found.shape, -rank):
+            if not isinstance(extent, int):
+                return False
+            extents[f"dim({leaf},{axis})"] = extent
+    return instance.holds(extents)
+
+
+def completed(
+    source: Terms,
+    target: Terms,
+    ranks: Ranks,
+    guard: Sequence[str],
+    values: Values,
+    types: Mapping[Term, Type],
+) -> Types | None:
+    """Return types of all leaves from those of some, None where these do not determine them.
+
+    So the shape of a constant that only the target has follows from that of what it meets.
+    """
+    instance = _instance_at(
+        source, target, tuple(ranks.items()), tuple(guard), tuple(values.items()), True
+    )
+    if instance is None:
+        return None
+    known: dict[str, int] = {}
+    for name, extent in _extents(instance, types):
+        (one, *others) = all_atoms(instance.extents[name]) or ("",)
+        if not others and evaluate(instance.extents[name], {one: extent + 1}) == extent + 1:
+            known[one] = extent
+    found = dict(types)
+    for leaf, rank in instance.ranks.items():
+        if leaf not in types:
+            shape = [instance.extents[f"dim({leaf},{axis})"] for axis in range(-rank, 0)]
+            if not all(known.keys() >= set(all_atoms(extent)) for extent in shape):
+                return None
+            found[leaf] = plain([evaluate(extent, known) for extent in shape])
+    return found
+
+
+def _extents(instance: _Instance, types: Mapping[Term, Type]) -> Iterator[tuple[str, int]]:
+    for leaf, rank in instance.ranks.items():
+        if leaf in types and types[leaf].rank == rank:
+            for axis, extent in enumerate(types[leaf].shape, -rank):
+                assert isinstance(extent, int)
+                yield f"dim({leaf},{axis})", extent
+
+
+@lru_cache(maxsize=1 << 15)
+def _instance_at(
+    source: Terms,
+    target: Terms,
+    ranks: tuple[tuple[str, int], ...],
+    guard: tuple[str, ...],
+    values: tuple[tuple[str, Value], ...],
+    solved: bool = False,
+) -> _Instance | None:
+    """Return a rule at some parameters, None where it fits no operands."""
+    kinds = parameter_kinds((*source, *target))
+    axes = {name: value for name, value in values if kinds.get(name) == "axis"}
+    try:
+        instance = _Open.of(source, target, dict(ranks), guard, axes).at(dict(values))
+        if solved:
+            instance.solve()
+    except IllTyped:
+        return None
+    return instance
 
 
 def sample_types(

@@ -21,11 +21,13 @@ from soapstone.search.substitution.algebra import language
 from soapstone.search.substitution.algebra.proof import Candidate
 from soapstone.search.substitution.laws.sizes import Sizes, parameter_values, rank_choices, sizes
 from soapstone.search.substitution.proving import entail, prove
+from soapstone.search.substitution.workers import Workers
 
 Verdict: TypeAlias = "Literal['consistent', 'contradictory', 'unknown']"
 Progress: TypeAlias = "Callable[[str, int, int], None]"
 _EXTENT = 3  # of the sizes at which derivations are sought
 _CHOICES = 3  # of parameters for which a derivation is needed
+_TOGETHER = 32  # laws between two reports of progress
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def redundant(
     timeout_s: float = 2.0,
     progress: Progress | None = None,
     effort: int = 2,
+    processes: int = 1,
 ) -> tuple[Redundancy, ...]:
     """Return the laws that the others imply, each with those from which it was derived.
 
@@ -97,20 +100,28 @@ def redundant(
         timeout_s: for Z3, for each law that has no derivation; 0 asks it nothing.
         progress: is told the law, how many are done, and of how many.
         effort: how many rounds of equality saturation.
+        processes: that share the laws.
     """
     given = language.laws() if laws is None else tuple(laws)
-    found = []
-    for done, law in enumerate(given):
-        others = [other for other in given if other.name != law.name]
-        used = derivation(law, others, effort)
-        by: Literal["derivation", "Z3"] = "derivation"
-        if used is None and timeout_s > 0 and _by_z3(law, others, timeout_s):
-            used, by = law.follows, "Z3"
-        if used is not None:
-            found.append(Redundancy(law.name, used, by, bool(law.follows)))
-        if progress is not None:
-            progress(law.name, done + 1, len(given))
-    return tuple(found)
+    found: list[Redundancy | None] = []
+    with Workers(processes) as workers:
+        for first in range(0, len(given), _TOGETHER):
+            some = given[first : first + _TOGETHER]
+            found += workers.map(_redundancy, some, given, timeout_s, effort)
+            if progress is not None:
+                progress(some[-1].name, len(found), len(given))
+    return tuple(each for each in found if each is not None)
+
+
+def _redundancy(law: Law, given: Sequence[Law], timeout_s: float, effort: int) -> Redundancy | None:
+    """Return whether a law follows from the others given, as far as is found out."""
+    others = [other for other in given if other.name != law.name]
+    used = derivation(law, others, effort)
+    if used is not None:
+        return Redundancy(law.name, used, "derivation", bool(law.follows))
+    if timeout_s > 0 and _by_z3(law, others, timeout_s):
+        return Redundancy(law.name, law.follows, "Z3", bool(law.follows))
+    return None
 
 
 def derivation(law: Law, others: Sequence[Law], effort: int = 2) -> tuple[str, ...] | None:
@@ -149,9 +160,11 @@ def _instances(law: Law) -> list[Sizes]:
     return found
 
 
-def _variety(found: Sizes, row: int) -> tuple[int, int]:
+def _variety(found: Sizes, row: int) -> tuple[int, int, int]:
+    """Return how telling a size is: few extents of 1, where much is equal, and many unequal."""
     extents = [extent for type_ in found.at(row).values() for extent in type_.shape]
-    return len(set(extents)), -sum(extent for extent in extents if isinstance(extent, int))
+    sum_ = sum(extent for extent in extents if isinstance(extent, int))
+    return -extents.count(1), len(set(extents)), -sum_
 
 
 def _by_z3(law: Law, others: Sequence[Law], timeout_s: float) -> bool:
@@ -162,12 +175,15 @@ def _by_z3(law: Law, others: Sequence[Law], timeout_s: float) -> bool:
 
 
 def report(
-    laws: Sequence[Law] | None = None, timeout_s: float = 2.0, progress: Progress | None = None
+    laws: Sequence[Law] | None = None,
+    timeout_s: float = 2.0,
+    progress: Progress | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Return both checks for JSON: `verdict`, `contradiction`, `redundant`, `seconds`."""
     start = time.perf_counter()
     first = consistent(laws, max(timeout_s, 10.0))
-    found = redundant(laws, timeout_s, progress)
+    found = redundant(laws, timeout_s, progress, processes=processes)
     return {
         "verdict": first.verdict,
         "contradiction": list(first.laws),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from soapstone.ir.term import (
     subterms,
 )
 from soapstone.search.substitution.algebra import condition, language
-from soapstone.search.substitution.algebra.shapes import Tree, Type, infer, plain
+from soapstone.search.substitution.algebra.shapes import Tree, Type, concrete, infer, plain
 from soapstone.search.substitution.laws.columns import TYPES, Column, Types
 from soapstone.search.substitution.laws.relation import Relation, equal, relation
 
@@ -48,6 +48,10 @@ class Sizes:
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
+
+    def only(self, rows: NDArray[np.int64]) -> Sizes:
+        """Return these rows."""
+        return replace(self, columns=tuple(column[rows] for column in self.columns))
 
     def at(self, row: int) -> dict[Term, Type]:
         """Return the type of every leaf at one size."""
@@ -191,7 +195,8 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
     if sides is None:
         return None
     types, leaves = _leaves(sides, bindings, ranks, limit)
-    both = equal(sides, types, leaves)
+    several = any(len(term.operands) > 2 for term in subterms(sides))
+    both = _tried(sides, types, leaves) if several else equal(sides, types, leaves)
     found = Sizes(bindings, sides, types, both.leaves, both.columns)
     keep = np.ones(len(found), bool)
     for text in law.where:
@@ -202,6 +207,38 @@ def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -
     return Sizes(
         bindings, sides, types, both.leaves, tuple(column[rows] for column in both.columns)
     )
+
+
+def _tried(sides: tuple[Term, Term], types: Types, leaves: Mapping[Term, Relation]) -> Relation:
+    """Return the relation of both sides leaf by leaf, where operators have more operands."""
+    ready: list[list[Term]] = [[] for _ in leaves]
+    for term in subterms(sides):
+        if term.operands:
+            inside = [at for at, leaf in enumerate(leaves) if leaf in subterms([term])]
+            ready[max(inside)].append(term)
+    known: dict[Term, Type] = {}
+    rows: list[tuple[int, ...]] = []
+
+    def assign(at: int, row: tuple[int, ...]) -> None:
+        if at == len(leaves):
+            if known[sides[0]].shape == known[sides[1]].shape:
+                rows.append(row)
+            return
+        leaf = list(leaves)[at]
+        for number in leaves[leaf].result.tolist():
+            known[leaf] = types.all[number]
+            for term in ready[at]:
+                operands = tuple(known[operand] for operand in term.operands)
+                type_ = concrete(term.symbol, term.parameters, operands)
+                if type_ is None:
+                    break
+                known[term] = type_
+            else:
+                assign(at + 1, (*row, number))
+
+    assign(0, ())
+    columns = np.array(rows, np.int64).reshape(len(rows), len(leaves)).T
+    return Relation(tuple(leaves), tuple(columns), np.zeros(len(rows), np.int64))
 
 
 def one_sided(

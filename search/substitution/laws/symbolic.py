@@ -6,16 +6,15 @@ each element that decides on signs (`sigmoid`, `relu`) is not interpreted. Both 
 function of the inputs, defined at the same inputs (`field.py`). What is found different is refuted
 by numbers only: a counterexample is one that the operators themselves compute.
 
-Rank 4 is gone through up to extents of 3, and so are choices of ranks with thousands of sizes. A
-law of element-wise operators alone says the same of each element, whatever the sizes: where
-operands are repeated, extents of 2 and ranks up to 3 cover all cases.
+All sizes up to the limit are covered: those are compared that are no slice of another (see
+`slices.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,24 +22,17 @@ import numpy as np
 from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
 from soapstone.ir.tensor import Array
-from soapstone.ir.term import Term, Value, subterms
-from soapstone.search.substitution.algebra import evaluate, language, shapes
-from soapstone.search.substitution.algebra.condition import IllTyped, holds, read
+from soapstone.ir.term import Term
+from soapstone.search.substitution.algebra import evaluate, language
 from soapstone.search.substitution.algebra.shapes import Type
 from soapstone.search.substitution.laws.expression import Elements, Undecided, elements
 from soapstone.search.substitution.laws.field import Field
-from soapstone.search.substitution.laws.sizes import (
-    bound_sides,
-    parameter_values,
-    rank_choices,
-    sizes,
-)
+from soapstone.search.substitution.laws.sizes import parameter_values, rank_choices, sizes
+from soapstone.search.substitution.laws.slices import needed
 from soapstone.search.substitution.laws.validate import LIMIT, Progress, Validation
 
 Types = Mapping[Term, Type]
 Sides = tuple[Term, Term]
-_RANK_4 = 3  # the largest extent of tensors of rank 4
-_MOST = 2000  # sizes of one choice of ranks and parameters; else extents are up to one less
 _TRIES = 4  # random inputs, before a difference is called undecided
 
 
@@ -65,103 +57,23 @@ class Difference:
 def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> Validation:
     """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
     start = time.perf_counter()
-    obligations = 0
+    obligations = compared = 0
     tasks = list(itertools.product(parameter_values(law), rank_choices(law, limit)))
     computed = Symbolic()
     for done, (values, ranks) in enumerate(tasks):
-        for sides, types in instances(law, values, ranks, limit):
-            obligations += 1
-            difference = computed.difference(sides, types)
-            if difference is not None:
-                return Validation(law, obligations, difference, time.perf_counter() - start)
+        found = sizes(law, values, ranks, limit)
+        if found is not None:
+            for row in needed(found).tolist():
+                compared += 1
+                difference = computed.difference(found.sides, found.at(row))
+                if difference is not None:
+                    obligations += row + 1
+                    seconds = time.perf_counter() - start
+                    return Validation(law, obligations, compared, difference, seconds)
+            obligations += len(found)
         if progress is not None:
             progress(law.name, done + 1, len(tasks))
-    return Validation(law, obligations, None, time.perf_counter() - start)
-
-
-# Sizes
-
-
-def is_pointwise(law: Law) -> bool:
-    """Return whether all operators of a law are element-wise."""
-    symbols = {term.symbol for term in subterms(law.sides) if term.operands}
-    return all(language.forms()[symbol].spec.elementwise for symbol in symbols)
-
-
-def instances(
-    law: Law, values: Mapping[str, Value], ranks: Mapping[Term, int], limit: int
-) -> Iterator[tuple[Sides, Types]]:
-    """Yield both sides with parameters' values, and the types of their leaves, at all sizes."""
-    most = min(limit, _RANK_4) if 4 in ranks.values() else limit
-    sides = bound_sides(law, values)
-    if sides is None:
-        return
-    if any(len(term.operands) > 2 for term in subterms(sides)):
-        leaves = [term for term in subterms(sides) if not term.operands]
-        for types in _tried(sides, leaves, ranks, most):
-            if _conditions_hold(law, values, types):
-                yield sides, types
-        return
-    pointwise = is_pointwise(law)
-    repeated = 1 if 4 in ranks.values() else min(most, 2)
-    found = sizes(law, values, ranks, repeated if pointwise else most)
-    while found is not None and len(found) > _MOST:
-        most -= 1
-        found = sizes(law, values, ranks, most)
-    for row in range(len(found) if found else 0):
-        assert found is not None
-        yield sides, found.at(row)
-    rank = max(ranks.values())
-    for shape in itertools.product(range(1, most + 1), repeat=rank) if pointwise else ():
-        if max(shape, default=0) > repeated:  # no operand is repeated
-            whole = {leaf: shapes.plain(shape[rank - r :]) for leaf, r in ranks.items()}
-            one, other = (shapes.infer(side, whole) for side in sides)
-            if one is not None and other is not None and one.shape == other.shape:
-                yield sides, whole
-
-
-def _tried(
-    sides: Sides, leaves: list[Term], ranks: Mapping[Term, int], limit: int
-) -> Iterator[Types]:
-    """Yield the sizes at which both sides have one shape, leaf by leaf."""
-    ready: list[list[Term]] = [[] for _ in leaves]
-    for term in subterms(sides):
-        if term.operands:
-            inside = [leaves.index(leaf) for leaf in term.subterms() if not leaf.operands]
-            ready[max(inside)].append(term)
-    types: dict[Term, Type] = {}
-
-    def assign(at: int) -> Iterator[Types]:
-        if at == len(leaves):
-            if types[sides[0]].shape == types[sides[1]].shape:
-                yield {leaf: types[leaf] for leaf in leaves}
-            return
-        for shape in itertools.product(range(1, limit + 1), repeat=ranks[leaves[at]]):
-            types[leaves[at]] = shapes.plain(shape)
-            for term in ready[at]:
-                operands = tuple(types[operand] for operand in term.operands)
-                type_ = shapes.concrete(term.symbol, term.parameters, operands)
-                if type_ is None:
-                    break
-                types[term] = type_
-            else:
-                yield from assign(at + 1)
-
-    return assign(0)
-
-
-def _conditions_hold(law: Law, values: Mapping[str, Value], types: Types) -> bool:
-    def extent(term: Term, axis: int) -> int:
-        found = shapes.infer(term, types)
-        if found is None or not -found.rank <= axis < 0:
-            raise IllTyped(f"{term} has no axis {axis}")
-        return int(str(found.shape[axis]))
-
-    try:
-        read_ = [read(text, extent, lambda name: values.get(name, name)) for text in law.where]
-        return all(holds(condition) for conditions in read_ for condition in conditions)
-    except IllTyped:
-        return False
+    return Validation(law, obligations, compared, None, time.perf_counter() - start)
 
 
 # Evaluation

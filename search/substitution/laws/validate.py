@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ from soapstone.search.substitution.laws.sizes import (
     rank_choices,
     sizes,
 )
+from soapstone.search.substitution.laws.slices import needed
 
 LIMIT = 4
 _CHUNK = 1 << 17
@@ -57,10 +58,14 @@ Progress: TypeAlias = "Callable[[str, int, int], None]"  # law, how many are don
 
 @dataclass(frozen=True)
 class Validation:
-    """What was found of a law: how many obligations (parameters and sizes), and what refutes it."""
+    """What was found of a law: how many obligations (parameters and sizes), and what refutes it.
+
+    `compared`: at how many of them both sides were; the others have these as their slices.
+    """
 
     law: Law
     obligations: int
+    compared: int
     counterexample: object | None  # it prints
     seconds: float
 
@@ -74,7 +79,7 @@ class Validation:
             return f"{self.law.name}: {self.law} is wrong: {self.counterexample}"
         if not self.obligations:
             return f"{self.law.name}: {self.law} is said of no sizes: its sides are never typed"
-        return f"{self.law.name}: holds at {self.obligations} sizes ({self.seconds:.2f} s)"
+        return f"{self.law.name}: holds at {self.obligations} sizes, {self.compared} compared"
 
 
 def is_polynomial(law: Law) -> bool:
@@ -89,17 +94,19 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
         from soapstone.search.substitution.laws import symbolic
 
         return symbolic.validate(law, limit, progress)
-    obligations = 0
+    obligations = compared = 0
     tasks = list(_tasks(law, limit))
     for done, (bindings, ranks) in enumerate(tasks):
-        count, counterexample = _validated(law, bindings, ranks, limit)
-        obligations += count
-        if counterexample is not None:
-            return Validation(law, obligations, counterexample, time.perf_counter() - start)
+        checked = _validated(law, bindings, ranks, limit)
+        obligations += checked.obligations
+        compared += checked.compared
+        if checked.counterexample is not None:
+            seconds = time.perf_counter() - start
+            return Validation(law, obligations, compared, checked.counterexample, seconds)
         if progress is not None:
             progress(law.name, done + 1, len(tasks))
     untyped = None if obligations else _untyped(law, tasks, limit)
-    return Validation(law, obligations, untyped, time.perf_counter() - start)
+    return Validation(law, obligations, compared, untyped, time.perf_counter() - start)
 
 
 def _untyped(
@@ -159,17 +166,27 @@ def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, 
             yield bindings, ranks
 
 
-def _validated(
-    law: Law, bindings: dict[str, Value], ranks: dict[Term, int], limit: int
-) -> tuple[int, Counterexample | None]:
-    """Return how many sizes there are, and the first at which the law is wrong."""
+class Checked(NamedTuple):
+    """How many sizes there are, or up to the first that is wrong, how many were compared."""
+
+    obligations: int
+    compared: int
+    counterexample: Counterexample | None
+
+
+def _validated(law: Law, bindings: dict[str, Value], ranks: dict[Term, int], limit: int) -> Checked:
+    """Return at how many sizes a law holds, and the first at which it is wrong."""
     found = sizes(law, bindings, ranks, limit)
     if found is None or not len(found):
-        return 0, None
-    if _congruent(found):
-        return len(found), None
-    where, counterexample = _first_difference(found)
-    return where if counterexample is None else where + 1, counterexample
+        return Checked(0, 0, None)
+    rows = needed(found)
+    part = found.only(rows)
+    if _congruent(part):
+        return Checked(len(found), len(rows), None)
+    where, counterexample = _first_difference(part)
+    if counterexample is None:
+        return Checked(len(found), len(rows), None)
+    return Checked(int(rows[where]) + 1, where + 1, counterexample)
 
 
 def _congruent(found: Sizes) -> bool:

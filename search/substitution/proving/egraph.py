@@ -282,8 +282,8 @@ class EGraph:
             kinds = tuple(self.types[operand] for operand in self.children[node])
             if kinds == tuple(self.types[operand] for operand in self.children[twin]):
                 self._hide(node)
-        known = self.hidden.union(self.users[large])
-        self.users[large] += [node for node in moved if node not in known]
+        known = set(self.users[large])
+        self.users[large] += [n for n in moved if n not in known and n not in self.hidden]
         self.changed.append(large)
         return found
 

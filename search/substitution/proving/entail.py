@@ -24,6 +24,7 @@ from soapstone.search.substitution.proving.prove import replay
 
 Verdict: TypeAlias = "Literal['proved', 'unknown']"
 Terms: TypeAlias = "tuple[Term, ...]"
+_STEPS = 500_000  # of Z3, a second: somewhat more than it takes in one
 
 
 class _Logic:
@@ -148,8 +149,9 @@ def entailed_by_laws(
 ) -> Verdict:
     """Return whether the laws entail each output's equation, as far as Z3 finds out in the time.
 
-    Given are the laws of the symbols of both sides. Those with conditions, and those that are
-    `shape_bound`, are left out: without shapes they say too much.
+    Z3 counts its steps as well: some searches do not look at the clock for minutes. Given are the
+    laws of the symbols of both sides. Those with conditions, and those that are `shape_bound`, are
+    left out: without shapes they say too much.
     """
     logic = _logic()
     spoken = _symbols((*source, *target))
@@ -158,6 +160,7 @@ def entailed_by_laws(
     solver.set("mbqi", False)
     solver.set("auto_config", False)
     solver.set("timeout", int(timeout_s * 1000))
+    solver.set("rlimit", int(timeout_s * _STEPS))
     chosen = [law for law in given if _symbols(law.sides) <= spoken and not law.where]
     solver.add(*quantified(logic, (law for law in chosen if not shape_bound(law))))
     solver.add(logic.differ(source, target))

@@ -17,6 +17,7 @@ from soapstone.search.substitution.proving.egraph import ILL_TYPED, TYPES, Appli
 from soapstone.search.substitution.proving.matcher import HEADS, Bound, Rewrite
 
 _REMEMBERED = 1_000_000  # answers about conditions
+_MORE = 2  # times the nodes of a budget, at which what matches at one node is left off
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,8 @@ class Saturation:
                     found += [(number, full) for full in self._filled(rewrite, bound)]
         merged = False
         for number, bound in found:
+            if len(graph) > _MORE * budget.nodes:
+                break
             key = (number, bound)
             if key not in self._done:
                 self._done.add(key)

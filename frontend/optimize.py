@@ -1,0 +1,453 @@
+"""Optimised models: the search over substitutions, checked and measured before it is believed.
+
+The found graph is run on random inputs beside the original, and both are timed in turns on the
+target; what is not faster there is not returned.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soapstone.frontend.inference import NOTHING, InferenceSession, Source
+from soapstone.frontend.npz import DataError
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+from soapstone.ir.interpret import interpret
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
+from soapstone.ir.tensor import Array, Role
+from soapstone.runtime.lower import fold_weights, merge_parts, split_constants
+from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
+    from soapstone.frontend.onnx import OnnxModel
+    from soapstone.search.optimize.search import Searched
+
+TARGETS = ("soapstone", "onnxruntime")
+_TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
+_ROUNDS = 15
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class OptimizeResult:
+    """An optimised model, what was predicted and measured of it, and how it came about.
+
+    Attributes:
+        graph, weights: the model; the original where the search found nothing faster.
+        before, after: predicted costs.
+        measured_before_us, measured_after_us: medians of runs taken in turns on the target; None
+            where it is only described.
+        substitutions: how often each rule was applied, by its identity.
+        equations: the rules that were applied, as mathematics.
+        max_abs_error: the largest difference of an output from the original's on random inputs.
+        kept: whether the optimised graph is the one returned.
+    """
+
+    graph: Graph
+    weights: Mapping[str, Array]
+    before: Cost
+    after: Cost
+    measured_before_us: float | None
+    measured_after_us: float | None
+    substitutions: Mapping[str, int]
+    equations: Mapping[str, str]
+    candidates: int
+    complete: bool
+    seconds: float
+    max_abs_error: float
+    kept: bool
+    explanation: str = field(default="", repr=False)
+
+    @property
+    def speedup(self) -> float:
+        """Measured time before over after, predicted where nothing was measured."""
+        if self.measured_before_us is not None and self.measured_after_us:
+            return self.measured_before_us / self.measured_after_us
+        return self.before.time_us / self.after.time_us if self.after.time_us else 1.0
+
+    def save(self, path: str | Path) -> None:
+        """Write the model: an ONNX file by its suffix, else a graph file and its weights.
+
+        Raises:
+            GraphError: an operator has no counterpart in ONNX.
+        """
+        if str(path).lower().endswith(".onnx"):
+            from soapstone.frontend.onnx import to_onnx
+
+            to_onnx(self.graph, self.weights, path)
+        else:
+            from soapstone.ir.files import save_graph
+
+            save_graph(self.graph, path, dict(self.weights) or None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        return {
+            "cost_before_us": self.before.time_us,
+            "cost_after_us": self.after.time_us,
+            "estimated": self.after.estimated,
+            "measured_before_us": self.measured_before_us,
+            "measured_after_us": self.measured_after_us,
+            "speedup": self.speedup,
+            "launches_before": self.before.launches,
+            "launches_after": self.after.launches,
+            "bytes_before": self.before.bytes,
+            "bytes_after": self.after.bytes,
+            "flops_before": self.before.flops,
+            "flops_after": self.after.flops,
+            "substitutions": dict(self.substitutions),
+            "candidates": self.candidates,
+            "complete": self.complete,
+            "seconds": self.seconds,
+            "max_abs_error": self.max_abs_error,
+            "kept": self.kept,
+        }
+
+    def __str__(self) -> str:
+        estimated = " (estimated)" if self.after.estimated else ""
+
+        def row(name: str, before: float, after: float, form: str = ",.0f") -> str:
+            return f"  {name:<16} {before:>14{form}} -> {after:>14{form}}"
+
+        lines = [f"{self.graph.name}: {len(self.graph.nodes)} operators"]
+        if self.measured_before_us is not None and self.measured_after_us is not None:
+            lines.append(row("measured us", self.measured_before_us, self.measured_after_us))
+        lines += [
+            row(f"predicted us{estimated}", self.before.time_us, self.after.time_us),
+            row("launches", self.before.launches, self.after.launches),
+            row("bytes moved", self.before.bytes, self.after.bytes),
+            row("operations", self.before.flops, self.after.flops),
+            f"  {self.speedup:.2f}x, found in {self.seconds:.1f} s among {self.candidates} graphs"
+            + ("" if self.complete else " (not searched to the end)"),
+        ]
+        if not self.kept:
+            lines.append("  the original is kept: what was found is not faster when measured")
+        for name, count in sorted(self.substitutions.items(), key=lambda item: -item[1]):
+            lines.append(f"  {count:4d} x {name}  {self.equations[name]}")
+        if self.max_abs_error:
+            lines.append(f"  outputs differ by at most {self.max_abs_error:.2g}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def optimize(
+    model: Model | OnnxModel | Graph | str | Path,
+    weights: Mapping[str, Array] = NOTHING,
+    *,
+    batch_size: int = 1,
+    dims: Mapping[str, int] | None = None,
+    target: str = "soapstone",
+    machine: str | Path | None = None,
+    objective: str = "time",
+    alpha: float = 1.05,
+    seconds: float = 300.0,
+    candidates: int = 300,
+    rules: str | Path | None = None,
+    max_rule_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> OptimizeResult:
+    """Return a faster equivalent of a model, for the executor that will run it.
+
+    Args:
+        model: a Model, an OnnxModel or its file, or a Graph; one with updates is a training graph,
+            whose weights are values like others.
+        weights: those of a Graph.
+        batch_size, dims: the extents that the graph is for.
+        target: `soapstone` or `onnxruntime`, whose measured times are used.
+        machine: a described device instead, by name or file; times are then estimated.
+        objective: `time`, `memory`, `flops`, `bytes`, `launches`, a weighted sum, or with limits:
+            `time subject to memory<2e8`.
+        alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
+        seconds, candidates: when to stop: after this time, and after so many graphs a piece.
+        rules: a rule file instead of the shipped one.
+        max_rule_size: the most operators of a rule.
+
+    Raises:
+        DataError, GraphError: a model, target, objective or rule file that does not fit.
+    """
+    from soapstone.search.optimize.rulebook import rulebook
+    from soapstone.search.optimize.search import Options, search
+    from soapstone.search.substitution import rulefile
+
+    graph, held = _taken(model, weights, batch_size, dims or {})
+    training = bool(graph.updates)
+    if alpha < 1:
+        raise GraphError(f"alpha {alpha} found; 1 or more needed")
+    pricing = cost_model(target, machine, graph, held, threads, training)
+    wanted = Objective.parse(objective)
+    file = rulefile.load(rules) if rules is not None else rulefile.load()
+    book = rulebook(file, max_rule_size)
+    options = Options(alpha=alpha, seconds=seconds, candidates=candidates)
+    found = search(graph, {} if training else held, book, pricing, wanted, options, progress)
+    names = {name.rstrip("'"): name for name in found.substitutions}
+    counts: Counter[str] = Counter()
+    for name, count in found.substitutions.items():
+        counts[name.rstrip("'")] += count
+    equations = {plain: str(book.by_name[name]) for plain, name in names.items()}
+    new, new_weights = found.graph, held
+    if not training:
+        new, new_weights = settled(found.graph, found.constants)
+    error = verified(graph, held, new, new_weights)
+    before = after = None
+    kept = bool(counts)
+    if kept and machine is None and not training:
+        before, after = measured(target, (graph, held), (new, new_weights), threads)
+        kept = after <= before or "time" not in wanted.weights
+    return OptimizeResult(
+        new if kept else graph,
+        new_weights if kept else held,
+        found.before,
+        found.after,
+        before,
+        after,
+        dict(counts),
+        equations,
+        found.candidates,
+        found.complete,
+        found.seconds,
+        error,
+        kept,
+        explanation(found, book),
+    )
+
+
+def cost_model(
+    target: str,
+    machine: str | Path | None,
+    graph: Graph,
+    weights: Mapping[str, Array],
+    threads: int | None = None,
+    training: bool = False,
+) -> CostModel:
+    """Return what prices graphs for a target, or for a described machine.
+
+    Raises:
+        DataError: there is no such target, or it runs no training graphs.
+    """
+    if machine is not None:
+        from soapstone.search.cost.machine import RooflineCost
+
+        return RooflineCost(machine, training=training)
+    if target == "soapstone":
+        if training:
+            return ExecutorCost(threads, training=True)
+        return ExecutorCost.for_weights(weights, threads)
+    if target == "onnxruntime" and not training:
+        from soapstone.search.cost.onnxruntime import OnnxRuntimeCost
+
+        return OnnxRuntimeCost.for_weights(_exported, weights, threads)
+    what = "a training graph for it" if target in TARGETS else "one"
+    raise DataError(f"target {target!r}: {what} cannot be priced; {', '.join(TARGETS)} are targets")
+
+
+def training_graph_of(app: str | Path, batch_size: int) -> Graph:
+    """Return the training graph of an app, by its name or script, with its own options.
+
+    Raises:
+        AppError: there is no such app.
+    """
+    from soapstone.frontend.app import load_app
+    from soapstone.frontend.optimizers import optimizer
+    from soapstone.frontend.training import training_graph
+
+    found = load_app(app)
+    forward = found.build(batch_size).build(batch_size, training=True)
+    options = found.options
+    chosen = optimizer(options["optimizer"])
+    return training_graph(forward, options["loss"], chosen, tuple(options["metrics"]))
+
+
+def _exported(graph: Graph, weights: Mapping[str, Array]) -> bytes:
+    from soapstone.frontend.onnx.export import onnx_graph
+    from soapstone.frontend.onnx.tensors import as_tensor
+
+    model, held = onnx_graph(graph, weights)
+    model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())
+    return bytes(model.SerializeToString())
+
+
+def _taken(
+    model: Model | OnnxModel | Graph | str | Path,
+    weights: Mapping[str, Array],
+    batch_size: int,
+    dims: Mapping[str, int],
+) -> tuple[Graph, dict[str, Array]]:
+    """Return a model as a graph for some extents, with its weights."""
+    if isinstance(model, str | Path) and not str(model).lower().endswith(".onnx"):
+        from soapstone.ir.files import load_graph
+
+        graph, held = load_graph(model)
+        return graph, dict(weights) or held
+    if isinstance(model, Graph):
+        return model, dict(weights)
+    source = Source.of(model, weights)
+    extents = {"batch": batch_size, **dims}
+    shapes = {}
+    for each in source.inputs:
+        shape = [extents.get(dim, dim) if isinstance(dim, str) else dim for dim in each.shape]
+        for axis, dim in enumerate(shape):
+            if not isinstance(dim, int):
+                what = f"axis {axis} is {dim or 'unknown'}"
+                raise DataError(f"input {each.name!r}: {what}; a number needed, from dims")
+        shapes[each.name] = np.zeros(
+            [int(dim) for dim in shape if isinstance(dim, int)], each.dtype
+        )
+    graph, _ = source.graph(shapes)
+    held = source.weights()
+    return graph, {name: held[name] for name in graph.roles if name in held}
+
+
+def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
+    """Return a graph out of its normal form, with what weights alone determine as weights.
+
+    Biases go back into products, nested joins become one, and merged kernels become arrays.
+    """
+    outputs = graph.outputs
+    graph = fold_weights(graph, weights)
+    graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
+    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
+    first, rest = split_constants(graph, fixed)
+    made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
+    held = {**weights, **made}
+    names = dict(zip(rest.outputs, outputs))
+    for number, name in enumerate(outputs):  # some other value may have taken an output's name
+        if name in rest.tensors and name not in names:
+            names[name] = f"{name}.inside{number}"
+    held = {names.get(name, name): array for name, array in held.items()}
+    rest = renamed(rest, names)
+    return rest, {n: held[n] for n, role in rest.roles.items() if role is not Role.INPUT}
+
+
+def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Return a graph with other names for some of its values."""
+
+    def new(values: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names.get(value, value) for value in values)
+
+    return replace(
+        graph,
+        nodes=tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
+        tensors={names.get(name, name): spec for name, spec in graph.tensors.items()},
+        roles={names.get(name, name): role for name, role in graph.roles.items()},
+        outputs=new(graph.outputs),
+    )
+
+
+def verified(
+    graph: Graph, weights: Mapping[str, Array], new: Graph, new_weights: Mapping[str, Array]
+) -> float:
+    """Return the largest difference of outputs on random inputs, after comparing them all.
+
+    Raises:
+        GraphError: names or shapes of outputs differ, or values by more than rounding.
+    """
+    if new.outputs != graph.outputs:
+        raise GraphError(f"outputs {new.outputs} found after the search; {graph.outputs} needed")
+    given = inputs_of(graph)
+    if graph.updates:
+        values = given | dict(weights)
+        values |= {n: _drawn(graph, n) for n in graph.roles if n not in values}
+        one, other = interpret(graph, values), interpret(new, values)
+        pairs = [(name, one[name], other[name]) for name in graph.outputs]
+        pairs += [(n, one[v], other[new.updates[n]]) for n, v in graph.updates.items()]
+    else:
+        with (
+            InferenceSession(graph, weights) as first,
+            InferenceSession(new, new_weights) as second,
+        ):
+            one, other = first.run(given), second.run(given)
+        pairs = [(name, one[name], other[name]) for name in graph.outputs]
+    worst = 0.0
+    for name, a, b in pairs:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise GraphError(
+                f"output {name!r}: {b.dtype}{b.shape} found, {a.dtype}{a.shape} needed"
+            )
+        if a.size == 0:
+            continue
+        error = float(np.abs(a.astype(np.float64) - b).max())
+        if not error <= _TOLERANCE * max(1e-6, float(np.abs(a).max())):
+            raise GraphError(f"output {name!r} differs by {error:.3g} after the search")
+        worst = max(worst, error)
+    return worst
+
+
+def inputs_of(graph: Graph) -> dict[str, Array]:
+    """Return seeded random inputs: numbers around 0, and 0 or 1 where whole numbers are taken."""
+    return {name: _drawn(graph, name) for name in graph.inputs(Role.INPUT)}
+
+
+def _drawn(graph: Graph, name: str) -> Array:
+    spec = graph.tensors[name]
+    random = np.random.default_rng([len(name), spec.size])
+    if spec.is_float:
+        drawn = random.standard_normal(spec.shape)
+        return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
+    return random.integers(0, 2, spec.shape).astype(spec.dtype)
+
+
+Pair = tuple[Graph, Mapping[str, Array]]
+
+
+def measured(
+    target: str, before: Pair, after: Pair, threads: int | None = None
+) -> tuple[float, float]:
+    """Return the median time of a run of two graphs on a target, in microseconds, in turns."""
+    runs = [_runner(target, graph, weights, threads) for graph, weights in (before, after)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(_ROUNDS + 2):
+        for run, kept in zip(runs, times):
+            start = time.perf_counter()
+            run()
+            if turn >= 2:
+                kept.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def _runner(
+    target: str, graph: Graph, weights: Mapping[str, Array], threads: int | None
+) -> Callable[[], object]:
+    given = inputs_of(graph)
+    if target == "soapstone":
+        session = InferenceSession(graph, weights, threads=threads)
+        return lambda: session.run(given)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    found = onnxruntime.InferenceSession(
+        _exported(graph, weights), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda: found.run(None, given)
+
+
+def explanation(found: Searched, book: Any) -> str:
+    """Return every step of every piece, with the rule, its guard, and the laws that prove it."""
+    lines = []
+    for number, solved in enumerate(found.solved, 1):
+        if not solved.found.steps:
+            continue
+        lines.append(
+            f"piece {number}, {solved.times} times:"
+            f" {solved.before:,.1f} -> {solved.found.cost:,.1f}"
+        )
+        for step in solved.found.steps:
+            rule = book.by_name[step.rule]
+            laws = dict.fromkeys(part.law for chain in rule.rule.proof for part in chain)
+            where = "everywhere" if step.match is None else f"match {step.match}"
+            lines.append(f"  {step.rule} at {where}, {step.count} times: {rule}")
+            if rule.rule.guard:
+                lines.append(f"    where {' and '.join(rule.rule.guard)}")
+            lines.append(f"    by {', '.join(laws)}")
+    return "\n".join(lines)

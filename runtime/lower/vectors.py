@@ -1,0 +1,102 @@
+"""Constants that vary along one axis only, however they are spelled: as a vector along it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from soapstone.ir.graph import GraphBuilder, Node
+from soapstone.ir.tensor import Array
+
+
+class Site(Protocol):
+    """A graph being built, where operators on constants may be added."""
+
+    @property
+    def builder(self) -> GraphBuilder: ...
+
+    @property
+    def constants(self) -> Mapping[str, Array]: ...
+
+    def constant(self, operator: str, *values: str, **attributes: Any) -> str: ...
+
+
+def vector_over(site: Site, value: str, shape: tuple[int, ...], axis: int) -> str | None:
+    """Return a constant as a vector over an axis of the shape that it is broadcast to, or None.
+
+    None where it varies along other axes too, or may for all that its makers tell: broadcasts,
+    concatenations and splits along the axis, and element-wise operators are looked through.
+    """
+    found = site.builder.spec(value).shape
+    if len(found) > len(shape):
+        return None
+    aligned = (1,) * (len(shape) - len(found)) + found
+    if any(own not in (1, whole) for own, whole in zip(aligned, shape)):
+        return None
+    if all(extent == 1 for i, extent in enumerate(aligned) if i != axis):
+        return _along(site, value, shape[axis])
+    if value in site.constants:
+        return _by_contents(site, value, shape, axis)
+    maker = site.builder.maker(value)
+    return None if maker is None else _behind(site, maker, value, shape, axis)
+
+
+def _along(site: Site, value: str, extent: int) -> str:
+    """Return a constant of that many elements, or of one, as a vector."""
+    spec = site.builder.spec(value)
+    if spec.rank != 1:
+        value = site.constant("reshape", value, shape=(spec.size,))
+    if spec.size != extent:
+        value = site.constant("broadcast", value, shape=(extent,))
+    return value
+
+
+def _behind(site: Site, maker: Node, value: str, shape: tuple[int, ...], axis: int) -> str | None:
+    """Return the vector of a constant by what makes it."""
+    at = maker.attributes
+    own = axis - len(shape) + site.builder.spec(value).rank  # the axis as the constant counts it
+    if maker.operator == "broadcast":
+        return vector_over(site, maker.inputs[0], shape, axis)
+    if maker.operator == "full":
+        return site.constant("full", **{**at, "shape": (shape[axis],)})
+    if maker.spec.view == "concat" and at["axis"] == own:
+        parts = []
+        for name in maker.inputs:
+            extent = site.builder.spec(name).shape[own]
+            part = vector_over(site, name, _with(shape, axis, extent), axis)
+            if part is None:
+                return None
+            parts.append(part)
+        return site.constant("concat", *parts, axis=0)
+    if maker.spec.view == "split" and at["axis"] == own:
+        bounds = list(itertools.accumulate(at["sizes"], initial=0))
+        whole = vector_over(site, maker.inputs[0], _with(shape, axis, bounds[-1]), axis)
+        index = maker.outputs.index(value)
+        start, stop = bounds[index : index + 2]
+        if whole is None:
+            return None
+        return site.constant("slice", whole, starts=(start,), stops=(stop,), steps=(1,))
+    if maker.spec.elementwise and maker.spec.localize is None and len(maker.outputs) == 1:
+        operands = [vector_over(site, name, shape, axis) for name in maker.inputs]
+        if operands and None not in operands:
+            return site.constant(maker.operator, *filter(None, operands), **at)
+    return None
+
+
+def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+def _by_contents(site: Site, value: str, shape: tuple[int, ...], axis: int) -> str | None:
+    """Return the vector of a constant whose contents are the same along every other axis."""
+    array = site.constants[value]
+    own = axis - len(shape) + array.ndim
+    first = tuple(slice(None) if i == own else slice(0, 1) for i in range(array.ndim))
+    if array.size == 0 or not (array == array[first]).all():
+        return None
+    stops = tuple(e if i == own else 1 for i, e in enumerate(array.shape))
+    cut = site.constant(
+        "slice", value, starts=(0,) * array.ndim, stops=stops, steps=(1,) * array.ndim
+    )
+    return _along(site, cut, shape[axis])

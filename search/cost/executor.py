@@ -1,0 +1,251 @@
+"""The cost of a graph on soapstone's own executor: the measured times of what it lowers to.
+
+A graph costs what its launches cost, and which launches there are is asked of the passes that the
+executor itself uses (docs/lowering.md): there is no second model of fusion. Each launch is measured
+once for its operator, attributes, shapes, strides, constant operands and threads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
+from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu.onednn.library import threads
+from soapstone.kernels.entry import Call
+from soapstone.runtime.expand import NodeLaunch, expand
+from soapstone.runtime.lower import channels_last, fold_weights, lower, split_constants, views
+from soapstone.search.cost import database as store
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost
+from soapstone.search.cost.database import ROUNDS, CostDatabase
+from soapstone.search.cost.launches import (
+    Key,
+    Lowered,
+    call,
+    filled,
+    hollow,
+    keys,
+    peak_bytes,
+    work,
+)
+from soapstone.search.cost.measure import Weights, Yardstick, cache_bytes, measure
+
+NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
+_BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
+_BUSY = "busy machine: "  # before the keys of times that did not settle
+_VERSION = 5  # of how launches are measured: times of another version do not count
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A launch and what it costs."""
+
+    node: Node
+    us: float
+    flops: float
+    bytes: float
+
+    def __str__(self) -> str:
+        return f"{self.us:9.1f} us  {self.node}"
+
+
+class ExecutorCost:
+    """Prices graphs for soapstone's executor on this machine.
+
+    Args:
+        threads: how many threads compute; all cores by default.
+        database: where times are kept; the process's own by default.
+        weights: whether constants are read from memory or from the last cache, which depends on the
+            size of the whole network that a graph is part of: see `for_weights`.
+        training: whether graphs are training graphs, which run without the passes for constants.
+    """
+
+    target = "soapstone"
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        database: CostDatabase | None = None,
+        weights: Weights = Weights.COLD,
+        training: bool = False,
+    ) -> None:
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.weights = weights
+        self.training = training
+        self._database = database
+        self._yardstick: Yardstick | None = None
+        self._known: dict[Key, tuple[float, float, float]] = {}
+        self.measured = 0  # launches that this model had to measure
+        self.unsettled = 0  # of these: the machine was too busy or slow for them
+
+    @staticmethod
+    def for_weights(
+        constants: Mapping[str, Array],
+        threads: int | None = None,
+        *,
+        database: CostDatabase | None = None,
+    ) -> ExecutorCost:
+        """Return the model for a network with these weights: do they stay in the last cache?"""
+        nbytes = sum(array.nbytes for array in constants.values())
+        fits = nbytes <= cache_bytes(3) * 3 // 4
+        state = Weights.CACHED if fits else Weights.COLD
+        return ExecutorCost(threads, database=database, weights=state)
+
+    @property
+    def database(self) -> CostDatabase:
+        """Where times are kept."""
+        if self._database is None:
+            self._database = store.database()
+        return self._database
+
+    def cost(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> Cost:
+        """Return what one execution of the graph costs; see `CostModel`."""
+        lowered = self.lowered(graph, constants, layouts)
+        nodes = lowered.nodes
+        found = self._priced(lowered, nodes, constants)
+        return Cost(
+            sum([us for us, _, _ in found]),
+            sum([flops for _, flops, _ in found]),
+            sum([nbytes for _, _, nbytes in found]),
+            len(found),
+            peak_bytes(lowered, nodes),
+        )
+
+    def launches(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> tuple[Priced, ...]:
+        """Return the launches of a graph with the cost of each."""
+        lowered = self.lowered(graph, constants, layouts)
+        nodes = lowered.nodes
+        found = self._priced(lowered, nodes, constants)
+        return tuple(Priced(node, *each) for node, each in zip(nodes, found))
+
+    def lowered(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> Lowered:
+        """Return the graph as the executor launches it."""
+        fixed = frozenset(graph.roles.keys() & constants.keys())
+        if not self.training:
+            graph = replace(graph, updates={}).pruned()
+            first, graph = split_constants(fold_weights(graph, constants), fixed)
+            fixed |= {output for node in first.nodes for output in node.outputs}
+        strategy = Strategy({DEFAULT: Configuration()}, layouts=channels_last(graph, layouts))
+        lowered = lower(graph, strategy)
+        return Lowered(lowered, strategy, fixed, views(lowered, strategy, fixed))
+
+    def _priced(
+        self, lowered: Lowered, nodes: tuple[Node, ...], constants: Mapping[str, Array]
+    ) -> list[tuple[float, float, float]]:
+        """Return time, operations and bytes of each launch, measuring those that are not known."""
+        known, wanted = self._known, keys(lowered, nodes)
+        missing = {key: node for key, node in zip(wanted, nodes) if key not in known}
+        if missing:
+            self._price(lowered, missing, constants)
+        return [known[key] for key in wanted]
+
+    def _price(
+        self, lowered: Lowered, missing: Mapping[Key, Node], constants: Mapping[str, Array]
+    ) -> None:
+        expanded = expand(lowered.graph, lowered.strategy, lowered.constants, lowered.seen)
+        by_name = {launch.node.name: launch for launch in expanded}
+        texts = {}
+        for key, node in missing.items():
+            example = call(lowered, by_name[node.name], self.threads, hollow, NO_CONSTANTS)
+            texts[key] = self._text(node, example)
+        times = self.database.find(texts.values())
+        wanted = {
+            text: by_name[missing[key].name] for key, text in texts.items() if text not in times
+        }
+        if wanted:
+            with self.database.measuring(), threads(self.threads):
+                times |= self._taken(lowered, wanted, constants)
+        for key, node in missing.items():
+            self._known[key] = (times[texts[key]], *work(lowered.graph, node))
+
+    def _taken(
+        self, lowered: Lowered, wanted: Mapping[str, NodeLaunch], constants: Mapping[str, Array]
+    ) -> dict[str, float]:
+        """Return the times of launches that the database lacked.
+
+        Times that a busy or slow machine kept from being settled are kept apart: they serve while
+        it is so, and are taken again when it is not.
+        """
+        times = self.database.find(wanted)  # by another process, meanwhile
+        rest = {text: item for text, item in wanted.items() if text not in times}
+        mark = f"yardstick {_VERSION} threads={self.threads}"
+        if self._yardstick is None:
+            self._yardstick = Yardstick(self.threads, self.database.get(mark) or math.inf)
+        if rest and self._yardstick.mostly_slow():
+            found = self.database.find(_BUSY + text for text in rest)
+            times |= {text.removeprefix(_BUSY): us for text, us in found.items()}
+            rest = {text: item for text, item in rest.items() if text not in times}
+        if rest:
+            times |= self._measure(lowered, rest, constants, self._yardstick)
+            self.database.lowest(mark, self._yardstick.best_us)
+        return times
+
+    def _measure(
+        self,
+        lowered: Lowered,
+        launches: Mapping[str, NodeLaunch],
+        constants: Mapping[str, Array],
+        yardstick: Yardstick,
+    ) -> dict[str, float]:
+        """Return the times of launches, measured in turns, and record them."""
+        times: dict[str, float] = {}
+        batch: dict[str, Call] = {}
+        held = 0
+
+        def finish() -> None:
+            found = dict(zip(batch, measure(list(batch.values()), self.weights, yardstick)))
+            settled = {text: each.us for text, each in found.items() if each.settled}
+            rest = {text: each.us for text, each in found.items() if not each.settled}
+            times.update(self.database.update(settled, ROUNDS) | rest)
+            self.database.update({_BUSY + text: us for text, us in rest.items()})
+            self.measured += len(found)
+            self.unsettled += len(rest)
+            batch.clear()
+
+        for text, launch in launches.items():
+            batch[text] = made = call(lowered, launch, self.threads, filled, constants)
+            held += sum(array.nbytes for array in (*made.inputs, *made.outputs))
+            if held > _BATCH_BYTES:
+                finish()
+                held = 0
+        finish()
+        return times
+
+    def _text(self, node: Node, example: Call) -> str:
+        """Return all there is to say of a launch: what its time is kept under."""
+
+        def forms(arrays: tuple[Array, ...]) -> list[Any]:
+            return [[a.dtype.name, a.shape, a.strides] for a in arrays]
+
+        parts = [
+            *(self.target, _VERSION, str(self.weights) if example.constants else "", self.threads),
+            *(node.operator, node.items, forms(example.inputs), forms(example.outputs)),
+            *(sorted(example.constants), [node.inputs.index(name) for name in node.inputs]),
+        ]
+        return json.dumps(parts, default=str)
+
+
+__all__ = ["ExecutorCost", "Priced"]

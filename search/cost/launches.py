@@ -1,0 +1,178 @@
+"""What is known of a launch without running it: its key, its work, its operands as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.ops.epilogue import wrapped
+from soapstone.ir.ops.fused import program_steps
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.kernels.entry import Call
+from soapstone.runtime.expand import NodeLaunch
+from soapstone.runtime.lower import View, in_place, launched
+
+Key = tuple[Any, ...]
+Make = Callable[[TensorSpec, tuple[int, ...]], Array]  # an array of a spec in an axis order
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph as it is launched: lowered, with the values that are constants or views."""
+
+    graph: Graph
+    strategy: Strategy
+    constants: frozenset[str]
+    seen: Mapping[str, View]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are launched, in order."""
+        return tuple(node for node in self.graph.nodes if launched(node, self.seen))
+
+
+def keys(lowered: Lowered, nodes: tuple[Node, ...]) -> list[Key]:
+    """Return for each launched node what its time depends on, names left out."""
+    tensors, layouts = lowered.graph.tensors, lowered.strategy.layouts
+    places: dict[str, Key] = {}
+
+    def place(name: str) -> Key:
+        if name in lowered.constants:
+            return ("constant", tensors[name])
+        view = lowered.seen.get(name)
+        if view is None:
+            return (tensors[name], layouts.get(name))
+        return (tensors[view.root], layouts.get(view.root), replace(view, root=""))
+
+    found = []
+    for node in nodes:
+        operands = (*node.inputs, *node.outputs)
+        for name in operands:
+            if name not in places:
+                places[name] = place(name)
+        inputs = node.inputs
+        same = () if len(set(inputs)) == len(inputs) else tuple(map(inputs.index, inputs))
+        where = tuple([places[name] for name in operands])
+        found.append((node.operator, node.items, len(inputs), same, where))
+    return found
+
+
+def work(graph: Graph, node: Node) -> tuple[float, float]:
+    """Return a launch's arithmetic operations, and the bytes that it reads and writes."""
+    specs = [graph.tensors[name] for name in node.inputs]
+    operands = dict.fromkeys((*node.inputs, *node.outputs))
+    nbytes = float(sum(graph.tensors[name].nbytes for name in operands))
+    if node.operator == "with_epilogue":
+        spec, given = wrapped(node.attributes)
+        arity = node.attributes["arity"]
+        base = spec.bind(specs[:arity], spec.normalise(given))
+        flops = spec.flops(base)
+        specs = [*base.output_specs, *specs[arity:]]
+    elif node.operator == "fused_elementwise":
+        flops = 0.0
+    else:
+        return node.spec.flops(graph.signature(node)), nbytes
+    for step, numbers, values in program_steps(node.attributes, len(specs)):
+        bound = step.bind([specs[i] for i in numbers], values)
+        flops += step.flops(bound)
+        specs += bound.output_specs
+    return flops, nbytes
+
+
+def call(
+    lowered: Lowered, launch: NodeLaunch, threads: int, make: Make, constants: Mapping[str, Array]
+) -> Call:
+    """Return a launch as a call on arrays that `make` makes, where the executor has its own.
+
+    constants: contents of those constants that a kernel may have to look at.
+    """
+    tensors, layouts = lowered.graph.tensors, lowered.strategy.layouts
+    roots: dict[str, Array] = {}
+
+    def root(name: str) -> Array:
+        if name not in roots:
+            spec = tensors[name]
+            roots[name] = make(spec, layouts.get(name) or tuple(range(spec.rank)))
+        return roots[name]
+
+    arrays = []
+    for argument in launch.arguments:
+        box: tuple[Any, ...] = tuple(slice(a, b) for a, b in zip(argument.lo[0], argument.hi[0]))
+        arrays.append(root(argument.region)[(*box, ...)])
+    fixed = {}
+    for operand in launch.inputs:
+        name = operand.constant
+        if name is not None:
+            spec = tensors[name]
+            known = constants.get(name) if not spec.is_float else None
+            fixed[name] = known if known is not None else make(spec, tuple(range(spec.rank)))
+    inputs, outputs = (
+        tuple(operand.array(0, arrays, fixed) for operand in side)
+        for side in (launch.inputs, launch.outputs)
+    )
+    numbers = frozenset(i for i, o in enumerate(launch.inputs) if o.constant is not None)
+    return Call(launch.node.operator, launch.attributes(0), inputs, outputs, threads, numbers)
+
+
+def hollow(spec: TensorSpec, order: tuple[int, ...]) -> Array:
+    """Return an array with a value's shape and strides and one element of memory."""
+    dtype = np.dtype(spec.dtype)
+    strides, step = [0] * spec.rank, dtype.itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(spec.shape[axis], 1)
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), spec.shape, strides)
+
+
+def filled(spec: TensorSpec, order: tuple[int, ...]) -> Array:
+    """Return an array of numbers in [0.1, 1.1), zeros for integers, on a cache line's bound."""
+    dtype = np.dtype(spec.dtype)
+    raw = np.zeros(spec.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    flat = raw[start : start + spec.nbytes].view(dtype)
+    if spec.is_float:
+        flat[:] = np.resize(_NUMBERS, flat.shape)
+    elif dtype.kind == "b":
+        flat[:] = True
+    physical = flat.reshape([spec.shape[axis] for axis in order])
+    return physical.transpose(np.argsort(order)) if order else physical
+
+
+_NUMBERS = np.random.default_rng(0).random(10_007, np.float32) + np.float32(0.1)
+
+
+def peak_bytes(lowered: Lowered, nodes: tuple[Node, ...]) -> int:
+    """Return the most bytes of values alive at once; inputs and outputs of the graph always are."""
+    graph = lowered.graph
+    aliases = in_place(graph)
+
+    def root(name: str) -> str:
+        view = lowered.seen.get(name)
+        return aliases.get(view.root if view else name, view.root if view else name)
+
+    stored = {root(name) for name in (*graph.roles, *graph.outputs)} - lowered.constants
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for step, node in enumerate(nodes):
+        for name in map(root, (*node.inputs, *node.outputs)):
+            if name not in lowered.constants and name not in stored:
+                first.setdefault(name, step)
+                last[name] = step
+    changes = [0] * (len(nodes) + 1)
+    for name, step in first.items():
+        nbytes = graph.tensors[name].nbytes
+        changes[step] += nbytes
+        changes[last[name] + 1] -= nbytes
+    peak = alive = 0
+    for change in changes:
+        alive += change
+        peak = max(peak, alive)
+    return peak + sum(graph.tensors[name].nbytes for name in stored)
+
+
+__all__ = ["Key", "Lowered", "call", "filled", "hollow", "keys", "peak_bytes", "work"]

@@ -1,0 +1,209 @@
+"""Prices graphs for described devices by their roofline: an estimate, not a measurement.
+
+A launch takes its overhead, and then as long as its arithmetic or its memory traffic, whichever is
+longer (Williams, Waterman and Patterson 2009). Small results do not fill a wide device, so the rate
+of arithmetic falls with the number of results: that is why the best graph differs from device to
+device (MetaFlow, Figure 7). Launches are those of soapstone's own lowering.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from soapstone.ir import fields
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.tensor import DTYPES, Array
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost
+from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.launches import Key, keys, peak_bytes, work
+
+FORMAT, VERSION = "soapstone-device", 1
+_SHIPPED = Path(__file__).with_name("devices")
+
+
+class DeviceError(GraphError):
+    """A description of a device that is not legal, or says too little for a graph."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a roofline needs to know of a device.
+
+    Attributes:
+        flops_per_s: peak rate of arithmetic for each floating-point type, `float32` at least; other
+            types count at that of `float32`.
+        bytes_per_s: peak rate of its memory; memory_bytes: how much of it there is.
+        launch_us: overhead of a launch in microseconds.
+        full_rate_results: how many results a launch computes for arithmetic to be at its full rate.
+        compute_share, memory_share: shares of the peaks that kernels reach, above 0 and at most 1.
+        source: where the numbers are from.
+
+    Raises:
+        DeviceError: a number out of its range; names the field.
+    """
+
+    name: str
+    flops_per_s: Mapping[str, float]
+    bytes_per_s: float
+    memory_bytes: int
+    launch_us: float
+    full_rate_results: int = 1
+    compute_share: float = 1.0
+    memory_share: float = 1.0
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flops_per_s", MappingProxyType(dict(self.flops_per_s)))
+        kinds = [dtype for dtype in DTYPES if dtype.startswith("float")]
+        for dtype, rate in self.flops_per_s.items():
+            if dtype not in kinds:
+                raise self._fault("flops_per_s", repr(dtype), f"one of {', '.join(kinds)}")
+            if not rate > 0:
+                raise self._fault(f"flops_per_s.{dtype}", rate, "a number above 0")
+        if "float32" not in self.flops_per_s:
+            raise self._fault("flops_per_s", list(self.flops_per_s), "a rate for 'float32'")
+        for name in ("bytes_per_s", "memory_bytes"):
+            if not getattr(self, name) > 0:
+                raise self._fault(name, getattr(self, name), "a number above 0")
+        if not self.launch_us >= 0:
+            raise self._fault("launch_us", self.launch_us, "a number from 0")
+        if self.full_rate_results < 1:
+            raise self._fault("full_rate_results", self.full_rate_results, "an integer from 1")
+        for name in ("compute_share", "memory_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise self._fault(name, getattr(self, name), "a number above 0, at most 1")
+
+    def _fault(self, name: str, found: object, needed: str) -> DeviceError:
+        return DeviceError(f"device {self.name!r}: field {name!r}: {found} found, {needed} needed")
+
+    def us(self, flops: float, nbytes: float, results: int, dtype: str = "float32") -> float:
+        """Return the time of a launch in microseconds.
+
+        Raises:
+            DeviceError: the device has no rate for the type.
+        """
+        kind = dtype if dtype.startswith("float") else "float32"
+        if kind not in self.flops_per_s:
+            raise DeviceError(
+                f"device {self.name!r}: arithmetic in {kind} found;"
+                f" rates are for {', '.join(self.flops_per_s)}"
+            )
+        filled = min(1.0, max(results, 1) / self.full_rate_results)
+        compute_s = flops / (self.flops_per_s[kind] * self.compute_share * filled)
+        memory_s = nbytes / (self.bytes_per_s * self.memory_share)
+        return self.launch_us + 1e6 * max(compute_s, memory_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as JSON-ready data."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        found["flops_per_s"] = dict(self.flops_per_s)
+        return {"format": FORMAT, "version": VERSION, **found}
+
+    @staticmethod
+    def from_json(data: object, where: str = "device") -> Device:
+        """Return the device that parsed JSON describes.
+
+        Raises:
+            DeviceError: a missing, unknown or illegal field; names it.
+        """
+        found = fields.Fields(data, where, DeviceError)
+        found.header(FORMAT, VERSION)
+        rates = fields.Fields(found.mapping("flops_per_s"), f"{where}: flops_per_s", DeviceError)
+        named = found.mapping("flops_per_s")
+        device = Device(
+            name=found.text("name"),
+            flops_per_s={name: rates.real(name) for name in named},
+            bytes_per_s=found.real("bytes_per_s"),
+            memory_bytes=found.integer("memory_bytes", 1),
+            launch_us=found.real("launch_us"),
+            full_rate_results=found.integer("full_rate_results", 1),
+            compute_share=found.real("compute_share"),
+            memory_share=found.real("memory_share"),
+            source=found.text("source"),
+        )
+        found.finish()
+        return device
+
+    @staticmethod
+    def load(device: str | Path) -> Device:
+        """Return the device of a name in `shipped()`, or of a JSON file.
+
+        Raises:
+            DeviceError: there is no such name or file, or it is not a description.
+        """
+        shipped = _SHIPPED / f"{str(device).lower()}.json"
+        path = shipped if str(device).lower() in Device.shipped() else Path(device)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            names = ", ".join(Device.shipped())
+            raise DeviceError(
+                f"device {str(device)!r}: {error}; one of {names} or a JSON file needed"
+            ) from None
+        where = f"device file {str(path)!r}"
+        return Device.from_json(fields.parse(text, where, DeviceError), where)
+
+    @staticmethod
+    def shipped() -> tuple[str, ...]:
+        """Return the names of the devices that are described already."""
+        return tuple(sorted(path.stem for path in _SHIPPED.glob("*.json")))
+
+
+class RooflineCost:
+    """The cost model of a described device; every cost of it is marked as estimated.
+
+    Args:
+        device: a description, the name of a shipped one, or a JSON file.
+        training: whether graphs are training graphs, without constants.
+    """
+
+    def __init__(self, device: Device | str | Path, *, training: bool = False) -> None:
+        self.device = device if isinstance(device, Device) else Device.load(device)
+        self.target = self.device.name
+        self._lowering = ExecutorCost(1, training=training)
+        self._known: dict[Key, tuple[float, float, float]] = {}
+
+    def cost(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> Cost:
+        """Return what one execution of the graph costs by the roofline; see `CostModel`.
+
+        What does not fit into the device's memory, constants included, takes for ever.
+
+        Raises:
+            DeviceError: the device has no rate for a type of the graph.
+        """
+        lowered = self._lowering.lowered(graph, constants, layouts)
+        nodes = lowered.nodes
+        time_us, flops, nbytes = 0.0, 0.0, 0.0
+        for key, node in zip(keys(lowered, nodes), nodes):
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self._priced(lowered.graph, node)
+            time_us += found[0]
+            flops += found[1]
+            nbytes += found[2]
+        peak = peak_bytes(lowered, nodes)
+        held = sum(graph.tensors[name].nbytes for name in graph.roles if name in constants)
+        if peak + held > self.device.memory_bytes:
+            time_us = math.inf
+        return Cost(time_us, flops, nbytes, len(nodes), peak, estimated=True)
+
+    def _priced(self, graph: Graph, node: Node) -> tuple[float, float, float]:
+        """Return time, operations and bytes of a launch."""
+        flops, nbytes = work(graph, node)
+        made = [graph.tensors[name] for name in node.outputs]
+        results = max((spec.size for spec in made), default=1)
+        return self.device.us(flops, nbytes, results, made[0].dtype), flops, nbytes
+
+
+__all__ = ["Device", "DeviceError", "RooflineCost"]

@@ -1,0 +1,201 @@
+"""Times of launches as they are inside a whole network: weights cold, activations and code warm.
+
+A kernel that is run again and again finds its weights in the cache, where a network's weights would
+have been replaced by those of all the other operators. So before each timed run the caches are
+swept; the kernel runs once on other weights, as it does for other operators of the network; and the
+operands that another operator would just have made are touched by all threads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.select import run_reference, select
+from soapstone.runtime.program import NativeProgram, assemble
+from soapstone.search.cost.database import ROUNDS, interleaved, preemptions
+
+_MiB = 1 << 20
+_SIDE, _SLOW, _LOOKS = 192, 1.3, 9
+_REST_S = 0.002  # a process that has slept is not preempted at once
+
+
+class Weights(StrEnum):
+    """Where constant operands are when a launch begins."""
+
+    COLD = "cold"  # in memory: the weights of the network exceed the last cache
+    CACHED = "cached"  # in the last cache, not nearer
+
+
+@cache
+def cache_bytes(level: int) -> int:
+    """Return the bytes of a cache of this computer at a level, as one core sees it."""
+    folder = Path("/sys/devices/system/cpu/cpu0/cache")
+    for index in sorted(folder.glob("index*")):
+        try:
+            kind = (index / "type").read_text().strip()
+            if int((index / "level").read_text()) == level and kind != "Instruction":
+                text = (index / "size").read_text().strip()
+                return int(text[:-1]) * {"K": 1 << 10, "M": _MiB}[text[-1]]
+        except (OSError, ValueError, KeyError):
+            continue
+    return {1: 32 << 10, 2: _MiB}.get(level, 32 * _MiB)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The time of a launch, whether its runs agree on it, and the kernel variant that ran."""
+
+    us: float
+    settled: bool
+    variant: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A launch on scratch operands, ready to be timed: what prepares its operands, then itself."""
+
+    call: Call
+    variant: str
+    before: NativeProgram
+    program: NativeProgram | None  # None: the reference, which Python runs
+    keep: Sequence[Entry]
+
+    def run(self) -> float:
+        """Return the microseconds of one execution; negative where the process was preempted."""
+        self.before.run(0)
+        lost = preemptions()
+        if self.program is None:
+            start = time.perf_counter_ns()
+            run_reference(self.call)
+            us = (time.perf_counter_ns() - start) / 1e3
+        else:
+            stamps = np.zeros((1, 3), np.int64)
+            self.program.run(0, stamps)
+            us = float(stamps[0, 2] - stamps[0, 1]) / 1e3
+        if preemptions() == lost:
+            return us
+        time.sleep(_REST_S)
+        return -us
+
+
+def timed(call: Call, weights: Weights) -> Timed:
+    """Return a call on scratch operands, bound to the variant that the executor would choose."""
+    variant, entry = select(call)
+    moving = [a for i, a in enumerate(call.inputs) if i not in call.constants]
+    touch_inputs = [step for a in moving if (step := _touch(a, call.threads))]
+    before = [step for a in call.outputs if (step := _touch(a, call.threads))] + touch_inputs
+    if call.constants:
+        # Twice: caches keep what was read again from what is read once.
+        before = [sweep(_span(weights), call.threads)] * 2 + before
+    twin = _twin(call, variant)
+    if twin is not None:
+        before += [twin, *touch_inputs]
+    program = _program([entry]) if entry is not None else None
+    return Timed(call, variant, _program(before), program, (*before, *([entry] if entry else [])))
+
+
+def _twin(call: Call, variant: str) -> Entry | None:
+    """Return the entry of the same kernel with other constants: its code is in the cache then.
+
+    Their contents differ too, since kernels may share what they pack of equal weights.
+    """
+    inputs = tuple(
+        a if i not in call.constants else a * a.dtype.type(0.5) if a.dtype.kind == "f" else a.copy()
+        for i, a in enumerate(call.inputs)
+    )
+    return select(replace(call, inputs=inputs), variant=variant)[1]
+
+
+def _program(entries: Sequence[Entry]) -> NativeProgram:
+    """Return the entries as a native program of one worker."""
+    count = len(entries)
+    blocks = ([entry.address for entry in entries], [entry.block for entry in entries])
+    return assemble(range(count), [0] * count, [()] * count, *blocks)
+
+
+class Yardstick:
+    """A matrix product that is timed beside launches, to tell when the machine is slow.
+
+    Another guest of the same processor can make a machine slow for minutes without a trace here.
+    """
+
+    def __init__(self, threads: int, best_us: float = math.inf) -> None:
+        self.best_us = best_us
+        rng = np.random.default_rng(0)
+        a, b = (rng.random((_SIDE, _SIDE), np.float32) for _ in range(2))
+        flags = {"transpose_a": False, "transpose_b": False}
+        call = Call("matmul", flags, (a, b), (np.zeros_like(a),), threads)
+        self._entry = select(call)[1]
+
+    def slow(self) -> bool:
+        """Return whether the machine is much slower now than it once was."""
+        from soapstone.kernels.cpu.native import run
+
+        if self._entry is None:
+            return False
+        run(self._entry)  # brings its operands into the cache
+        start = time.perf_counter_ns()
+        run(self._entry)
+        us = (time.perf_counter_ns() - start) / 1e3
+        self.best_us = min(self.best_us, us)
+        return us > _SLOW * self.best_us
+
+    def mostly_slow(self) -> bool:
+        """Return whether the machine is slow most of the time."""
+        return sum(self.slow() for _ in range(_LOOKS)) > _LOOKS // 2
+
+
+def measure(
+    calls: Sequence[Call], weights: Weights, yardstick: Yardstick, rounds: int = ROUNDS
+) -> list[Measured]:
+    """Return the times of calls on scratch operands, taken in turns on the calling thread."""
+    ready = [timed(call, weights) for call in calls]
+
+    def run(each: Timed) -> float:
+        slow = yardstick.slow()
+        us = each.run()
+        return -abs(us) if slow else us
+
+    for each in ready:
+        each.run()
+    times = interleaved([partial(run, each) for each in ready], rounds)
+    return [Measured(*time, each.variant) for time, each in zip(times, ready)]
+
+
+def _span(weights: Weights) -> int:
+    """Return how many bytes must be read for constants to be where they are in a network."""
+    if weights is Weights.COLD:
+        return cache_bytes(3)
+    return 2 * cache_bytes(2)
+
+
+@cache
+def sweep(nbytes: int, threads: int) -> Entry:
+    """Return an entry that reads so many bytes with all threads."""
+    rows = max(threads, 1) * 16
+    store = np.ones((rows, nbytes // (4 * rows)), np.float32)  # of zeros there would be one page
+    result = np.zeros(rows, np.float32)
+    attributes = {"axes": (1,), "keepdims": False}
+    _, entry = select(Call("reduce_max", attributes, (store,), (result,), threads))
+    assert entry is not None
+    return entry._replace(keep=(entry.keep, store, result))
+
+
+def _touch(array: Array, threads: int) -> Entry | None:
+    """Return an entry that rewrites an array as the operator that makes it would, or None."""
+    if array.dtype != np.float32 or array.size == 0:
+        return None
+    call = Call("affine", {"scale": 1.0, "shift": 0.0}, (array,), (array,), threads)
+    try:
+        return select(call, variant="numba")[1]
+    except ValueError:  # memory that the kernel does not take
+        return None

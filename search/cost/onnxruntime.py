@@ -1,0 +1,332 @@
+"""Prices graphs for ONNX Runtime: groups of operators, each measured once as it runs them.
+
+Follows TASO, section 2.6: the cost of a graph is the sum of the measured times of what is launched,
+with ONNX Runtime's own fusions, its folding of constants, and the conversions between plain and
+blocked layouts where operators that want different ones meet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.interpret import interpret
+from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.search.cost import database as store
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost
+from soapstone.search.cost.database import CostDatabase
+from soapstone.search.cost.measure import Weights, cache_bytes
+from soapstone.search.cost.ort_groups import Group, determined, groups, small
+from soapstone.search.cost.ort_measure import (
+    Export,
+    Measured,
+    Reads,
+    conversion_us,
+    measure,
+    node_us,
+)
+
+_VERSION = 3  # of how groups are measured: times of another version do not count
+_BITS = 48  # of a number in the database that are surely exact
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A group with what it costs where it stands."""
+
+    group: Group
+    measured: Measured
+
+
+class OnnxRuntimeCost:
+    """The cost model of ONNX Runtime's CPU provider on this computer.
+
+    Boundary values whose layout is not plain count as being in ONNX Runtime's blocked layout.
+
+    Args:
+        export: writes a graph with its weights as a serialised ONNX model.
+        threads: how many threads ONNX Runtime computes with; all cores by default.
+        database: where times are kept; the process's own by default.
+        weights: whether constants are read from memory or from the last cache, which depends on the
+            size of the whole network that a graph is part of: see `for_weights`.
+    """
+
+    target = "onnxruntime"
+
+    def __init__(
+        self,
+        export: Export,
+        threads: int | None = None,
+        *,
+        database: CostDatabase | None = None,
+        weights: Weights = Weights.COLD,
+    ) -> None:
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.weights = weights
+        self.measured = 0  # groups and conversions that this model had to measure
+        self._export = export
+        self._database = database
+        span = cache_bytes(3) * 3 // 2 if weights is Weights.COLD else 4 * cache_bytes(2)
+        self._sweep_bytes = span
+        self._label = f"onnxruntime {_version()} {_VERSION} {weights} threads={self.threads}"
+        self._known: dict[tuple[Any, ...], Measured] = {}
+        self._flops: dict[tuple[Any, ...], float] = {}
+        self._node_us: float | None = None
+
+    @staticmethod
+    def for_weights(
+        export: Export,
+        constants: Mapping[str, Array],
+        threads: int | None = None,
+        *,
+        database: CostDatabase | None = None,
+    ) -> OnnxRuntimeCost:
+        """Return the model for a network with these weights: do they stay in the last cache?"""
+        nbytes = sum(array.nbytes for array in constants.values())
+        fits = nbytes <= cache_bytes(3) // 2
+        state = Weights.CACHED if fits else Weights.COLD
+        return OnnxRuntimeCost(export, threads, database=database, weights=state)
+
+    @property
+    def database(self) -> CostDatabase:
+        """Where times are kept."""
+        if self._database is None:
+            self._database = store.database()
+        return self._database
+
+    def cost(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> Cost:
+        """Return what one run of the graph in ONNX Runtime costs.
+
+        Raises:
+            UnsupportedError: an operator has no counterpart in ONNX (from `export`).
+        """
+        known = determined(graph, constants.keys())
+        priced = self._priced(graph, constants, known, layouts)
+        time_us, launches, nbytes = 0.0, 0, 0.0
+        for each in priced:
+            time_us += each.measured.time_us
+            launches += each.measured.launches
+            nbytes += each.measured.nbytes
+        for spec, inward in _conversions(graph, priced, layouts):
+            time_us += self._conversion(spec, inward).time_us
+            launches += 1
+            nbytes += 2 * spec.nbytes
+        flops = sum(self._flops_of(graph, node) for each in priced for node in each.group.nodes)
+        peak = _peak_bytes(graph, [each.group for each in priced], known)
+        return Cost(time_us + launches * self._overhead(), flops, nbytes, launches, peak)
+
+    def explain(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> list[tuple[str, float]]:
+        """Return each group's operators with their time in microseconds, conversions last."""
+        known = determined(graph, constants.keys())
+        priced = self._priced(graph, constants, known, layouts)
+        lines = [
+            (" + ".join(node.operator for node in each.group.nodes), each.measured.time_us)
+            for each in priced
+        ]
+        for spec, inward in _conversions(graph, priced, layouts):
+            word = "to blocked" if inward else "to plain"
+            lines.append((f"{word} {spec}", self._conversion(spec, inward).time_us))
+        return lines
+
+    def _priced(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        known: Set[str],
+        layouts: Mapping[str, tuple[int, ...]],
+    ) -> list[_Priced]:
+        contents = _Contents(graph, constants, known)
+        blocked = {name: _is_blocked(name, layouts) for name in graph.roles}
+        found = []
+        for group in groups(graph, known):
+            mask = tuple(
+                _may_be_blocked(graph.tensors[name]) and blocked.get(name, False)
+                for name in group.inputs
+            )
+            measured = self._measured(graph, group, contents, mask)
+            blocked |= zip(group.outputs, measured.blocked)
+            found.append(_Priced(group, measured))
+        return found
+
+    def _measured(
+        self, graph: Graph, group: Group, contents: _Contents, mask: tuple[bool, ...]
+    ) -> Measured:
+        chosen = {n: contents[n] for n in group.fixed if small(graph.tensors[n])}
+        key = (group.form(graph, chosen), mask)
+        found = self._known.get(key)
+        if found is None:
+            what = f"{self._label} {json.dumps(key, default=str, separators=(',', ':'))}"
+            found = self._load(what, group)
+            if found is None:
+                with self.database.measuring():
+                    found = self._load(what, group)  # another process may have been first
+                    if found is None:
+                        self.measured += 1
+                        made = measure(
+                            graph,
+                            group,
+                            chosen,
+                            mask,
+                            self._export,
+                            self.threads,
+                            self._sweep_bytes,
+                        )
+                        self.database.update(_fields(what, made))
+                        found = self._load(what, group) or made
+            self._known[key] = found
+        return found
+
+    def _load(self, what: str, group: Group) -> Measured | None:
+        """Return what the database holds of a group, or None."""
+        bits = 2 * len(group.inputs) + len(group.outputs)
+        parts = [f"{what} layouts {i}" for i in range(-(-bits // _BITS))]
+        names = [f"{what} time", f"{what} launches", f"{what} bytes", *parts]
+        found = self.database.find(names)
+        if len(found) < len(names):
+            return None
+        flags = [int(found[p]) >> b & 1 == 1 for p in parts for b in range(_BITS)]
+        reads = tuple(Reads(*flags[2 * i : 2 * i + 2]) for i in range(len(group.inputs)))
+        time_us, launches, nbytes = (found[name] for name in names[:3])
+        first = 2 * len(reads)
+        return Measured(time_us, int(launches), nbytes, reads, tuple(flags[first:bits]))
+
+    def _conversion(self, spec: TensorSpec, inward: bool) -> Measured:
+        """Return the time from the plain layout to the blocked one, or back."""
+        key = ("conversion", spec, inward)
+        found = self._known.get(key)
+        if found is None:
+            what = f"{self._label} {'to' if inward else 'from'} blocked {spec}"
+            us = self.database.get(what)
+            if us is None:
+                self.measured += 1
+                with self.database.measuring():
+                    us = self.database.put(
+                        what,
+                        conversion_us(spec, inward, self._export, self.threads, self._sweep_bytes),
+                    )
+            found = self._known[key] = Measured(us, 1, 2.0 * spec.nbytes, (), ())
+        return found
+
+    def _overhead(self) -> float:
+        if self._node_us is None:
+            what = f"{self._label} node"
+            found = self.database.get(what)
+            if found is None:
+                with self.database.measuring():
+                    found = self.database.put(what, node_us(self._export, self.threads))
+            self._node_us = found
+        return self._node_us
+
+    def _flops_of(self, graph: Graph, node: Node) -> float:
+        key = (node.operator, node.items, tuple(graph.tensors[name] for name in node.inputs))
+        found = self._flops.get(key)
+        if found is None:
+            found = self._flops[key] = node.spec.flops(graph.signature(node))
+        return found
+
+
+class _Contents:
+    """The contents of constants, computed from others where need be."""
+
+    def __init__(self, graph: Graph, constants: Mapping[str, Array], known: Set[str]) -> None:
+        self._graph, self._constants, self._known = graph, constants, known
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self._constants:
+            return np.asarray(self._constants[name])
+        graph = replace(self._graph, outputs=(name,), updates={}).pruned()
+        read = {i for node in graph.nodes for i in node.inputs} & graph.roles.keys()
+        graph = replace(graph, roles={n: role for n, role in graph.roles.items() if n in read})
+        return interpret(graph, {n: np.asarray(self._constants[n]) for n in read})[name]
+
+
+def _fields(what: str, made: Measured) -> dict[str, float]:
+    """Return what the database keeps of a measurement: numbers by text."""
+    flags = [flag for reads in made.reads for flag in (reads.plain, reads.blocked)]
+    flags += made.blocked
+    parts = [flags[first : first + _BITS] for first in range(0, len(flags), _BITS)]
+    layouts = {
+        f"{what} layouts {i}": float(sum(flag << bit for bit, flag in enumerate(part)))
+        for i, part in enumerate(parts)
+    }
+    numbers = {"time": made.time_us, "launches": float(made.launches), "bytes": made.nbytes}
+    return {f"{what} {name}": number for name, number in numbers.items()} | layouts
+
+
+def _is_blocked(name: str, layouts: Mapping[str, tuple[int, ...]]) -> bool:
+    order = layouts.get(name)
+    return order is not None and order != tuple(range(len(order)))
+
+
+def _may_be_blocked(spec: TensorSpec) -> bool:
+    return spec.rank == 4 and spec.dtype == "float32"
+
+
+def _conversions(
+    graph: Graph, priced: Sequence[_Priced], layouts: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[TensorSpec, bool]]:
+    """Yield the conversions of a graph: the value, and whether it is to the blocked layout.
+
+    A value is converted once for all readers that want it otherwise than it was made.
+    """
+    wanted: dict[str, list[bool]] = {}
+    for each in priced:
+        for name, reads in zip(each.group.inputs, each.measured.reads):
+            wanted.setdefault(name, []).extend(
+                apart for apart, found in ((False, reads.plain), (True, reads.blocked)) if found
+            )
+    for name in graph.outputs:
+        wanted.setdefault(name, []).append(_is_blocked(name, layouts))
+    made = {name: _is_blocked(name, layouts) for name in graph.roles}
+    for each in priced:
+        made |= zip(each.group.outputs, each.measured.blocked)
+    for name, layouts_read in wanted.items():
+        spec = graph.tensors[name]
+        if name in made and _may_be_blocked(spec) and (not made[name]) in layouts_read:
+            yield spec, not made[name]
+
+
+def _peak_bytes(graph: Graph, order: Sequence[Group], known: Set[str]) -> int:
+    """Return the most bytes alive at once of values that groups pass on, constants left out."""
+    last: dict[str, int] = {}
+    for position, group in enumerate(order):
+        last |= dict.fromkeys(group.inputs, position)
+    kept = {*graph.outputs, *graph.updates.values()}
+    live = sum(graph.tensors[name].nbytes for name in graph.roles if name not in known)
+    peak = live
+    for position, group in enumerate(order):
+        live += sum(graph.tensors[name].nbytes for name in group.outputs)
+        peak = max(peak, live)
+        for name in {*group.inputs, *group.outputs}:
+            if name not in kept and last.get(name, position) == position:
+                live -= graph.tensors[name].nbytes
+    return peak
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("onnxruntime")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+__all__ = ["OnnxRuntimeCost"]

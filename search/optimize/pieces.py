@@ -1,0 +1,174 @@
+"""Large graphs in pieces: cut where few substitutions reach across (MetaFlow, section 5).
+
+A graph is cut in two at a minimum vertex cut, the capacity of an operator being the number of
+matches that reach across it, and both halves again, until pieces are small. Each piece is copied
+onto leaves of its own, in order of occurrence; so equal pieces, such as the blocks of a deep
+network, are one graph, and are solved once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from soapstone.ir.tensor import Role
+from soapstone.search.optimize.pool import Application, Leaf, Pool
+
+Values = tuple[int, ...]
+Order = tuple[int, ...]  # of axes: the layout of a value
+_SOURCE, _SINK = "source", "sink"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values that are made of others: `outputs` of `inputs`."""
+
+    outputs: Values
+    inputs: Values
+
+
+def pieces(
+    pool: Pool, outputs: Values, most: int, spans: Mapping[int, int], shift: float = 0.0
+) -> list[Piece]:
+    """Return the pieces of a graph, each of at most so many operators if it can be cut, in order.
+
+    Args:
+        spans: by value, how many matches reach across it.
+        shift: where cuts are sought: 0 in the middle, else nearer to an end, to see what lies
+            across the cuts of another division.
+    """
+    every = [value for value in pool.order(outputs) if _is_operator(pool, value)]
+    parts = [every]
+    done: list[list[int]] = []
+    while parts:
+        part = parts.pop()
+        halves = _halves(pool, part, spans, shift) if _count(pool, part) > most else None
+        if halves is None:
+            done.append(part)
+        else:
+            parts += reversed(halves)
+    readers = _readers(pool, every)
+    wanted = set(outputs)
+    found = []
+    for part in done:
+        inside = set(part)
+        outside = tuple(
+            value
+            for value in part
+            if value in wanted or any(reader not in inside for reader in readers.get(value, ()))
+        )
+        inputs = dict.fromkeys(
+            operand
+            for value in part
+            for operand in pool.operands(value)
+            if operand not in inside and not pool.fixed[operand]
+        )
+        if outside:
+            found.append(Piece(outside, tuple(inputs)))
+    return found
+
+
+def _is_operator(pool: Pool, value: int) -> bool:
+    return isinstance(pool.makers[value], Application) and not pool.fixed[value]
+
+
+def _count(pool: Pool, part: Sequence[int]) -> int:
+    return len({pool.makers[value] for value in part})
+
+
+def _readers(pool: Pool, values: Sequence[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for value in values:
+        for operand in pool.operands(value):
+            found.setdefault(operand, []).append(value)
+    return found
+
+
+def _halves(
+    pool: Pool, part: Sequence[int], spans: Mapping[int, int], shift: float
+) -> tuple[list[int], list[int]] | None:
+    """Return a part cut in two at its cheapest vertex cut, None where there is none.
+
+    Cuts that leave less than a quarter on either side are not looked for.
+    """
+    size = len(part)
+    low, high = (math.floor(size * (bound + shift / 4)) for bound in (0.25, 0.75))
+    first, last = set(part[: max(1, low)]), set(part[min(size - 1, high) :])
+    network = nx.DiGraph()
+    inside = set(part)
+    for value in part:
+        enter, leave = ("in", value), ("out", value)
+        maker = pool.makers[value]
+        assert isinstance(maker, Application)
+        capacity = 1 + spans.get(value, 0) + (size if len(maker.outputs) > 1 else 0)
+        network.add_edge(enter, leave, capacity=capacity)
+        network.add_edge(leave, enter)  # without capacity: unlimited
+        for operand in pool.operands(value):
+            if operand in inside:
+                network.add_edge(("out", operand), enter)
+                network.add_edge(enter, ("in", operand))
+        for sibling in maker.outputs:
+            if sibling != value and sibling in inside:
+                network.add_edge(enter, ("in", sibling))
+        if value in first:
+            network.add_edge(_SOURCE, enter)
+        if value in last:
+            network.add_edge(leave, _SINK)
+    try:
+        _, (near, _) = nx.minimum_cut(network, _SOURCE, _SINK)
+    except nx.NetworkXUnbounded:
+        return None
+    before = [value for value in part if ("in", value) in near]
+    after = [value for value in part if ("in", value) not in near]
+    return (before, after) if before and after else None
+
+
+def copied(pool: Pool, piece: Piece, layouts: Mapping[int, Order]) -> tuple[Values, dict[int, int]]:
+    """Return the outputs of a piece on leaves of its own, and what each of those stands for.
+
+    Weights of one number stay what they are: lowering reads them.
+    """
+    leaves: dict[int, int] = {}
+    stands: dict[int, int] = {}
+
+    def leaf(value: int) -> int:
+        maker = pool.makers[value]
+        weight = pool.fixed[value]
+        known = weight and isinstance(maker, Leaf) and maker.contents is not None
+        if known or (weight and pool.specs[value].size == 1):
+            return value
+        name = f"{'w' if weight else 'v'}{len(stands)}"
+        role = Role.PARAMETER if weight else Role.INPUT
+        called = f"piece {name}: {pool.specs[value]} {layouts.get(value, 'plain')}"
+        made = pool.leaf(called, pool.specs[value], role, weight)
+        stands[made] = value
+        return made
+
+    stop = frozenset(piece.inputs)
+    for value in pool.order(piece.outputs, stop):
+        maker = pool.makers[value]
+        if value in stop or isinstance(maker, Leaf):
+            leaves[value] = leaf(value)
+    return moved(pool, piece.outputs, leaves), stands
+
+
+def moved(pool: Pool, outputs: Sequence[int], where: Mapping[int, int]) -> Values:
+    """Return values with others in place of those they are made of."""
+    new = dict(where)
+    for value in pool.order(outputs, frozenset(where)):
+        if value in new:
+            continue
+        maker = pool.makers[value]
+        if isinstance(maker, Leaf):
+            new[value] = value
+            continue
+        inputs = tuple(new[operand] for operand in maker.inputs)
+        if inputs == maker.inputs:
+            new[value] = value
+        else:
+            made = pool.again(maker.operator, maker.items, inputs, maker.name)
+            new.update(zip(maker.outputs, made))
+    return tuple(new[value] for value in outputs)

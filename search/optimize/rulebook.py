@@ -1,0 +1,121 @@
+"""The rules of a rule file as the optimiser uses them: directed, and ready to be matched.
+
+Each rule is a match of its left side anywhere, and a way to make its right side. Rules are kept by
+the operators that they ask for, so that a graph is only searched for those it may contain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from soapstone.ir.term import SPLITS, Term, subterms
+from soapstone.search.substitution.rules import Rule, RuleFile, Terms, free
+
+
+@dataclass(frozen=True, eq=False)
+class Directed:
+    """A rule in one direction.
+
+    Attributes:
+        name: the rule's identity, with `'` where it is used from right to left.
+        left: what is matched, an output a term.
+        right: what takes its place.
+    """
+
+    name: str
+    rule: Rule
+    left: Terms
+    right: Terms
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The operators that the left side asks for."""
+        return _symbols(self.left)
+
+    @cached_property
+    def makes(self) -> frozenset[str]:
+        """The operators of the right side."""
+        return _symbols(self.right)
+
+    @cached_property
+    def only_adds(self) -> bool:
+        """Whether the right side has all operators of the left, and more, or pads with constants.
+
+        What such a rule makes, others only undo: `add(x, y)` as `sub(add(x, z), sub(z, y))`.
+        """
+        left, right = (Counter(_operators(side)) for side in (self.left, self.right))
+        more = right.total() > left.total()
+        pads = bool(_constants(self.right) - _constants(self.left))
+        return more and (left <= right or pads)
+
+    def __str__(self) -> str:
+        sides = ("; ".join(map(str, side)) for side in (self.left, self.right))
+        return " -> ".join(sides)
+
+
+@dataclass(frozen=True)
+class Rulebook:
+    """Directed rules, in order."""
+
+    rules: tuple[Directed, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Directed]:
+        return {rule.name: rule for rule in self.rules}
+
+    def applicable(self, symbols: frozenset[str]) -> tuple[Directed, ...]:
+        """Return the rules that may match a graph of these operators, now or after others did."""
+        have = set(symbols)
+        while True:
+            able = tuple(rule for rule in self.rules if rule.symbols <= have)
+            more = have.union(*(rule.makes for rule in able))
+            if more == have:
+                return able
+            have = more
+
+
+def rulebook(file: RuleFile, max_size: int | None = None, derivable: bool = False) -> Rulebook:
+    """Return the rules of a file, each in every direction in which it is usable.
+
+    A direction that only adds operators is left out: `add(x, y)` as `sub(add(x, z), z)`.
+
+    Args:
+        max_size: the most operators of a rule's larger side.
+        derivable: whether to use rules that smaller ones reach, too.
+    """
+    found: list[Directed] = []
+    for rule in file.rules:
+        if (max_size is not None and rule.size > max_size) or (rule.derivable and not derivable):
+            continue
+        for left, right in rule.directions:
+            mark = "" if left is rule.source else "'"
+            directed = Directed(rule.identity + mark, rule, left, right)
+            if _matchable(left, right) and not directed.only_adds:
+                found.append(directed)
+    return Rulebook(tuple(found))
+
+
+def _matchable(left: Sequence[Term], right: Sequence[Term]) -> bool:
+    """Return whether every output of the left side is an operator: a variable matches anything."""
+    return all(term.operands for term in left) and free(right) <= free(left)
+
+
+def _operators(terms: Iterable[Term]) -> list[str]:
+    """Return the operators of a graph; the two parts of a split are one."""
+    made = {
+        ("split" if t.symbol in SPLITS else t.symbol, t.parameters, t.operands)
+        for t in subterms(terms)
+        if t.operands
+    }
+    return [symbol for symbol, _, _ in made]
+
+
+def _constants(terms: Iterable[Term]) -> set[str]:
+    return {t.symbol for t in subterms(terms) if not t.operands and not t.is_variable}
+
+
+def _symbols(terms: Iterable[Term]) -> frozenset[str]:
+    return frozenset(t.symbol for t in subterms(terms) if t.operands or not t.is_variable)

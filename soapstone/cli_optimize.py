@@ -1,0 +1,73 @@
+"""`soapstone optimize`: a faster equivalent of a model, with a report of how it was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from soapstone.cli_onnx import Debug, Dims, Json, _dims
+
+
+def optimize(
+    model: Annotated[
+        str, typer.Argument(help="An .onnx file, a graph file, or an app's name with --training.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it here: .onnx or a graph file.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="soapstone or onnxruntime.")] = "soapstone",
+    machine: Annotated[
+        str | None, typer.Option(help="A described device, by name or file; times are estimated.")
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="time, memory, flops, bytes, launches, sums, limits.")
+    ] = "time",
+    alpha: Annotated[float, typer.Option(min=1, help="How much worse is searched from.")] = 1.05,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 300.0,
+    candidates: Annotated[int, typer.Option(min=1, help="Graphs priced for one piece.")] = 300,
+    rules: Annotated[Path | None, typer.Option(help="Another rule file.")] = None,
+    max_rule_size: Annotated[
+        int | None, typer.Option(min=1, help="The most operators of a rule.")
+    ] = None,
+    training: Annotated[bool, typer.Option("--training", help="An app's training graph.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Of an app.")] = 1,
+    dim: Dims = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every step, proved.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Search for a faster equivalent of a model; check it, measure it, and write it."""
+    from soapstone.cli import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.frontend.optimize import optimize as search
+        from soapstone.frontend.optimize import training_graph_of
+        from soapstone.frontend.progress import staged
+
+        taken = training_graph_of(model, batch_size) if training else model
+        with staged() as stages:
+            result = search(
+                taken,
+                dims=_dims(dim),
+                batch_size=batch_size,
+                target=target,
+                machine=machine,
+                objective=objective,
+                alpha=alpha,
+                seconds=budget,
+                candidates=candidates,
+                rules=rules,
+                max_rule_size=max_rule_size,
+                threads=threads,
+                progress=stages,
+            )
+        if output is not None:
+            result.save(output)
+        typer.echo(str(result), err=as_json)
+        if explain:
+            typer.echo(result.explanation or "no substitution was applied", err=as_json)
+        if as_json:
+            _print_json({**result.as_dict(), "output": None if output is None else str(output)})
