@@ -61,16 +61,7 @@ class Term:
 
     def subterms(self) -> Iterator[Term]:
         """Yield every subterm, operands before what is made of them, each once."""
-        seen: set[Term] = set()
-
-        def walk(term: Term) -> Iterator[Term]:
-            if term not in seen:
-                for operand in term.operands:
-                    yield from walk(operand)
-                seen.add(term)
-                yield term
-
-        return walk(self)
+        return subterms((self,))
 
     def at(self, path: Sequence[int]) -> Term:
         """Return the subterm that is reached by these operand positions, from the root."""
@@ -91,7 +82,16 @@ class Term:
 
 def subterms(terms: Iterable[Term]) -> Iterator[Term]:
     """Yield every subterm of several terms, each once, operands first."""
-    return (term for term in Term("", (), tuple(terms)).subterms() if term.symbol)
+    seen: dict[Term, None] = {}
+
+    def walk(some: Iterable[Term]) -> None:
+        for term in some:
+            if term not in seen:
+                walk(term.operands)
+                seen[term] = None
+
+    walk(terms)
+    return iter(seen)
 
 
 def variables(terms: Iterable[Term]) -> tuple[str, ...]:

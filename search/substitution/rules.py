@@ -54,7 +54,7 @@ class Rule:
     derivable: bool
     spaces: tuple[str, ...]
 
-    @property
+    @cached_property
     def directions(self) -> tuple[tuple[Terms, Terms], ...]:
         """The usable directions: what the right side speaks of, the left side determines."""
         return usable(self.source, self.target)
