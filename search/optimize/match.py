@@ -120,7 +120,9 @@ class Matcher:
             yield roots, values, parameters
             return
         term = left[position]
-        for value in self._near(term, values, where) if roots else where.values[term.symbol]:
+        for value in (
+            self._near(term, values, where) if roots else where.values.get(term.symbol, ())
+        ):
             if value in roots:
                 continue
             for bound, named in self._at(term, value, values, parameters):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -110,11 +111,14 @@ def counterexample(
 
 def why_unproved(terms: Terms, effort: int) -> str:
     """Return why a candidate that holds wherever it was tested has no proof."""
-    spoken: set[str] = set()
-    for law in language.laws():
-        spoken.update(term.symbol for side in law.sides for term in side.subterms())
-    silent = sorted({term.symbol for term in subterms(terms) if not term.is_variable} - spoken)
+    silent = sorted({term.symbol for term in subterms(terms) if not term.is_variable} - _spoken())
     if silent:
         return f"no law mentions {', '.join(silent)}"
     needed = ", ".join(sorted({term.symbol for term in subterms(terms) if not term.is_variable}))
     return f"no derivation within {prove.ROUNDS[effort - 1].nodes} nodes: needs a law of {needed}"
+
+
+@lru_cache(maxsize=1)
+def _spoken() -> frozenset[str]:
+    """Return the symbols that laws mention."""
+    return frozenset(term.symbol for law in language.laws() for term in subterms(law.sides))

@@ -1,8 +1,9 @@
 """Validation of laws: exactly, for all parameters' values and all sizes up to 4x4x4x4.
 
 Jia et al. (TASO, section 2.4) validate operator properties by executing them symbolically on all
-small tensors, and find wrong properties so. `sizes.py` lists the sizes, `polynomial.py` compares
-both sides as polynomials in the elements of all variables, and `refute.py` says where they differ.
+small tensors, and find wrong properties so. `sizes.py` lists the sizes, `slices.py` leaves out
+those that others decide, `polynomial.py` compares both sides as polynomials in the elements of all
+variables, and `refute.py` says where they differ.
 Laws of operators that are no polynomials are validated by `symbolic.py`.
 """
 

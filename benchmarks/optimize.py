@@ -1,0 +1,132 @@
+"""The graph optimiser: models before and after, on soapstone's executor and in ONNX Runtime.
+
+    python benchmarks/optimize.py [--models nasrnn,resnext50_branches] [--target soapstone]
+
+Each model is optimised by the command line, then the original (all lowering, and plain), the
+optimised one and ONNX Runtime on the original run in processes of their own, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Peer, alternate, median, serve, write
+from inference import rounds_of
+from models import arrays, export
+
+MODELS = (
+    *("resnet50", "resnext50_branches", "nasnet_a", "nasrnn", "bert_12", "squeezenet"),
+    *("inception_v3", "rnntc", "nmt_step"),
+)
+PEERS = {
+    "soapstone": ("plain", "original", "optimized", "onnxruntime"),
+    "onnxruntime": ("onnxruntime", "optimized in it"),
+}
+RATIOS = {  # new columns: (what it is, time of, over that of)
+    "soapstone": (
+        ("speedup", "original", "optimized"),
+        ("over plain", "plain", "optimized"),
+        ("over onnxruntime", "onnxruntime", "optimized"),
+    ),
+    "onnxruntime": (("speedup", "onnxruntime", "optimized in it"),),
+}
+
+
+def peer(kind: str, name: str, folder: Path, threads: int) -> None:
+    """Be one way to run a model."""
+    given = arrays(name)
+    path = folder / f"{name}{'.optimized' if kind.startswith('optimized') else ''}.onnx"
+    if kind.startswith("onnxruntime") or kind.endswith("in it"):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        served = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        serve(rounds_of(lambda: served.run(None, given)))
+    else:
+        from soapstone import InferenceSession
+
+        session = InferenceSession(path, threads=threads, plain=kind == "plain")
+        serve(rounds_of(lambda: session.run(given)))
+
+
+def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the report of optimising a model twice: with what is known so far, then warm."""
+    source = export(name, options.folder)
+    target = options.folder / f"{name}.optimized.onnx"
+    command = [sys.executable, "-m", "soapstone.cli", "optimize", str(source), "-o", str(target)]
+    command += ["--target", options.target, "--threads", str(options.threads), "--json"]
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return {**report, "first_s": seconds[0], "warm_s": seconds[1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
+    parser.add_argument("--target", choices=list(PEERS), default="soapstone")
+    parser.add_argument("--peer", help="be this way to run the one model")
+    parser.add_argument("--no-write", action="store_true")
+    options = parser.parse_args()
+    names = options.models.split(",")
+    if options.peer:
+        peer(options.peer, names[0], options.folder, options.threads)
+        return
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        report = optimized(name, options)
+        command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
+        command += ["--threads", str(options.threads)]
+        peers = {kind: Peer([*command, "--peer", kind]) for kind in PEERS[options.target]}
+        try:
+            measured = alternate(peers, options.rounds)
+        finally:
+            for each in peers.values():
+                each.close()
+        ms = {kind: median(found, "ms") for kind, found in measured.items()}
+        row: dict[str, Any] = {"model": name, **{f"{kind} ms": ms[kind] for kind in ms}}
+        row |= {what: ms[old] / ms[new] for what, old, new in RATIOS[options.target]}
+        row |= {
+            "predicted ms": f"{report['cost_before_us'] / 1e3:.3g} -> "
+            f"{report['cost_after_us'] / 1e3:.3g}",
+            "launches": f"{report['launches_before']} -> {report['launches_after']}",
+            "kept": report["kept"],
+            "first s": report["first_s"],
+            "warm s": report["warm_s"],
+            "rules": ", ".join(f"{k[:6]} x{n}" for k, n in report["substitutions"].items()),
+        }
+        rows.append(row)
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    means: dict[str, Any] = {"model": "geometric mean"}
+    for what, _, _ in RATIOS[options.target]:
+        means[what] = math.exp(statistics.fmean(math.log(row[what]) for row in rows))
+    rows.append(means)
+    print(means)
+    if not options.no_write:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        command_text = f"python benchmarks/optimize.py --target {options.target}"
+        title = f"Optimised graphs, target {options.target}, batch 1"
+        write(f"optimize_{options.target}", title, command_text, columns, rows)
+
+
+if __name__ == "__main__":
+    main()
