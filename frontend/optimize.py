@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 TARGETS = ("soapstone", "onnxruntime")
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
-_ROUNDS = 15
+_ROUNDS, _RUNS = 4, 5
+_REST_S = 0.05  # the threads of the session that ran before stop spinning
 Progress = Callable[[str, int, int], None]
 
 
@@ -304,8 +305,8 @@ def _taken(
             [int(dim) for dim in shape if isinstance(dim, int)], each.dtype
         )
     graph, _ = source.graph(shapes)
-    held = source.weights()
-    return graph, {name: held[name] for name in graph.roles if name in held}
+    known = source.weights()
+    return graph, {name: known[name] for name in graph.roles if name in known}
 
 
 def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
@@ -406,11 +407,14 @@ def measured(
     """Return the median time of a run of two graphs on a target, in microseconds, in turns."""
     runs = [_runner(target, graph, weights, threads) for graph, weights in (before, after)]
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(_ROUNDS + 2):
+    for _ in range(_ROUNDS):
         for run, kept in zip(runs, times):
-            start = time.perf_counter()
-            run()
-            if turn >= 2:
+            time.sleep(_REST_S)
+            for _ in range(2):
+                run()
+            for _ in range(_RUNS):
+                start = time.perf_counter()
+                run()
                 kept.append((time.perf_counter() - start) * 1e6)
     return statistics.median(times[0]), statistics.median(times[1])
 

@@ -35,6 +35,9 @@ def optimize(
     batch_size: Annotated[int, typer.Option(min=1, help="Of an app.")] = 1,
     dim: Dims = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page of what was found here (HTML).")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every step, proved.")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -66,6 +69,10 @@ def optimize(
             )
         if output is not None:
             result.save(output)
+        if report is not None:
+            from soapstone.frontend.optimize_report import save_report
+
+            save_report(result, report)
         typer.echo(str(result), err=as_json)
         if explain:
             typer.echo(result.explanation or "no substitution was applied", err=as_json)

@@ -410,12 +410,18 @@ class TestOptimize:
         soapstone.save_graph(graph, tmp_path / "model.json", weights)
         arguments = ["optimize", str(tmp_path / "model.json"), "-o", str(tmp_path / "out.onnx")]
         done = CliRunner().invoke(
-            app, [*arguments, "--json", "--explain", "--candidates", "20", "--budget", "30"]
+            app,
+            [
+                *(*arguments, "--json", "--explain", "--candidates", "20", "--budget", "30"),
+                *("--report", str(tmp_path / "report.html")),
+            ],
         )
         assert done.exit_code == 0, done.output
         report = json.loads(done.stdout.strip().splitlines()[-1])
         assert report["max_abs_error"] < 1e-4
         assert (tmp_path / "out.onnx").exists()
+        page = (tmp_path / "report.html").read_text()
+        assert page.count("<svg") >= 5 and "siblings" in page
         for field in (
             *("cost_before_us", "cost_after_us", "speedup", "launches_before", "launches_after"),
             *("bytes_before", "bytes_after", "flops_before", "flops_after", "substitutions"),

@@ -22,7 +22,7 @@ from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied, everywhere
 from soapstone.search.optimize.rulebook import Rulebook
 
-_GAIN = 0.998  # what gains less than this is noise of the measured times
+_GAIN = 0.99  # what gains less than this is noise of the measured times
 Values = tuple[int, ...]
 Price = Callable[[Values], float]
 
@@ -89,24 +89,27 @@ def backtrack(
     queue = [(start, 0, outputs)]
     history = [start]
     count = 1
-    while queue and not budget.over and count < budget.candidates:
-        cost, _, graph = heapq.heappop(queue)
-        if cost > alpha * best_cost:
-            continue
-        for new, step in neighbours(pool, matcher, graph, book, together):
-            if new in came:
+    try:
+        while queue and not budget.over and count < budget.candidates:
+            cost, _, graph = heapq.heappop(queue)
+            if cost > alpha * best_cost:
                 continue
-            came[new] = graph, step
-            new_cost = price(new)
-            count += 1
-            if new_cost < best_cost * _GAIN:
-                best, best_cost = new, new_cost
-                history.append(new_cost)
-            if new_cost <= alpha * best_cost:
-                heapq.heappush(queue, (new_cost, count, new))
-            if budget.over or count >= budget.candidates:
-                break
-    complete = not any(cost <= alpha * best_cost for cost, _, _ in queue)
+            for new, step in neighbours(pool, matcher, graph, book, together):
+                if new in came:
+                    continue
+                came[new] = graph, step
+                new_cost = price(new)
+                count += 1
+                if new_cost < best_cost * _GAIN:
+                    best, best_cost = new, new_cost
+                    history.append(new_cost)
+                if new_cost <= alpha * best_cost:
+                    heapq.heappush(queue, (new_cost, count, new))
+                if budget.over or count >= budget.candidates:
+                    break
+    except KeyboardInterrupt:
+        budget.stopped = True  # what was found is kept
+    complete = not budget.stopped and not any(cost <= alpha * best_cost for cost, _, _ in queue)
     return Found(best, best_cost, _steps(came, best), count, complete, tuple(history))
 
 

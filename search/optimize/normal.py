@@ -158,7 +158,7 @@ def _written(
     for value in pool.order(outputs, boundary):
         maker = pool.makers[value]
         if value in boundary or isinstance(maker, Leaf):
-            if value not in roles and value not in frame.inputs.values():
+            if value not in names:
                 leaf = maker if isinstance(maker, Leaf) and value not in boundary else None
                 name = names[value] = unique(leaf.name if leaf else f"v{value}")
                 roles[name] = leaf.role if leaf else Role.INPUT

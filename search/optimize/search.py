@@ -131,6 +131,8 @@ class _Run:
         first = self.written(frame, outputs)
         best = Searched(graph, self.constants, self.price(first), self.price(first))
         for shift in (None, 0.0, 0.5):
+            if self.budget.over:
+                break
             try:
                 if shift is None:
                     new = self.whole(frame, outputs, best, progress)
@@ -174,6 +176,7 @@ class _Run:
             budget=budget,
             together=True,
         )
+        self.budget.stopped |= budget.stopped
         into.solved.append(Solved(found.history[0], found))
         into.substitutions.update({step.rule: step.count for step in found.steps})
         return found.outputs
