@@ -248,8 +248,9 @@ def cost_model(
         from soapstone.search.cost.onnxruntime import OnnxRuntimeCost
 
         return OnnxRuntimeCost.for_weights(_exported, weights, threads)
-    what = "a training graph for it" if target in TARGETS else "one"
-    raise DataError(f"target {target!r}: {what} cannot be priced; {', '.join(TARGETS)} are targets")
+    if target not in TARGETS:
+        raise DataError(f"target {target!r} found; {' or '.join(TARGETS)} needed")
+    raise DataError(f"target {target!r} found for a training graph; soapstone needed")
 
 
 def training_graph_of(app: str | Path, batch_size: int) -> Graph:

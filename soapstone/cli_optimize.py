@@ -50,6 +50,9 @@ def optimize(
         from soapstone.frontend.optimize import training_graph_of
         from soapstone.frontend.progress import staged
 
+        for path in (output, report):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
         taken = training_graph_of(model, batch_size) if training else model
         with staged() as stages:
             result = search(

@@ -405,6 +405,15 @@ class TestOptimize:
         with pytest.raises(GraphError, match="differs by"):
             verified(graph, weights, graph, other)
 
+    def test_a_folder_that_is_not_there_is_noticed_before_the_search(self, tmp_path: Path) -> None:
+        graph, weights = siblings()
+        soapstone.save_graph(graph, tmp_path / "model.json", weights)
+        output = tmp_path / "nowhere" / "out.onnx"
+        done = CliRunner().invoke(
+            app, ["optimize", str(tmp_path / "model.json"), "-o", str(output)]
+        )
+        assert done.exit_code == 1 and "nowhere" in done.output
+
     def test_command_line(self, tmp_path: Path) -> None:
         graph, weights = siblings()
         soapstone.save_graph(graph, tmp_path / "model.json", weights)

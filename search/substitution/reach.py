@@ -180,7 +180,7 @@ def settled(rule: Rule) -> Rule | Rejected:
             if not by or max(other.values(), default=0) > MOST_RANK or other in typings:
                 continue
             if replays(rule, other) and not counterexample(
-                rule.source, rule.target, other, rule.guard, 2
+                rule.source, rule.target, other, rule.guard
             ):
                 typings.append(other)
     return changed(rule, typings, rule.spaces)
