@@ -25,6 +25,7 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.runtime.lower import fold_weights, merge_parts, split_constants
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
+from soapstone.search.cost.cost import NO_LAYOUTS
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -131,7 +132,8 @@ class OptimizeResult:
             + ("" if self.complete else " (not searched to the end)"),
         ]
         if not self.kept:
-            lines.append("  the original is kept: what was found is not faster when measured")
+            what = "not faster when measured" if self.substitutions else "nothing cheaper"
+            lines.append(f"  the original is kept: what was found is {what}")
         for name, count in sorted(self.substitutions.items(), key=lambda item: -item[1]):
             lines.append(f"  {count:4d} x {name}  {self.equations[name]}")
         if self.max_abs_error:
@@ -247,7 +249,7 @@ def cost_model(
     if target == "onnxruntime" and not training:
         from soapstone.search.cost.onnxruntime import OnnxRuntimeCost
 
-        return OnnxRuntimeCost.for_weights(_exported, weights, threads)
+        return _Exported(OnnxRuntimeCost.for_weights(_exported, weights, threads))
     if target not in TARGETS:
         raise DataError(f"target {target!r} found; {' or '.join(TARGETS)} needed")
     raise DataError(f"target {target!r} found for a training graph; soapstone needed")
@@ -310,24 +312,50 @@ def _taken(
     return graph, {name: known[name] for name in graph.roles if name in known}
 
 
+class _Exported:
+    """Prices graphs as they are written to a file: out of the form in which rules see them."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.target = model.target
+        self._model = model
+
+    def cost(
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array],
+        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
+    ) -> Cost:
+        """Return the cost of the exported graph; see `CostModel`."""
+        graph, names = joined(graph, constants)
+        constants = {names.get(name, name): array for name, array in constants.items()}
+        return self._model.cost(graph, constants, layouts)
+
+
+def joined(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, str]]:
+    """Return a graph with biases back in products and nested joins as one, and its new names.
+
+    Outputs keep their names; weights whose name an output takes have another.
+    """
+    outputs = graph.outputs
+    graph = merge_parts(fold_weights(graph, weights), Strategy({DEFAULT: Configuration()}))
+    names = {new: old for new, old in zip(graph.outputs, outputs) if new != old}
+    for number, name in enumerate(names.values()):
+        if name in graph.tensors and name not in names:
+            names[name] = f"{name}.inside{number}"
+    return renamed(graph, names) if names else graph, names
+
+
 def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
     """Return a graph out of its normal form, with what weights alone determine as weights.
 
     Biases go back into products, nested joins become one, and merged kernels become arrays.
     """
-    outputs = graph.outputs
-    graph = fold_weights(graph, weights)
-    graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
+    graph, names = joined(graph, weights)
+    weights = {names.get(name, name): array for name, array in weights.items()}
     fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
     first, rest = split_constants(graph, fixed)
     made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
     held = {**weights, **made}
-    names = dict(zip(rest.outputs, outputs))
-    for number, name in enumerate(outputs):  # some other value may have taken an output's name
-        if name in rest.tensors and name not in names:
-            names[name] = f"{name}.inside{number}"
-    held = {names.get(name, name): array for name, array in held.items()}
-    rest = renamed(rest, names)
     return rest, {n: held[n] for n, role in rest.roles.items() if role is not Role.INPUT}
 
 

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from soapstone.frontend.onnx import UnsupportedError
@@ -21,8 +22,6 @@ from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
 from soapstone.search.cost.onnxruntime import OnnxRuntimeCost
 from soapstone.search.cost.ort_groups import determined, groups
-
-onnxruntime = pytest.importorskip("onnxruntime")
 
 
 class Net:

@@ -103,13 +103,14 @@ def siblings() -> tuple[Graph, dict[str, Array]]:
     return builder.build(), weights
 
 
-def chain(count: int, operator: str = "tanh") -> Graph:
+def chain(count: int, *operators: str) -> Graph:
     builder = GraphBuilder("chain")
     value = builder.input("x", (2, 3))
     for number in range(count):
         w = builder.input(f"w{number}", (3, 3), role=Role.PARAMETER)
         value = builder.apply("matmul", value, w)[0]
-        value = builder.apply(operator, value)[0]
+        for operator in operators or ("tanh",):
+            value = builder.apply(operator, value)[0]
     builder.output(value)
     return builder.build()
 
@@ -309,7 +310,7 @@ class TestSearch:
         assert greedy.cost in (3.0, 1.0)  # all at once may find it too
 
     def test_pieces_cover_the_graph_and_solve_equal_ones_once(self, book: Rulebook) -> None:
-        graph = chain(24)
+        graph = chain(24, "relu", "relu")
         weights = {n: np.ones((3, 3), np.float32) for n in graph.inputs(Role.PARAMETER)}
         pool = Pool()
         _, outputs = normal.read(graph, pool, weights)
@@ -322,8 +323,10 @@ class TestSearch:
         assert covered >= set(pool.order(outputs)) - {pool.order(outputs)[0]} - {
             v for v in pool.order(outputs) if pool.fixed[v]
         }
-        found = search(graph, weights, book, Launches(), options=Options(piece=12, candidates=30))
-        assert any(solved.times > 1 for solved in found.solved[1:])
+        options = Options(whole=1, piece=12, candidates=30)
+        found = search(graph, weights, book, Launches(), options=options)
+        assert any(solved.times > 1 for solved in found.solved)
+        assert sum(found.substitutions.values()) == 24
 
     @pytest.mark.parametrize("make", [branches, siblings], ids=lambda make: make.__name__)
     def test_the_found_graph_is_cheaper_and_the_same(self, book: Rulebook, make) -> None:  # type: ignore[no-untyped-def]

@@ -35,7 +35,7 @@ from soapstone.search.cost.launches import (
     peak_bytes,
     work,
 )
-from soapstone.search.cost.measure import Weights, Yardstick, cache_bytes, measure
+from soapstone.search.cost.measure import Weights, Yardstick, measure
 
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
 _BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
@@ -93,11 +93,8 @@ class ExecutorCost:
         *,
         database: CostDatabase | None = None,
     ) -> ExecutorCost:
-        """Return the model for a network with these weights: do they stay in the last cache?"""
-        nbytes = sum(array.nbytes for array in constants.values())
-        fits = nbytes <= cache_bytes(3) * 3 // 4
-        state = Weights.CACHED if fits else Weights.COLD
-        return ExecutorCost(threads, database=database, weights=state)
+        """Return the model for a network with these weights."""
+        return ExecutorCost(threads, database=database, weights=Weights.of(constants))
 
     @property
     def database(self) -> CostDatabase:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
@@ -33,6 +33,12 @@ class Weights(StrEnum):
 
     COLD = "cold"  # in memory: the weights of the network exceed the last cache
     CACHED = "cached"  # in the last cache, not nearer
+
+    @staticmethod
+    def of(constants: Mapping[str, Array]) -> Weights:
+        """Return where the weights of a network are: do they stay in the last cache?"""
+        nbytes = sum(array.nbytes for array in constants.values())
+        return Weights.CACHED if nbytes <= cache_bytes(3) * 3 // 4 else Weights.COLD
 
 
 @cache

@@ -89,11 +89,8 @@ class OnnxRuntimeCost:
         *,
         database: CostDatabase | None = None,
     ) -> OnnxRuntimeCost:
-        """Return the model for a network with these weights: do they stay in the last cache?"""
-        nbytes = sum(array.nbytes for array in constants.values())
-        fits = nbytes <= cache_bytes(3) // 2
-        state = Weights.CACHED if fits else Weights.COLD
-        return OnnxRuntimeCost(export, threads, database=database, weights=state)
+        """Return the model for a network with these weights."""
+        return OnnxRuntimeCost(export, threads, database=database, weights=Weights.of(constants))
 
     @property
     def database(self) -> CostDatabase:

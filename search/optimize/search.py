@@ -8,6 +8,7 @@ that its borders have in the whole graph.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,6 @@ from soapstone.search.optimize.pool import Leaf, Pool
 from soapstone.search.optimize.rulebook import Rulebook
 
 Values = tuple[int, ...]
-_WHOLE = 60  # graphs that are priced as a whole
 Progress = Callable[[str, int, int], None]  # what is searched, pieces done, of how many
 
 
@@ -38,23 +38,29 @@ class Options:
     Attributes:
         alpha: how much worse than the best a graph may be and still be looked at; 1 is greedy.
         candidates: the most graphs that are priced for one piece.
+        whole: the most graphs that are priced as a whole.
         piece: the most operators of a piece.
         seconds: after which the best so far is returned.
     """
 
     alpha: float = 1.05
     candidates: int = 300
+    whole: int = 60
     piece: int = 40
     seconds: float = 300.0
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A piece and what became of it; `times` is how often it occurs."""
+    """The whole, or a piece that occurs so many times, and what was found for it."""
 
-    before: float
     found: Found
     times: int = 1
+
+    @property
+    def before(self) -> float:
+        """What it cost before."""
+        return self.found.history[0]
 
 
 @dataclass
@@ -65,7 +71,7 @@ class Searched:
         graph, constants: the cheapest graph met, and its constants, those of rules included.
         before, after: predicted costs.
         substitutions: how often each rule was applied, over all occurrences of each piece.
-        solved: the pieces, for who wants to see every step.
+        solved: the whole and the pieces whose rewriting was kept, with every step.
         complete: whether all pieces were searched to the end.
     """
 
@@ -123,105 +129,113 @@ class _Run:
         self.objective = objective
         self.options = options
         self.budget = Budget(options.candidates, time.monotonic() + options.seconds)
-        self.known: dict[Values, Solved] = {}
+        self.known: dict[Values, Found] = {}
+        self.candidates = 0
 
     def searched(self, graph: Graph, folded: Graph, progress: Progress) -> Searched:
         frame, outputs = normal.read(folded, self.pool, self.constants)
         frame = replace(frame, outputs=graph.outputs)
-        first = self.written(frame, outputs)
-        best = Searched(graph, self.constants, self.price(first), self.price(first))
+        cost = self.price(self.written(frame, outputs))
+        best = Searched(graph, self.constants, cost, cost)
         for shift in (None, 0.0, 0.5):
             if self.budget.over:
                 break
             try:
-                if shift is None:
-                    new = self.whole(frame, outputs, best, progress)
-                else:
-                    new = self.improved(frame, outputs, shift, best, progress)
+                new, solved = self.one_pass(frame, outputs, shift, progress)
             except KeyboardInterrupt:
                 self.budget.stopped = True
                 break
-            if new == outputs:
-                continue
+            best.complete &= all(each.found.complete for each in solved)
             written = self.written(frame, new)
-            cost = self.price(written)
+            cost = self.price(written) if new != outputs else best.after
             if self.objective.value(cost) < self.objective.value(best.after):
                 outputs = new
                 best.graph, best.after = written.graph, cost
                 best.constants = {**self.constants, **written.contents}
-        best.complete = not self.budget.over and all(s.found.complete for s in best.solved)
+                best.solved += solved
+                for each in solved:
+                    for step in each.found.steps:
+                        best.substitutions[step.rule] += each.times * step.count
+        best.candidates = self.candidates
+        best.complete &= not self.budget.over
         return best
 
+    def one_pass(
+        self, frame: normal.Frame, outputs: Values, shift: float | None, progress: Progress
+    ) -> tuple[Values, list[Solved]]:
+        """Return what the whole becomes, or where a shift of cuts is given, its pieces."""
+        if shift is None:
+            return self.whole(frame, outputs, progress)
+        return self.divided(frame, outputs, shift, progress)
+
     def whole(
-        self, frame: normal.Frame, outputs: Values, into: Searched, progress: Progress
-    ) -> Values:
+        self, frame: normal.Frame, outputs: Values, progress: Progress
+    ) -> tuple[Values, list[Solved]]:
         """Return the graph that rules make of the whole when each is applied wherever it matches.
 
         Pieces never see what is far apart, such as the same product in every step of a sequence.
         """
+        counted = itertools.count()
+        most = self.options.whole
 
         def price(outputs: Values) -> float:
-            progress("whole", min(into.candidates, _WHOLE), _WHOLE)
-            into.candidates += 1
+            progress("whole", min(next(counted), most), most)
             return self.objective.value(self.price(self.written(frame, outputs)))
 
         left = max(0.0, self.budget.deadline - time.monotonic())
-        budget = Budget(_WHOLE, time.monotonic() + left / 4)
+        budget = Budget(most, time.monotonic() + left / 4)
+        alpha = self.options.alpha
         found = backtrack(
-            self.pool,
-            outputs,
-            self.book,
-            price,
-            alpha=self.options.alpha,
-            budget=budget,
-            together=True,
+            self.pool, outputs, self.book, price, alpha=alpha, budget=budget, together=True
         )
         self.budget.stopped |= budget.stopped
-        into.solved.append(Solved(found.history[0], found))
-        into.substitutions.update({step.rule: step.count for step in found.steps})
-        return found.outputs
+        self.candidates += found.candidates
+        return found.outputs, [Solved(found)]
 
-    def improved(
-        self, frame: normal.Frame, outputs: Values, shift: float, into: Searched, progress: Progress
-    ) -> Values:
-        """Return the graph with every piece of one division at its best."""
+    def divided(
+        self, frame: normal.Frame, outputs: Values, shift: float, progress: Progress
+    ) -> tuple[Values, list[Solved]]:
+        """Return the graph with every piece of one division at its best, and the pieces."""
         pool = self.pool
-        spans = self.spans(outputs)
         written = self.written(frame, outputs)
         layouts = {
             written.values[name]: order
             for name, order in channels_last(written.graph).items()
             if name in written.values
         }
-        division = pieces(pool, outputs, self.options.piece, spans, shift)
+        division = pieces(pool, outputs, self.options.piece, self.spans(outputs), shift)
         renewed: dict[int, int] = {}
-        for number, piece in enumerate(division):
-            progress(f"pass {1 + (shift > 0)}", number, len(division))
-            if self.budget.over:
-                break
-            now = Piece(
-                moved(pool, piece.outputs, renewed), tuple(renewed.get(v, v) for v in piece.inputs)
-            )
-            orders = {renewed.get(v, v): layouts[v] for v in piece.inputs if v in layouts}
-            copy, stands = copied(pool, now, orders)
-            wanted = [layouts.get(value) for value in piece.outputs]
-            solved = self.solved(copy, stands, orders, wanted, into)
-            new = moved(pool, solved.found.outputs, stands)
-            renewed.update(zip(piece.outputs, new))
-        progress(f"pass {1 + (shift > 0)}", len(division), len(division))
-        return moved(pool, outputs, renewed)
+        times: Counter[Values] = Counter()
+        try:
+            for number, piece in enumerate(division):
+                progress(f"pass {1 + (shift > 0)}", number, len(division))
+                if self.budget.over:
+                    break
+                now = Piece(
+                    moved(pool, piece.outputs, renewed),
+                    tuple(renewed.get(v, v) for v in piece.inputs),
+                )
+                orders = {renewed.get(v, v): layouts[v] for v in piece.inputs if v in layouts}
+                copy, stands = copied(pool, now, orders)
+                wanted = [layouts.get(value) for value in piece.outputs]
+                found = self.found(copy, stands, orders, wanted)
+                times[copy] += 1
+                renewed.update(zip(piece.outputs, moved(pool, found.outputs, stands)))
+            progress(f"pass {1 + (shift > 0)}", len(division), len(division))
+        except KeyboardInterrupt:
+            self.budget.stopped = True  # the pieces that are done count
+        solved = [Solved(self.known[copy], count) for copy, count in times.items()]
+        return moved(pool, outputs, renewed), solved
 
-    def solved(
+    def found(
         self,
         copy: Values,
         stands: Mapping[int, int],
         orders: Mapping[int, Order],
         wanted: Sequence[Order | None],
-        into: Searched,
-    ) -> Solved:
+    ) -> Found:
         """Return the best of a piece, found now or when an equal one was."""
-        known = self.known.get(copy)
-        if known is None:
+        if copy not in self.known:
             kept = {leaf: orders[value] for leaf, value in stands.items() if value in orders}
 
             def price(outputs: Values) -> float:
@@ -230,16 +244,12 @@ class _Run:
                     self.price(normal.piece(self.pool, outputs, frozenset()), layouts)
                 )
 
-            found = backtrack(
-                self.pool, copy, self.book, price, alpha=self.options.alpha, budget=self.budget
+            alpha = self.options.alpha
+            self.known[copy] = backtrack(
+                self.pool, copy, self.book, price, alpha=alpha, budget=self.budget
             )
-            known = self.known[copy] = Solved(found.history[0], found, 0)
-            into.candidates += found.candidates
-        known = self.known[copy] = replace(known, times=known.times + 1)
-        into.solved = [*into.solved[:1], *self.known.values()]
-        for step in known.found.steps:
-            into.substitutions[step.rule] += step.count
-        return known
+            self.candidates += self.known[copy].candidates
+        return self.known[copy]
 
     def spans(self, outputs: Values) -> Counter[int]:
         """Return how many matches reach across each value, as the inside of their left side."""

@@ -320,25 +320,21 @@ class _Writer:
 
     def type(self, term: Term) -> str:
         """Write the code of an instance's type; it returns None where it has none."""
-
-        def text(term: Term) -> str:
-            if term.is_variable:
-                return f"g.types[x_{term.symbol}]"
-            operands = "".join(f"{self.type(operand)}, " for operand in term.operands)
-            return f"g.type_of({self.head(term)}, ({operands}))"
-
-        return self._written("t", term, text, "{} < 0")
+        return self._instance("t", "g.types[x_{}]", "type_of", term)
 
     def node(self, term: Term) -> str:
         """Write the code that adds an instance."""
+        return self._instance("m", "x_{}", "node", term)
 
+    def _instance(self, kind: str, variable: str, make: str, term: Term) -> str:
         def text(term: Term) -> str:
             if term.is_variable:
-                return f"x_{term.symbol}"
-            operands = "".join(f"{self.node(operand)}, " for operand in term.operands)
-            return f"g.node({self.head(term)}, ({operands}))"
+                return variable.format(term.symbol)
+            written = (self._instance(kind, variable, make, each) for each in term.operands)
+            operands = "".join(f"{each}, " for each in written)
+            return f"g.{make}({self.head(term)}, ({operands}))"
 
-        return self._written("m", term, text, "{} < 0")
+        return self._written(kind, term, text, "{} < 0")
 
     def look(self, term: Term) -> str:
         """Write the code that finds a node equal to an instance, -1 if there is none."""
@@ -383,7 +379,11 @@ def total(*parts: Value) -> Value:
 
 
 def _compiled(lines: list[str]) -> Any:
-    """Return the function `run` that the lines define."""
+    """Return the function `run` that the lines define.
+
+    Nothing of a file is run: only variables stand in the lines as they are, a letter and digits
+    (`is_variable`); every other word of a term is written by `repr`.
+    """
     names: dict[str, Any] = {}
     exec("\n".join(lines), {"splits": splits, "total": total, "number": HEADS.number}, names)
     return names["run"]
