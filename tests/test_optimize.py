@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import soapstone
 from soapstone.cli import app
-from soapstone.frontend.optimize import inputs_of, settled, training_graph_of, verified
+from soapstone.frontend.optimize import settled, training_graph_of
+from soapstone.frontend.optimize_check import inputs_of, verified
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret

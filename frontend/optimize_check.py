@@ -1,0 +1,118 @@
+"""Optimised graphs beside their originals: compared on random inputs, and timed in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from soapstone.frontend.inference import InferenceSession
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+from soapstone.ir.interpret import interpret
+from soapstone.ir.tensor import Array, Role
+
+_TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
+_ROUNDS, _RUNS = 4, 5
+_REST_S = 0.05  # the threads of the session that ran before stop spinning
+Pair = tuple[Graph, Mapping[str, Array]]
+
+
+def verified(
+    graph: Graph, weights: Mapping[str, Array], new: Graph, new_weights: Mapping[str, Array]
+) -> float:
+    """Return the largest difference of outputs on random inputs, after comparing them all.
+
+    Raises:
+        GraphError: names or shapes of outputs differ, or values by more than rounding.
+    """
+    if new.outputs != graph.outputs:
+        raise GraphError(f"outputs {new.outputs} found after the search; {graph.outputs} needed")
+    given = inputs_of(graph)
+    if graph.updates:
+        values = given | dict(weights)
+        values |= {n: _drawn(graph, n) for n in graph.roles if n not in values}
+        one, other = interpret(graph, values), interpret(new, values)
+        pairs = [(name, one[name], other[name]) for name in graph.outputs]
+        pairs += [(n, one[v], other[new.updates[n]]) for n, v in graph.updates.items()]
+    else:
+        with (
+            InferenceSession(graph, weights) as first,
+            InferenceSession(new, new_weights) as second,
+        ):
+            one, other = first.run(given), second.run(given)
+        pairs = [(name, one[name], other[name]) for name in graph.outputs]
+    worst = 0.0
+    for name, a, b in pairs:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise GraphError(
+                f"output {name!r}: {b.dtype}{b.shape} found, {a.dtype}{a.shape} needed"
+            )
+        if a.size == 0:
+            continue
+        error = float(np.abs(a.astype(np.float64) - b).max())
+        if not error <= _TOLERANCE * max(1e-6, float(np.abs(a).max())):
+            raise GraphError(f"output {name!r} differs by {error:.3g} after the search")
+        worst = max(worst, error)
+    return worst
+
+
+def inputs_of(graph: Graph) -> dict[str, Array]:
+    """Return seeded random inputs: numbers around 0, and 0 or 1 where whole numbers are taken."""
+    return {name: _drawn(graph, name) for name in graph.inputs(Role.INPUT)}
+
+
+def _drawn(graph: Graph, name: str) -> Array:
+    spec = graph.tensors[name]
+    random = np.random.default_rng([len(name), spec.size])
+    if spec.is_float:
+        drawn = random.standard_normal(spec.shape)
+        return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
+    return random.integers(0, 2, spec.shape).astype(spec.dtype)
+
+
+def measured(
+    target: str, before: Pair, after: Pair, threads: int | None = None
+) -> tuple[float, float]:
+    """Return the median time of a run of two graphs on a target, in microseconds, in turns."""
+    runs = [_runner(target, graph, weights, threads) for graph, weights in (before, after)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_ROUNDS):
+        for run, kept in zip(runs, times):
+            time.sleep(_REST_S)
+            for _ in range(2):
+                run()
+            for _ in range(_RUNS):
+                start = time.perf_counter()
+                run()
+                kept.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def _runner(
+    target: str, graph: Graph, weights: Mapping[str, Array], threads: int | None
+) -> Callable[[], object]:
+    given = inputs_of(graph)
+    if target == "soapstone":
+        session = InferenceSession(graph, weights, threads=threads)
+        return lambda: session.run(given)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    found = onnxruntime.InferenceSession(
+        exported(graph, weights), options, providers=["CPUExecutionProvider"]
+    )
+    return lambda: found.run(None, given)
+
+
+def exported(graph: Graph, weights: Mapping[str, Array]) -> bytes:
+    """Return a graph and its weights as the bytes of an ONNX file."""
+    from soapstone.frontend.onnx.export import onnx_graph
+    from soapstone.frontend.onnx.tensors import as_tensor
+
+    model, held = onnx_graph(graph, weights)
+    model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())
+    return bytes(model.SerializeToString())
