@@ -20,6 +20,7 @@ from soapstone.ir.errors import GraphError
 Value: TypeAlias = "int | str"  # of a parameter: a number, a word, a variable, or a sum `g+h`
 _VARIABLE = re.compile(r"[a-z][0-9]*\Z")
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|([\[\](),])|(-?\d+x\d+|-?\d+)|(\+))")
+_KINDS = ("", "word", "mark", "number", "plus")  # of the token's groups
 SPLITS = ("split0", "split1")
 
 
@@ -37,11 +38,11 @@ class Term:
     operands: tuple[Term, ...] = ()
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.symbol, self.parameters, self.operands))
+        kept = self.__dict__  # `cached_property` takes a lock, which would be most of the time
+        if "_hash" not in kept:
+            kept["_hash"] = hash((self.symbol, self.parameters, self.operands))
+        found: int = kept["_hash"]
+        return found
 
     @property
     def is_variable(self) -> bool:
@@ -101,12 +102,13 @@ def variables(terms: Iterable[Term]) -> tuple[str, ...]:
 
 def parameter_variables(terms: Iterable[Term]) -> tuple[str, ...]:
     """Return the variables among the parameters of terms, those of operands first."""
-    found: dict[str, None] = {}
-    for term in subterms(terms):
-        for value in term.parameters:
-            if isinstance(value, str):
-                found.update((word, None) for word in value.split("+") if is_variable(word))
-    return tuple(found)
+    words = (w for t in subterms(terms) for v in t.parameters for w in words_of(v))
+    return tuple(dict.fromkeys(filter(is_variable, words)))
+
+
+def words_of(value: Value) -> list[str]:
+    """Return the words of a parameter's value: of a sum, its summands."""
+    return value.split("+") if isinstance(value, str) else []
 
 
 def size(terms: Iterable[Term]) -> int:
@@ -127,13 +129,14 @@ def parse(text: str) -> Term:
     """
     tokens: list[tuple[str, str]] = []
     position = 0
-    while position < len(text.rstrip()):
-        found = _TOKEN.match(text, position)
-        if found is None:
-            raise GraphError(f"term {text!r}: {text[position]!r} found at {position}")
-        kind = ("word", "mark", "number", "plus")[(found.lastindex or 1) - 1]
-        tokens.append((kind, found.group(found.lastindex or 1)))
+    for found in _TOKEN.finditer(text):
+        if found.start() != position:
+            break
+        kind = found.lastindex or 1
+        tokens.append((_KINDS[kind], found[kind]))
         position = found.end()
+    if position < len(text.rstrip()):
+        raise GraphError(f"term {text!r}: {text[position]!r} found at {position}")
     tokens.append(("end", "the end"))
     where = 0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.ir.errors import GraphError
-from soapstone.ir.term import Term, parameter_variables, subterms, variables
+from soapstone.ir.term import Term, is_variable, subterms, words_of
 from soapstone.search.substitution.algebra.proof import Proof
 
 FORMAT, VERSION = "soapstone-rules", 1
@@ -184,14 +184,20 @@ def ranks_text(ranks: Mapping[str, int]) -> str:
 
 def free(terms: Iterable[Term]) -> set[str]:
     """Return what a graph speaks of: tensor variables, and parameter variables in brackets."""
-    kept = tuple(terms)
-    return {*variables(kept), *(f"[{name}]" for name in parameter_variables(kept))}
+    found = set()
+    for term in subterms(terms):
+        if term.is_variable:
+            found.add(term.symbol)
+        for value in term.parameters:
+            found.update(f"[{word}]" for word in words_of(value) if is_variable(word))
+    return found
 
 
 def usable(source: Terms, target: Terms) -> tuple[tuple[Terms, Terms], ...]:
     """Return the directions in which the left side determines what the right side speaks of."""
-    pairs = ((source, target), (target, source))
-    return tuple((left, right) for left, right in pairs if free(right) <= free(left))
+    one, other = free(source), free(target)
+    pairs = ((source, target, other <= one), (target, source, one <= other))
+    return tuple((left, right) for left, right, fits in pairs if fits)
 
 
 def leaves(terms: Iterable[Term]) -> tuple[str, ...]:
