@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations_with_replacement, product
 
+from soapstone.ir.ops.forms import size_text
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, instantiate_value, is_variable, parse, subterms
 from soapstone.search.optimize.pool import Leaf, Pool
@@ -103,9 +105,10 @@ class Matcher:
             if key in seen or not self._connected(rule.left, values):
                 continue
             seen.add(key)
-            found = self._checked(rule, roots, values, parameters)
-            if found is not None:
-                yield found
+            for given in self._proposals(rule, values, parameters, where):
+                found = self._checked(rule, roots, values, given)
+                if found is not None:
+                    yield found
 
     def _outputs(
         self,
@@ -184,6 +187,35 @@ class Matcher:
             return
         for bound, named in self._at(terms[0], operands[0], values, parameters):
             yield from self._operands(terms[1:], operands[1:], bound, named)
+
+    def _proposals(
+        self, rule: Directed, values: Mapping[str, int], named: dict[str, Value], where: Places
+    ) -> Iterator[dict[str, Value]]:
+        """Yield parameters with values for those that only the right side has: kernels' sizes.
+
+        A size is the least that covers two kernels that read one value of the match, so that what
+        is enlarged to it may merge with what is there (MetaFlow, Figures 1 and 7).
+        """
+        if not rule.open:
+            yield named
+            return
+        sizes: dict[str, None] = {}
+        for value in dict.fromkeys(values.values()):
+            kernels = self._kernels(rule, value, where)
+            for one, other in combinations_with_replacement(kernels, 2):
+                sizes[size_text(tuple(map(max, one, other)))] = None
+        for chosen in product(sizes, repeat=len(rule.open)):
+            yield {**named, **dict(zip(rule.open, chosen))}
+
+    def _kernels(self, rule: Directed, value: int, where: Places) -> list[tuple[int, ...]]:
+        """Return the sizes of the kernels that the rule's operators apply to a value."""
+        found: set[tuple[int, ...]] = set()
+        for reader in where.readers.get(value, ()):
+            image, *others = self._pool.operands(reader)
+            said = {reading.symbol for reading in self._pool.readings(reader)}
+            if image == value and others and not said.isdisjoint(rule.symbols):
+                found.add(self._pool.specs[others[0]].shape[2:])
+        return sorted(size for size in found if len(size) == 2)
 
     def _connected(self, left: Sequence[Term], values: Mapping[str, int]) -> bool:
         """Return whether all outputs of a match hang together by what they are made of.
@@ -269,6 +301,8 @@ def _built(
     if attributes is None:
         return None
     inputs = [value for value, _ in operands]
+    if term.symbol == "enlarge" and type_or_none.shape == operands[0][1].shape:
+        return operands[0]  # by the law enlarge-same
     value = pool.apply(declared.spec.name, inputs, attributes)[declared.form.output]
     return (value, type_or_none) if pool.specs[value].shape == type_or_none.shape else None
 

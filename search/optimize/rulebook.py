@@ -7,12 +7,15 @@ the operators that they ask for, so that a graph is only searched for those it m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from soapstone.ir.term import SPLITS, Term, subterms
+from soapstone.search.substitution.algebra.infer import parameter_kinds
 from soapstone.search.substitution.rules import Rule, RuleFile, Terms, free
+
+_OPEN_SIZE = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,24 @@ class Directed:
     def makes(self) -> frozenset[str]:
         """The operators of the right side."""
         return _symbols(self.right)
+
+    @cached_property
+    def unsaid(self) -> frozenset[str]:
+        """What only the right side speaks of."""
+        return frozenset(free(self.right) - free(self.left))
+
+    @cached_property
+    def open(self) -> tuple[str, ...]:
+        """The sizes of kernels that only the right side speaks of: a match proposes them."""
+        if not self.unsaid:
+            return ()
+        kinds = parameter_kinds(self.right)
+        return tuple(n for n, kind in kinds.items() if kind == "size" and f"[{n}]" in self.unsaid)
+
+    @property
+    def matchable(self) -> bool:
+        """Whether the left side says what is made: a variable alone would match anything."""
+        return all(term.operands for term in self.left) and len(self.open) == len(self.unsaid)
 
     @cached_property
     def only_adds(self) -> bool:
@@ -80,7 +101,9 @@ class Rulebook:
 def rulebook(file: RuleFile, max_size: int | None = None, derivable: bool = False) -> Rulebook:
     """Return the rules of a file, each in every direction in which it is usable.
 
-    A direction that only adds operators is left out: `add(x, y)` as `sub(add(x, z), z)`.
+    A direction that only adds operators is left out: `add(x, y)` as `sub(add(x, z), z)`. One that
+    leaves the size of a kernel open is used up to two operators, as what begins a merge: a kernel
+    enlarged, or joined by an identity.
 
     Args:
         max_size: the most operators of a rule's larger side.
@@ -90,17 +113,19 @@ def rulebook(file: RuleFile, max_size: int | None = None, derivable: bool = Fals
     for rule in file.rules:
         if (max_size is not None and rule.size > max_size) or (rule.derivable and not derivable):
             continue
-        for left, right in rule.directions:
-            mark = "" if left is rule.source else "'"
-            directed = Directed(rule.identity + mark, rule, left, right)
-            if _matchable(left, right) and not directed.only_adds:
+        for directed in directions(rule):
+            if rule.size <= _OPEN_SIZE if directed.open else not directed.only_adds:
                 found.append(directed)
     return Rulebook(tuple(found))
 
 
-def _matchable(left: Sequence[Term], right: Sequence[Term]) -> bool:
-    """Return whether every output of the left side is an operator: a variable matches anything."""
-    return all(term.operands for term in left) and free(right) <= free(left)
+def directions(rule: Rule) -> tuple[Directed, ...]:
+    """Return a rule in each direction in which it can be matched."""
+    both = (
+        Directed(rule.identity, rule, rule.source, rule.target),
+        Directed(rule.identity + "'", rule, rule.target, rule.source),
+    )
+    return tuple(directed for directed in both if directed.matchable)
 
 
 def _operators(terms: Iterable[Term]) -> list[str]:
