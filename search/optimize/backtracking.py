@@ -22,7 +22,7 @@ from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied, everywhere
 from soapstone.search.optimize.rulebook import Rulebook
 
-_GAIN = 0.99  # what gains less than this is noise of the measured times
+GAIN = 0.99  # what gains less than this is noise of the measured times
 Values = tuple[int, ...]
 Price = Callable[[Values], float]
 
@@ -100,7 +100,7 @@ def backtrack(
                 came[new] = graph, step
                 new_cost = price(new)
                 count += 1
-                if new_cost < best_cost * _GAIN:
+                if new_cost < best_cost * GAIN:
                     best, best_cost = new, new_cost
                     history.append(new_cost)
                 if new_cost <= alpha * best_cost:

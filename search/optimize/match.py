@@ -7,8 +7,8 @@ typing of both sides with the split trees that values have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
 
@@ -23,6 +23,8 @@ from soapstone.search.substitution.algebra.sample import applies, completed
 from soapstone.search.substitution.algebra.shapes import Type, concrete, plain
 from soapstone.search.substitution.rules import Terms
 
+Seen = set[tuple[tuple[int, ...], tuple[int, ...]]]  # roots, and values of variables
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves, by name
 Given = tuple[tuple[str, Value], ...]  # the values of a rule's parameter variables
 
 
@@ -67,6 +69,11 @@ def _depth(term: Term) -> int:
     return 1 + max(map(_depth, term.operands)) if term.operands else 0
 
 
+@lru_cache(maxsize=1 << 14)
+def _leaf_names(term: Term) -> tuple[str, ...]:
+    return tuple(str(part) for part in subterms([term]) if not part.operands)
+
+
 _is_variable = lru_cache(maxsize=1 << 12)(is_variable)
 
 
@@ -97,9 +104,12 @@ class Matcher:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def matches(self, rule: Directed, where: Places) -> Iterator[Match]:
-        """Yield all matches of a rule; `where` is of the graph that is searched."""
-        seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    def matches(self, rule: Directed, where: Places, seen: Seen | None = None) -> Iterator[Match]:
+        """Yield all matches of a rule but those seen before, and remember them.
+
+        `where` is of the graph that is searched.
+        """
+        seen = set() if seen is None else seen
         for roots, values, parameters in self._outputs(rule.left, 0, (), {}, {}, where):
             key = (roots, tuple(values[name] for name in sorted(values)))
             if key in seen or not self._connected(rule.left, values):
@@ -126,7 +136,7 @@ class Matcher:
         for value in (
             self._near(term, values, where) if roots else where.values.get(term.symbol, ())
         ):
-            if value in roots:
+            if not self.apart(roots, value):
                 continue
             for bound, named in self._at(term, value, values, parameters):
                 yield from self._outputs(left, position + 1, (*roots, value), bound, named, where)
@@ -138,8 +148,7 @@ class Matcher:
         """
         wave: set[int] = set()
         for value in values.values():
-            maker = self._pool.makers[value]
-            wave.update((value,) if isinstance(maker, Leaf) else maker.outputs)
+            wave |= self.siblings(value)
         found: set[int] = set()
         for _ in range(_depth(term)):
             wave = {reader for value in wave for reader in where.readers.get(value, ())}
@@ -158,19 +167,16 @@ class Matcher:
                 yield values, parameters
             return
         if not term.operands:
-            constant = self._pool.term_of(value)
-            if constant is not None and constant.symbol == term.symbol:
-                named = _bind(term.parameters, constant.parameters, parameters)
-                if named is not None and values.get(str(term), value) == value:
-                    yield {**values, str(term): value}, named
+            for constant in self.constants(value):
+                if constant.symbol == term.symbol:
+                    named = _bind(term.parameters, constant.parameters, parameters)
+                    if named is not None and values.get(str(term), value) == value:
+                        yield {**values, str(term): value}, named
             return
-        for reading in self._pool.readings(value):
-            if reading.symbol != term.symbol:
-                continue
-            named = _bind(term.parameters, reading.parameters, parameters)
+        for given, operands in self.applications(value, term.symbol):
+            named = _bind(term.parameters, given, parameters)
             if named is None:
                 continue
-            operands = self._pool.operands(value)
             yield from self._operands(term.operands, operands, values, named)
             if len(operands) == 2 and operands[0] != operands[1] and term.symbol in _commutative():
                 yield from self._operands(term.operands, operands[::-1], values, named)
@@ -211,10 +217,10 @@ class Matcher:
         """Return the sizes of the kernels that the rule's operators apply to a value."""
         found: set[tuple[int, ...]] = set()
         for reader in where.readers.get(value, ()):
-            image, *others = self._pool.operands(reader)
-            said = {reading.symbol for reading in self._pool.readings(reader)}
-            if image == value and others and not said.isdisjoint(rule.symbols):
-                found.add(self._pool.specs[others[0]].shape[2:])
+            for symbol in rule.symbols:
+                for _, (image, *others) in self.applications(reader, symbol):
+                    if image == value and others:
+                        found.add(self._pool.specs[others[0]].shape[2:])
         return sorted(size for size in found if len(size) == 2)
 
     def _connected(self, left: Sequence[Term], values: Mapping[str, int]) -> bool:
@@ -225,8 +231,8 @@ class Matcher:
         """
         groups = []
         for term in left:
-            used = {values[str(t)] for t in subterms([term]) if not t.operands}
-            groups.append(set(map(self._whole, used)))
+            used = {values[name] for name in _leaf_names(term)}
+            groups.append(set().union(*map(self.siblings, used)))
         first, rest = groups[0], groups[1:]
         while rest:
             near = next((group for group in rest if group & first), None)
@@ -236,10 +242,31 @@ class Matcher:
             first |= near
         return True
 
-    def _whole(self, value: int) -> int | tuple[int, ...]:
-        """Return what siblings have in common: the outputs of one operator."""
+    def applications(
+        self, value: int, symbol: str
+    ) -> Iterable[tuple[tuple[Value, ...], tuple[int, ...]]]:
+        """Return the ways to say a value with a symbol: its parameters, and operands."""
+        operands = self._pool.operands(value)
+        readings = self._pool.readings(value)
+        return [(each.parameters, operands) for each in readings if each.symbol == symbol]
+
+    def apart(self, roots: Sequence[int], value: int) -> bool:
+        """Return whether a value may be an output of a match beside others."""
+        return value not in roots
+
+    def constants(self, value: int) -> Iterable[Term]:
+        """Return the constants of the language that a value is."""
+        found = self._pool.term_of(value)
+        return () if found is None else (found,)
+
+    def siblings(self, value: int) -> set[int]:
+        """Return the values that are made together with a value, itself among them."""
         maker = self._pool.makers[value]
-        return value if isinstance(maker, Leaf) or len(maker.outputs) == 1 else maker.outputs
+        return {value} if isinstance(maker, Leaf) else set(maker.outputs)
+
+    def as_left(self, match: Match, left: tuple[int, ...]) -> Match | None:
+        """Return a match if it is its rule's left side; parts may have other extents."""
+        return match if left == match.roots else None
 
     def _checked(
         self,
@@ -250,16 +277,13 @@ class Matcher:
     ) -> Match | None:
         """Return the match if the rule may be used there."""
         given = tuple(sorted(parameters.items()))
-        left, right = bound(rule, given)
-        types = {
-            with_parameters(parse_leaf(name), parameters): plain(self._pool.specs[value].shape)
-            for name, value in values.items()
-        }
+        shapes = tuple((name, self._pool.specs[value].shape) for name, value in values.items())
+        types = _leaves(rule, given, shapes)
+        if types is None:
+            return None
         match = Match(rule, roots, values, parameters, types)
-        if build(self._pool, left, match) != roots:
-            return None  # parts of other extents than the rule's
-        every = _leaves(rule, right, given, types)
-        return None if every is None else replace(match, types=every)
+        left = build(self._pool, bound(rule, given)[0], match)
+        return None if left is None else self.as_left(match, left)
 
 
 def build(pool: Pool, terms: Sequence[Term], match: Match) -> tuple[int, ...] | None:
@@ -338,11 +362,12 @@ def _bind(
     return result
 
 
-def _leaves(
-    rule: Directed, right: Sequence[Term], given: Given, types: Mapping[Term, Type]
-) -> dict[Term, Type] | None:
+@lru_cache(maxsize=1 << 16)
+def _leaves(rule: Directed, given: Given, shapes: Shapes) -> Mapping[Term, Type] | None:
     """Return types of all leaves if a rule may be used at these parameters and shapes."""
     one, parameters = rule.rule, dict(given)
+    _, right = bound(rule, given)
+    types = {with_parameters(parse_leaf(name), parameters): plain(shape) for name, shape in shapes}
     missing = any(not term.operands and term not in types for term in subterms(right))
     for ranks in one.ranks:
         named = {

@@ -96,9 +96,7 @@ class Pool:
         self, name: str, items: Items, inputs: tuple[int, ...], called: str = ""
     ) -> tuple[int, ...]:
         """Return the outputs of an operator whose attributes are normal."""
-        if len(inputs) == 2 and name in _commutative():
-            x, y = sorted(inputs, key=lambda value: (-self.specs[value].rank, value))
-            inputs = (x, y)  # of higher rank first
+        inputs = self.in_order(name, inputs)
         key = (name, items, inputs)
         outputs = self._known.get(key)
         if outputs is None:
@@ -111,6 +109,13 @@ class Pool:
                 self._new(maker, spec, fixed)
             self._known[key] = outputs
         return outputs
+
+    def in_order(self, name: str, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the operands of an operator, those that may change places in their one order."""
+        if len(inputs) != 2 or name not in _commutative():
+            return inputs
+        x, y = sorted(inputs, key=lambda value: (-self.specs[value].rank, value))
+        return x, y  # of higher rank first
 
     def _leaf(self, key: object, leaf: Leaf, spec: TensorSpec, fixed: bool) -> int:
         if key not in self._leaves:

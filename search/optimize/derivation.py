@@ -1,0 +1,153 @@
+"""The substitutions that lead from a graph to one taken out of its e-graph.
+
+In an e-graph a value may be many things at once, in a graph it is one. So the reasons for which
+classes were merged are put in sequence: from the outputs down, where a graph and the wanted one
+have different nodes of a class, the next union on the shortest way from one to the other is done,
+after what it needs. A union may be undone where its rule is known in the other direction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from soapstone.search.optimize.backtracking import Step, Values
+from soapstone.search.optimize.egraph import EGraph, Union
+from soapstone.search.optimize.match import Matcher, places
+from soapstone.search.optimize.pool import Pool
+from soapstone.search.optimize.rewrite import applied
+from soapstone.search.optimize.rulebook import Directed, Rulebook
+
+_MOST = 8  # times the values of both graphs: steps after which a sequence is given up
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A union as a step from a node to another: `rule` is what does it, from `left`."""
+
+    rule: Directed
+    union: Union
+    left: Values
+    node: int
+
+
+class Derivation:
+    """Sequences of substitutions in an e-graph that grows no more."""
+
+    def __init__(self, pool: Pool, book: Rulebook, graph: EGraph, unions: Sequence[Union]) -> None:
+        self._pool = pool
+        self._graph = graph
+        self._matcher = Matcher(pool)
+        self._ways: dict[int, list[_Way]] = {}
+        for union in unions:
+            sides = [(union.rule, union.left, union.right)]
+            name = union.rule.name
+            back = book.by_name.get(name[:-1] if name.endswith("'") else name + "'")
+            if back is not None:
+                sides.append((back, union.right, union.left))
+            for rule, left, right in sides:
+                for one, other in zip(left, right):
+                    way = _Way(rule, union, left, graph.node(other))
+                    self._ways.setdefault(graph.node(one), []).append(way)
+
+    def steps(self, outputs: Values, wanted: Values) -> tuple[Step, ...] | None:
+        """Return steps from a graph to another, None where no sequence was found."""
+        steps: list[Step] = []
+        seen = {outputs}
+        most = _MOST * len(self._pool.order((*outputs, *wanted)))
+        while outputs != wanted:
+            for new, step in self._next(outputs, wanted):
+                if new not in seen:
+                    break
+            else:
+                return None
+            seen.add(new)
+            outputs = new
+            steps.append(step)
+            if len(steps) > most:
+                return None
+        return tuple(steps)
+
+    def _next(self, outputs: Values, wanted: Values) -> Iterator[tuple[Values, Step]]:
+        """Yield graphs that are nearer to the wanted one, those of its outputs first."""
+        graph = self._graph
+        have = self._versions(outputs)
+        for group, nodes in reversed(self._versions(wanted).items()):
+            (node, *_) = nodes
+            for old in have.get(group, ()):
+                if old != node:
+                    yield from self._toward(outputs, have, old, node, {group})
+
+    def _versions(self, outputs: Values) -> dict[int, list[int]]:
+        """Return the nodes that a graph has of each class, weights left out."""
+        found: dict[int, list[int]] = {}
+        for value in self._pool.order(outputs):
+            if not self._pool.fixed[value]:
+                self._graph.add(value)
+                nodes = found.setdefault(self._graph.find(value), [])
+                node = self._graph.node(value)
+                if node not in nodes:
+                    nodes.append(node)
+        return found
+
+    def _toward(
+        self, outputs: Values, have: dict[int, list[int]], old: int, node: int, tried: set[int]
+    ) -> Iterator[tuple[Values, Step]]:
+        """Yield graphs after the first step of the way from one node of a class to another.
+
+        Where that does not match yet, after the first step towards what it needs.
+        """
+        way = self._way(old, node)
+        if way is None:
+            return
+        matched = False
+        for new, step in self._applied(outputs, way):
+            matched = True
+            yield new, step
+        if matched:
+            return
+        stop = frozenset(way.union.values.values())
+        for value in reversed(self._pool.order(way.left, stop)):
+            if value in stop or self._pool.fixed[value]:
+                continue
+            group, needed = self._graph.find(value), self._graph.node(value)
+            versions = have.get(group, [])
+            if group not in tried and needed not in versions:
+                for other in versions:
+                    yield from self._toward(outputs, have, other, needed, tried | {group})
+
+    def _way(self, old: int, node: int) -> _Way | None:
+        """Return the first step on a shortest way between nodes of a class."""
+        first: dict[int, _Way | None] = {old: None}
+        queue = deque([old])
+        while queue:
+            one = queue.popleft()
+            if one == node:
+                return first[one]
+            for way in self._ways.get(one, ()):
+                if way.node not in first:
+                    first[way.node] = first[one] or way
+                    queue.append(way.node)
+        return None
+
+    def _applied(self, outputs: Values, way: _Way) -> Iterator[tuple[Values, Step]]:
+        """Yield what a way makes of a graph, where its rule matches the same classes."""
+        find = self._graph.find
+        roots = tuple(map(find, way.left))
+        values = way.union.values
+        for number, match in enumerate(
+            self._matcher.matches(way.rule, places(self._pool, outputs))
+        ):
+            if tuple(map(find, match.roots)) != roots or any(
+                find(value) != find(values[name])
+                for name, value in match.values.items()
+                if name in values
+            ):
+                continue
+            new = applied(self._pool, outputs, [match])
+            if new is not None:
+                yield new, Step(way.rule.name, number)
+
+
+__all__ = ["Derivation"]

@@ -1,0 +1,155 @@
+"""Equality saturation: all that rules make of a graph at once, and the best graph of that.
+
+Backtracking takes a rewrite or leaves it; an e-graph takes all of them and keeps what was there, so
+that no order of rewrites must be guessed (TENSAT, Yang et al., MLSys 2021). Rules are applied until
+nothing new comes up or a limit is met, the cheapest graphs are taken out (`extraction.py`), and a
+sequence of substitutions is found that leads to the best one (`derivation.py`): a graph to which
+none leads is not returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
+from soapstone.search.optimize.derivation import Derivation
+from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
+from soapstone.search.optimize.extraction import Extraction, LocalPrice, NodePrices
+from soapstone.search.optimize.match import Match, Seen
+from soapstone.search.optimize.pool import Pool
+from soapstone.search.optimize.rulebook import Directed, Rulebook
+
+_RULES = 16  # of which each may take so much of the nodes in one iteration
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an e-graph may grow.
+
+    Attributes:
+        nodes: after which no more rules are applied.
+        iterations: the most rounds in which all rules are looked for.
+    """
+
+    nodes: int = 2000
+    iterations: int = 30
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """An e-graph, what merged its classes, oldest first, and whether rules have no more to add."""
+
+    graph: EGraph
+    unions: tuple[Union, ...]
+    complete: bool
+
+
+def saturate(
+    pool: Pool,
+    outputs: Values,
+    book: Rulebook,
+    price: Price,
+    local: LocalPrice,
+    *,
+    alpha: float = 1.05,
+    budget: Budget | None = None,
+    limits: Limits | None = None,
+) -> Found:
+    """Return the cheapest graph found in the e-graph of what rules make of a graph.
+
+    Args:
+        price: what a graph costs.
+        local: what some values cost that are made of others; see `extraction.py`.
+        alpha: what should cost more than this times the best is not priced.
+    """
+    budget = budget or Budget()
+    met = [(price(outputs), outputs)]
+    found = Found(outputs, met[0][0], (), 1, False, (met[0][0],))
+    try:
+        now = time.monotonic()
+        half = now + (budget.deadline - now) / 2
+        done = explored(pool, outputs, book, limits or Limits(), lambda: time.monotonic() > half)
+    except KeyboardInterrupt:
+        budget.stopped = True
+        return found
+    try:
+        extraction = Extraction(done.graph, done.unions, outputs, NodePrices(pool, local))
+        complete, count = extraction.climb(price, met, alpha, budget)
+    except KeyboardInterrupt:
+        budget.stopped = True  # what was found is kept
+        complete, count = False, len(met)
+    history = tuple(cost for cost, _ in met)
+    found = replace(found, candidates=count, complete=complete and done.complete, history=history)
+    derivation = Derivation(pool, book, done.graph, done.unions)
+    for cost, graph in reversed(met[1:]):
+        steps = derivation.steps(outputs, graph)
+        if steps is not None:
+            return replace(found, outputs=graph, cost=cost, steps=steps)
+    return found
+
+
+def explored(
+    pool: Pool, outputs: Values, book: Rulebook, limits: Limits, over: Callable[[], bool]
+) -> Saturated:
+    """Return the e-graph of a graph after rules were applied until nothing is new, or a limit."""
+    graph = EGraph(pool, outputs)
+    first, unions = len(graph), list[Union]()
+    agenda = _Agenda(graph, book, max(1, limits.nodes // _RULES))
+    for _ in range(limits.iterations):
+        matches = agenda.matches(over)
+        if not matches:
+            return Saturated(graph, tuple(unions), not over())
+        for match in matches:
+            if len(graph) - first >= limits.nodes or over():
+                return Saturated(graph, tuple(unions), False)
+            union = graph.union(match)
+            if union is not None and union.right != union.left:
+                unions.append(union)
+    return Saturated(graph, tuple(unions), False)
+
+
+class _Agenda:
+    """What is to be applied in each iteration: of each rule only so much, lest one fill the graph.
+
+    Rules of several outputs match every pair of siblings, and pairs of pairs. So in one iteration
+    such a rule is applied at matches that have no output in common, newest outputs first: 8
+    siblings are one after three iterations, before there are all pairs of them.
+    """
+
+    def __init__(self, graph: EGraph, book: Rulebook, share: int) -> None:
+        self._graph = graph
+        self._book = book
+        self._share = share
+        self._seen: dict[str, Seen] = {}
+        self._born: dict[int, int] = {}  # in which iteration a class came up
+        self._iteration = 0
+
+    def matches(self, over: Callable[[], bool]) -> list[Match]:
+        """Return what is to be applied next; nothing where rules have no more to add."""
+        self._iteration += 1
+        for group in self._graph.members:
+            self._born.setdefault(group, self._iteration)
+        matcher = ClassMatcher(self._graph, self._born)
+        symbols = matcher.oldest.symbols
+        found: list[Match] = []
+        for rule in self._book.rules:
+            if rule.symbols <= symbols and not over():
+                found += islice(self._of(rule, matcher), self._share)
+        return found
+
+    def _of(self, rule: Directed, matcher: ClassMatcher) -> Iterator[Match]:
+        """Yield matches of a rule that are new."""
+        seen = self._seen.setdefault(rule.name, set())
+        matcher.taken.clear()
+        if len(rule.left) == 1:
+            yield from matcher.matches(rule, matcher.oldest, seen)
+            return
+        for match in matcher.matches(rule, matcher.newest, seen):
+            matcher.taken.update(map(self._graph.find, match.roots))
+            yield match
+
+
+__all__ = ["Limits", "Saturated", "explored", "saturate"]
