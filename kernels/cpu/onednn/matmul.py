@@ -149,6 +149,8 @@ def product(
         for step in steps
     )
     packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
+    if any(isinstance(post, Binary) for post in posts) and _interleaved(y):
+        layouts[2] = None
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
     for used in choices[:1] if form == "gemm" else choices:
         left, right, out = used
@@ -180,6 +182,14 @@ def product(
             arguments[post_argument(index)] = program.source(step[1], Layout.of(step[1]), flat)
     program.step(primitive, arguments)
     return program.entry()
+
+
+def _interleaved(y: Array) -> bool:
+    """Return whether rows of several matrices lie between each other.
+
+    oneDNN's products write such memory, but crash on it when they add a row (3.x, AVX-512).
+    """
+    return y.ndim > 2 and y.shape[-3] > 1 and y.strides[-3] < y.strides[-2]
 
 
 def _batched(array: Array, rank: int) -> Array:
