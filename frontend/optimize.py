@@ -7,8 +7,8 @@ target; what is not faster there is not returned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,14 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.runtime.lower import fold_weights, merge_parts, split_constants
+from soapstone.runtime.lower.rebuild import names_for, renamed
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
 from soapstone.search.cost.cost import NO_LAYOUTS
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
+    from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.search import Searched
 
 TARGETS = ("soapstone", "onnxruntime")
@@ -128,7 +130,8 @@ class OptimizeResult:
             + ("" if self.complete else " (not searched to the end)"),
         ]
         if not self.kept:
-            what = "not faster when measured" if self.substitutions else "nothing cheaper"
+            found = self.after is not self.before
+            what = "not faster when measured" if found else "nothing cheaper"
             lines.append(f"  the original is kept: what was found is {what}")
         for name, count in sorted(self.substitutions.items(), key=lambda item: -item[1]):
             lines.append(f"  {count:4d} x {name}  {self.equations[name]}")
@@ -151,10 +154,12 @@ def optimize(
     alpha: float = 1.05,
     seconds: float = 300.0,
     candidates: int = 300,
+    method: str = "backtracking",
     rules: str | Path | None = None,
     max_rule_size: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    ground: Ground | None = None,
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
 
@@ -169,39 +174,55 @@ def optimize(
             `time subject to memory<2e8`.
         alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
         seconds, candidates: when to stop: after this time, and after so many graphs a piece.
+        method: `backtracking`, or `saturation`, which keeps every graph in one e-graph.
         rules: a rule file instead of the shipped one.
         max_rule_size: the most operators of a rule.
+        ground: of a training graph: the machine and mapper that will run it; by default one
+            processor a thread, as `Model.compile` has it.
 
     Raises:
         DataError, GraphError: a model, target, objective or rule file that does not fit.
     """
+    from soapstone.frontend.optimize_training import Ground, measured_steps, verified_step
     from soapstone.search.optimize.rulebook import rulebook
     from soapstone.search.optimize.search import Options, search
+    from soapstone.search.optimize.steps import search_step
     from soapstone.search.substitution import rulefile
 
     graph, held = _taken(model, weights, batch_size, dims or {})
     training = bool(graph.updates)
     if alpha < 1:
         raise GraphError(f"alpha {alpha} found; 1 or more needed")
+    if training:
+        ground = ground or Ground.local(threads)
+        threads = ground.threads
     pricing = cost_model(target, machine, graph, held, threads, training)
     wanted = Objective.parse(objective)
     file = rulefile.load(rules) if rules is not None else rulefile.load()
     book = rulebook(file, max_rule_size)
-    options = Options(alpha=alpha, seconds=seconds, candidates=candidates)
-    found = search(graph, {} if training else held, book, pricing, wanted, options, progress)
+    options = Options(alpha=alpha, seconds=seconds, candidates=candidates, method=method)
+    if training:
+        found = search_step(graph, book, pricing, wanted, options, progress)
+    else:
+        found = search(graph, held, book, pricing, wanted, options, progress)
     names = {name.rstrip("'"): name for name in found.substitutions}
     counts: Counter[str] = Counter()
     for name, count in found.substitutions.items():
         counts[name.rstrip("'")] += count
     equations = {plain: str(book.by_name[name]) for plain, name in names.items()}
     new, new_weights = found.graph, held
-    if not training:
+    if ground is None:
         new, new_weights = settled(found.graph, found.constants)
-    error = verified(graph, held, new, new_weights)
+        error = verified(graph, held, new, new_weights)
+    else:
+        error = verified_step(graph, new, ground)
     before = after = None
-    kept = bool(counts)
-    if kept and machine is None and not training:
-        before, after = measured(target, (graph, held), (new, new_weights), threads)
+    kept = found.graph is not graph
+    if kept and machine is None:
+        if ground is None:
+            before, after = measured(target, (graph, held), (new, new_weights), threads)
+        else:
+            before, after = measured_steps(graph, new, ground)
         kept = after <= before or "time" not in wanted.weights
     return OptimizeResult(
         new if kept else graph,
@@ -325,11 +346,8 @@ def joined(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str,
     """
     outputs = graph.outputs
     graph = merge_parts(fold_weights(graph, weights), Strategy({DEFAULT: Configuration()}))
-    names = {new: old for new, old in zip(graph.outputs, outputs) if new != old}
-    for number, name in enumerate(names.values()):
-        if name in graph.tensors and name not in names:
-            names[name] = f"{name}.inside{number}"
-    return renamed(graph, names) if names else graph, names
+    names = names_for(graph, outputs)
+    return renamed(graph, names), names
 
 
 def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
@@ -344,21 +362,6 @@ def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str
     made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
     held = {**weights, **made}
     return rest, {n: held[n] for n, role in rest.roles.items() if role is not Role.INPUT}
-
-
-def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Return a graph with other names for some of its values."""
-
-    def new(values: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names.get(value, value) for value in values)
-
-    return replace(
-        graph,
-        nodes=tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
-        tensors={names.get(name, name): spec for name, spec in graph.tensors.items()},
-        roles={names.get(name, name): role for name, role in graph.roles.items()},
-        outputs=new(graph.outputs),
-    )
 
 
 def explanation(found: Searched, book: Any) -> str:

@@ -11,11 +11,11 @@ import numpy as np
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
 _ROUNDS, _RUNS = 4, 5
+_ROUND_S = 1.0  # of which slow models get fewer runs
 _REST_S = 0.05  # the threads of the session that ran before stop spinning
 Pair = tuple[Graph, Mapping[str, Array]]
 
@@ -31,19 +31,9 @@ def verified(
     if new.outputs != graph.outputs:
         raise GraphError(f"outputs {new.outputs} found after the search; {graph.outputs} needed")
     given = inputs_of(graph)
-    if graph.updates:
-        values = given | dict(weights)
-        values |= {n: _drawn(graph, n) for n in graph.roles if n not in values}
-        one, other = interpret(graph, values), interpret(new, values)
-        pairs = [(name, one[name], other[name]) for name in graph.outputs]
-        pairs += [(n, one[v], other[new.updates[n]]) for n, v in graph.updates.items()]
-    else:
-        with (
-            InferenceSession(graph, weights) as first,
-            InferenceSession(new, new_weights) as second,
-        ):
-            one, other = first.run(given), second.run(given)
-        pairs = [(name, one[name], other[name]) for name in graph.outputs]
+    with InferenceSession(graph, weights) as first, InferenceSession(new, new_weights) as second:
+        one, other = first.run(given), second.run(given)
+    pairs = [(name, one[name], other[name]) for name in graph.outputs]
     worst = 0.0
     for name, a, b in pairs:
         if a.shape != b.shape or a.dtype != b.dtype:
@@ -61,10 +51,11 @@ def verified(
 
 def inputs_of(graph: Graph) -> dict[str, Array]:
     """Return seeded random inputs: numbers around 0, and 0 or 1 where whole numbers are taken."""
-    return {name: _drawn(graph, name) for name in graph.inputs(Role.INPUT)}
+    return {name: drawn(graph, name) for name in graph.inputs(Role.INPUT)}
 
 
-def _drawn(graph: Graph, name: str) -> Array:
+def drawn(graph: Graph, name: str) -> Array:
+    """Return seeded random contents of an input."""
     spec = graph.tensors[name]
     random = np.random.default_rng([len(name), spec.size])
     if spec.is_float:
@@ -77,14 +68,21 @@ def measured(
     target: str, before: Pair, after: Pair, threads: int | None = None
 ) -> tuple[float, float]:
     """Return the median time of a run of two graphs on a target, in microseconds, in turns."""
-    runs = [_runner(target, graph, weights, threads) for graph, weights in (before, after)]
+    first, second = (_runner(target, *each, threads) for each in (before, after))
+    return in_turns(first, second)
+
+
+def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
+    """Return the median time of each of two ways to run, in microseconds."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
-        for run, kept in zip(runs, times):
+        for run, kept in zip((first, second), times):
             time.sleep(_REST_S)
-            for _ in range(2):
-                run()
-            for _ in range(_RUNS):
+            begin = time.perf_counter()
+            run()
+            run()
+            spent = (time.perf_counter() - begin) / 2
+            for _ in range(max(1, min(_RUNS, int(_ROUND_S / spent)))):
                 start = time.perf_counter()
                 run()
                 kept.append((time.perf_counter() - start) * 1e6)

@@ -7,7 +7,7 @@ so parameter synchronisation is a reduction like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Emitter, GraphBuilder
@@ -29,6 +29,27 @@ def gradients(builder: GraphBuilder, loss: str, wrt: Sequence[str]) -> dict[str,
     """
     if builder.spec(loss).shape != ():
         raise GraphError(f"loss {loss!r} has shape {builder.spec(loss).shape}; () needed")
+    dtype = builder.spec(loss).dtype
+    one = builder.apply("full", name="one", shape=(), value=1.0, dtype=dtype)[0]
+    result = pulled_back(builder, {loss: one}, wrt)
+    for value in wrt:
+        if value not in result:
+            raise GraphError(f"loss {loss!r} does not depend on {value!r}")
+    return result
+
+
+def pulled_back(
+    builder: GraphBuilder, seeds: Mapping[str, str], wrt: Sequence[str]
+) -> dict[str, str]:
+    """Append the operators that carry gradients of some values back to others; return those.
+
+    Args:
+        seeds: the gradient of each value that begins it.
+        wrt: the values to differentiate with respect to; what no seed depends on is left out.
+
+    Raises:
+        GraphError: an operator in between has no gradient.
+    """
     nodes = builder.nodes
     reached = set(wrt)
     path = []
@@ -36,9 +57,7 @@ def gradients(builder: GraphBuilder, loss: str, wrt: Sequence[str]) -> dict[str,
         if reached.intersection(node.inputs):
             reached.update(node.outputs)
             path.append(node)
-    dtype = builder.spec(loss).dtype
-    one = builder.apply("full", name="one", shape=(), value=1.0, dtype=dtype)[0]
-    arriving: dict[str, list[str]] = {loss: [one]}
+    arriving = {value: [seed] for value, seed in seeds.items()}
     result: dict[str, str] = {}
 
     def total(value: str) -> str | None:
@@ -69,7 +88,6 @@ def gradients(builder: GraphBuilder, loss: str, wrt: Sequence[str]) -> dict[str,
         if value in result:
             continue
         grad = total(value)
-        if grad is None:
-            raise GraphError(f"loss {loss!r} does not depend on {value!r}")
-        result[value] = grad
+        if grad is not None:
+            result[value] = grad
     return result

@@ -45,6 +45,11 @@ def vector_over(site: Site, value: str, shape: tuple[int, ...], axis: int) -> st
 def _along(site: Site, value: str, extent: int) -> str:
     """Return a constant of that many elements, or of one, as a vector."""
     spec = site.builder.spec(value)
+    maker = site.builder.maker(value)
+    if maker is not None and maker.operator == "reshape":
+        whole = maker.inputs[0]
+        if site.builder.spec(whole).shape == (extent,):
+            return whole
     if spec.rank != 1:
         value = site.constant("reshape", value, shape=(spec.size,))
     if spec.size != extent:

@@ -30,6 +30,17 @@ def fold_weights(graph: Graph, constants: Mapping[str, Array]) -> Graph:
     return graph.pruned()
 
 
+def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
+    """Return the graph with what is added to products of weights, by channel, as their bias.
+
+    weights: inputs that may change between runs, so nothing is made of their contents.
+    """
+    for rule, operators in ((_plain_product, ("matmul",)), (_bias, ("add",))):
+        if any(node.operator in operators for node in graph.nodes):
+            graph = _rewrite(graph, rule, {}, weights)
+    return graph.pruned()
+
+
 def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
     """Return the graph of what constants alone determine, and the rest, which takes its outputs."""
     known = set(constants)
@@ -106,10 +117,12 @@ class _Site:
 Rule = Callable[[_Site, Node], str | None]
 
 
-def _rewrite(graph: Graph, rule: Rule, constants: Mapping[str, Array]) -> Graph:
+def _rewrite(
+    graph: Graph, rule: Rule, constants: Mapping[str, Array], weights: Set[str] = frozenset()
+) -> Graph:
     """Return the graph with each node replaced where the rule returns another value for it."""
     builder = shell(graph)
-    site = _Site(builder, constants, set(constants), set())
+    site = _Site(builder, constants, {*constants, *weights}, set())
     keep = {*graph.outputs, *graph.updates.values()}
 
     def emit(node: Node) -> Sequence[str]:
@@ -166,6 +179,11 @@ def _product(site: _Site, node: Node) -> str | None:
     if node.attributes["transpose_b"]:
         weights = site.constant("transpose", weights, permutation=(1, 0))
     return site.builder.apply("linear", x, weights, name=node.name, bias=False)[0]
+
+
+def _plain_product(site: _Site, node: Node) -> str | None:
+    """As `_product`, but nothing is transposed: that costs where it is done in every run."""
+    return None if node.attributes.get("transpose_b") else _product(site, node)
 
 
 def _batch_norm(site: _Site, node: Node) -> str | None:

@@ -1,0 +1,109 @@
+"""Gradients spelled in the operators that rules know: products with transposes, and sums of two.
+
+`restored` puts together again what no rule made use of, and takes a graph out of its normal form:
+there are no constants in a training graph for the executor to fold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
+from soapstone.ir.tensor import Role
+from soapstone.runtime.lower import merge_parts
+from soapstone.runtime.lower.rebuild import again, names_for, rebuild, renamed, shell
+from soapstone.runtime.lower.weights import fold_biases
+from soapstone.search.optimize import normal
+from soapstone.search.optimize.pool import Pool
+
+
+def spelled(graph: Graph) -> Graph:
+    """Return a graph with gradients as products and sums, and what is equal made once."""
+    builder = shell(graph)
+
+    def emit(node: Node) -> Sequence[str]:
+        spelling = _SPELLINGS.get(node.operator)
+        return (spelling(builder, node),) if spelling else again(builder, node)
+
+    pool = Pool()
+    frame, outputs = normal.read(rebuild(graph, builder, emit), pool, {})
+    return normal.write(pool, replace(frame, outputs=graph.outputs), outputs).graph
+
+
+def _swapped(builder: GraphBuilder, value: str) -> str:
+    """Return the transposes of matrices."""
+    *first, m, n = range(builder.spec(value).rank)
+    return builder.apply("transpose", value, permutation=(*first, n, m))[0]
+
+
+def _rows(builder: GraphBuilder, value: str) -> str:
+    """Return a value as a matrix, its leading dims joined."""
+    *first, last = builder.spec(value).shape
+    if len(first) == 1:
+        return value
+    return builder.apply("reshape", value, shape=(math.prod(first), last))[0]
+
+
+def _spelled_matmul(builder: GraphBuilder, node: Node) -> str:
+    flags = node.attributes["transpose_a"], node.attributes["transpose_b"]
+    inputs = [_swapped(builder, x) if flag else x for x, flag in zip(node.inputs, flags)]
+    return builder.apply("matmul", *inputs, name=node.name)[0]
+
+
+def _spelled_grad_input(builder: GraphBuilder, node: Node) -> str:
+    dy, w = node.inputs
+    return builder.apply("matmul", dy, _swapped(builder, w), name=node.name)[0]
+
+
+def _spelled_grad_weight(builder: GraphBuilder, node: Node) -> str:
+    x, dy = (_rows(builder, name) for name in node.inputs)
+    return builder.apply("matmul", _swapped(builder, x), dy, name=node.name)[0]
+
+
+def _spelled_sum(builder: GraphBuilder, node: Node) -> str:
+    total, *rest = node.inputs
+    for part in rest:
+        total = builder.apply("add", total, part, name=node.name)[0]
+    return total
+
+
+_SPELLINGS: Mapping[str, Callable[[GraphBuilder, Node], str]] = {
+    "matmul": _spelled_matmul,
+    "linear_grad_input": _spelled_grad_input,
+    "linear_grad_weight": _spelled_grad_weight,
+    "accumulate": _spelled_sum,
+}
+
+
+def restored(graph: Graph) -> Graph:
+    """Return a graph out of its spelling and normal form: transposes and biases are in products."""
+    outputs = graph.outputs
+    builder = shell(graph)
+
+    def emit(node: Node) -> Sequence[str]:
+        return _with_flags(builder, node) if node.operator == "matmul" else again(builder, node)
+
+    weights = {name for name, role in graph.roles.items() if role is Role.PARAMETER}
+    graph = fold_biases(rebuild(graph, builder, emit).pruned(), weights)
+    graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
+    return renamed(graph, names_for(graph, outputs))
+
+
+def _with_flags(builder: GraphBuilder, node: Node) -> Sequence[str]:
+    """Emit a product of what its operands are the transposes of."""
+    inputs, flags = [], []
+    for name, flag in zip(node.inputs, ("transpose_a", "transpose_b")):
+        maker = builder.maker(name)
+        *first, m, n = range(builder.spec(name).rank)
+        swapped = maker is not None and maker.operator == "transpose"
+        if maker is not None and swapped and maker.attributes["permutation"] == (*first, n, m):
+            name, swaps = maker.inputs[0], True
+        else:
+            swaps = False
+        inputs.append(name)
+        flags.append(swaps != node.attributes[flag])
+    attributes = dict(zip(("transpose_a", "transpose_b"), flags))
+    return builder.apply("matmul", *inputs, name=node.name, **attributes)

@@ -1,0 +1,193 @@
+"""Training graphs: the search over a forward graph and its gradient, then over what both make.
+
+What is found for the forward graph alone holds for training too: the gradient of the new graph is
+the gradient of the old one, so it is differentiated anew and needs no rules of its own. Then rules
+are applied to the whole, backward included, spelled in operators that they know (`spelling.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from soapstone.ir.autodiff import gradients, pulled_back
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.tensor import Array
+from soapstone.search.cost import Cost, CostModel, Objective
+from soapstone.search.cost.cost import NO_LAYOUTS
+from soapstone.search.optimize import normal
+from soapstone.search.optimize.pool import Pool
+from soapstone.search.optimize.rulebook import Rulebook
+from soapstone.search.optimize.search import Options, Progress, Searched, search
+from soapstone.search.optimize.spelling import restored, spelled
+
+Layouts = Mapping[str, tuple[int, ...]]
+
+
+def search_step(
+    graph: Graph,
+    book: Rulebook,
+    model: CostModel,
+    objective: Objective | None = None,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> Searched:
+    """Return the cheapest equivalent of a training graph that was met.
+
+    Its weights are values, so rules that need constants are of no use here.
+    """
+    began = time.monotonic()
+    options, objective = options or Options(), objective or Objective()
+    book = book.without_constants()
+    cost = model.cost(graph, {})
+    best = Searched(graph, {}, cost, cost)
+
+    def consider(found: Searched, new: Graph) -> None:
+        cost = model.cost(new, {})
+        best.candidates += found.candidates
+        best.complete &= found.complete
+        if objective.value(cost) < objective.value(best.after):
+            best.graph, best.after = new, cost
+            best.substitutions += found.substitutions
+            best.solved += found.solved
+
+    def say(what: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(f"forward, {what}", done, total)
+
+    step = taken_apart(graph)
+    if step is not None:
+        some = replace(options, seconds=options.seconds / 2)
+        found = search(step.forward, {}, book, GradientCost(model, step), objective, some, say)
+        consider(found, step.of(restored(found.graph)))
+    some = replace(options, seconds=max(0.0, options.seconds - (time.monotonic() - began)))
+    found = search(spelled(best.graph), {}, book, StepCost(model), objective, some, progress)
+    consider(found, restored(found.graph))
+    best.seconds = time.monotonic() - began
+    return best
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training graph in two parts: `forward`, and what updates parameters by their gradients."""
+
+    graph: Graph
+    forward: Graph
+    updates: tuple[Node, ...]
+
+    def of(self, forward: Graph) -> Graph:
+        """Return the training graph of another forward graph of the same inputs and outputs."""
+        builder = GraphBuilder(base=forward)
+        trained = [_parameter(node) for node in self.updates]
+        grads = gradients(builder, forward.outputs[0], trained)
+        for node in self.updates:
+            grad = node.inputs[_grad_position(node)]
+            inputs = [grads[_parameter(node)] if name == grad else name for name in node.inputs]
+            made = builder.add(replace(node, inputs=tuple(inputs), origin=None, rename=()))
+            for old, new in zip(node.outputs, made):
+                builder.update(node.overwrites[old], new)
+        return builder.build().pruned()
+
+
+def taken_apart(graph: Graph) -> Step | None:
+    """Return a training graph in parts; None where it is not a forward graph and its gradient.
+
+    Whether it is one is seen by differentiating it again: that must give the same graph.
+    """
+    made = [graph.producers.get(value) for value in graph.updates.values()]
+    updates = tuple(
+        node for node in dict.fromkeys(made) if node is not None and "g" in node.spec.inputs
+    )
+    by_them = {output for node in updates for output in node.outputs}
+    rest = {name: value for name, value in graph.updates.items() if value not in by_them}
+    step = Step(graph, replace(graph, updates=rest).pruned(), updates)
+    if not updates or not graph.outputs or by_them.intersection(step.forward.tensors):
+        return None
+    try:
+        return step if _same(graph, step.of(step.forward)) else None
+    except GraphError:
+        return None
+
+
+def _parameter(update: Node) -> str:
+    """Return what an update's gradient is of."""
+    return update.inputs[0]
+
+
+def _grad_position(update: Node) -> int:
+    return update.spec.inputs.index("g")
+
+
+def _same(one: Graph, other: Graph) -> bool:
+    pool = Pool()
+    values = [dict(zip(_kept(g), normal.read(g, pool, {})[1])) for g in (one, other)]
+    return values[0] == values[1]
+
+
+def _kept(graph: Graph) -> list[tuple[str, str]]:
+    """Return what names the outputs and the updates of a graph, in the order of `normal.read`."""
+    return [("output", name) for name in graph.outputs] + [("next", name) for name in graph.updates]
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Prices spelled training graphs as what they are put together to."""
+
+    model: CostModel
+
+    @property
+    def target(self) -> str:
+        return self.model.target
+
+    def cost(
+        self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
+    ) -> Cost:
+        """Return the cost of a graph, put together; see `CostModel`."""
+        return self.model.cost(restored(graph), constants, layouts)
+
+
+@dataclass(frozen=True)
+class GradientCost:
+    """Prices forward graphs, and pieces of them, with their gradients."""
+
+    model: CostModel
+    step: Step
+
+    @property
+    def target(self) -> str:
+        return self.model.target
+
+    def cost(
+        self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
+    ) -> Cost:
+        """Return the cost of a training step, or of its part; see `CostModel`."""
+        graph = restored(graph)
+        try:
+            if graph.roles.keys() >= self.step.forward.roles.keys():
+                return self.model.cost(self.step.of(graph), constants, layouts)
+            graph, orders = _with_gradient(graph, layouts)
+        except GraphError:  # an operator without a gradient
+            return Cost(math.inf, math.inf, math.inf)
+        return self.model.cost(graph, constants, orders)
+
+
+def _with_gradient(graph: Graph, layouts: Layouts) -> tuple[Graph, Layouts]:
+    """Return a piece with the gradients of its inputs, given those of its outputs, and layouts."""
+    orders = dict(layouts)
+    builder = GraphBuilder(base=graph)
+    seeds = {}
+    for name in graph.outputs:
+        spec = graph.tensors[name]
+        if spec.is_float:
+            seeds[name] = builder.input(builder.unique(f"{name}.seed"), spec.shape, spec.dtype)
+            if name in layouts:
+                orders[seeds[name]] = layouts[name]
+    wanted = [name for name in graph.roles if graph.tensors[name].is_float]
+    for name, grad in pulled_back(builder, seeds, wanted).items():
+        builder.output(grad)
+        if name in layouts and builder.maker(grad) is not None:
+            orders[grad] = layouts[name]
+    return builder.build(), orders
