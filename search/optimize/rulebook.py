@@ -87,6 +87,10 @@ class Rulebook:
     def by_name(self) -> Mapping[str, Directed]:
         return {rule.name: rule for rule in self.rules}
 
+    def without_constants(self) -> Rulebook:
+        """Return the rules that bring in no constants."""
+        return Rulebook(tuple(rule for rule in self.rules if not _constants(rule.right)))
+
     def applicable(self, symbols: frozenset[str]) -> tuple[Directed, ...]:
         """Return the rules that may match a graph of these operators, now or after others did."""
         have = set(symbols)
