@@ -12,7 +12,7 @@ from soapstone.runtime.lower.composites import lower_composites
 from soapstone.runtime.lower.concat import place_parts
 from soapstone.runtime.lower.elementwise import fuse_elementwise
 from soapstone.runtime.lower.epilogue import fuse_epilogues
-from soapstone.runtime.lower.layouts import CHANNELS_LAST, channels_last
+from soapstone.runtime.lower.layouts import CHANNELS_LAST, channels_last, plain, stored
 from soapstone.runtime.lower.parts import copy_parts, merge_parts
 from soapstone.runtime.lower.updates import hoist_updates, in_place, store_updates
 from soapstone.runtime.lower.views import View, launched, views
@@ -40,6 +40,8 @@ __all__ = [
     "launched",
     "lower",
     "merge_parts",
+    "plain",
     "split_constants",
+    "stored",
     "views",
 ]

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from soapstone.ir.graph import Graph
+from soapstone.ir.graph import Graph, Node
 
 CHANNELS_LAST = (0, 2, 3, 1)
+Order = tuple[int, ...]  # of axes, outermost first: the layout of a value
+
+NONE: Mapping[str, Order] = MappingProxyType({})
 
 
-NONE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-
-
-def channels_last(
-    graph: Graph, boundary: Mapping[str, tuple[int, ...]] = NONE
-) -> dict[str, tuple[int, ...]]:
+def channels_last(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
     """Return the values kept channels-last: images between spatial operators.
 
     Convolutions and pools run fastest on them. A value is an image when its axes run over the
@@ -23,36 +21,58 @@ def channels_last(
     on images, and their splits, slices and concatenations, pass the layout on. Values that outlive
     a step keep plain order.
 
-    boundary: axis orders of inputs and outputs of a graph that is a part of a larger one.
+    boundary: axis orders of inputs and outputs of a graph that is a part of a larger one, and of
+        values for which another order than this rule's was chosen.
     """
-    stored = {*graph.roles, *graph.updates.values(), *graph.outputs}
     chosen = {name for name, order in boundary.items() if order == CHANNELS_LAST}
     for node in graph.nodes:
-        signature = graph.signature(node)
-        if not {"n", "h", "w"} <= signature.by_name.keys():
-            continue
-        operands = (*signature.inputs, *signature.outputs)
-        for name, operand in zip((*node.inputs, *node.outputs), operands):
-            axes = operand.axes
-            if len(axes) == 4 and [a.dims[:1] for a in (axes[0], *axes[2:])] == [
-                ("n",),
-                ("h",),
-                ("w",),
-            ]:
-                chosen.add(name)
-    pending = [*graph.nodes, *reversed(graph.nodes)]
-    for node in pending:
-        values = (*node.inputs, *node.outputs)
-        if chosen.isdisjoint(values):
-            continue
-        if node.spec.view in ("concat", "split", "slice"):
-            chosen.update(values)
-        elif node.spec.elementwise:
-            shape = graph.tensors[node.outputs[0]].shape
-            chosen.update(n for n in values if graph.tensors[n].shape == shape)
-    images = {
-        name: CHANNELS_LAST
-        for name in graph.tensors
-        if name in chosen and name not in stored and graph.tensors[name].rank == 4
+        chosen.update(images(graph, node))
+    for node in (*graph.nodes, *reversed(graph.nodes)):
+        if not chosen.isdisjoint((*node.inputs, *node.outputs)):
+            chosen.update(passing(graph, node))
+    chosen -= stored(graph)
+    found = {n: CHANNELS_LAST for n in graph.tensors if n in chosen and graph.tensors[n].rank == 4}
+    return plain(graph, found | dict(boundary))
+
+
+def plain(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
+    """Return the orders of a boundary alone, C order left out: what every other value is in."""
+    return {
+        name: order
+        for name, order in boundary.items()
+        if name in graph.tensors and order != tuple(range(len(order)))
     }
-    return images | {name: order for name, order in boundary.items() if name in graph.tensors}
+
+
+def stored(graph: Graph) -> frozenset[str]:
+    """Return the values that outlive a step, which are in C order."""
+    return frozenset((*graph.roles, *graph.updates.values(), *graph.outputs))
+
+
+def images(graph: Graph, node: Node) -> list[str]:
+    """Return the images of an operator that slides a window: samples, channels, rows, columns."""
+    signature = graph.signature(node)
+    if not {"n", "h", "w"} <= signature.by_name.keys():
+        return []
+    found = []
+    operands = (*signature.inputs, *signature.outputs)
+    for name, operand in zip((*node.inputs, *node.outputs), operands):
+        axes = operand.axes
+        if len(axes) == 4 and [a.dims[:1] for a in (axes[0], *axes[2:])] == [
+            ("n",),
+            ("h",),
+            ("w",),
+        ]:
+            found.append(name)
+    return found
+
+
+def passing(graph: Graph, node: Node) -> tuple[str, ...]:
+    """Return those values of an operator that have one layout, if it passes theirs on."""
+    values = (*node.inputs, *node.outputs)
+    if node.spec.view in ("concat", "split", "slice"):
+        return values
+    if not node.spec.elementwise:
+        return ()
+    shape = graph.tensors[node.outputs[0]].shape
+    return tuple(name for name in values if graph.tensors[name].shape == shape)

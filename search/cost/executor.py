@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,7 @@ from soapstone.search.cost.launches import (
 )
 from soapstone.search.cost.measure import Weights, Yardstick, measure
 
+Rule = Callable[[Graph, Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]]
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
 _BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
 _BUSY = "busy machine: "  # before the keys of times that did not settle
@@ -65,6 +66,7 @@ class ExecutorCost:
         weights: whether constants are read from memory or from the last cache, which depends on the
             size of the whole network that a graph is part of: see `for_weights`.
         training: whether graphs are training graphs, which run without the passes for constants.
+        rule: which axis orders values have that `cost` is given none for.
     """
 
     target = "soapstone"
@@ -76,7 +78,9 @@ class ExecutorCost:
         database: CostDatabase | None = None,
         weights: Weights = Weights.COLD,
         training: bool = False,
+        rule: Rule = channels_last,
     ) -> None:
+        self.rule = rule
         self.threads = threads or len(os.sched_getaffinity(0))
         self.weights = weights
         self.training = training
@@ -92,9 +96,10 @@ class ExecutorCost:
         threads: int | None = None,
         *,
         database: CostDatabase | None = None,
+        rule: Rule = channels_last,
     ) -> ExecutorCost:
         """Return the model for a network with these weights."""
-        return ExecutorCost(threads, database=database, weights=Weights.of(constants))
+        return ExecutorCost(threads, database=database, weights=Weights.of(constants), rule=rule)
 
     @property
     def database(self) -> CostDatabase:
@@ -145,7 +150,8 @@ class ExecutorCost:
             graph = replace(graph, updates={}).pruned()
             first, graph = split_constants(fold_weights(graph, constants), fixed)
             fixed |= {output for node in first.nodes for output in node.outputs}
-        strategy = Strategy({DEFAULT: Configuration()}, layouts=channels_last(graph, layouts))
+        orders = {n: o for n, o in self.rule(graph, layouts).items() if n not in fixed}
+        strategy = Strategy({DEFAULT: Configuration()}, layouts=orders)
         lowered = lower(graph, strategy)
         return Lowered(lowered, strategy, fixed, views(lowered, strategy, fixed))
 

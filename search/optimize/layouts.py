@@ -1,0 +1,198 @@
+"""The choice of data layouts beside substitutions (TASO, sections 2.7 and 2.9.5).
+
+TASO enumerates the layouts of the values that a substitution makes. Here each graph that the search
+meets is priced under the best axis orders found for it: they begin as those of the best graph so
+far, and only what a substitution made or gave new readers is reconsidered.
+
+Values between which operators pass an order on form a region, which has one of two orders. What
+tells one assignment from a better one falls into connected parts of the graph; where costs are sums
+over operators, each part gains by itself. So turning one connected set of regions after the other
+reaches the optimum, if sets are tried up to the size of the graph; the number tried is limited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from networkx.utils import UnionFind
+
+from soapstone.ir.graph import Graph
+from soapstone.runtime.lower.layouts import CHANNELS_LAST, Order, images, passing, stored
+from soapstone.runtime.lower.readers import takes_strides
+from soapstone.search.optimize.normal import Written
+from soapstone.search.optimize.pool import Pool
+
+Orders = Mapping[int, Order]  # by value of a pool
+Price = Callable[[Written, Orders], float]
+Rule = Callable[[Graph, Mapping[str, Order]], Mapping[str, Order]]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Values that have one order: plain, or `order`, in which the operators at hand run too."""
+
+    values: tuple[str, ...]
+    order: Order
+    context: frozenset[str]  # its operators' results
+
+
+def regions(graph: Graph, constants: frozenset[str] = frozenset()) -> list[Region]:
+    """Return the regions of a graph whose order is free, in order.
+
+    Images may be channels-last, operands of products column-major. What is stored is not free, and
+    kernels keep constants as they like.
+    """
+    held = stored(graph) | constants
+    sets = UnionFind(graph.tensors)
+    last: set[str] = set()
+    turned: set[str] = set()
+    around: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        sets.union(*(passing(graph, node) or node.outputs[:1]))
+        last.update(images(graph, node))
+        if takes_strides(node):
+            turned.update((*node.inputs, *node.outputs))
+        for name in (*node.inputs, *node.outputs):
+            around.setdefault(name, set()).update(node.outputs)
+    found = []
+    for group in sets.to_sets():
+        names = tuple(name for name in graph.tensors if name in group and name not in held)
+        order = _other(graph, names, not last.isdisjoint(group), not turned.isdisjoint(group))
+        if order is not None:
+            context = frozenset().union(*(around[name] for name in names))
+            found.append(Region(names, order, context))
+    place = {name: number for number, name in enumerate(graph.tensors)}
+    return sorted(found, key=lambda region: place[region.values[0]])
+
+
+def _other(graph: Graph, names: Sequence[str], image: bool, product: bool) -> Order | None:
+    """Return the order that values may have beside C order, None where it is the same memory."""
+    shape = graph.tensors[names[0]].shape if names else ()
+    rank = len(shape)
+    if image and rank == 4:
+        order: Order = CHANNELS_LAST
+    elif product and rank >= 2 and all(graph.tensors[name].rank == rank for name in names):
+        order = (*range(rank - 2), rank - 1, rank - 2)
+    else:
+        return None
+    moved = [axis for axis in order if shape[axis] > 1]
+    return order if moved != sorted(moved) else None
+
+
+def connected(adjacent: Sequence[Iterable[int]]) -> Iterator[frozenset[int]]:
+    """Yield the connected sets of a graph's vertices, small ones first."""
+    waiting = deque(frozenset((vertex,)) for vertex in range(len(adjacent)))
+    seen = set(waiting)
+    while waiting:
+        members = waiting.popleft()
+        yield members
+        for vertex in sorted({other for member in members for other in adjacent[member]} - members):
+            larger = members | {vertex}
+            if larger not in seen:
+                seen.add(larger)
+                waiting.append(larger)
+
+
+class Chooser:
+    """Prices graphs, each under the best orders found for its values.
+
+    Args:
+        pool: where values are.
+        price: what a graph costs with some orders; the rule has the others.
+        rule: what decides the orders for which nothing was chosen.
+        most: sets of regions that are tried for one graph.
+        alpha: graphs that cost more than this times the best so far are not looked at further.
+        gain: orders are changed for a cost below this times the old one; more is noise.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        price: Price,
+        rule: Rule,
+        *,
+        most: int = 100,
+        alpha: float = 1.05,
+        gain: float = 0.995,
+    ) -> None:
+        self.orders: dict[tuple[int, ...], Orders] = {}  # by outputs: what was chosen
+        self._pool, self._price, self._rule = pool, price, rule
+        self._most, self._alpha, self._gain = most, alpha, gain
+        self._best, self._kept = math.inf, dict[int, Order]()
+        self._tried: set[tuple[tuple[int, ...], frozenset[int]]] = set()
+
+    def least(self, outputs: tuple[int, ...], written: Written, border: Orders) -> float:
+        """Return the least cost found for a graph; `orders` has the orders that it is for."""
+        here = set(written.values.values())
+        orders: Orders = {}
+        cost = self._price(written, border)
+        kept = {value: order for value, order in self._kept.items() if value in here}
+        if kept and (inherited := self._price(written, {**border, **kept})) < cost:
+            orders, cost = kept, inherited
+        if cost <= self._alpha * self._best:
+            orders, cost = self._descended(written, border, orders, cost)
+        self.orders[outputs] = orders
+        if cost < self._best:
+            self._best, self._kept = cost, dict(orders)
+        return cost
+
+    def _descended(
+        self, written: Written, border: Orders, orders: Orders, cost: float
+    ) -> tuple[Orders, float]:
+        """Return orders from which no set of regions is worth turning, and their cost."""
+        number = written.values
+        fixed = frozenset(name for name, value in number.items() if self._pool.fixed[value])
+        found = regions(written.graph, fixed)
+        keys = [_key(region, number) for region in found]
+        fresh = {i for i, key in enumerate(keys) if key not in self._tried}
+        self._tried.update(keys)
+        sets = (s for s in connected(_adjacent(found)) if not fresh.isdisjoint(s))
+        tries = list(islice(sets, self._most)) if fresh else []
+        changed = True
+        while changed:
+            changed = False
+            for members in tries:
+                new = self._turned(written, border, orders, [found[i] for i in members])
+                new_cost = self._price(written, {**border, **new})
+                if new_cost < cost * self._gain:
+                    orders, cost, changed = new, new_cost, True
+        return orders, cost
+
+    def _turned(
+        self, written: Written, border: Orders, orders: Orders, some: Sequence[Region]
+    ) -> Orders:
+        """Return the orders with some regions in the order that they do not have now."""
+        number = written.values
+        given = {**border, **orders}
+        named = {name: given[value] for name, value in number.items() if value in given}
+        now = self._rule(written.graph, named)
+        new = dict(orders)
+        for region in some:
+            plain = tuple(range(len(region.order)))
+            order = region.order if now.get(region.values[0], plain) == plain else plain
+            new.update((number[name], order) for name in region.values)
+        return new
+
+
+def _key(region: Region, number: Mapping[str, int]) -> tuple[tuple[int, ...], frozenset[int]]:
+    values = tuple(number[name] for name in region.values)
+    return values, frozenset(number[name] for name in region.context if name in number)
+
+
+def _adjacent(found: Sequence[Region]) -> list[set[int]]:
+    """Return for each region those with which it shares an operator."""
+    users: dict[str, set[int]] = {}
+    for index, region in enumerate(found):
+        for name in region.context:
+            users.setdefault(name, set()).add(index)
+    return [
+        set().union(*(users[name] for name in region.context)) - {index}
+        for index, region in enumerate(found)
+    ]
+
+
+__all__ = ["Chooser", "Order", "Orders", "Region", "connected", "regions"]
