@@ -171,6 +171,8 @@ def train_app(
     threads: int = 1,
     mapper: str = "data_parallel",
     strategy: str | Path | None = None,
+    optimize: bool = False,
+    step: str | Path | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -187,6 +189,7 @@ def train_app(
         epochs, batch_size, learning_rate: by default as the app's options say.
         cpus, threads: processors to run on, by default all cores, and threads of each.
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
+        optimize: whether to search for a faster step first; step: the file of one that was found.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         checkpoint: a file to save to after each epoch; resume: one to go on from.
         profile: a file for the timeline of some ten steps.
@@ -221,6 +224,8 @@ def train_app(
             threads=threads,
             mapper=mapper,
             strategy=strategy,
+            optimize=optimize,
+            step=step,
             seed=seed,
         )
         say(str(model.training_graph))

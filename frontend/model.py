@@ -244,6 +244,8 @@ class Model(Layers):
         threads: int = 1,
         mapper: object = "data_parallel",
         strategy: Strategy | str | Path | None = None,
+        optimize: bool = False,
+        step: Graph | str | Path | None = None,
         seed: int | None = None,
     ) -> None:
         """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
@@ -253,6 +255,10 @@ class Model(Layers):
                 `threads` threads.
             mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
             strategy: a strategy or the path of its file; it is checked against the model's graph.
+            optimize: search for a faster training step when the first is to be run, and train with
+                it where it is faster when measured (docs/optimize.md).
+            step: a training step that such a search has found, or the path of its file; it is
+                checked against the model, and run for batches of its size.
 
         Raises:
             GraphError, StrategyError, MachineError: an argument that does not fit.
@@ -272,6 +278,8 @@ class Model(Layers):
             threads=threads,
             mapper=mapper,
             strategy=strategy,
+            optimize=optimize,
+            step=step,
         )
 
     @property

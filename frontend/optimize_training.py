@@ -26,7 +26,7 @@ from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Machine
 
 if TYPE_CHECKING:
-    from soapstone.frontend.optimize import OptimizeResult, Progress
+    from soapstone.frontend.optimize import OptimizeResult
 
 _TOLERANCE = 1e-2  # of the largest change of a value in a step; gradients add up rounding
 _NOISE = 0.05  # on scratch parameters, so that none is all zero
@@ -161,38 +161,113 @@ def check_interface(graph: Graph, found: Graph, label: str) -> None:
             raise GraphError(f"{label}: output {name!r}: {what}")
 
 
-def loaded_step(step: Graph | str | Path) -> tuple[Graph, str]:
-    """Return a training graph, from its file, and what errors call it.
+class Steps:
+    """The training graphs of a model by batch size: original, optimised, or of a file.
+
+    Args:
+        original: makes the model's own training graph of a batch size.
+        optimize: whether to search for a faster one, for the size of the batches.
+        step: a graph that a search has found, or its file; it is for batches of one size.
 
     Raises:
-        GraphError: the file holds no training graph.
+        GraphError: a step that does not fit the model; names what differs.
     """
-    from soapstone.ir.files import load_graph
 
-    if isinstance(step, Graph):
-        graph, label = step, f"step graph {step.name!r}"
-    else:
-        graph, label = load_graph(step)[0], f"step file {str(step)!r}"
-    if not graph.updates:
-        raise GraphError(f"{label}: a graph without updates found, a training graph needed")
-    return graph, label
+    def __init__(
+        self,
+        original: Callable[[int], Graph],
+        ground: Ground,
+        optimize: bool,
+        step: Graph | str | Path | None,
+    ) -> None:
+        if optimize and step is not None:
+            raise GraphError("optimize: found with a step, which is an optimised one already")
+        self._original, self._ground, self._optimize = original, ground, optimize
+        self._quiet = True
+        self._size: int | None = None  # of the batches that optimised steps are for
+        self._found: dict[int, Graph] = {}
+        self.given: Graph | None = None
+        if step is not None:
+            self.given, self._label = _loaded(step)
+            self._size = _batch_size(self.given, original(1), self._label)
+            needed = original(self._size)
+            check_interface(needed, self.given, self._label)
+            self.given = replace(self.given, initials=needed.initials)
+
+    def expect(self, batch_size: int, progress: bool) -> None:
+        """Prepare for batches of a size; the last one of a data set may be smaller.
+
+        Raises:
+            GraphError: the given step is for batches of another size.
+        """
+        if self.given is not None and batch_size != self._size:
+            raise GraphError(
+                f"{self._label}: it is for batches of {self._size}; {batch_size} found"
+            )
+        self._size, self._quiet = batch_size, not progress
+
+    def graph(self, batch_size: int) -> Graph:
+        """Return the graph of a step for a batch size: found at its first use, and checked."""
+        original = self._original(batch_size)
+        wanted = self._optimize or self.given is not None
+        if not wanted or batch_size != (self._size or batch_size):
+            return original
+        if batch_size not in self._found:
+            self._found[batch_size] = self._checked(original)
+        return self._found[batch_size]
+
+    def _checked(self, original: Graph) -> Graph:
+        if self.given is None:
+            return optimized_step(original, self._ground, self._quiet).graph
+        try:
+            verified_step(original, self.given, self._ground)
+        except GraphError as error:
+            raise GraphError(f"{self._label}: {error}") from None
+        return self.given
 
 
-def optimized_step(graph: Graph, ground: Ground, progress: Progress | None) -> OptimizeResult:
+def optimized_step(graph: Graph, ground: Ground, quiet: bool = False) -> OptimizeResult:
     """Return what the search finds for a training graph on a machine, once in a process."""
     from soapstone.frontend.optimize import optimize
+    from soapstone.frontend.progress import staged
 
     key = (str(graph), str(ground.machine.describe()), repr(type(ground.mapper)))
     if key not in _KNOWN:
-        _KNOWN[key] = optimize(graph, ground=ground, progress=progress)
+        if quiet:
+            _KNOWN[key] = optimize(graph, ground=ground)
+        else:
+            with staged() as stages:
+                _KNOWN[key] = optimize(graph, ground=ground, progress=stages)
     found = _KNOWN[key]
     return replace(found, graph=replace(found.graph, initials=graph.initials))
 
 
+def _loaded(step: Graph | str | Path) -> tuple[Graph, str]:
+    """Return a training graph, perhaps from its file, and what errors call it."""
+    from soapstone.ir.files import load_graph
+
+    if isinstance(step, Graph):
+        graph, label = step, f"step {step.name!r}"
+    else:
+        graph, label = load_graph(step)[0], f"step file {str(step)!r}"
+    if not graph.updates:
+        raise GraphError(f"{label}: no updates found; a training graph needed")
+    return graph, label
+
+
+def _batch_size(graph: Graph, model: Graph, label: str) -> int:
+    """Return how many samples a training graph is for: the first extent of its inputs."""
+    name = model.inputs(Role.INPUT)[0]
+    spec = graph.tensors.get(name)
+    if spec is None or not spec.rank or not spec.shape[0]:
+        raise GraphError(f"{label}: input {name!r} is missing; {model.tensors[name]} needed")
+    return spec.shape[0]
+
+
 __all__ = [
     "Ground",
+    "Steps",
     "check_interface",
-    "loaded_step",
     "measured_steps",
     "optimized_step",
     "verified_step",

@@ -14,10 +14,12 @@ from soapstone.frontend import checkpoint
 from soapstone.frontend.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.data import Batches, DataError
 from soapstone.frontend.losses import LABELS, add_loss, add_metrics
+from soapstone.frontend.optimize_training import Ground, Steps
 from soapstone.frontend.optimizers import LEARNING_RATE, STEP, Optimizer
 from soapstone.frontend.optimizers import optimizer as as_optimizer
 from soapstone.frontend.session import Bound, Session
 from soapstone.ir.autodiff import gradients
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.strategy import Strategy
@@ -112,6 +114,8 @@ class Trainer:
         threads: int,
         mapper: object,
         strategy: Strategy | str | Path | None,
+        optimize: bool,
+        step: Graph | str | Path | None,
     ) -> None:
         self.model = model
         self.optimizer = as_optimizer(optimizer)
@@ -121,16 +125,19 @@ class Trainer:
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
         self.mapper = load_mapper(mapper, strategy)
+        self.mapper.attach(self.machine)
+        self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
         self._strategies: dict[str, Strategy] = {}
         self._bounds: dict[tuple[str, int], Bound] = {}
         self._session: Session | None = None
         self._position = _Position()
         self._shuffle_seed = model.seed
         self._result = TrainingResult()
-        graph = self.training_graph(model.batch_size)  # shapes, loss and metrics are checked here
-        self.mapper.attach(self.machine)
+        graph = self.original_graph(model.batch_size)  # shapes, loss and metrics are checked here
         if strategy is not None:
-            strategy.check(graph, self.machine.describe())
+            if optimize:
+                raise GraphError("optimize: found with a strategy, which is of the original graph")
+            strategy.check(self.steps.given or graph, self.machine.describe())
             self._given: Strategy | None = strategy
         else:
             self._given = None
@@ -145,7 +152,11 @@ class Trainer:
         return self._session
 
     def training_graph(self, batch_size: int) -> Graph:
-        """Return the graph of a training step."""
+        """Return the graph of a training step, optimised where that was asked for."""
+        return self.steps.graph(batch_size)
+
+    def original_graph(self, batch_size: int) -> Graph:
+        """Return the graph of a training step as the model says it."""
         forward = self.model.build(batch_size, training=True)
         return training_graph(forward, self.loss, self.optimizer, self.metrics)
 
@@ -194,6 +205,7 @@ class Trainer:
             raise DataError(f"epochs: {epochs} found, 0 or more needed")
         size = batch_size or self.model.batch_size
         batches = Batches(x, y, size, shuffle=shuffle, seed=self._shuffle_seed)
+        self.steps.expect(size, progress)
         self.bound("train", size)  # makes the parameters that a checkpoint fills
         if resume is not None:
             self.load_checkpoint(resume)
@@ -349,7 +361,7 @@ class Trainer:
         position = self._position
         metadata = {
             "model": self.model.name,
-            "model_hash": self.training_graph(self.model.batch_size).structural_hash,
+            "model_hash": self.original_graph(self.model.batch_size).structural_hash,
             "seed": self.model.seed,
             "position": dict(vars(position)),
             "variants": dict(bound.variants),

@@ -76,6 +76,12 @@ def train(
         "data_parallel"
     ),
     strategy: Annotated[Path | None, typer.Option(help="A strategy file to follow.")] = None,
+    optimize: Annotated[
+        bool, typer.Option("--optimize", help="Search for a faster training step first.")
+    ] = False,
+    step: Annotated[
+        Path | None, typer.Option(help="A training step that `soapstone optimize` wrote.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
@@ -108,6 +114,8 @@ def train(
             threads=threads,
             mapper=mapper,
             strategy=strategy,
+            optimize=optimize,
+            step=step,
             seed=seed,
             data=data,
             callbacks=saving,
