@@ -143,11 +143,14 @@ def _written(
     contents: dict[str, Array] = {}
     emitted: set[tuple[int, ...]] = set()
 
+    counts: dict[str, int] = {}
+
     def unique(base: str) -> str:
-        name, count = base, 0
+        name, count = base, counts.get(base, 0)
         while name in taken:
             count += 1
             name = f"{base}_{count}"
+        counts[base] = count
         taken.add(name)
         return name
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
+from networkx.algorithms.flow import dinitz
 
 from soapstone.ir.tensor import Role
 from soapstone.search.optimize.pool import Application, Leaf, Pool
@@ -118,7 +119,7 @@ def _halves(
         if value in last:
             network.add_edge(leave, _SINK)
     try:
-        _, (near, _) = nx.minimum_cut(network, _SOURCE, _SINK)
+        _, (near, _) = nx.minimum_cut(network, _SOURCE, _SINK, flow_func=dinitz)
     except nx.NetworkXUnbounded:
         return None
     before = [value for value in part if ("in", value) in near]

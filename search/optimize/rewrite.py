@@ -15,7 +15,7 @@ from soapstone.search.optimize.pool import Leaf, Pool
 from soapstone.search.optimize.rulebook import Directed
 
 Values = tuple[int, ...]
-_MOST_SITES = 256
+_MOST_SITES = 1024
 
 
 def applied(pool: Pool, outputs: Values, matches: Sequence[Match]) -> Values | None:
