@@ -12,7 +12,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,29 @@ def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[dict[str
         for name in names:
             measured[name].append(peers[name].round())
     return measured
+
+
+def in_turns(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Return what peers started by these commands measured, in rounds taken in turns."""
+    peers: dict[str, Peer] = {}
+    try:
+        for name, command in commands.items():
+            peers[name] = Peer(command)
+        return alternate(peers, rounds)
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+def geometric_means(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, float]:
+    """Return the geometric mean of each ratio over the rows that have it."""
+    found = {key: [float(row[key]) for row in rows if key in row] for key in keys}
+    return {key: statistics.geometric_mean(ratios) for key, ratios in found.items() if ratios}
+
+
+def show(row: Mapping[str, Any]) -> None:
+    """Print a row as soon as it is there."""
+    print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
 
 
 def median(measured: Sequence[Mapping[str, Any]], key: str) -> float:

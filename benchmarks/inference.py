@@ -9,7 +9,6 @@ peak resident memory above that of the library once it has run a model of one op
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Peer, alternate, median, serve, status_bytes, write
+from harness import geometric_means, in_turns, median, serve, show, status_bytes, write
 from models import MODELS, OPSET, arrays, export, network
 
 BUDGET_S = 0.6  # of a round
@@ -129,12 +128,8 @@ def main() -> None:
         export(name, options.folder)
         command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
         command += ["--threads", str(options.threads)]
-        peers = {p: Peer([*command, "--peer", p]) for p in options.peers.split(",")}
-        try:
-            measured = alternate(peers, options.rounds)
-        finally:
-            for each in peers.values():
-                each.close()
+        commands = {p: [*command, "--peer", p] for p in options.peers.split(",")}
+        measured = in_turns(commands, options.rounds)
         ms = {p: median(found, "ms") for p, found in measured.items()}
         row: dict[str, Any] = {"model": name}
         for p in ms:
@@ -146,14 +141,10 @@ def main() -> None:
             row[f"{p} peak MB"] = median(measured[p], "peak_mb")
             row[f"{p} load s"] = median(measured[p], "load_s")
         rows.append(row)
-        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-    means: dict[str, Any] = {"model": "geometric mean"}
-    for other in ("onnxruntime", "torch"):
-        ratios = [row[f"/ {other}"] for row in rows if f"/ {other}" in row]
-        if ratios:
-            means[f"/ {other}"] = math.exp(statistics.fmean(map(math.log, ratios)))
-    rows.append(means)
-    print(means)
+        show(row)
+    means = geometric_means(rows, ("/ onnxruntime", "/ torch"))
+    rows.append({"model": "geometric mean", **means})
+    show(rows[-1])
     if not options.no_write:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         command_text = "python benchmarks/inference.py"

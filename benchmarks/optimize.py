@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Peer, alternate, median, serve, write
+from harness import geometric_means, in_turns, median, serve, show, write
 from inference import rounds_of
 from models import arrays, export
 
@@ -32,6 +30,7 @@ PEERS = {
     "soapstone": ("plain", "original", "optimized", "onnxruntime"),
     "onnxruntime": ("onnxruntime", "optimized in it"),
 }
+ORDER = {"soapstone": ("original", "optimized"), "onnxruntime": ("onnxruntime", "optimized in it")}
 RATIOS = {  # new columns: (what it is, time of, over that of)
     "soapstone": (
         ("speedup", "original", "optimized"),
@@ -68,6 +67,7 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     target = options.folder / f"{name}.optimized.onnx"
     command = [sys.executable, "-m", "soapstone.cli", "optimize", str(source), "-o", str(target)]
     command += ["--target", options.target, "--threads", str(options.threads), "--json"]
+    command += ["--method", options.method]
     seconds = []
     for _ in range(2):
         start = time.perf_counter()
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--target", choices=list(PEERS), default="soapstone")
+    parser.add_argument("--method", default="backtracking", help="backtracking or saturation")
     parser.add_argument("--peer", help="be this way to run the one model")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()
@@ -96,18 +97,15 @@ def main() -> None:
         report = optimized(name, options)
         command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
         command += ["--threads", str(options.threads)]
-        peers = {kind: Peer([*command, "--peer", kind]) for kind in PEERS[options.target]}
-        try:
-            measured = alternate(peers, options.rounds)
-        finally:
-            for each in peers.values():
-                each.close()
+        commands = {kind: [*command, "--peer", kind] for kind in PEERS[options.target]}
+        measured = in_turns(commands, options.rounds)
         ms = {kind: median(found, "ms") for kind, found in measured.items()}
         row: dict[str, Any] = {"model": name, **{f"{kind} ms": ms[kind] for kind in ms}}
-        row |= {what: ms[old] / ms[new] for what, old, new in RATIOS[options.target]}
+        row |= {what: ms[one] / ms[other] for what, one, other in RATIOS[options.target]}
+        old, new = ORDER[options.target]
         row |= {
-            "predicted ms": f"{report['cost_before_us'] / 1e3:.3g} -> "
-            f"{report['cost_after_us'] / 1e3:.3g}",
+            "predicted / measured": report["cost_before_us"] / 1e3 / ms[old],
+            "after": report["cost_after_us"] / 1e3 / ms[new],
             "launches": f"{report['launches_before']} -> {report['launches_after']}",
             "kept": report["kept"],
             "first s": report["first_s"],
@@ -115,17 +113,20 @@ def main() -> None:
             "rules": ", ".join(f"{k[:6]} x{n}" for k, n in report["substitutions"].items()),
         }
         rows.append(row)
-        print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-    means: dict[str, Any] = {"model": "geometric mean"}
-    for what, _, _ in RATIOS[options.target]:
-        means[what] = math.exp(statistics.fmean(math.log(row[what]) for row in rows))
-    rows.append(means)
-    print(means)
+        show(row)
+    means = geometric_means(rows, [what for what, _, _ in RATIOS[options.target]])
+    rows.append({"model": "geometric mean", **means})
+    show(rows[-1])
     if not options.no_write:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         command_text = f"python benchmarks/optimize.py --target {options.target}"
         title = f"Optimised graphs, target {options.target}, batch 1"
-        write(f"optimize_{options.target}", title, command_text, columns, rows)
+        name = f"optimize_{options.target}"
+        if options.method != "backtracking":
+            command_text += f" --method {options.method}"
+            title += f", {options.method}"
+            name += f"_{options.method}"
+        write(name, title, command_text, columns, rows)
 
 
 if __name__ == "__main__":

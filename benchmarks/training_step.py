@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Peer, alternate, median, serve, status_bytes, write
+from harness import in_turns, median, serve, show, status_bytes, write
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -243,13 +243,11 @@ def main() -> None:
             "threads": (sys.executable, "soapstone", 1, cores),
             "one": (sys.executable, "soapstone", 1, 1),
         }
-        peers = {
-            name: Peer([python, __file__, "--peer", library, model, str(cpus), str(threads)])
+        commands = {
+            name: [python, __file__, "--peer", library, model, str(cpus), str(threads)]
             for name, (python, library, cpus, threads) in forms.items()
         }
-        measured = alternate(peers, options.rounds)
-        for peer in peers.values():
-            peer.close()
+        measured = in_turns(commands, options.rounds)
         ms = {name: median(measured[name], "ms") for name in forms}
         peak = {name: median(measured[name], "peak_mb") for name in forms}
         rows.append(
@@ -266,8 +264,7 @@ def main() -> None:
                 "peak ratio": peak["workers"] / peak["torch"],
             }
         )
-        print({k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()})
-        sys.stdout.flush()
+        show(rows[-1])
     if not options.no_write:
         write(
             "training_step",
