@@ -115,7 +115,7 @@ class Matcher:
             if key in seen or not self._connected(rule.left, values):
                 continue
             seen.add(key)
-            for given in self._proposals(rule, values, parameters, where):
+            for given in self._proposals(rule, roots, values, parameters, where):
                 found = self._checked(rule, roots, values, given)
                 if found is not None:
                     yield found
@@ -195,15 +195,24 @@ class Matcher:
             yield from self._operands(terms[1:], operands[1:], bound, named)
 
     def _proposals(
-        self, rule: Directed, values: Mapping[str, int], named: dict[str, Value], where: Places
+        self,
+        rule: Directed,
+        roots: Sequence[int],
+        values: Mapping[str, int],
+        named: dict[str, Value],
+        where: Places,
     ) -> Iterator[dict[str, Value]]:
         """Yield parameters with values for those that only the right side has: kernels' sizes.
 
         A size is the least that covers two kernels that read one value of the match, so that what
-        is enlarged to it may merge with what is there (MetaFlow, Figures 1 and 7).
+        is enlarged to it may merge with what is there (MetaFlow, Figures 1 and 7). None is proposed
+        where a bias would become channels of an image.
         """
         if not rule.open:
             yield named
+            return
+        pool, made = self._pool, {self._pool.specs[root] for root in roots}
+        if any(pool.fixed[value] and pool.specs[value] in made for value in values.values()):
             return
         sizes: dict[str, None] = {}
         for value in dict.fromkeys(values.values()):

@@ -1,0 +1,235 @@
+"""Exhaustive search: the cheapest of all graphs that rules make of a graph (MetaFlow, section 6.4).
+
+These graphs are the products of the states of the graph's regions (`regions.py`): MetaFlow's
+substitutions make 10^12 of ResNet-18. What a state costs is asked of the whole graph, the other
+regions being as they were. Lowering may reach from one region into the next, so what two of them
+cost together is asked of the whole graph, too. From these sums the cheapest choice follows exactly,
+by eliminating one region after the other (Bertele and Brioschi, 1972). What it costs is then asked
+of the whole graph: if that is not the sum, lowering reached farther, and nothing is certified.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
+from soapstone.search.optimize.pieces import moved
+from soapstone.search.optimize.pool import Application, Pool
+from soapstone.search.optimize.regions import Region, Regions
+from soapstone.search.optimize.rulebook import Rulebook
+
+Choice = tuple[int, ...]  # a state of each region
+Numbers = npt.NDArray[np.float64]
+Table = tuple[tuple[int, ...], Numbers]  # regions, and a cost for each choice of their states
+_ROUNDING = 1e-9  # share of a cost
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """The cheapest of all graphs that rules make of a graph.
+
+    Attributes:
+        graphs: how many there are.
+        priced: how many of them were priced as a whole.
+        parts: what was found for each region that is not as it was, with its steps.
+        complete: whether no other graph that the rules reach is cheaper.
+    """
+
+    outputs: Values
+    cost: float
+    graphs: int
+    priced: int
+    parts: tuple[Found, ...]
+    complete: bool
+
+
+def exhaust(
+    pool: Pool,
+    outputs: Values,
+    book: Rulebook,
+    price: Price,
+    *,
+    separable: bool = True,
+    budget: Budget | None = None,
+) -> Exhausted:
+    """Return the cheapest graph that rules make of a graph.
+
+    Args:
+        price: what a graph costs.
+        separable: whether a cost is a sum over launches; if it is not, every graph is priced.
+        budget: when to stop, and how many states a region may have; the best so far is returned
+            then.
+    """
+    search = _Search(pool, outputs, Regions(pool, book, budget or Budget(50_000)), price)
+    return search.exhausted(separable)
+
+
+class _Search:
+    """One search: the regions of a graph, and what was priced so far."""
+
+    def __init__(self, pool: Pool, outputs: Values, regions: Regions, price: Price) -> None:
+        self.pool = pool
+        self.outputs = outputs
+        self.budget = regions.budget
+        self.price = price
+        self.regions = regions.of(outputs)
+        self.sizes = [len(region.states) for region in self.regions]
+        self.known: dict[Choice, float] = {}
+        self.prices: dict[Values, float] = {}
+
+    def exhausted(self, separable: bool) -> Exhausted:
+        """Return the cheapest graph; an interrupt ends the search early."""
+        complete = False
+        try:
+            self.cost({})
+            chosen = self.separate() if separable else self.together()
+            complete = chosen and all(region.complete for region in self.regions)
+        except KeyboardInterrupt:
+            self.budget.stopped = True
+        best = min(self.known, key=self.known.__getitem__)
+        return Exhausted(
+            self.composed(best),
+            self.known[best],
+            math.prod(self.sizes),
+            len(self.prices),
+            tuple(self.parts(best)),
+            complete and not self.budget.over,
+        )
+
+    def together(self) -> bool:
+        """Price every graph."""
+        for choice in itertools.product(*map(range, self.sizes)):
+            if self.budget.over:
+                break
+            self.cost(dict(enumerate(choice)))
+        return True
+
+    def separate(self) -> bool:
+        """Price what tells which graph is cheapest, then that one; return whether it is as told."""
+        base = self.cost({})
+        alone = [
+            np.array([self.cost({n: state}) - base for state in range(size)])
+            for n, size in enumerate(self.sizes)
+        ]
+        tables: list[Table] = [((n,), costs) for n, costs in enumerate(alone)]
+        for one, other in self.adjacent():
+            more = np.zeros((self.sizes[one], self.sizes[other]))
+            for s, t in itertools.product(range(1, len(more)), range(1, more.shape[1])):
+                both = self.cost({one: s, other: t})
+                more[s, t] = both - base - alone[one][s] - alone[other][t]
+            tables.append(((one, other), more))
+        if self.budget.over:
+            return False
+        chosen = cheapest(len(self.sizes), tables)
+        told = base + sum(float(costs[tuple(chosen[n] for n in of)]) for of, costs in tables)
+        found = self.cost(dict(enumerate(chosen)))
+        return math.isclose(found, told, rel_tol=_ROUNDING) and found <= min(self.known.values())
+
+    def cost(self, states: Mapping[int, int]) -> float:
+        """Return what the graph costs with some regions in other states."""
+        choice = tuple(states.get(n, 0) for n in range(len(self.sizes)))
+        if choice not in self.known:
+            if self.budget.over and self.known:
+                return math.nan  # it is not looked at any more
+            outputs = self.composed(choice)
+            if outputs not in self.prices:
+                self.prices[outputs] = self.price(outputs)
+            self.known[choice] = self.prices[outputs]
+        return self.known[choice]
+
+    def composed(self, choice: Choice) -> Values:
+        """Return the graph with each region in a state."""
+        pool = self.pool
+        renewed: dict[int, int] = {}
+        for region, state in zip(self.regions, choice):
+            if state:
+                stands = moved(pool, tuple(region.stands.values()), renewed)
+                where = dict(zip(region.stands, stands))
+                made = moved(pool, region.states[state], where)
+                renewed.update(zip(region.piece.outputs, made))
+        return moved(pool, self.outputs, renewed)
+
+    def adjacent(self) -> list[tuple[int, int]]:
+        """Return the pairs of regions with no other between them."""
+        pool = self.pool
+        inside = [_inside(pool, region) for region in self.regions]
+        taken = set().union(*inside)
+        graph = nx.Graph()
+        for value in pool.order(self.outputs):
+            maker = pool.makers[value]
+            graph.add_node(value)
+            if isinstance(maker, Application) and value not in taken and not pool.fixed[value]:
+                rest = (v for v in (*maker.outputs, *maker.inputs) if not pool.fixed[v])
+                graph.add_edges_from((value, other) for other in rest)
+        part = {v: n for n, group in enumerate(nx.connected_components(graph)) for v in group}
+        touched = [
+            {part[v] for v in (*region.piece.inputs, *region.piece.outputs)}
+            for region in self.regions
+        ]
+        pairs = itertools.combinations(range(len(touched)), 2)
+        return [(one, other) for one, other in pairs if touched[one] & touched[other]]
+
+    def parts(self, choice: Choice) -> list[Found]:
+        """Return what was found for each region, with the cost of the whole before and after."""
+        found = []
+        states: dict[int, int] = {}
+        for number, state in enumerate(choice):
+            if state:
+                before = self.cost(states)
+                states[number] = state
+                outputs = self.composed(tuple(states.get(n, 0) for n in range(len(choice))))
+                after = self.prices.get(outputs) or self.price(outputs)
+                region = self.regions[number]
+                steps = region.reached.steps(region.states[state])
+                made = region.states[state]
+                found.append(Found(made, after, steps, self.sizes[number], True, (before, after)))
+        return found
+
+
+def _inside(pool: Pool, region: Region) -> set[int]:
+    inputs = frozenset(region.piece.inputs)
+    return set(pool.order(region.piece.outputs, inputs)) - inputs
+
+
+def cheapest(count: int, tables: Sequence[Table]) -> Choice:
+    """Return the choice of states, one of each region, with the least sum over tables."""
+    tables = list(tables)
+    left = set(range(count))
+    answers: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+
+    def scope(number: int) -> tuple[int, ...]:
+        return tuple(sorted({n for of, _ in tables if number in of for n in of} - {number}))
+
+    while left:
+        number = min(left, key=lambda n: len(scope(n)))
+        others = scope(number)
+        total = sum(
+            (_spread(table, (*others, number)) for table in tables if number in table[0]),
+            start=np.zeros(()),
+        )
+        answers.append((number, others, total.argmin(-1)))
+        tables = [table for table in tables if number not in table[0]]
+        tables.append((others, total.min(-1)))
+        left.remove(number)
+    chosen: dict[int, int] = {}
+    for number, others, answer in reversed(answers):
+        chosen[number] = int(answer[tuple(chosen[n] for n in others)])
+    return tuple(chosen[n] for n in range(count))
+
+
+def _spread(table: Table, axes: Sequence[int]) -> Numbers:
+    """Return a table over more regions, in the order of `axes`, as an array that broadcasts."""
+    regions, costs = table
+    order = sorted(range(len(regions)), key=lambda at: axes.index(regions[at]))
+    shape = [costs.shape[regions.index(n)] if n in regions else 1 for n in axes]
+    return costs.transpose(order).reshape(shape)
+
+
+__all__ = ["Exhausted", "cheapest", "exhaust"]

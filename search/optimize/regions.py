@@ -1,0 +1,269 @@
+"""Parts of a graph that no rule ever reaches across: each may be searched alone.
+
+Operators in one match belong together. So do operators that could come to stand in one match after
+others were rewritten, which is decided by symbols alone: where a graph of one part has an operator
+beside one of another part, and some rule's left side has such neighbours, the parts are one. What
+is left apart is apart for ever: the graphs that rules reach from the whole are the products of
+those that they reach from its parts. Equal parts are explored once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, pairwise
+
+import networkx as nx
+
+from soapstone.ir.term import Term, subterms
+from soapstone.search.optimize.backtracking import Budget, Step
+from soapstone.search.optimize.match import Matcher, places
+from soapstone.search.optimize.pieces import Piece, copied
+from soapstone.search.optimize.pool import Application, Pool
+from soapstone.search.optimize.rewrite import applied
+from soapstone.search.optimize.rulebook import Directed, Rulebook
+
+Values = tuple[int, ...]
+Operator = Values  # of the graph: known by its outputs
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Every graph that rules make of one, by how it came about: the graph before, and the step."""
+
+    came: Mapping[Values, tuple[Values, Step] | None]
+    complete: bool
+
+    def steps(self, graph: Values) -> tuple[Step, ...]:
+        """Return the steps that lead to a graph."""
+        found = []
+        while (before := self.came[graph]) is not None:
+            graph, step = before
+            found.append(step)
+        return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a graph.
+
+    Attributes:
+        piece: its place in the graph.
+        stands: by leaf of the states, the value of the graph that it stands for.
+        reached: every graph that rules make of it, on leaves of its own.
+    """
+
+    piece: Piece
+    stands: Mapping[int, int]
+    reached: Reached
+
+    @cached_property
+    def states(self) -> tuple[Values, ...]:
+        """The graphs; the first is what the region was."""
+        return tuple(self.reached.came)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are no more states."""
+        return self.reached.complete
+
+
+class Regions:
+    """Finds the regions of graphs under a set of rules."""
+
+    def __init__(self, pool: Pool, book: Rulebook, budget: Budget) -> None:
+        self.budget = budget
+        self._pool = pool
+        self._book = book
+        self._matcher = Matcher(pool)
+        self._near = neighbours(book)
+        self._reached: dict[Values, Reached] = {}
+
+    def of(self, outputs: Values) -> list[Region]:
+        """Return the regions of a graph that have more than one state, in order."""
+        groups = self._matched(outputs)
+        while True:
+            groups = self._convex(outputs, groups)
+            regions = [self._region(outputs, group) for group in groups]
+            joined = self._joined(groups, regions)
+            if len(joined) == len(groups):
+                return [region for region in regions if len(region.states) > 1]
+            groups = joined
+
+    def reached(self, outputs: Values) -> Reached:
+        """Return every graph that rules make of one, breadth first."""
+        if outputs not in self._reached:
+            came: dict[Values, tuple[Values, Step] | None] = {outputs: None}
+            waiting = deque([outputs])
+            while waiting and len(came) <= self.budget.candidates and not self.budget.over:
+                graph = waiting.popleft()
+                for new, step in self._rewritten(graph):
+                    if new not in came:
+                        came[new] = graph, step
+                        waiting.append(new)
+            self._reached[outputs] = Reached(came, not waiting)
+        return self._reached[outputs]
+
+    def _rewritten(self, graph: Values) -> Iterator[tuple[Values, Step]]:
+        where = places(self._pool, graph)
+        for rule in self._book.rules:
+            if rule.symbols <= where.symbols:
+                for number, match in enumerate(self._matcher.matches(rule, where)):
+                    new = applied(self._pool, graph, [match])
+                    if new is not None:
+                        yield new, Step(rule.name, number)
+
+    def _operators(self, outputs: Values) -> list[Operator]:
+        """Return the operators of a graph that depend on its inputs, in order."""
+        pool = self._pool
+        return list(
+            dict.fromkeys(
+                maker.outputs
+                for value in pool.order(outputs)
+                if isinstance(maker := pool.makers[value], Application) and not pool.fixed[value]
+            )
+        )
+
+    def _matched(self, outputs: Values) -> list[list[Operator]]:
+        """Return the operators of a graph, those together that are in one match."""
+        pool, where = self._pool, places(self._pool, outputs)
+        graph = nx.Graph()
+        graph.add_nodes_from(self._operators(outputs))
+        for rule in self._book.rules:
+            if rule.symbols <= where.symbols:
+                for match in self._matcher.matches(rule, where):
+                    stop = frozenset(match.values.values()).difference(match.roots)
+                    inside = [v for v in pool.order(match.roots, stop) if v not in stop]
+                    makers = [pool.makers[v] for v in inside if not pool.fixed[v]]
+                    names = [maker.outputs for maker in makers if isinstance(maker, Application)]
+                    graph.add_edges_from(pairwise(names))
+        return [list(group) for group in nx.connected_components(graph)]
+
+    def _convex(
+        self, outputs: Values, groups: Sequence[Sequence[Operator]]
+    ) -> list[list[Operator]]:
+        """Return groups of which no path leaves one and comes back, in order."""
+        pool = self._pool
+        number = {operator: n for n, group in enumerate(groups) for operator in group}
+        flow = nx.DiGraph()
+        flow.add_nodes_from(range(len(groups)))
+        for operator, n in number.items():
+            for value in pool.operands(operator[0]):
+                maker = pool.makers[value]
+                if isinstance(maker, Application) and maker.outputs in number:
+                    flow.add_edge(number[maker.outputs], n)
+        place = {operator: at for at, operator in enumerate(self._operators(outputs))}
+        merged = nx.condensation(flow)
+        members = nx.get_node_attributes(merged, "members")
+        return [
+            sorted((o for n in members[node] for o in groups[n]), key=place.__getitem__)
+            for node in nx.topological_sort(merged)
+        ]
+
+    def _region(self, outputs: Values, group: Sequence[Operator]) -> Region:
+        pool = self._pool
+        inside = {value for operator in group for value in operator}
+        wanted = set(outputs)
+        wanted.update(
+            value
+            for operator in self._operators(outputs)
+            if operator[0] not in inside
+            for value in pool.operands(operator[0])
+        )
+        made = tuple(value for operator in group for value in operator if value in wanted)
+        read = dict.fromkeys(
+            value
+            for operator in group
+            for value in pool.operands(operator[0])
+            if value not in inside and not pool.fixed[value]
+        )
+        piece = Piece(made, tuple(read))
+        copy, stands = copied(pool, piece, {})
+        return Region(piece, stands, self.reached(copy))
+
+    def _joined(
+        self, groups: Sequence[list[Operator]], regions: Sequence[Region]
+    ) -> list[list[Operator]]:
+        """Return groups, those together that some rule could match across in some state."""
+        touched: dict[object, list[tuple[int, frozenset[str], frozenset[str]]]] = defaultdict(list)
+        for number, region in enumerate(regions):
+            for value, (makes, reads) in self._surface(region).items():
+                maker = self._pool.makers[value]
+                whole = maker.outputs if isinstance(maker, Application) else value
+                touched[whole].append((number, frozenset(makes), frozenset(reads)))
+        graph = nx.Graph()
+        graph.add_nodes_from(range(len(groups)))
+        for around in touched.values():
+            for (one, makes, reads), (other, made, read) in combinations(around, 2):
+                if one != other and (
+                    not self._near.above.isdisjoint((r, m) for r in read for m in makes)
+                    or not self._near.above.isdisjoint((r, m) for r in reads for m in made)
+                    or not self._near.beside.isdisjoint((r, s) for r in reads for s in read)
+                ):
+                    graph.add_edge(one, other)
+        return [
+            [operator for number in sorted(part) for operator in groups[number]]
+            for part in nx.connected_components(graph)
+        ]
+
+    def _surface(self, region: Region) -> dict[int, tuple[set[str], set[str]]]:
+        """Return the symbols that make and that read each value at the border, in any state."""
+        pool = self._pool
+        found: dict[int, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
+        for state in region.states:
+            for value, made in zip(region.piece.outputs, state):
+                found[value][0].update(r.symbol for r in pool.readings(made))
+            for value in pool.order(state):
+                for operand in pool.operands(value):
+                    if operand in region.stands:
+                        said = (reading.symbol for reading in pool.readings(value))
+                        found[region.stands[operand]][1].update(said)
+        for state in region.states:  # what a region makes and reads itself
+            where = dict(zip(state, region.piece.outputs))
+            for value in pool.order(state):
+                for operand in pool.operands(value):
+                    if operand in where:
+                        said = (reading.symbol for reading in pool.readings(value))
+                        found[where[operand]][1].update(said)
+        return found
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Which symbols stand together in some rule's left side.
+
+    Attributes:
+        above: (reader, operand) pairs.
+        beside: pairs that may read one value in two outputs of a rule.
+    """
+
+    above: frozenset[tuple[str, str]]
+    beside: frozenset[tuple[str, str]]
+
+
+def neighbours(book: Rulebook) -> Neighbours:
+    """Return the symbols that stand together in the left sides of rules."""
+    above: set[tuple[str, str]] = set()
+    beside: set[tuple[str, str]] = set()
+    for rule in book.rules:
+        for term in subterms(rule.left):
+            above.update((term.symbol, o.symbol) for o in term.operands if not o.is_variable)
+        beside.update(_beside(rule))
+    return Neighbours(frozenset(above), frozenset(beside))
+
+
+def _beside(rule: Directed) -> Iterator[tuple[str, str]]:
+    """Yield symbols that may read one value: in two outputs, or where a size is proposed."""
+    readers = [{t.symbol for t in subterms([term]) if _at_leaf(t)} for term in rule.left]
+    if rule.open:
+        readers += [set(rule.symbols)] * 2
+    for one, other in combinations(readers, 2):
+        for pair in ((a, b) for a in one for b in other):
+            yield pair
+            yield pair[::-1]
+
+
+def _at_leaf(term: Term) -> bool:
+    return any(not operand.operands for operand in term.operands)
