@@ -23,13 +23,15 @@ from soapstone.frontend.batches import Batches
 from soapstone.frontend.constants import Constants
 from soapstone.frontend.npz import DataError
 from soapstone.ir.graph import Graph
-from soapstone.ir.strategy import Strategy
+from soapstone.ir.layouts import Layouts
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.mappers import load
 from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Machine, Region, Runtime, StoppedError, Trace
 from soapstone.runtime.expand import program
-from soapstone.runtime.lower import fold_weights, lower, split_constants
+from soapstone.runtime.lower import fold_weights, lower, split_constants, stored
+from soapstone.runtime.lower import plain as in_order
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -64,6 +66,7 @@ class Source:
     outputs: tuple[str, ...]
     graph: Callable[[Mapping[str, Array]], tuple[Graph, Mapping[str, Array]]]
     weights: Callable[[], Mapping[str, Array]]
+    layouts: Layouts | None = None  # axis orders that came with the model
 
     @staticmethod
     def of(model: Model | OnnxModel | Graph | str | Path, weights: Mapping[str, Array]) -> Source:
@@ -85,6 +88,7 @@ class Source:
             tuple(v.name for v in found.outputs),
             found.graph_for,
             lambda: found.weights,
+            found.layouts,
         )
 
 
@@ -141,6 +145,8 @@ class InferenceSession:
             compiled model has now.
         threads: how many threads compute; all cores by default.
         plain: run one kernel an operator, without folding or fusing, for comparison.
+        layouts: axis orders of values, such as `OptimizeResult.layouts`, the rest in C order; by
+            default those of the model's file, or where there are none what `channels_last` says.
         bound_shapes: how many shapes of inputs stay bound; the least recently used one goes.
 
     Example:
@@ -155,9 +161,11 @@ class InferenceSession:
         *,
         threads: int | None = None,
         plain: bool = False,
+        layouts: Layouts | None = None,
         bound_shapes: int = 8,
     ) -> None:
         self._source = Source.of(model, weights)
+        self._layouts = layouts
         self._plain = plain
         self._machine = Machine.local(cpus=1, threads=threads or len(os.sched_getaffinity(0)))
         self._lock = threading.Lock()
@@ -252,10 +260,21 @@ class InferenceSession:
                 self._bounds.popitem(last=False)[1].runtime.close()
             graph, contents = self._source.graph(given)
             self._telling.update(contents)
-            found = bind(graph, self._source.weights(), self._machine, self._plain)
+            layouts = self._orders(graph)
+            found = bind(graph, self._source.weights(), self._machine, self._plain, layouts)
             self._bounds[self._key(given)] = found
         self._bounds.move_to_end(self._key(given))
         return found
+
+    def _orders(self, graph: Graph) -> Layouts | None:
+        """Return the axis orders of a graph's values; a file's are for all extents of its dims."""
+        layouts = self._layouts
+        if layouts is None and self._source.layouts is not None:
+            known = self._source.layouts
+            layouts = {name: order for name, order in known.items() if name in graph.tensors}
+        if layouts is not None:
+            Strategy({DEFAULT: Configuration()}, layouts=layouts).check(graph)
+        return layouts
 
     def _key(self, given: Mapping[str, Array]) -> tuple[object, ...]:
         shapes = tuple(array.shape for array in given.values())
@@ -293,7 +312,13 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bool) -> _Bound:
+def bind(
+    graph: Graph,
+    weights: Mapping[str, Array],
+    machine: Machine,
+    plain: bool,
+    layouts: Layouts | None = None,
+) -> _Bound:
     """Return an inference graph compiled to a trace over constant weights."""
     fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
     missing = sorted(fixed - weights.keys())
@@ -313,6 +338,10 @@ def bind(graph: Graph, weights: Mapping[str, Array], machine: Machine, plain: bo
     constants = Constants({name: weights[name] for name in fixed}, prologue)
     mapper = load("sequential")
     strategy = mapper.strategy(graph, machine)
+    if layouts is not None:
+        held = stored(graph)
+        free = {name: order for name, order in layouts.items() if name not in held}
+        strategy = replace(strategy, layouts=in_order(graph, free))
     lowered = lower(graph, strategy, fuse=not plain)
     runtime = Runtime(machine=machine, mapper=mapper)
     try:

@@ -20,9 +20,16 @@ from soapstone.frontend.optimize_check import exported, measured, verified
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
+from soapstone.ir.layouts import Layouts, Order
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role
-from soapstone.runtime.lower import fold_weights, merge_parts, split_constants
+from soapstone.runtime.lower import (
+    channels_last,
+    fold_weights,
+    merge_parts,
+    split_constants,
+    stored,
+)
 from soapstone.runtime.lower.rebuild import names_for, renamed
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
 from soapstone.search.cost.cost import NO_LAYOUTS
@@ -50,6 +57,7 @@ class OptimizeResult:
         equations: the rules that were applied, as mathematics.
         max_abs_error: the largest difference of an output from the original's on random inputs.
         kept: whether the optimised graph is the one returned.
+        layouts: axis orders of the graph's values, where others than the rule's were chosen.
     """
 
     graph: Graph
@@ -66,6 +74,7 @@ class OptimizeResult:
     max_abs_error: float
     kept: bool
     explanation: str = field(default="", repr=False)
+    layouts: Layouts | None = None
 
     @property
     def speedup(self) -> float:
@@ -83,11 +92,11 @@ class OptimizeResult:
         if str(path).lower().endswith(".onnx"):
             from soapstone.frontend.onnx import to_onnx
 
-            to_onnx(self.graph, self.weights, path)
+            to_onnx(self.graph, self.weights, path, layouts=self.layouts)
         else:
             from soapstone.ir.files import save_graph
 
-            save_graph(self.graph, path, dict(self.weights) or None)
+            save_graph(self.graph, path, dict(self.weights) or None, self.layouts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
@@ -110,6 +119,7 @@ class OptimizeResult:
             "seconds": self.seconds,
             "max_abs_error": self.max_abs_error,
             "kept": self.kept,
+            "layouts": None if self.layouts is None else len(self.layouts),
         }
 
     def __str__(self) -> str:
@@ -160,6 +170,7 @@ def optimize(
     threads: int | None = None,
     progress: Progress | None = None,
     ground: Ground | None = None,
+    layouts: bool = False,
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
 
@@ -174,16 +185,19 @@ def optimize(
             `time subject to memory<2e8`.
         alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
         seconds, candidates: when to stop: after this time, and after so many graphs a piece.
-        method: `backtracking`, or `saturation`, which keeps every graph in one e-graph.
-        rules: a rule file instead of the shipped one.
+        method: `backtracking`, or `saturation`, which keeps every graph in one e-graph, or
+            `exhaustive`, which looks at every graph: feasible for few rules, such as `metaflow`.
+        rules: a rule file instead of the shipped one, or `metaflow`: that paper's substitutions.
         max_rule_size: the most operators of a rule.
         ground: of a training graph: the machine and mapper that will run it; by default one
             processor a thread, as `Model.compile` has it.
+        layouts: choose axis orders of values too, for soapstone's executor on this computer.
 
     Raises:
         DataError, GraphError: a model, target, objective or rule file that does not fit.
     """
     from soapstone.frontend.optimize_training import Ground, measured_steps, verified_step
+    from soapstone.search.optimize.metaflow import metaflow
     from soapstone.search.optimize.rulebook import rulebook
     from soapstone.search.optimize.search import Options, search
     from soapstone.search.optimize.steps import search_step
@@ -193,14 +207,19 @@ def optimize(
     training = bool(graph.updates)
     if alpha < 1:
         raise GraphError(f"alpha {alpha} found; 1 or more needed")
+    if layouts and (training or machine is not None or target != "soapstone"):
+        what = "a training graph" if training else f"target {machine or target!r}"
+        raise GraphError(f"layouts found for {what}; target soapstone and inference needed")
     if training:
         ground = ground or Ground.local(threads)
         threads = ground.threads
     pricing = cost_model(target, machine, graph, held, threads, training)
     wanted = Objective.parse(objective)
-    file = rulefile.load(rules) if rules is not None else rulefile.load()
-    book = rulebook(file, max_rule_size)
-    options = Options(alpha=alpha, seconds=seconds, candidates=candidates, method=method)
+    if str(rules) == "metaflow":
+        book = metaflow(rulefile.load())
+    else:
+        book = rulebook(rulefile.load(rules or rulefile.SHIPPED), max_rule_size)
+    options = Options(alpha, candidates, seconds=seconds, method=method, layouts=layouts)
     if training:
         found = search_step(graph, book, pricing, wanted, options, progress)
     else:
@@ -210,17 +229,18 @@ def optimize(
     for name, count in found.substitutions.items():
         counts[name.rstrip("'")] += count
     equations = {plain: str(book.by_name[name]) for plain, name in names.items()}
-    new, new_weights = found.graph, held
+    new, new_weights, orders = found.graph, held, None
     if ground is None:
         new, new_weights = settled(found.graph, found.constants)
-        error = verified(graph, held, new, new_weights)
+        orders = all_orders(new, new_weights, found.layouts) if found.layouts else None
+        error = verified(graph, held, new, new_weights, orders)
     else:
         error = verified_step(graph, new, ground)
     before = after = None
     kept = found.graph is not graph
     if kept and machine is None:
         if ground is None:
-            before, after = measured(target, (graph, held), (new, new_weights), threads)
+            before, after = measured(target, (graph, held), (new, new_weights), threads, orders)
         else:
             before, after = measured_steps(graph, new, ground)
         kept = after <= before or "time" not in wanted.weights
@@ -239,6 +259,7 @@ def optimize(
         error,
         kept,
         explanation(found, book),
+        orders if kept else None,
     )
 
 
@@ -362,6 +383,18 @@ def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str
     made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
     held = {**weights, **made}
     return rest, {n: held[n] for n, role in rest.roles.items() if role is not Role.INPUT}
+
+
+def all_orders(graph: Graph, weights: Mapping[str, Array], chosen: Layouts) -> dict[str, Order]:
+    """Return the axis orders of a graph's values when it runs: those chosen, the rule's for others.
+
+    The rule is asked about the graph as sessions have it, its weights folded.
+    """
+    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
+    run = split_constants(fold_weights(graph, weights), fixed)[1]
+    held = stored(run)
+    orders = channels_last(run, {name: o for name, o in chosen.items() if name not in held})
+    return {name: order for name, order in orders.items() if name in graph.tensors}
 
 
 def explanation(found: Searched, book: Any) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
+from soapstone.ir.layouts import Layouts
 from soapstone.ir.tensor import Array, Role
 
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
@@ -21,9 +22,15 @@ Pair = tuple[Graph, Mapping[str, Array]]
 
 
 def verified(
-    graph: Graph, weights: Mapping[str, Array], new: Graph, new_weights: Mapping[str, Array]
+    graph: Graph,
+    weights: Mapping[str, Array],
+    new: Graph,
+    new_weights: Mapping[str, Array],
+    layouts: Layouts | None = None,
 ) -> float:
     """Return the largest difference of outputs on random inputs, after comparing them all.
+
+    layouts: axis orders in which the new graph runs.
 
     Raises:
         GraphError: names or shapes of outputs differ, or values by more than rounding.
@@ -31,7 +38,10 @@ def verified(
     if new.outputs != graph.outputs:
         raise GraphError(f"outputs {new.outputs} found after the search; {graph.outputs} needed")
     given = inputs_of(graph)
-    with InferenceSession(graph, weights) as first, InferenceSession(new, new_weights) as second:
+    with (
+        InferenceSession(graph, weights) as first,
+        InferenceSession(new, new_weights, layouts=layouts) as second,
+    ):
         one, other = first.run(given), second.run(given)
     pairs = [(name, one[name], other[name]) for name in graph.outputs]
     worst = 0.0
@@ -65,11 +75,18 @@ def drawn(graph: Graph, name: str) -> Array:
 
 
 def measured(
-    target: str, before: Pair, after: Pair, threads: int | None = None
+    target: str,
+    before: Pair,
+    after: Pair,
+    threads: int | None = None,
+    layouts: Layouts | None = None,
 ) -> tuple[float, float]:
-    """Return the median time of a run of two graphs on a target, in microseconds, in turns."""
-    first, second = (_runner(target, *each, threads) for each in (before, after))
-    return in_turns(first, second)
+    """Return the median time of a run of two graphs on a target, in microseconds, in turns.
+
+    layouts: axis orders in which the second runs.
+    """
+    second = _runner(target, *after, threads, layouts)
+    return in_turns(_runner(target, *before, threads), second)
 
 
 def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
@@ -90,11 +107,15 @@ def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple
 
 
 def _runner(
-    target: str, graph: Graph, weights: Mapping[str, Array], threads: int | None
+    target: str,
+    graph: Graph,
+    weights: Mapping[str, Array],
+    threads: int | None,
+    layouts: Layouts | None = None,
 ) -> Callable[[], object]:
     given = inputs_of(graph)
     if target == "soapstone":
-        session = InferenceSession(graph, weights, threads=threads)
+        session = InferenceSession(graph, weights, threads=threads, layouts=layouts)
         return lambda: session.run(given)
     import onnxruntime
 

@@ -18,6 +18,8 @@ import numpy as np
 from soapstone.ir import fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, topological
+from soapstone.ir.layouts import Layouts, Order, layouts_from_json, layouts_to_json
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, spec_of
 
 FORMAT, VERSION = "soapstone-graph", 1
@@ -25,10 +27,15 @@ _KINDS = ("uniform", "normal", "constant")
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def save_graph(graph: Graph, path: str | Path, values: Mapping[str, Array] | None = None) -> None:
+def save_graph(
+    graph: Graph,
+    path: str | Path,
+    values: Mapping[str, Array] | None = None,
+    layouts: Layouts | None = None,
+) -> None:
     """Write a graph as JSON and, when given, the values of its inputs as safetensors beside it.
 
-    Both files are replaced whole or not at all. Values must hold every parameter and state; they go
+    Axis orders of values, when given, are a field of the JSON: see `load_layouts`. Both files are replaced whole or not at all. Values must hold every parameter and state; they go
     to the file with the same name and the suffix `.safetensors`, which is written first.
 
     Raises:
@@ -42,7 +49,10 @@ def save_graph(graph: Graph, path: str | Path, values: Mapping[str, Array] | Non
         if beside == path:
             raise GraphError(f"path {str(path)!r} found; a suffix other than .safetensors needed")
         _write_values(beside, graph, values)
-    text = fields.dump(graph_to_json(graph, beside.name if beside else None), GraphError)
+    data = graph_to_json(graph, beside.name if beside else None)
+    if layouts is not None:
+        data["layouts"] = layouts_to_json(layouts)
+    text = fields.dump(data, GraphError)
     fields.write(path, text.encode())
 
 
@@ -62,6 +72,23 @@ def load_graph(path: str | Path) -> tuple[Graph, dict[str, Array]]:
     if beside is None:
         return graph, {}
     return graph, _read_values(path.parent / beside, graph)
+
+
+def load_layouts(path: str | Path) -> dict[str, Order] | None:
+    """Return the axis orders that a graph file has for its values, None where it has none.
+
+    Raises:
+        GraphError: as `load_graph`.
+    """
+    load_graph(path)
+    return _layouts(fields.read(path, GraphError))
+
+
+def _layouts(data: Any) -> dict[str, Order] | None:
+    """Return the axis orders that a graph's JSON data has."""
+    if not isinstance(data, dict) or "layouts" not in data:
+        return None
+    return layouts_from_json(data["layouts"], "graph: field 'layouts'", GraphError)
 
 
 def graph_to_json(graph: Graph, values: str | None = None) -> dict[str, Any]:
@@ -104,6 +131,9 @@ def graph_from_json(data: Any) -> tuple[Graph, str | None]:
     Raises:
         GraphError: a field is unknown, missing or of the wrong type, or the graph is not legal.
     """
+    layouts = _layouts(data)
+    if layouts is not None:
+        data = {name: value for name, value in data.items() if name != "layouts"}
     reader = fields.Fields(data, "graph", GraphError)
     reader.header(FORMAT, VERSION)
     builder = GraphBuilder(reader.text("name"))
@@ -118,7 +148,9 @@ def graph_from_json(data: Any) -> tuple[Graph, str | None]:
     if values is not None and (Path(values).name != values or values in ("", ".", "..")):
         raise reader.fail("values", values, "the name of a file in the same folder")
     reader.finish()
-    return _rebuild(builder, nodes, outputs, updates), values
+    graph = _rebuild(builder, nodes, outputs, updates)
+    Strategy({DEFAULT: Configuration()}, layouts=layouts or {}).check(graph)
+    return graph, values
 
 
 def _rebuild(

@@ -27,7 +27,13 @@ def optimize(
     alpha: Annotated[float, typer.Option(min=1, help="How much worse is searched from.")] = 1.05,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 300.0,
     candidates: Annotated[int, typer.Option(min=1, help="Graphs priced for one piece.")] = 300,
-    rules: Annotated[Path | None, typer.Option(help="Another rule file.")] = None,
+    method: Annotated[str, typer.Option(help="backtracking, saturation or exhaustive.")] = "backtracking",
+    layouts: Annotated[
+        bool, typer.Option("--layouts", help="Choose axis orders of values too.")
+    ] = False,
+    rules: Annotated[
+        Path | None, typer.Option(help="Another rule file, or metaflow: its substitutions.")
+    ] = None,
     max_rule_size: Annotated[
         int | None, typer.Option(min=1, help="The most operators of a rule.")
     ] = None,
@@ -65,6 +71,8 @@ def optimize(
                 alpha=alpha,
                 seconds=budget,
                 candidates=candidates,
+                method=method,
+                layouts=layouts,
                 rules=rules,
                 max_rule_size=max_rule_size,
                 threads=threads,

@@ -14,8 +14,10 @@ from onnx import helper
 import soapstone.frontend.onnx.export_movement  # noqa: F401  (registers its rules)
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.export_rules import Given, rule_of
+from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
 from soapstone.ir.graph import Graph
+from soapstone.ir.layouts import Layouts, layouts_to_text
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -129,13 +131,15 @@ def to_onnx(
     opset: int = OPSET,
     external_data: bool | None = None,
     dims: Mapping[str, int] | None = None,
+    layouts: Layouts | None = None,
 ) -> None:
     """Write a graph of inference as an ONNX file; names of values are kept.
 
     `model`: a graph with its weights, or a Model or OnnxModel, whose own are taken unless given.
     `dims`: the extents of an OnnxModel's symbolic dims, or {"batch": n} of a Model. Weights go into
     a second file, the name with `.data` added, if `external_data` says so or they exceed 2 GB. What
-    is written passed ONNX's checker with strict shape inference.
+    is written passed ONNX's checker with strict shape inference. `layouts`: axis orders of values,
+    which go into the file's metadata, for soapstone alone.
 
     Raises:
         UnsupportedError: an operator has no counterpart; names it.
@@ -144,6 +148,10 @@ def to_onnx(
     """
     graph, found = _graph(model, weights, dims)
     proto, held = onnx_graph(graph, found, opset=opset)
+    if layouts is not None:
+        made = {name for node in proto.graph.node for name in node.output}
+        kept = {name: order for name, order in layouts.items() if name in made}
+        proto.metadata_props.add(key=LAYOUTS, value=layouts_to_text(kept))
     path = Path(path)
     total = sum(array.nbytes for array in held.values())
     if external_data is None:

@@ -15,6 +15,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.read import Declared, Source, read
 from soapstone.frontend.onnx.tensors import frozen
 from soapstone.ir.graph import Graph
+from soapstone.ir.layouts import Layouts
 from soapstone.ir.tensor import Array
 
 MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph
@@ -60,6 +61,11 @@ class OnnxModel:
     @property
     def outputs(self) -> tuple[Declared, ...]:
         return self._source.outputs
+
+    @property
+    def layouts(self) -> Layouts | None:
+        """The axis orders in which values of the file are to be kept, where it has any."""
+        return self._source.layouts
 
     @property
     def symbolic(self) -> tuple[str, ...]:

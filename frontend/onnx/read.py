@@ -18,8 +18,10 @@ import onnx
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped
 from soapstone.frontend.onnx.wire import skeleton
+from soapstone.ir.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array
 
+LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
 _DOMAINS = {"ai.onnx": ""}
 
@@ -48,6 +50,7 @@ class Source:
     inputs: tuple[Declared, ...]
     outputs: tuple[Declared, ...]
     functions: Mapping[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
+    layouts: Layouts | None = None
 
 
 def domain_of(name: str) -> str:
@@ -127,7 +130,28 @@ def _source(
             raise OnnxError(f"function {function.name!r} exists twice")
         functions[key] = function
     name = re.sub(r"\s+", " ", graph.name).strip() or title
-    return Source(name, graph, opsets, weights, unsupported, inputs, outputs, functions)
+    layouts = _layouts(model)
+    return Source(name, graph, opsets, weights, unsupported, inputs, outputs, functions, layouts)
+
+
+def _layouts(model: onnx.ModelProto) -> Layouts | None:
+    """Return the axis orders that soapstone's optimiser chose for the file's values, if any.
+
+    Raises:
+        OnnxError: they are malformed, or of what no node makes; names the field.
+    """
+    found = [entry.value for entry in model.metadata_props if entry.key == LAYOUTS]
+    if not found:
+        return None
+    where = f"model: metadata {LAYOUTS!r}"
+    if len(found) > 1:
+        raise OnnxError(f"{where} exists {len(found)} times; once needed")
+    layouts = layouts_from_text(found[0], where, OnnxError)
+    made = {name for node in model.graph.node for name in node.output}
+    for name in layouts:
+        if name not in made:
+            raise OnnxError(f"{where}: field 'orders.{name}': no node makes such a value")
+    return layouts
 
 
 def _check_text(model: onnx.ModelProto) -> None:

@@ -3,7 +3,7 @@
 A graph is put in normal form, cut in pieces, and each is searched for the cheapest graph that the
 rules reach (`backtracking.py`); equal pieces are solved once. The result is cut again elsewhere, so
 that substitutions across the first cuts are seen. A piece costs what it lowers to, with the layouts
-that its borders have in the whole graph.
+that its borders have in the whole graph, and those chosen for its inner values (`layouts.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
+from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
-from soapstone.runtime.lower import channels_last, fold_weights
+from soapstone.runtime.lower import channels_last, fold_weights, split_constants
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import Budget, Found, Step, backtrack
+from soapstone.search.optimize.exhaustive import exhaust
+from soapstone.search.optimize.extraction import NodePrices
+from soapstone.search.optimize.layouts import Chooser, Orders
 from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pieces import Order, Piece, copied, moved, pieces
 from soapstone.search.optimize.pool import Leaf, Pool
 from soapstone.search.optimize.rulebook import Rulebook
+from soapstone.search.optimize.saturation import saturate
 
 Values = tuple[int, ...]
+METHODS = ("backtracking", "saturation", "exhaustive")
+_STATES = 50_000  # of a region, when all are looked at
 Progress = Callable[[str, int, int], None]  # what is searched, pieces done, of how many
 
 
@@ -41,6 +49,9 @@ class Options:
         whole: the most graphs that are priced as a whole.
         piece: the most operators of a piece.
         seconds: after which the best so far is returned.
+        method: `backtracking`, `saturation`, or for few rules `exhaustive`.
+        layouts: whether axis orders of values are chosen too, or all decided by the rule of the
+            cost model.
     """
 
     alpha: float = 1.05
@@ -48,6 +59,12 @@ class Options:
     whole: int = 60
     piece: int = 40
     seconds: float = 300.0
+    method: str = METHODS[0]
+    layouts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise GraphError(f"method {self.method!r} found; one of {', '.join(METHODS)} needed")
 
 
 @dataclass(frozen=True)
@@ -69,9 +86,12 @@ class Searched:
 
     Attributes:
         graph, constants: the cheapest graph met, and its constants, those of rules included.
+        layouts: axis orders that were chosen for its values; the rule has the others.
         before, after: predicted costs.
         substitutions: how often each rule was applied, over all occurrences of each piece.
         solved: the whole and the pieces whose rewriting was kept, with every step.
+        candidates: how many graphs, whole and of pieces, were priced.
+        graphs: how many there are, where all were looked at.
         complete: whether all pieces were searched to the end.
     """
 
@@ -81,7 +101,9 @@ class Searched:
     after: Cost
     substitutions: Counter[str] = field(default_factory=Counter)
     solved: list[Solved] = field(default_factory=list)
+    layouts: Mapping[str, Order] = field(default_factory=dict)
     candidates: int = 0
+    graphs: int = 0
     complete: bool = True
     seconds: float = 0.0
 
@@ -104,11 +126,23 @@ def search(
     """
     began = time.monotonic()
     options = options or Options()
-    run = _Run(constants, book, model, objective or Objective(), options)
-    folded = fold_weights(graph, constants) if constants else graph
+    folded, known = _folded(graph, constants)
+    run = _Run(known, book, model, objective or Objective(), options)
     result = run.searched(graph, folded, progress or (lambda what, done, of: None))
     result.seconds = time.monotonic() - began
     return result
+
+
+def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+    """Return a graph with its weights folded, and all of them: no graph that is priced folds again.
+
+    A training graph has no constants, and stays as it is.
+    """
+    if not constants:
+        return graph, constants
+    first, rest = split_constants(fold_weights(graph, constants), constants.keys())
+    made = interpret(first, {name: constants[name] for name in first.roles}) if first.nodes else {}
+    return rest, {**constants, **made}
 
 
 class _Run:
@@ -129,43 +163,51 @@ class _Run:
         self.objective = objective
         self.options = options
         self.budget = Budget(options.candidates, time.monotonic() + options.seconds)
+        self.rule = getattr(model, "rule", channels_last)
         self.known: dict[Values, Found] = {}
-        self.candidates = 0
+        self.chosen: dict[Values, Orders] = {}  # by piece
+        self.orders: Orders = {}  # of the best graph
+        self.prices = NodePrices(self.pool, self.alone)
+        self.candidates = self.graphs = 0
 
     def searched(self, graph: Graph, folded: Graph, progress: Progress) -> Searched:
         frame, outputs = normal.read(folded, self.pool, self.constants)
         frame = replace(frame, outputs=graph.outputs)
         cost = self.price(self.written(frame, outputs))
         best = Searched(graph, self.constants, cost, cost)
-        for shift in (None, 0.0, 0.5):
+        for shift in (None,) if self.options.method == "exhaustive" else (None, 0.0, 0.5):
             if self.budget.over:
                 break
             try:
-                new, solved = self.one_pass(frame, outputs, shift, progress)
+                new, solved, orders = self.one_pass(frame, outputs, shift, progress)
             except KeyboardInterrupt:
                 self.budget.stopped = True
                 break
             best.complete &= all(each.found.complete for each in solved)
             written = self.written(frame, new)
-            cost = self.price(written) if new != outputs else best.after
+            same = new == outputs and orders == self.orders
+            cost = best.after if same else self.price(written, orders)
             if self.objective.value(cost) < self.objective.value(best.after):
-                outputs = new
+                outputs, self.orders = new, orders
                 best.graph, best.after = written.graph, cost
+                best.layouts = _named(written, orders)
                 best.constants = {**self.constants, **written.contents}
                 best.solved += solved
                 for each in solved:
                     for step in each.found.steps:
                         best.substitutions[step.rule] += each.times * step.count
-        best.candidates = self.candidates
+        best.candidates, best.graphs = self.candidates, self.graphs
         best.complete &= not self.budget.over
         return best
 
     def one_pass(
         self, frame: normal.Frame, outputs: Values, shift: float | None, progress: Progress
-    ) -> tuple[Values, list[Solved]]:
+    ) -> tuple[Values, list[Solved], Orders]:
         """Return what the whole becomes, or where a shift of cuts is given, its pieces."""
+        if self.options.method == "exhaustive":
+            return *self.exhausted(frame, outputs, progress), self.orders
         if shift is None:
-            return self.whole(frame, outputs, progress)
+            return *self.whole(frame, outputs, progress), self.orders
         return self.divided(frame, outputs, shift, progress)
 
     def whole(
@@ -180,29 +222,48 @@ class _Run:
 
         def price(outputs: Values) -> float:
             progress("whole", min(next(counted), most), most)
-            return self.objective.value(self.price(self.written(frame, outputs)))
+            return self.objective.value(self.price(self.written(frame, outputs), self.orders))
 
         left = max(0.0, self.budget.deadline - time.monotonic())
         budget = Budget(most, time.monotonic() + left / 4)
-        alpha = self.options.alpha
-        found = backtrack(
-            self.pool, outputs, self.book, price, alpha=alpha, budget=budget, together=True
-        )
+        found = self.best(outputs, price, budget, together=True)
         self.budget.stopped |= budget.stopped
         self.candidates += found.candidates
         return found.outputs, [Solved(found)]
 
+    def exhausted(
+        self, frame: normal.Frame, outputs: Values, progress: Progress
+    ) -> tuple[Values, list[Solved]]:
+        """Return the best of all graphs, and what was found for it and for each of its regions."""
+        counted = itertools.count(1)
+
+        def price(outputs: Values) -> float:
+            number = next(counted)
+            progress("all", number, number)
+            return self.objective.value(self.price(self.written(frame, outputs), self.orders))
+
+        separable = not self.objective.limits and "memory" not in self.objective.weights
+        budget = Budget(_STATES, self.budget.deadline)
+        given = (self.pool, outputs, self.book, price)
+        found = exhaust(*given, separable=separable, budget=budget)
+        self.candidates += found.priced
+        self.graphs = found.graphs
+        costs = price(outputs), found.cost
+        whole = Found(found.outputs, found.cost, (), found.priced, found.complete, costs)
+        return found.outputs, [Solved(whole), *map(Solved, found.parts)]
+
     def divided(
         self, frame: normal.Frame, outputs: Values, shift: float, progress: Progress
-    ) -> tuple[Values, list[Solved]]:
-        """Return the graph with every piece of one division at its best, and the pieces."""
+    ) -> tuple[Values, list[Solved], Orders]:
+        """Return the graph with every piece of one division at its best, the pieces, and orders."""
         pool = self.pool
         written = self.written(frame, outputs)
         layouts = {
             written.values[name]: order
-            for name, order in channels_last(written.graph).items()
+            for name, order in self.rule(written.graph, _named(written, self.orders)).items()
             if name in written.values
         }
+        chosen = dict(self.orders)
         division = pieces(pool, outputs, self.options.piece, self.spans(outputs), shift)
         renewed: dict[int, int] = {}
         times: Counter[Values] = Counter()
@@ -220,12 +281,19 @@ class _Run:
                 wanted = [layouts.get(value) for value in piece.outputs]
                 found = self.found(copy, stands, orders, wanted)
                 times[copy] += 1
-                renewed.update(zip(piece.outputs, moved(pool, found.outputs, stands)))
+                ends = moved(pool, found.outputs, stands)
+                for value in {*pool.order(now.outputs, frozenset(now.inputs))} - {*now.inputs}:
+                    chosen.pop(value, None)
+                inner = self.chosen.get(copy, {})
+                chosen.update(zip(moved(pool, tuple(inner), stands), inner.values()))
+                old = zip(ends, piece.outputs)
+                chosen |= {new: self.orders[value] for new, value in old if value in self.orders}
+                renewed.update(zip(piece.outputs, ends))
             progress(f"pass {1 + (shift > 0)}", len(division), len(division))
         except KeyboardInterrupt:
             self.budget.stopped = True  # the pieces that are done count
         solved = [Solved(self.known[copy], count) for copy, count in times.items()]
-        return moved(pool, outputs, renewed), solved
+        return moved(pool, outputs, renewed), solved, chosen
 
     def found(
         self,
@@ -238,18 +306,43 @@ class _Run:
         if copy not in self.known:
             kept = {leaf: orders[value] for leaf, value in stands.items() if value in orders}
 
-            def price(outputs: Values) -> float:
-                layouts = kept | {v: order for v, order in zip(outputs, wanted) if order}
-                return self.objective.weighted(
-                    self.price(normal.piece(self.pool, outputs, frozenset()), layouts)
-                )
+            def border(outputs: Values) -> dict[int, Order]:
+                return kept | {v: order for v, order in zip(outputs, wanted) if order}
 
-            alpha = self.options.alpha
-            self.known[copy] = backtrack(
-                self.pool, copy, self.book, price, alpha=alpha, budget=self.budget
-            )
+            def cost(written: normal.Written, orders: Orders) -> float:
+                return self.objective.weighted(self.price(written, orders))
+
+            chooser = Chooser(self.pool, cost, self.rule, alpha=self.options.alpha)
+
+            def price(outputs: Values) -> float:
+                if not self.options.layouts:
+                    return self.alone(outputs, border(outputs))
+                written = normal.piece(self.pool, outputs, frozenset())
+                return chooser.least(outputs, written, border(outputs))
+
+            best = self.known[copy] = self.best(copy, price, self.budget)
+            self.chosen[copy] = chooser.orders.get(best.outputs, {})
             self.candidates += self.known[copy].candidates
         return self.known[copy]
+
+    def best(
+        self,
+        outputs: Values,
+        price: Callable[[Values], float],
+        budget: Budget,
+        together: bool = False,
+    ) -> Found:
+        """Return the best that the chosen method finds of a graph; an e-graph takes all together."""
+        given = (self.pool, outputs, self.book, price)
+        alpha = self.options.alpha
+        if self.options.method == "saturation":
+            return saturate(*given, self.prices, alpha=alpha, budget=budget)
+        return backtrack(*given, alpha=alpha, budget=budget, together=together)
+
+    def alone(self, outputs: Values, layouts: Orders | None = None) -> float:
+        """Return what a part of a graph costs."""
+        written = normal.piece(self.pool, outputs, frozenset())
+        return self.objective.weighted(self.price(written, layouts))
 
     def spans(self, outputs: Values) -> Counter[int]:
         """Return how many matches reach across each value, as the inside of their left side."""
@@ -266,16 +359,13 @@ class _Run:
     def written(self, frame: normal.Frame, outputs: Values) -> normal.Written:
         return normal.write(self.pool, frame, outputs)
 
-    def price(self, written: normal.Written, layouts: Mapping[int, Order] | None = None) -> Cost:
+    def price(self, written: normal.Written, layouts: Orders | None = None) -> Cost:
         """Return what a graph costs."""
         contents = dict(written.contents)
-        named: dict[str, Order] = {}
         for name, value in written.values.items():
-            if layouts and value in layouts:
-                named[name] = layouts[value]
             if self.pool.fixed[value] and name in written.graph.roles and name not in contents:
                 contents[name] = self.weight(name, value)
-        return self.model.cost(written.graph, contents, named)
+        return self.model.cost(written.graph, contents, _named(written, layouts or {}))
 
     def weight(self, name: str, value: int) -> Array:
         """Return the contents of a weight; those of a piece are of no account but for numbers."""
@@ -284,6 +374,11 @@ class _Run:
             return self.constants[maker.name]
         spec = self.pool.specs[value]
         return np.broadcast_to(np.ones((), spec.dtype), spec.shape)
+
+
+def _named(written: normal.Written, orders: Orders) -> dict[str, Order]:
+    """Return orders by the names that values have in a graph."""
+    return {name: orders[value] for name, value in written.values.items() if value in orders}
 
 
 __all__ = ["Options", "Searched", "Solved", "Step", "search"]
