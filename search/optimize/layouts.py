@@ -105,7 +105,8 @@ class Chooser:
         price: what a graph costs with some orders; the rule has the others.
         rule: what decides the orders for which nothing was chosen.
         most: sets of regions that are tried for one graph.
-        alpha: graphs that cost more than this times the best so far are not looked at further.
+        reach: graphs that cost more than this times the best so far are left in the orders given:
+            other orders alone gain less.
         gain: orders are changed for a cost below this times the old one; more is noise.
     """
 
@@ -116,12 +117,12 @@ class Chooser:
         rule: Rule,
         *,
         most: int = 100,
-        alpha: float = 1.05,
+        reach: float = 1.5,
         gain: float = 0.995,
     ) -> None:
         self.orders: dict[tuple[int, ...], Orders] = {}  # by outputs: what was chosen
         self._pool, self._price, self._rule = pool, price, rule
-        self._most, self._alpha, self._gain = most, alpha, gain
+        self._most, self._reach, self._gain = most, reach, gain
         self._best, self._kept = math.inf, dict[int, Order]()
         self._tried: set[tuple[tuple[int, ...], frozenset[int]]] = set()
 
@@ -133,7 +134,7 @@ class Chooser:
         kept = {value: order for value, order in self._kept.items() if value in here}
         if kept and (inherited := self._price(written, {**border, **kept})) < cost:
             orders, cost = kept, inherited
-        if cost <= self._alpha * self._best:
+        if cost <= self._reach * self._best:
             orders, cost = self._descended(written, border, orders, cost)
         self.orders[outputs] = orders
         if cost < self._best:

@@ -21,6 +21,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
 from soapstone.runtime.lower import channels_last, fold_weights, split_constants
+from soapstone.runtime.lower.rebuild import names_for, renamed
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import Budget, Found, Step, backtrack
@@ -142,7 +143,9 @@ def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mappin
         return graph, constants
     first, rest = split_constants(fold_weights(graph, constants), constants.keys())
     made = interpret(first, {name: constants[name] for name in first.roles}) if first.nodes else {}
-    return rest, {**constants, **made}
+    names = names_for(rest, graph.outputs)
+    known = {names.get(name, name): array for name, array in {**constants, **made}.items()}
+    return renamed(rest, names), known
 
 
 class _Run:
@@ -312,7 +315,7 @@ class _Run:
             def cost(written: normal.Written, orders: Orders) -> float:
                 return self.objective.weighted(self.price(written, orders))
 
-            chooser = Chooser(self.pool, cost, self.rule, alpha=self.options.alpha)
+            chooser = Chooser(self.pool, cost, self.rule)
 
             def price(outputs: Values) -> float:
                 if not self.options.layouts:
