@@ -2,7 +2,8 @@
 
 Candidates wait in a queue, cheapest first. Every rule is applied to the cheapest at every match;
 what costs less than alpha times the best graph so far is kept and looked at in its turn. So a
-substitution that makes a graph slower is tolerated where it may enable others. Beside single
+substitution that makes a graph slower is tolerated where it may enable others. A kernel that was
+enlarged always is: it waits in the place of the graph that it was enlarged in. Beside single
 matches a candidate is also what a rule makes everywhere at once, since a block of 32 equal branches
 is not worth 31 rounds.
 """
@@ -103,8 +104,10 @@ def backtrack(
                 if new_cost < best_cost * GAIN:
                     best, best_cost = new, new_cost
                     history.append(new_cost)
-                if new_cost <= alpha * best_cost:
-                    heapq.heappush(queue, (new_cost, count, new))
+                begun = bool(book.by_name[step.rule].open)
+                wait = min(cost, new_cost) if begun else new_cost
+                if wait <= alpha * best_cost:
+                    heapq.heappush(queue, (wait, count, new))
                 if budget.over or count >= budget.candidates:
                     break
     except KeyboardInterrupt:

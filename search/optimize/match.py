@@ -83,13 +83,19 @@ def _commutative() -> frozenset[str]:
 
 
 def places(pool: Pool, outputs: Sequence[int]) -> Places:
-    """Return the places of a graph; what weights alone determine is none, for it costs nothing."""
+    """Return the places of a graph.
+
+    What weights alone determine is none, for it costs nothing, unless rules have a name for it.
+    """
     found: dict[str, list[int]] = {}
     readers: dict[int, list[int]] = {}
     for value in pool.order(outputs):
         for operand in pool.operands(value):
             readers.setdefault(operand, []).append(value)
         if pool.fixed[value]:
+            constant = pool.term_of(value)
+            if constant is not None:
+                found.setdefault(constant.symbol, []).append(value)
             continue
         for reading in pool.readings(value):
             known = found.setdefault(reading.symbol, [])
