@@ -57,21 +57,17 @@ class Derivation:
         seen = {outputs}
         most = _MOST * len(self._pool.order((*outputs, *wanted)))
         while outputs != wanted:
-            for new, step in self._next(outputs, wanted):
-                if new not in seen:
-                    break
-            else:
+            moves = self._next(outputs, wanted)
+            move = next((move for move in moves if move[0] not in seen), None)
+            if move is None or len(steps) >= most:
                 return None
-            seen.add(new)
-            outputs = new
-            steps.append(step)
-            if len(steps) > most:
-                return None
+            outputs = move[0]
+            seen.add(outputs)
+            steps.append(move[1])
         return tuple(steps)
 
     def _next(self, outputs: Values, wanted: Values) -> Iterator[tuple[Values, Step]]:
         """Yield graphs that are nearer to the wanted one, those of its outputs first."""
-        graph = self._graph
         have = self._versions(outputs)
         for group, nodes in reversed(self._versions(wanted).items()):
             (node, *_) = nodes

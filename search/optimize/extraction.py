@@ -93,7 +93,7 @@ class Extraction:
         oldest = reversed([v for v in pool.order(outputs) if graph.find(v) not in weights])
         self.given = {graph.find(v): graph.node(v) for v in oldest}
         self.cheapest = self._greedy()
-        self._moves = self._made(unions)
+        self.moves = self._made(unions)
 
     # -- choices ----------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Extraction:
         """Return the moves after which a choice costs at most so much, best first."""
         needed = {self._graph.find(node): node for node in self.order(choice) or ()}
         found = []
-        for move in self._moves:
+        for move in self.moves:
             if budget.over:
                 break
             if any(needed.get(group, node) != node for group, node in move.items()):

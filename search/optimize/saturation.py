@@ -17,7 +17,7 @@ from itertools import islice
 from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
-from soapstone.search.optimize.extraction import Extraction, LocalPrice, NodePrices
+from soapstone.search.optimize.extraction import Extraction, NodePrices
 from soapstone.search.optimize.match import Match, Seen
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rulebook import Directed, Rulebook
@@ -52,7 +52,7 @@ def saturate(
     outputs: Values,
     book: Rulebook,
     price: Price,
-    local: LocalPrice,
+    nodes: NodePrices,
     *,
     alpha: float = 1.05,
     budget: Budget | None = None,
@@ -62,7 +62,7 @@ def saturate(
 
     Args:
         price: what a graph costs.
-        local: what some values cost that are made of others; see `extraction.py`.
+        nodes: what single nodes cost, by which graphs are ranked.
         alpha: what should cost more than this times the best is not priced.
     """
     budget = budget or Budget()
@@ -76,7 +76,7 @@ def saturate(
         budget.stopped = True
         return found
     try:
-        extraction = Extraction(done.graph, done.unions, outputs, NodePrices(pool, local))
+        extraction = Extraction(done.graph, done.unions, outputs, nodes)
         complete, count = extraction.climb(price, met, alpha, budget)
     except KeyboardInterrupt:
         budget.stopped = True  # what was found is kept
