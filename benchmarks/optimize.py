@@ -106,6 +106,8 @@ def main() -> None:
         row |= {
             "predicted / measured": report["cost_before_us"] / 1e3 / ms[old],
             "after": report["cost_after_us"] / 1e3 / ms[new],
+            "GFLOP/s": report["flops_after"] / 1e6 / ms[new],
+            "GB/s": report["bytes_after"] / 1e6 / ms[new],
             "launches": f"{report['launches_before']} -> {report['launches_after']}",
             "kept": report["kept"],
             "first s": report["first_s"],
