@@ -11,7 +11,7 @@ relaxed graph substitutions, MLSys 2019).
 
 from __future__ import annotations
 
-from soapstone import Adam, Model, Tensor, run_app
+from soapstone import Adam, GraphError, Model, Tensor, run_app
 from soapstone.frontend.data import Splits, images
 
 OPTIONS = {
@@ -65,13 +65,38 @@ def build(
     return model
 
 
+MODULES = {  # the channels and extent of each kind's input at 299x299, and what its name asks for
+    "a": (192, 35, (32,)),
+    "b": (288, 35, ()),
+    "c": (768, 17, (128,)),
+    "d": (768, 17, ()),
+    "e": (2048, 8, ()),
+}
+
+
 def module(
-    batch_size: int = 1, channels: int = 2048, image_size: int = 8, narrow: int = 1
+    batch_size: int = 1,
+    channels: int | None = None,
+    image_size: int | None = None,
+    narrow: int = 1,
+    kind: str = "e",
 ) -> Model:
-    """Return the last kind of module alone, of an input (batch_size, channels, size, size)."""
+    """Return one kind of module alone, of an input (batch_size, channels, size, size).
+
+    Args:
+        channels, image_size: of the input; by default as they are in the network.
+        kind: a to e, in their order; e is that of MetaFlow's figure 7.
+
+    Raises:
+        GraphError: an unknown kind.
+    """
+    if kind not in MODULES:
+        raise GraphError(f"inception: module {kind!r} found, one of {tuple(MODULES)} needed")
+    wide, size, given = MODULES[kind]
     net = _Net(Model("inception_module"), narrow)
-    x = net.model.input("image", (batch_size, channels, image_size, image_size))
-    net.model.output(net.e(x, "mixed"))
+    shape = (batch_size, channels or wide, image_size or size, image_size or size)
+    x = net.model.input("image", shape)
+    net.model.output(getattr(net, kind)(x, *given, "mixed"))
     return net.model
 
 

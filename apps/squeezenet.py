@@ -76,6 +76,16 @@ def build(
     return model
 
 
+def module(
+    batch_size: int = 1, channels: int = 128, squeeze: int = 32, image_size: int = 55
+) -> Model:
+    """Return one fire module alone, of an input (batch_size, channels, image_size, image_size)."""
+    model = Model("fire_module")
+    x = model.input("image", (batch_size, channels, image_size, image_size))
+    model.output(_fire(model, x, squeeze, "fire"))
+    return model
+
+
 def _conv(
     model: Model,
     x: Tensor,
