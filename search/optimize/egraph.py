@@ -184,7 +184,8 @@ class ClassMatcher(Matcher):
                 if isinstance(maker, Application) and len(maker.outputs) > 1:
                     self._siblings.setdefault(group, set()).update(map(find, maker.outputs))
                     self._cut.setdefault(operands[0], set()).add(group)
-            for symbol in () if fixed else said:
+            names = {term.symbol for term in self.constants(group)}
+            for symbol in names if fixed else said:
                 values.setdefault(symbol, []).append(group)
         self.newest = Places(values, {group: tuple(found) for group, found in readers.items()})
         oldest = {symbol: groups[::-1] for symbol, groups in values.items()}

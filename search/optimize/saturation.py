@@ -32,10 +32,12 @@ class Limits:
     Attributes:
         nodes: after which no more rules are applied.
         iterations: the most rounds in which all rules are looked for.
+        seconds: after which no more rules are applied.
     """
 
     nodes: int = 2000
     iterations: int = 30
+    seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ def saturate(
         nodes: what single nodes cost, by which graphs are ranked.
         alpha: what should cost more than this times the best is not priced.
     """
-    budget = budget or Budget()
+    budget, limits = budget or Budget(), limits or Limits()
     met = [(price(outputs), outputs)]
     found = Found(outputs, met[0][0], (), 1, False, (met[0][0],))
     try:
         now = time.monotonic()
-        half = now + (budget.deadline - now) / 2
-        done = explored(pool, outputs, book, limits or Limits(), lambda: time.monotonic() > half)
+        end = now + min(limits.seconds, (budget.deadline - now) / 2)
+        done = explored(pool, outputs, book, limits, lambda: time.monotonic() > end)
     except KeyboardInterrupt:
         budget.stopped = True
         return found
