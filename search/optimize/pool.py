@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from soapstone.ir.spec import operator
@@ -54,6 +55,7 @@ class Pool:
         self.specs: list[TensorSpec] = []
         self.fixed: list[bool] = []  # whether weights alone determine it
         self.makers: list[Leaf | Application] = []
+        self.digests: list[bytes] = []  # what a value is, whatever else the pool has made
         self._leaves: dict[object, int] = {}
         self._known: dict[tuple[str, Items, tuple[int, ...]], tuple[int, ...]] = {}
         self._terms: dict[int, Term] = {}
@@ -105,8 +107,9 @@ class Pool:
             first = len(self.specs)
             outputs = tuple(range(first, first + len(specs)))
             maker = Application(name, items, inputs, outputs, called or name)
-            for spec in specs:
-                self._new(maker, spec, fixed)
+            behind = b"".join(self.digests[i] for i in inputs)
+            for position, spec in enumerate(specs):
+                self._new(maker, spec, fixed, _digest(name, items, position, behind))
             self._known[key] = outputs
         return outputs
 
@@ -114,16 +117,17 @@ class Pool:
         """Return the operands of an operator, those that may change places in their one order."""
         if len(inputs) != 2 or name not in _commutative():
             return inputs
-        x, y = sorted(inputs, key=lambda value: (-self.specs[value].rank, value))
+        x, y = sorted(inputs, key=lambda value: (-self.specs[value].rank, self.digests[value]))
         return x, y  # of higher rank first
 
     def _leaf(self, key: object, leaf: Leaf, spec: TensorSpec, fixed: bool) -> int:
         if key not in self._leaves:
             self._leaves[key] = len(self.specs)
-            self._new(leaf, spec, fixed)
+            self._new(leaf, spec, fixed, _digest(leaf.name, spec))
         return self._leaves[key]
 
-    def _new(self, maker: Leaf | Application, spec: TensorSpec, fixed: bool) -> None:
+    def _new(self, maker: Leaf | Application, spec: TensorSpec, fixed: bool, digest: bytes) -> None:
+        self.digests.append(digest)
         self.specs.append(spec)
         self.fixed.append(fixed)
         self.makers.append(maker)
@@ -170,6 +174,10 @@ class Pool:
             if value not in stop:
                 pending += [(i, False) for i in reversed(self.operands(value)) if i not in seen]
         return ordered
+
+
+def _digest(*parts: object) -> bytes:
+    return blake2b(repr(parts).encode(), digest_size=8).digest()
 
 
 @lru_cache(maxsize=1 << 16)
