@@ -1,0 +1,146 @@
+"""Data layouts and substitutions: the strategies of TASO's Figure 2.12, on soapstone's executor.
+
+    python benchmarks/optimize_layouts.py [--models squeezenet,nasnet_a] [--seconds 20]
+
+Each model is optimised in five ways, saved with its axis orders, and run from that file in a
+process of its own, in turns with the others:
+
+    plain          the original, every value in C order
+    layouts        the original, axis orders chosen
+    substitutions  rules chosen by what graphs cost in C order
+    sequential     the same rules, then axis orders chosen
+    joint          both at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import geometric_means, in_turns, median, serve, show, write
+from inference import rounds_of
+from models import arrays, export
+from optimize import MODELS
+
+WAYS = ("plain", "layouts", "substitutions", "sequential", "joint")
+Layouts = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a strategy made of a model; values without an axis order are in C order."""
+
+    graph: Any
+    weights: Mapping[str, Any]
+    layouts: Layouts
+    predicted_us: float
+    turned: int = 0  # values whose order is not that of the rule
+
+
+def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
+    """Return what each strategy makes of a model."""
+    from soapstone.frontend.onnx import from_onnx
+    from soapstone.frontend.optimize import all_orders, settled
+    from soapstone.runtime.lower import plain
+    from soapstone.search.cost import ExecutorCost
+    from soapstone.search.optimize.rulebook import rulebook
+    from soapstone.search.optimize.search import Options, search
+    from soapstone.search.substitution import rulefile
+
+    model = from_onnx(export(name, options.folder))
+    graph, _ = model.graph_for(arrays(name))
+    weights = {n: a for n, a in model.weights.items() if n in graph.roles}
+    rules = rulefile.load()
+    book, none = rulebook(rules), rulebook(rules, 0)
+    chosen = ExecutorCost.for_weights(weights, options.threads)
+    flat = ExecutorCost.for_weights(weights, options.threads, rule=plain)
+    limits = {"seconds": options.seconds}
+
+    def way(found: Any, orders: Layouts | None = None) -> Way:
+        new, held = settled(found.graph, found.constants)
+        orders = all_orders(new, held, found.layouts) if orders is None else orders
+        return Way(new, held, orders, found.after.time_us, len(found.layouts))
+
+    both = Options(layouts=True, **limits)
+    layouts = search(graph, weights, none, chosen, options=both)
+    rules_only = search(graph, weights, book, flat, options=Options(**limits))
+    then = search(rules_only.graph, rules_only.constants, none, chosen, options=both)
+    joint = search(graph, weights, book, chosen, options=both)
+    return {
+        "plain": Way(graph, weights, {}, rules_only.before.time_us),
+        "layouts": way(layouts),
+        "substitutions": way(rules_only, {}),
+        "sequential": way(then),
+        "joint": way(joint),
+    }
+
+
+def peer(kind: str, name: str, folder: Path, threads: int) -> None:
+    """Be one way to run a model."""
+    from soapstone import InferenceSession
+
+    session = InferenceSession(folder / f"{name}.{kind}.onnx", threads=threads)
+    given = arrays(name)
+    serve(rounds_of(lambda: session.run(given)))
+
+
+def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the predicted and measured times of a model under every strategy."""
+    from soapstone.frontend.onnx import to_onnx
+
+    found = ways(name, options)
+    command = [sys.executable, __file__, "--models", name, "--threads", str(options.threads)]
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, way in found.items():
+            to_onnx(
+                way.graph, way.weights, Path(folder) / f"{name}.{kind}.onnx", layouts=way.layouts
+            )
+        command += ["--folder", folder, "--peer"]
+        measured = in_turns({kind: [*command, kind] for kind in WAYS}, options.rounds)
+    ms = {kind: median(measured[kind], "ms") for kind in WAYS}
+    return {
+        "model": name,
+        **{f"{kind} ms": ms[kind] for kind in WAYS},
+        **{f"{kind} predicted": found[kind].predicted_us / 1e3 for kind in WAYS},
+        **{f"joint over {kind}": ms[kind] / ms["joint"] for kind in WAYS[:-1]},
+        "turned": " / ".join(
+            str(found[kind].turned) for kind in ("layouts", "sequential", "joint")
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each search")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
+    parser.add_argument("--peer", help="be this way to run the one model")
+    parser.add_argument("--no-write", action="store_true")
+    options = parser.parse_args()
+    names = options.models.split(",")
+    if options.peer:
+        peer(options.peer, names[0], options.folder, options.threads)
+        return
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        rows.append(row_of(name, options))
+        show(rows[-1])
+    ratios = [f"joint over {kind}" for kind in WAYS[:-1]]
+    rows.append({"model": "geometric mean", **geometric_means(rows, ratios)})
+    show(rows[-1])
+    if not options.no_write:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        title = "Layouts and substitutions, batch 1"
+        write("optimize_layouts", title, "python benchmarks/optimize_layouts.py", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
