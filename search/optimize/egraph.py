@@ -188,8 +188,18 @@ class ClassMatcher(Matcher):
             for symbol in names if fixed else said:
                 values.setdefault(symbol, []).append(group)
         self.newest = Places(values, {group: tuple(found) for group, found in readers.items()})
-        oldest = {symbol: groups[::-1] for symbol, groups in values.items()}
-        self.oldest = Places(oldest, self.newest.readers)
+
+    def above(self, changed: Iterable[int], levels: int) -> list[Places]:
+        """Return places, oldest first, of what is up to 0, 1, ... levels above changed classes."""
+        found, near = [], set(changed)
+        for _ in range(levels):
+            values = {
+                symbol: tuple(group for group in reversed(groups) if group in near)
+                for symbol, groups in self.newest.values.items()
+            }
+            found.append(Places(values, self.newest.readers))
+            near |= {reader for group in near for reader in self.newest.readers.get(group, ())}
+        return found
 
     def applications(self, value: int, symbol: str) -> Iterable[Said]:
         return self._said[value].get(symbol, ())

@@ -65,8 +65,9 @@ def parse_leaf(name: str) -> Term:
 
 
 @lru_cache(maxsize=1 << 14)
-def _depth(term: Term) -> int:
-    return 1 + max(map(_depth, term.operands)) if term.operands else 0
+def depth(term: Term) -> int:
+    """Return how many operators a term has above one another."""
+    return 1 + max(map(depth, term.operands)) if term.operands else 0
 
 
 @lru_cache(maxsize=1 << 14)
@@ -156,7 +157,7 @@ class Matcher:
         for value in values.values():
             wave |= self.siblings(value)
         found: set[int] = set()
-        for _ in range(_depth(term)):
+        for _ in range(depth(term)):
             wave = {reader for value in wave for reader in where.readers.get(value, ())}
             found |= wave
         return [value for value in where.values.get(term.symbol, ()) if value in found]
@@ -165,7 +166,7 @@ class Matcher:
         self, term: Term, value: int, values: dict[str, int], parameters: dict[str, Value]
     ) -> Iterator[tuple[dict[str, int], dict[str, Value]]]:
         """Yield the bindings under which a term is a value."""
-        if term.is_variable:
+        if not term.operands and _is_variable(term.symbol):
             known = values.get(term.symbol)
             if known is None:
                 yield {**values, term.symbol: value}, parameters

@@ -10,18 +10,22 @@ none leads is not returned.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 
+from soapstone.ir.term import Term
 from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
 from soapstone.search.optimize.extraction import Extraction, NodePrices
-from soapstone.search.optimize.match import Match, Seen
+from soapstone.search.optimize.match import Match, Places, Seen, depth
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rulebook import Directed, Rulebook
 
+_DEEP = 8  # operators above one another in a rule: no rule has more
 _RULES = 16  # of which each may take so much of the nodes in one iteration
 
 
@@ -118,7 +122,8 @@ class _Agenda:
 
     Rules of several outputs match every pair of siblings, and pairs of pairs. So in one iteration
     such a rule is applied at matches that have no output in common, newest outputs first: 8
-    siblings are one after three iterations, before there are all pairs of them.
+    siblings are one after three iterations, before there are all pairs of them. Other rules are
+    looked for where classes below have changed.
     """
 
     def __init__(self, graph: EGraph, book: Rulebook, share: int) -> None:
@@ -127,31 +132,55 @@ class _Agenda:
         self._share = share
         self._seen: dict[str, Seen] = {}
         self._born: dict[int, int] = {}  # in which iteration a class came up
+        self._members: dict[int, Values] = {}  # of each class, when rules were last looked for
+        self._begun: set[str] = set()  # rules of which no match was left
         self._iteration = 0
 
     def matches(self, over: Callable[[], bool]) -> list[Match]:
         """Return what is to be applied next; nothing where rules have no more to add."""
         self._iteration += 1
-        for group in self._graph.members:
+        members = {group: tuple(nodes) for group, nodes in self._graph.members.items()}
+        for group in members:
             self._born.setdefault(group, self._iteration)
+        changed = [group for group in members if self._members.get(group) != members[group]]
+        self._members = members
         matcher = ClassMatcher(self._graph, self._born)
-        symbols = matcher.oldest.symbols
+        (every,) = matcher.above(members, 1)
+        near = matcher.above(changed, _DEEP + 1)
         found: list[Match] = []
         for rule in self._book.rules:
-            if rule.symbols <= symbols and not over():
-                found += islice(self._of(rule, matcher), self._share)
+            if rule.symbols <= every.symbols and not over():
+                where = near[_height(rule)] if rule.name in self._begun else every
+                some = list(islice(self._of(rule, matcher, where), self._share))
+                full = len(some) == self._share or len(rule.left) > 1
+                (self._begun.discard if full else self._begun.add)(rule.name)
+                found += some
         return found
 
-    def _of(self, rule: Directed, matcher: ClassMatcher) -> Iterator[Match]:
+    def _of(self, rule: Directed, matcher: ClassMatcher, where: Places) -> Iterator[Match]:
         """Yield matches of a rule that are new."""
         seen = self._seen.setdefault(rule.name, set())
         matcher.taken.clear()
         if len(rule.left) == 1:
-            yield from matcher.matches(rule, matcher.oldest, seen)
+            yield from matcher.matches(rule, where, seen)
             return
         for match in matcher.matches(rule, matcher.newest, seen):
             matcher.taken.update(map(self._graph.find, match.roots))
             yield match
+
+
+@lru_cache(maxsize=1 << 14)
+def _height(rule: Directed) -> int:
+    """Return how far above a changed class a new match of a rule may be."""
+    (term,) = rule.left
+    leaves = Counter(leaf for part in _walk(term) if not (leaf := part).operands)
+    return min(_DEEP, depth(term) - (leaves.total() == len(leaves)))
+
+
+def _walk(term: Term) -> Iterator[Term]:
+    yield term
+    for operand in term.operands:
+        yield from _walk(operand)
 
 
 __all__ = ["Limits", "Saturated", "explored", "saturate"]
