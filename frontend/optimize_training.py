@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from soapstone.frontend.optimize import OptimizeResult
 
 _TOLERANCE = 1e-2  # of the largest change of a value in a step; gradients add up rounding
-_NOISE = 0.05  # on scratch parameters, so that none is all zero
+_ROUNDING = 1e-5  # of the largest change of all: gradients that are zero but for rounding
+_NOISE = 0.05  # on scratch parameters, of their spread, so that none is all zero
 _KNOWN: dict[tuple[str, str, str], OptimizeResult] = {}
 
 
@@ -85,14 +86,22 @@ def verified_step(graph: Graph, new: Graph, ground: Ground | None = None) -> flo
             session.run(bound)
             results = {name: np.array(bound.results[name]) for name in graph.outputs}
             ends.append((results, session.state()))
-    worst = 0.0
     (results, state), (others, after) = ends
+    worst = 0.0
     for name in graph.outputs:
-        worst = max(worst, _error(f"output {name!r}", results[name], others[name]))
-    for name in graph.updates:
+        scale = _largest(results[name])
+        worst = max(worst, _error(f"output {name!r}", results[name], others[name], scale))
+    changes = {name: _largest(state[name], start[name]) for name in graph.updates}
+    least = _ROUNDING * max(changes.values(), default=0.0)
+    for name, change in changes.items():
         label = f"the next value of {name!r}"
-        worst = max(worst, _error(label, state[name], after[name], start[name]))
+        worst = max(worst, _error(label, state[name], after[name], change + least / _TOLERANCE))
     return worst
+
+
+def _largest(array: Array, start: Array | float = 0.0) -> float:
+    """Return the largest difference of an array from what it was."""
+    return float(np.abs(array.astype(np.float64) - start).max()) if array.size else 0.0
 
 
 def _noisy(graph: Graph, state: Mapping[str, Array]) -> dict[str, Array]:
@@ -100,21 +109,17 @@ def _noisy(graph: Graph, state: Mapping[str, Array]) -> dict[str, Array]:
     random = np.random.default_rng(0)
     result = {}
     for name, value in state.items():
-        noise = _NOISE * random.standard_normal(value.shape)
+        noise = _NOISE * (float(value.std()) or 1.0) * random.standard_normal(value.shape)
         if graph.roles[name] is Role.STATE:
             noise = np.abs(noise)
         result[name] = (value + noise).astype(value.dtype) if value.dtype.kind == "f" else value
     return result
 
 
-def _error(label: str, one: Array, other: Array, start: Array | None = None) -> float:
-    """Return how much two arrays differ, of which the changes since the start should be equal."""
-    if one.size == 0:
-        return 0.0
-    before = np.zeros(one.shape) if start is None else start.astype(np.float64)
-    least = 1e-6 * float(np.abs(one.astype(np.float64)).max()) + 1e-9
-    error = float(np.abs(one.astype(np.float64) - other).max())
-    if not error <= _TOLERANCE * float(np.abs(one - before).max()) + least:
+def _error(label: str, one: Array, other: Array, scale: float) -> float:
+    """Return how much two arrays differ; that should be little beside a scale."""
+    error = _largest(one, other)
+    if not error <= _TOLERANCE * scale + 1e-6 * _largest(one) + 1e-9:
         raise GraphError(f"{label} differs by {error:.3g} after one step")
     return error
 

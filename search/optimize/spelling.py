@@ -6,6 +6,7 @@ there are no constants in a training graph for the executor to fold.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -89,7 +90,18 @@ def restored(graph: Graph) -> Graph:
     weights = {name for name, role in graph.roles.items() if role is Role.PARAMETER}
     graph = fold_biases(rebuild(graph, builder, emit).pruned(), weights)
     graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
-    return renamed(graph, names_for(graph, outputs))
+    plain = tuple(_plain(graph, node) for node in graph.nodes)
+    return renamed(replace(graph, nodes=plain), names_for(graph, outputs))
+
+
+def _plain(graph: Graph, node: Node) -> Node:
+    """Return a product of two matrices that found no bias as `matmul`, which takes any strides."""
+    if node.operator != "linear" or node.attributes["bias"] or node.attributes["activation"]:
+        return node
+    if graph.tensors[node.inputs[0]].rank != 2:
+        return node
+    items = (("transpose_a", False), ("transpose_b", False))
+    return replace(node, operator="matmul", items=items)
 
 
 def _with_flags(builder: GraphBuilder, node: Node) -> Sequence[str]:
@@ -107,3 +119,31 @@ def _with_flags(builder: GraphBuilder, node: Node) -> Sequence[str]:
         flags.append(swaps != node.attributes[flag])
     attributes = dict(zip(("transpose_a", "transpose_b"), flags))
     return builder.apply("matmul", *inputs, name=node.name, **attributes)
+
+
+def in_order_of(graph: Graph, original: Graph) -> Graph:
+    """Return a graph whose nodes run in the order in which another graph runs those of their name.
+
+    The gradient of a weight beside that of its operand finds both in the cache. New nodes run as
+    soon as they can.
+    """
+    position = {node.name: float(index) for index, node in enumerate(original.nodes)}
+    index = {node.name: number for number, node in enumerate(graph.nodes)}
+    waiting: dict[str, int] = {}
+    queue: list[tuple[float, int]] = []
+    for number, node in enumerate(graph.nodes):
+        before = {graph.producers[name].name for name in node.inputs if name in graph.producers}
+        after = max((position[name] for name in before), default=-1.0)
+        position.setdefault(node.name, after)
+        waiting[node.name] = len(before)
+        if not before:
+            heapq.heappush(queue, (position[node.name], number))
+    nodes = []
+    while queue:
+        node = graph.nodes[heapq.heappop(queue)[1]]
+        nodes.append(node)
+        for name in {reader.name for value in node.outputs for reader in graph.consumers[value]}:
+            waiting[name] -= 1
+            if not waiting[name]:
+                heapq.heappush(queue, (position[name], index[name]))
+    return replace(graph, nodes=tuple(nodes))

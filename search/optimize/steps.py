@@ -22,7 +22,7 @@ from soapstone.search.optimize import normal
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rulebook import Rulebook
 from soapstone.search.optimize.search import Options, Progress, Searched, search
-from soapstone.search.optimize.spelling import restored, spelled
+from soapstone.search.optimize.spelling import in_order_of, restored, spelled
 
 Layouts = Mapping[str, tuple[int, ...]]
 
@@ -65,7 +65,7 @@ def search_step(
         consider(found, step.of(restored(found.graph)))
     some = replace(options, seconds=max(0.0, options.seconds - (time.monotonic() - began)))
     found = search(spelled(best.graph), {}, book, StepCost(model), objective, some, progress)
-    consider(found, restored(found.graph))
+    consider(found, in_order_of(restored(found.graph), best.graph))
     best.seconds = time.monotonic() - began
     return best
 
