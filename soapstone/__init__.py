@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training import NonFiniteLoss
     from soapstone.ir.errors import GraphError, ShapeError, StrategyError
-    from soapstone.ir.files import load_graph, save_graph
+    from soapstone.ir.files import load_graph, load_layouts, save_graph
     from soapstone.ir.graph import Graph, GraphBuilder
     from soapstone.ir.strategy import Configuration, Strategy
     from soapstone.runtime.machine import Machine
@@ -48,6 +48,7 @@ _HOMES = {
     "digits": "soapstone.frontend.data",
     "from_onnx": "soapstone.frontend.onnx",
     "load_graph": "soapstone.ir.files",
+    "load_layouts": "soapstone.ir.files",
     "optimize": "soapstone.frontend.optimize",
     "run_app": "soapstone.cli",
     "save_graph": "soapstone.ir.files",
@@ -88,6 +89,7 @@ __all__ = [
     "digits",
     "from_onnx",
     "load_graph",
+    "load_layouts",
     "optimize",
     "run_app",
     "save_graph",

@@ -71,7 +71,10 @@ def import_(
         graph = model.graph(_dims(dim))
         weights = model.weights
         names = [n for n, role in graph.roles.items() if role is not Role.INPUT]
-        save_graph(graph, target, {name: weights[name] for name in names})
+        layouts = model.layouts
+        if layouts is not None:
+            layouts = {name: order for name, order in layouts.items() if name in graph.tensors}
+        save_graph(graph, target, {name: weights[name] for name in names}, layouts)
         if as_json:
             _print_json({"graph": str(target), "nodes": len(graph.nodes), "weights": len(names)})
         else:
@@ -95,12 +98,13 @@ def export(
     with _reported(debug):
         from soapstone.frontend.onnx import to_onnx
         from soapstone.frontend.onnx.export import OPSET
-        from soapstone.ir.files import load_graph
+        from soapstone.ir.files import load_graph, load_layouts
 
         graph, weights = load_graph(file)
         version = OPSET if opset is None else opset
         outside = True if external_data else None
-        to_onnx(graph, weights, target, opset=version, external_data=outside)
+        layouts = load_layouts(file)
+        to_onnx(graph, weights, target, opset=version, external_data=outside, layouts=layouts)
         if as_json:
             _print_json({"model": str(target), "opset": version, "nodes": len(graph.nodes)})
         else:

@@ -108,3 +108,18 @@ def test_products_refuse_and_do_nothing() -> None:
     none = bind(Call("matmul", {}, (x[:0], w), (y[:0],)))
     assert none is not None
     assert run(none) == 0
+
+
+def test_a_row_is_added_to_matrices_whose_rows_interleave() -> None:
+    a, b, row = random(12, 128, 64), random(12, 64, 128, seed=1), random(1, 1, 128, seed=2)
+    y = np.zeros((128, 12, 128), np.float32).transpose(1, 0, 2)
+    attributes = {
+        "operator": "matmul",
+        "items": (("transpose_a", False), ("transpose_b", False)),
+        "arity": 2,
+        "program": (("add", (0, 1), ()),),
+    }
+    entry = bind(Call("with_epilogue", attributes, (a, b, row), (y,), 2), "onednn")
+    assert entry is not None
+    assert run(entry) == 0
+    close(y, a.astype(float) @ b.astype(float) + row)

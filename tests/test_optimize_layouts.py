@@ -382,6 +382,15 @@ class TestFiles:
         assert load_layouts(path) == {"relu": CHANNELS_LAST}
         assert load_graph(path)[0] == graph
 
+    def test_orders_are_kept_when_files_are_converted(self, tmp_path: Path) -> None:
+        graph, weights = images()
+        first, middle, last = (tmp_path / name for name in ("a.onnx", "b.json", "c.onnx"))
+        to_onnx(graph, weights, first, layouts={"relu": CHANNELS_LAST})
+        for command in (["import", str(first), str(middle)], ["export", str(middle), str(last)]):
+            done = CliRunner().invoke(app, ["onnx", *command])
+            assert done.exit_code == 0, done.output
+        assert load_layouts(middle) == from_onnx(last).layouts == {"relu": CHANNELS_LAST}
+
     @pytest.mark.parametrize(("text", "message"), HOSTILE)
     def test_wrong_metadata_is_an_error_that_names_the_field(
         self, tmp_path: Path, text: str, message: str
