@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.optimize_training import Ground
+    from soapstone.search.optimize.chain import Chain
     from soapstone.search.optimize.search import Searched
 
 TARGETS = ("soapstone", "onnxruntime")
@@ -58,6 +59,8 @@ class OptimizeResult:
         max_abs_error: the largest difference of an output from the original's on random inputs.
         kept: whether the optimised graph is the one returned.
         layouts: axis orders of the graph's values, where others than the rule's were chosen.
+        chain: the substitutions, in the form in which they can be applied again; None for training
+            graphs, and where layouts were chosen or all graphs were looked at.
     """
 
     graph: Graph
@@ -75,6 +78,7 @@ class OptimizeResult:
     kept: bool
     explanation: str = field(default="", repr=False)
     layouts: Layouts | None = None
+    chain: Chain | None = field(default=None, repr=False)
 
     @property
     def speedup(self) -> float:
@@ -97,6 +101,16 @@ class OptimizeResult:
             from soapstone.ir.files import save_graph
 
             save_graph(self.graph, path, dict(self.weights) or None, self.layouts)
+
+    def save_chain(self, path: str | Path) -> None:
+        """Write the substitutions, to be applied again without a search.
+
+        Raises:
+            GraphError: the result is of a kind that has no chain.
+        """
+        if self.chain is None:
+            raise GraphError("no chain: inference without layouts or exhaustive search needed")
+        self.chain.save(path)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
@@ -171,6 +185,7 @@ def optimize(
     progress: Progress | None = None,
     ground: Ground | None = None,
     layouts: bool = False,
+    chain: str | Path | None = None,
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
 
@@ -192,11 +207,14 @@ def optimize(
         ground: of a training graph: the machine and mapper that will run it; by default one
             processor a thread, as `Model.compile` has it.
         layouts: choose axis orders of values too, for soapstone's executor on this computer.
+        chain: a file of substitutions, from `OptimizeResult.save_chain`: they are applied, and
+            nothing is searched.
 
     Raises:
         DataError, GraphError: a model, target, objective or rule file that does not fit.
     """
     from soapstone.frontend.optimize_training import Ground, measured_steps, verified_step
+    from soapstone.search.optimize.chain import Chain
     from soapstone.search.optimize.metaflow import metaflow
     from soapstone.search.optimize.rulebook import rulebook
     from soapstone.search.optimize.search import Options, search
@@ -219,7 +237,16 @@ def optimize(
         book = metaflow(rulefile.load())
     else:
         book = rulebook(rulefile.load(rules or rulefile.SHIPPED), max_rule_size)
-    options = Options(alpha, candidates, seconds=seconds, method=method, layouts=layouts)
+    known, where = None, target if machine is None else str(machine)
+    repeatable = not (training or layouts or method == "exhaustive")
+    if chain is not None:
+        if not repeatable:
+            raise GraphError("chain found; inference without layouts or exhaustive search needed")
+        known = Chain.load(chain)
+        known.check(graph, where)
+    options = Options(
+        alpha, candidates, seconds=seconds, method=method, layouts=layouts, chain=known
+    )
     if training:
         found = search_step(graph, book, pricing, wanted, options, progress)
     else:
@@ -260,6 +287,7 @@ def optimize(
         kept,
         explanation(found, book),
         orders if kept else None,
+        Chain(graph.structural_hash, where, tuple(found.passes)) if repeatable else None,
     )
 
 

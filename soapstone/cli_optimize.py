@@ -27,7 +27,9 @@ def optimize(
     alpha: Annotated[float, typer.Option(min=1, help="How much worse is searched from.")] = 1.05,
     budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 300.0,
     candidates: Annotated[int, typer.Option(min=1, help="Graphs priced for one piece.")] = 300,
-    method: Annotated[str, typer.Option(help="backtracking, saturation or exhaustive.")] = "backtracking",
+    method: Annotated[
+        str, typer.Option(help="backtracking, saturation or exhaustive.")
+    ] = "backtracking",
     layouts: Annotated[
         bool, typer.Option("--layouts", help="Choose axis orders of values too.")
     ] = False,
@@ -45,6 +47,12 @@ def optimize(
         Path | None, typer.Option(help="Write a page of what was found here (HTML).")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every step, proved.")] = False,
+    save_chain: Annotated[
+        Path | None, typer.Option(help="Write the substitutions here, to be applied again.")
+    ] = None,
+    chain: Annotated[
+        Path | None, typer.Option(help="Apply these substitutions instead of searching.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -56,7 +64,7 @@ def optimize(
         from soapstone.frontend.optimize import training_graph_of
         from soapstone.frontend.progress import staged
 
-        for path in (output, report):
+        for path in (output, report, save_chain):
             if path is not None and not path.absolute().parent.is_dir():
                 raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
         taken = training_graph_of(model, batch_size) if training else model
@@ -77,9 +85,12 @@ def optimize(
                 max_rule_size=max_rule_size,
                 threads=threads,
                 progress=stages,
+                chain=chain,
             )
         if output is not None:
             result.save(output)
+        if save_chain is not None:
+            result.save_chain(save_chain)
         if report is not None:
             from soapstone.frontend.optimize_report import save_report
 

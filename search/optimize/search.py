@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,8 @@ from soapstone.runtime.lower import channels_last, fold_weights, split_constants
 from soapstone.runtime.lower.rebuild import names_for, renamed
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.optimize import normal
-from soapstone.search.optimize.backtracking import Budget, Found, Step, backtrack
+from soapstone.search.optimize.backtracking import GAIN, Budget, Found, Step, backtrack, replayed
+from soapstone.search.optimize.chain import Chain, Pass
 from soapstone.search.optimize.exhaustive import exhaust
 from soapstone.search.optimize.extraction import NodePrices
 from soapstone.search.optimize.layouts import Chooser, Orders
@@ -53,6 +54,7 @@ class Options:
         method: `backtracking`, `saturation`, or for few rules `exhaustive`.
         layouts: whether axis orders of values are chosen too, or all decided by the rule of the
             cost model.
+        chain: what to do, instead of searching.
     """
 
     alpha: float = 1.05
@@ -62,6 +64,7 @@ class Options:
     seconds: float = 300.0
     method: str = METHODS[0]
     layouts: bool = False
+    chain: Chain | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -93,6 +96,7 @@ class Searched:
         solved: the whole and the pieces whose rewriting was kept, with every step.
         candidates: how many graphs, whole and of pieces, were priced.
         graphs: how many there are, where all were looked at.
+        passes: the steps of what was kept, by which it can be made again.
         complete: whether all pieces were searched to the end.
     """
 
@@ -105,6 +109,7 @@ class Searched:
     layouts: Mapping[str, Order] = field(default_factory=dict)
     candidates: int = 0
     graphs: int = 0
+    passes: list[Pass] = field(default_factory=list)
     complete: bool = True
     seconds: float = 0.0
 
@@ -172,15 +177,19 @@ class _Run:
         self.orders: Orders = {}  # of the best graph
         self.prices = NodePrices(self.pool, self.alone)
         self.candidates = self.graphs = 0
+        self.again: Iterator[tuple[Step, ...]] | None = None  # steps of a chain
 
     def searched(self, graph: Graph, folded: Graph, progress: Progress) -> Searched:
         frame, outputs = normal.read(folded, self.pool, self.constants)
         frame = replace(frame, outputs=graph.outputs)
         cost = self.price(self.written(frame, outputs))
         best = Searched(graph, self.constants, cost, cost)
-        for shift in (None,) if self.options.method == "exhaustive" else (None, 0.0, 0.5):
+        for shift, again in self.plan():
             if self.budget.over:
                 break
+            self.again = again
+            if self.again is not None:
+                self.known.clear()  # each part of the pass has its own steps
             try:
                 new, solved, orders = self.one_pass(frame, outputs, shift, progress)
             except KeyboardInterrupt:
@@ -190,18 +199,31 @@ class _Run:
             written = self.written(frame, new)
             same = new == outputs and orders == self.orders
             cost = best.after if same else self.price(written, orders)
-            if self.objective.value(cost) < self.objective.value(best.after):
+            noise = 1.0 if self.options.method == "exhaustive" else GAIN
+            better = self.objective.value(cost) < noise * self.objective.value(best.after)
+            if better or (self.again is not None and not same):
                 outputs, self.orders = new, orders
                 best.graph, best.after = written.graph, cost
                 best.layouts = _named(written, orders)
                 best.constants = {**self.constants, **written.contents}
                 best.solved += solved
+                best.passes.append(Pass(shift, tuple(each.found.steps for each in solved)))
                 for each in solved:
                     for step in each.found.steps:
                         best.substitutions[step.rule] += each.times * step.count
         best.candidates, best.graphs = self.candidates, self.graphs
         best.complete &= not self.budget.over
         return best
+
+    def plan(self) -> Iterator[tuple[float | None, Iterator[tuple[Step, ...]] | None]]:
+        """Yield the shifts of passes, None for the whole, and the steps of a chain."""
+        if self.options.chain is not None:
+            for each in self.options.chain.passes:
+                yield each.shift, iter(each.parts)
+        elif self.options.method == "exhaustive":
+            yield None, None
+        else:
+            yield from ((None, None), (0.0, None), (0.5, None))
 
     def one_pass(
         self, frame: normal.Frame, outputs: Values, shift: float | None, progress: Progress
@@ -335,7 +357,12 @@ class _Run:
         budget: Budget,
         together: bool = False,
     ) -> Found:
-        """Return the best that the chosen method finds of a graph; an e-graph takes all together."""
+        """Return the best that the chosen method finds of a graph, or what a chain makes of it."""
+        if self.again is not None:
+            steps = next(self.again, ())
+            new = replayed(self.pool, outputs, self.book, steps)
+            costs = price(outputs), price(new)
+            return Found(new, costs[1], steps, len(costs), True, costs)
         given = (self.pool, outputs, self.book, price)
         alpha = self.options.alpha
         if self.options.method == "saturation":

@@ -1,0 +1,112 @@
+"""Chains of substitutions: what a search found, in a file, to be applied again without a search.
+
+A chain holds the passes that were kept, and for each the steps in every distinct piece, in order.
+Values are told apart by what they are and not by when they were made, so that pieces, matches and
+their numbers are the same when a graph is rewritten again; each step is checked as it was at first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soapstone.ir import fields
+from soapstone.ir.errors import GraphError
+from soapstone.ir.fields import Fields
+from soapstone.ir.graph import Graph
+from soapstone.search.optimize.backtracking import Step
+
+FORMAT, VERSION = "soapstone-chain", 1
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One look at a graph: as a whole, or in the pieces of a division shifted by a number."""
+
+    shift: float | None
+    parts: tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The substitutions that lead from a graph, known by its structural hash, to a better one."""
+
+    graph: str
+    target: str
+    passes: tuple[Pass, ...]
+
+    def check(self, graph: Graph, target: str) -> None:
+        """Raise a GraphError unless the chain is of this graph, for this target."""
+        for what, found, needed in (
+            ("graph", self.graph, graph.structural_hash),
+            ("target", self.target, target),
+        ):
+            if found != needed:
+                raise GraphError(f"chain: field {what!r}: {found!r} found, {needed!r} needed")
+
+    def save(self, path: str | Path) -> None:
+        """Write the chain, whole or not at all."""
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "graph": self.graph,
+            "target": self.target,
+            "passes": [
+                {"shift": each.shift, "parts": [list(map(_listed, part)) for part in each.parts]}
+                for each in self.passes
+            ],
+        }
+        fields.write(Path(path), (json.dumps(data) + "\n").encode())
+
+    @staticmethod
+    def load(path: str | Path) -> Chain:
+        """Return the chain of a file.
+
+        Raises:
+            GraphError: a field is missing, unknown or wrong; names it.
+        """
+        where = f"file {str(path)!r}"
+        top = Fields(fields.read(path, GraphError), where, GraphError)
+        top.header(FORMAT, VERSION)
+        passes = tuple(
+            _pass(item, f"{where}: pass {n}") for n, item in enumerate(top.items("passes"))
+        )
+        chain = Chain(top.text("graph"), top.text("target"), passes)
+        top.finish()
+        return chain
+
+
+def _listed(step: Step) -> list[Any]:
+    return [step.rule, step.match, step.count]
+
+
+def _pass(data: Mapping[str, Any], where: str) -> Pass:
+    each = Fields(data, where, GraphError)
+    shift = each.take("shift", "null or a number from 0 to 1", _is_shift)
+    parts = []
+    for part in each.items("parts"):
+        if not isinstance(part, list) or not all(map(_is_step, part)):
+            raise each.fail("parts", part, "lists of [rule, match or null, count]")
+        parts.append(tuple(Step(*step) for step in part))
+    each.finish()
+    return Pass(None if shift is None else float(shift), tuple(parts))
+
+
+def _is_shift(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and math.isfinite(value) and 0 <= value <= 1)  # type: ignore[arg-type]
+
+
+def _is_step(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    rule, match, count = value
+    at = match is None or (type(match) is int and match >= 0)
+    return isinstance(rule, str) and at and type(count) is int and count >= 1
+
+
+__all__ = ["Chain", "Pass"]
