@@ -31,11 +31,12 @@ def fold_weights(graph: Graph, constants: Mapping[str, Array]) -> Graph:
 
 
 def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
-    """Return the graph with what is added to products of weights, by channel, as their bias.
+    """Return the graph with biases, and activations behind them, in the products of weights.
 
     weights: inputs that may change between runs, so nothing is made of their contents.
     """
-    for rule, operators in ((_plain_product, ("matmul",)), (_bias, ("add",))):
+    rules = ((_plain_product, ("matmul",)), (_bias, ("add",)), (_activation, _KEPT))
+    for rule, operators in rules:
         if any(node.operator in operators for node in graph.nodes):
             graph = _rewrite(graph, rule, {}, weights)
     return graph.pruned()
@@ -264,6 +265,16 @@ def _bias(site: _Site, node: Node) -> str | None:
         vector = site.constant("add", host.inputs[2], vector)
     return site.again(host, host.inputs[1], vector)
 
+
+def _activation(site: _Site, node: Node) -> str | None:
+    host = site.host(node.inputs[0]) if node.operator in _KEPT else None
+    if host is None or not host.attributes["bias"]:
+        return None
+    attributes = {**host.attributes, "activation": node.operator}
+    return site.builder.apply(host.operator, *host.inputs, name=host.name, **attributes)[0]
+
+
+_KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their result
 
 # Rules in the order in which they are applied, with the operators that each may replace.
 _RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (

@@ -79,19 +79,59 @@ _SPELLINGS: Mapping[str, Callable[[GraphBuilder, Node], str]] = {
 }
 
 
-def restored(graph: Graph) -> Graph:
-    """Return a graph out of its spelling and normal form: transposes and biases are in products."""
+def restored(graph: Graph, original: Graph) -> Graph:
+    """Return a graph out of its spelling and normal form.
+
+    Biases and activations are in products, and what no rule has changed is as in the original.
+    """
     outputs = graph.outputs
     builder = shell(graph)
 
     def emit(node: Node) -> Sequence[str]:
-        return _with_flags(builder, node) if node.operator == "matmul" else again(builder, node)
+        if node.operator != "matmul":
+            return again(builder, node)
+        return _product(builder, node, original.by_name.get(node.name))
 
     weights = {name for name, role in graph.roles.items() if role is Role.PARAMETER}
     graph = fold_biases(rebuild(graph, builder, emit).pruned(), weights)
     graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
-    plain = tuple(_plain(graph, node) for node in graph.nodes)
-    return renamed(replace(graph, nodes=plain), names_for(graph, outputs))
+    nodes = _called([_plain(graph, node) for node in graph.nodes], original)
+    return renamed(replace(graph, nodes=nodes), names_for(graph, outputs))
+
+
+def _product(builder: GraphBuilder, node: Node, original: Node | None) -> Sequence[str]:
+    """Emit a product of what its operands are the transposes of, or the gradient that it was."""
+    inputs, flags = [], []
+    for name, flag in zip(node.inputs, ("transpose_a", "transpose_b")):
+        behind = _behind(builder, name)
+        inputs.append(behind or name)
+        flags.append((behind is not None) != node.attributes[flag])
+    was = None if original is None else original.operator
+    a, b = (builder.spec(name).rank for name in inputs)
+    if flags == [False, True] and b == 2 and (a > 2 or was == "linear_grad_input"):
+        return builder.apply("linear_grad_input", *inputs, name=node.name)
+    if flags == [True, False] and a == b == 2 and was == "linear_grad_weight":
+        return builder.apply("linear_grad_weight", *_whole(builder, inputs), name=node.name)
+    attributes = dict(zip(("transpose_a", "transpose_b"), flags))
+    return builder.apply("matmul", *inputs, name=node.name, **attributes)
+
+
+def _behind(builder: GraphBuilder, value: str) -> str | None:
+    """Return what a value is the transposes of, if it is that of matrices."""
+    maker = builder.maker(value)
+    *first, m, n = range(builder.spec(value).rank)
+    if maker is None or maker.operator != "transpose":
+        return None
+    return maker.inputs[0] if maker.attributes["permutation"] == (*first, n, m) else None
+
+
+def _whole(builder: GraphBuilder, rows: Sequence[str]) -> Sequence[str]:
+    """Return values of which others are the rows, if they have the same leading dims."""
+    makers = [builder.maker(name) for name in rows]
+    found = [maker.inputs[0] for maker in makers if maker and maker.operator == "reshape"]
+    shapes = [builder.spec(name).shape for name in found]
+    last = [shape[-1:] for shape in shapes] == [builder.spec(name).shape[-1:] for name in rows]
+    return found if last and len({shape[:-1] for shape in shapes}) == 1 else rows
 
 
 def _plain(graph: Graph, node: Node) -> Node:
@@ -104,21 +144,18 @@ def _plain(graph: Graph, node: Node) -> Node:
     return replace(node, operator="matmul", items=items)
 
 
-def _with_flags(builder: GraphBuilder, node: Node) -> Sequence[str]:
-    """Emit a product of what its operands are the transposes of."""
-    inputs, flags = [], []
-    for name, flag in zip(node.inputs, ("transpose_a", "transpose_b")):
-        maker = builder.maker(name)
-        *first, m, n = range(builder.spec(name).rank)
-        swapped = maker is not None and maker.operator == "transpose"
-        if maker is not None and swapped and maker.attributes["permutation"] == (*first, n, m):
-            name, swaps = maker.inputs[0], True
-        else:
-            swaps = False
-        inputs.append(name)
-        flags.append(swaps != node.attributes[flag])
-    attributes = dict(zip(("transpose_a", "transpose_b"), flags))
-    return builder.apply("matmul", *inputs, name=node.name, **attributes)
+def _called(nodes: Sequence[Node], original: Graph) -> tuple[Node, ...]:
+    """Return nodes under the names of the original that rebuilding has added a number to."""
+    taken = {node.name for node in nodes}
+    result = []
+    for node in nodes:
+        name, _, number = node.name.rpartition("_")
+        free = name in original.by_name and name not in taken
+        if free and number.isdigit() and node.name not in original.by_name:
+            taken.add(name)
+            node = replace(node, name=name)
+        result.append(node)
+    return tuple(result)
 
 
 def in_order_of(graph: Graph, original: Graph) -> Graph:

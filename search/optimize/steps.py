@@ -62,10 +62,11 @@ def search_step(
     if step is not None:
         some = replace(options, seconds=options.seconds / 2)
         found = search(step.forward, {}, book, GradientCost(model, step), objective, some, say)
-        consider(found, step.of(restored(found.graph)))
+        consider(found, step.of(restored(found.graph, graph)))
     some = replace(options, seconds=max(0.0, options.seconds - (time.monotonic() - began)))
-    found = search(spelled(best.graph), {}, book, StepCost(model), objective, some, progress)
-    consider(found, in_order_of(restored(found.graph), best.graph))
+    base = best.graph
+    found = search(spelled(base), {}, book, StepCost(model, base), objective, some, progress)
+    consider(found, in_order_of(restored(found.graph, base), base))
     best.seconds = time.monotonic() - began
     return best
 
@@ -137,6 +138,7 @@ class StepCost:
     """Prices spelled training graphs as what they are put together to."""
 
     model: CostModel
+    original: Graph
 
     @property
     def target(self) -> str:
@@ -146,7 +148,7 @@ class StepCost:
         self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
     ) -> Cost:
         """Return the cost of a graph, put together; see `CostModel`."""
-        return self.model.cost(restored(graph), constants, layouts)
+        return self.model.cost(restored(graph, self.original), constants, layouts)
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class GradientCost:
         self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
     ) -> Cost:
         """Return the cost of a training step, or of its part; see `CostModel`."""
-        graph = restored(graph)
+        graph = restored(graph, self.step.graph)
         try:
             if graph.roles.keys() >= self.step.forward.roles.keys():
                 return self.model.cost(self.step.of(graph), constants, layouts)
