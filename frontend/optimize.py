@@ -233,10 +233,9 @@ def optimize(
         threads = ground.threads
     pricing = cost_model(target, machine, graph, held, threads, training)
     wanted = Objective.parse(objective)
-    if str(rules) == "metaflow":
-        book = metaflow(rulefile.load())
-    else:
-        book = rulebook(rulefile.load(rules or rulefile.SHIPPED), max_rule_size)
+    named = str(rules) == "metaflow"
+    file = rulefile.load() if rules is None or named else rulefile.load(rules)
+    book = metaflow(file) if named else rulebook(file, max_rule_size)
     known, where = None, target if machine is None else str(machine)
     repeatable = not (training or layouts or method == "exhaustive")
     if chain is not None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import networkx as nx
 
@@ -187,47 +187,48 @@ class Regions:
         self, groups: Sequence[list[Operator]], regions: Sequence[Region]
     ) -> list[list[Operator]]:
         """Return groups, those together that some rule could match across in some state."""
-        touched: dict[object, list[tuple[int, frozenset[str], frozenset[str]]]] = defaultdict(list)
+        around: dict[object, list[tuple[int, Surface]]] = defaultdict(list)
         for number, region in enumerate(regions):
-            for value, (makes, reads) in self._surface(region).items():
+            for value, surface in self._surfaces(region).items():
                 maker = self._pool.makers[value]
                 whole = maker.outputs if isinstance(maker, Application) else value
-                touched[whole].append((number, frozenset(makes), frozenset(reads)))
+                around[whole].append((number, surface))
         graph = nx.Graph()
         graph.add_nodes_from(range(len(groups)))
-        for around in touched.values():
-            for (one, makes, reads), (other, made, read) in combinations(around, 2):
-                if one != other and (
-                    not self._near.above.isdisjoint((r, m) for r in read for m in makes)
-                    or not self._near.above.isdisjoint((r, m) for r in reads for m in made)
-                    or not self._near.beside.isdisjoint((r, s) for r in reads for s in read)
-                ):
+        for those in around.values():
+            for (one, first), (other, second) in combinations(those, 2):
+                if one != other and self._near.meet(first, second):
                     graph.add_edge(one, other)
         return [
             [operator for number in sorted(part) for operator in groups[number]]
             for part in nx.connected_components(graph)
         ]
 
-    def _surface(self, region: Region) -> dict[int, tuple[set[str], set[str]]]:
-        """Return the symbols that make and that read each value at the border, in any state."""
+    def _surfaces(self, region: Region) -> Mapping[int, Surface]:
+        """Return how each value at the border is made and read, in any state."""
         pool = self._pool
-        found: dict[int, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
+        found: dict[int, Surface] = defaultdict(Surface)
         for state in region.states:
+            readers = places(pool, state).readers
             for value, made in zip(region.piece.outputs, state):
-                found[value][0].update(r.symbol for r in pool.readings(made))
-            for value in pool.order(state):
-                for operand in pool.operands(value):
-                    if operand in region.stands:
-                        said = (reading.symbol for reading in pool.readings(value))
-                        found[region.stands[operand]][1].update(said)
-        for state in region.states:  # what a region makes and reads itself
-            where = dict(zip(state, region.piece.outputs))
-            for value in pool.order(state):
-                for operand in pool.operands(value):
-                    if operand in where:
-                        said = (reading.symbol for reading in pool.readings(value))
-                        found[where[operand]][1].update(said)
+                found[value].makes.update(_said(pool, made))
+            border = (*region.stands.items(), *zip(state, region.piece.outputs))
+            for inside, value in border:
+                for reader in readers.get(inside, ()):
+                    found[value].reads.update(_said(pool, reader))
         return found
+
+
+def _said(pool: Pool, value: int) -> set[str]:
+    return {reading.symbol for reading in pool.readings(value)}
+
+
+@dataclass
+class Surface:
+    """The symbols that make, and that read, a value in one region."""
+
+    makes: set[str] = field(default_factory=set)
+    reads: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,14 @@ class Neighbours:
 
     above: frozenset[tuple[str, str]]
     beside: frozenset[tuple[str, str]]
+
+    def meet(self, one: Surface, other: Surface) -> bool:
+        """Return whether a rule could match across a value that two regions make or read."""
+        return not (
+            self.above.isdisjoint(product(one.reads, other.makes))
+            and self.above.isdisjoint(product(other.reads, one.makes))
+            and self.beside.isdisjoint(product(one.reads, other.reads))
+        )
 
 
 def neighbours(book: Rulebook) -> Neighbours:
