@@ -321,21 +321,32 @@ class TestLimits:
 
 
 class TestDerivation:
-    def test_a_graph_to_which_nothing_leads_is_refused(self, book: Rulebook) -> None:
+    def test_it_ends_where_nothing_leads_further(self, book: Rulebook) -> None:
         case = Case(*fused(2))
         done = explored(case.pool, case.outputs, book, Limits(), lambda: False)
         derivation = Derivation(case.pool, book, done.graph, done.unions)
-        (other,) = case.pool.apply("tanh", case.outputs, {})
-        assert derivation.steps(case.outputs, case.outputs) == ()
-        assert derivation.steps(case.outputs, (other,)) is None
+        assert derivation.toward(case.outputs, case.outputs) == (case.outputs, ())
+        assert derivation.toward(case.outputs, (case.frame.inputs["x"],)) == (case.outputs, ())
 
-    def test_a_graph_without_steps_is_not_returned(
+    def test_only_what_steps_lead_to_is_returned(
         self, book: Rulebook, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Derivation, "steps", lambda *_: None)
+        """Where the second of two merges is not reached, the graph after the first is priced."""
         case = Case(*siblings())
+        toward = Derivation.toward
+
+        def half(self: Derivation, outputs: Values, wanted: Values) -> object:
+            _, steps = toward(self, outputs, wanted)
+            return replayed(case.pool, outputs, book, steps[:1]), steps[:1]
+
+        assert len(case.saturated(book).steps) == 2
+        monkeypatch.setattr(Derivation, "toward", half)
         found = case.saturated(book)
-        assert found.outputs == case.outputs and found.cost == case.price(case.outputs)
+        assert len(found.steps) == 1
+        assert replayed(case.pool, case.outputs, book, found.steps) == found.outputs
+        assert found.cost == case.price(found.outputs) < case.price(case.outputs)
+        monkeypatch.setattr(Derivation, "toward", lambda self, outputs, _: (outputs, ()))
+        assert case.saturated(book).outputs == case.outputs
 
     def test_a_step_is_done_after_what_it_needs(self, book: Rulebook) -> None:
         """Biases are joined before the convolutions are: the last rule needs the first ones."""

@@ -3,7 +3,8 @@
 In an e-graph a value may be many things at once, in a graph it is one. So the reasons for which
 classes were merged are put in sequence: from the outputs down, where a graph and the wanted one
 have different nodes of a class, the next union on the shortest way from one to the other is done,
-after what it needs. A union may be undone where its rule is known in the other direction.
+after what it needs. A union may be undone where its rule is known in the other direction. Where
+two unions need the same value as different nodes, no sequence has both: it ends before.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from soapstone.search.optimize.backtracking import Step, Values
 from soapstone.search.optimize.egraph import EGraph, Union
-from soapstone.search.optimize.match import Matcher, places
+from soapstone.search.optimize.match import Match, Matcher, Places, places
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied
 from soapstone.search.optimize.rulebook import Directed, Rulebook
@@ -51,20 +52,20 @@ class Derivation:
                     way = _Way(rule, union, left, graph.node(other))
                     self._ways.setdefault(graph.node(one), []).append(way)
 
-    def steps(self, outputs: Values, wanted: Values) -> tuple[Step, ...] | None:
-        """Return steps from a graph to another, None where no sequence was found."""
+    def toward(self, outputs: Values, wanted: Values) -> tuple[Values, tuple[Step, ...]]:
+        """Return how far a sequence of steps leads from a graph to another, and the steps."""
         steps: list[Step] = []
         seen = {outputs}
         most = _MOST * len(self._pool.order((*outputs, *wanted)))
-        while outputs != wanted:
+        while outputs != wanted and len(steps) < most:
             moves = self._next(outputs, wanted)
             move = next((move for move in moves if move[0] not in seen), None)
-            if move is None or len(steps) >= most:
-                return None
+            if move is None:
+                break
             outputs = move[0]
             seen.add(outputs)
             steps.append(move[1])
-        return tuple(steps)
+        return outputs, tuple(steps)
 
     def _next(self, outputs: Values, wanted: Values) -> Iterator[tuple[Values, Step]]:
         """Yield graphs that are nearer to the wanted one, those of its outputs first."""
@@ -131,19 +132,26 @@ class Derivation:
         """Yield what a way makes of a graph, where its rule matches the same classes."""
         find = self._graph.find
         roots = tuple(map(find, way.left))
-        values = way.union.values
-        for number, match in enumerate(
-            self._matcher.matches(way.rule, places(self._pool, outputs))
-        ):
-            if tuple(map(find, match.roots)) != roots or any(
-                find(value) != find(values[name])
-                for name, value in match.values.items()
-                if name in values
-            ):
-                continue
-            new = applied(self._pool, outputs, [match])
-            if new is not None:
-                yield new, Step(way.rule.name, number)
+        where = places(self._pool, outputs)
+        near = {
+            symbol: [value for value in values if find(value) in roots]
+            for symbol, values in where.values.items()
+        }
+        for match in self._matcher.matches(way.rule, Places(near, where.readers)):
+            if tuple(map(find, match.roots)) == roots and self._is_same(match, way.union):
+                new = applied(self._pool, outputs, [match])
+                if new is not None:
+                    yield new, Step(way.rule.name, self._number(match, where))
+
+    def _is_same(self, match: Match, union: Union) -> bool:
+        find = self._graph.find
+        names = match.values.keys() & union.values.keys()
+        return all(find(match.values[name]) == find(union.values[name]) for name in names)
+
+    def _number(self, match: Match, where: Places) -> int:
+        """Return which of all matches of its rule a match is."""
+        every = self._matcher.matches(match.rule, where)
+        return next(number for number, each in enumerate(every) if each == match)
 
 
 __all__ = ["Derivation"]

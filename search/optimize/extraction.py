@@ -241,22 +241,16 @@ class Extraction:
 
     def climb(
         self, price: Price, met: list[tuple[float, Values]], alpha: float, budget: Budget
-    ) -> tuple[bool, int]:
-        """Add ever cheaper graphs to the first one in `met`, by its price.
-
-        Returns whether no move was left to try, and how many graphs were priced.
-        """
+    ) -> bool:
+        """Add ever cheaper graphs to the first one in `met`; return whether no move was left."""
         best: Choice = {**self.cheapest, **self.given}
         seen = {graph for _, graph in met}
-        count = len(met)
 
         def better(choice: Choice) -> bool:
-            nonlocal count
             graph = self.values(choice)
             if graph in seen:
                 return False
             seen.add(graph)
-            count += 1
             cost = price(graph)
             if cost >= met[-1][0] * GAIN:
                 return False
@@ -270,9 +264,9 @@ class Extraction:
         while True:
             before = best
             for _, move in self._ranked(best, budget, alpha * self.cost(best)):
-                if budget.over or count >= budget.candidates:
-                    return False, count
+                if budget.over or len(seen) >= budget.candidates:
+                    return False
                 if better({**best, **move}):
                     best = {**best, **move}
             if best is before:
-                return not budget.over, count
+                return not budget.over

@@ -3,8 +3,8 @@
 Backtracking takes a rewrite or leaves it; an e-graph takes all of them and keeps what was there, so
 that no order of rewrites must be guessed (TENSAT, Yang et al., MLSys 2021). Rules are applied until
 nothing new comes up or a limit is met, the cheapest graphs are taken out (`extraction.py`), and a
-sequence of substitutions is found that leads to the best one (`derivation.py`): a graph to which
-none leads is not returned.
+sequence of substitutions is found that leads to the best one (`derivation.py`), or to what it comes
+to on the way there.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import count, islice
 
 from soapstone.ir.term import Term
-from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
+from soapstone.search.optimize.backtracking import GAIN, Budget, Found, Price, Values
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
 from soapstone.search.optimize.extraction import Extraction, NodePrices
@@ -39,7 +39,7 @@ class Limits:
         seconds: after which no more rules are applied.
     """
 
-    nodes: int = 2000
+    nodes: int = 1000
     iterations: int = 30
     seconds: float = 30.0
 
@@ -72,28 +72,44 @@ def saturate(
         alpha: what should cost more than this times the best is not priced.
     """
     budget, limits = budget or Budget(), limits or Limits()
-    met = [(price(outputs), outputs)]
-    found = Found(outputs, met[0][0], (), 1, False, (met[0][0],))
+    met: list[tuple[float, Values]] = []
+    asked = count()
+
+    def priced(values: Values) -> float:
+        next(asked)
+        return price(values)
+
+    met.append((priced(outputs), outputs))
+    found = Found(outputs, met[0][0], (), 1, False)
     try:
         now = time.monotonic()
         end = now + min(limits.seconds, (budget.deadline - now) / 2)
         done = explored(pool, outputs, book, limits, lambda: time.monotonic() > end)
+        derivation = Derivation(pool, book, done.graph, done.unions)
+        extraction = Extraction(done.graph, done.unions, outputs, nodes)
+        try:
+            complete = extraction.climb(priced, met, alpha, budget) and done.complete
+            found = replace(found, complete=complete)
+        finally:  # what was met before an interrupt counts
+            found = _led(derivation, found, met, price)
     except KeyboardInterrupt:
         budget.stopped = True
-        return found
-    try:
-        extraction = Extraction(done.graph, done.unions, outputs, nodes)
-        complete, count = extraction.climb(price, met, alpha, budget)
-    except KeyboardInterrupt:
-        budget.stopped = True  # what was found is kept
-        complete, count = False, len(met)
     history = tuple(cost for cost, _ in met)
-    found = replace(found, candidates=count, complete=complete and done.complete, history=history)
-    derivation = Derivation(pool, book, done.graph, done.unions)
+    return replace(found, candidates=next(asked), history=history)
+
+
+def _led(
+    derivation: Derivation, found: Found, met: list[tuple[float, Values]], price: Price
+) -> Found:
+    """Return the cheapest graph that substitutions lead to on their way to what was met."""
+    outputs = found.outputs
     for cost, graph in reversed(met[1:]):
-        steps = derivation.steps(outputs, graph)
-        if steps is not None:
-            return replace(found, outputs=graph, cost=cost, steps=steps)
+        if cost >= found.cost:
+            break
+        reached, steps = derivation.toward(outputs, graph)
+        cost = cost if reached == graph else price(reached)
+        if cost < found.cost * GAIN:
+            found = replace(found, outputs=reached, cost=cost, steps=steps)
     return found
 
 
