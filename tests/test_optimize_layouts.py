@@ -26,7 +26,8 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.layouts import layouts_to_text
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
-from soapstone.runtime.lower import CHANNELS_LAST, channels_last, lower, plain
+from soapstone.runtime.lower import CHANNELS_LAST, channels_last, fold_weights, lower, plain
+from soapstone.runtime.lower.rebuild import renamed
 from soapstone.search.cost import Cost
 from soapstone.search.cost.cost import NO_LAYOUTS
 from soapstone.search.optimize import normal
@@ -277,6 +278,26 @@ class TestJointSearch:
         with InferenceSession(new, held, layouts=orders) as session:
             for name, array in session.run(given).items():
                 np.testing.assert_allclose(array, needed[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_weight_that_folding_names_like_the_output_is_no_output() -> None:
+    builder = GraphBuilder("gemm")
+    x = builder.input("x", (2, 3))
+    weights = {"w": np.ones((4, 3), np.float32), "b": np.ones(4, np.float32)}
+    w, b = (builder.input(n, a.shape, role=Role.PARAMETER) for n, a in weights.items())
+    turned = builder.apply("transpose", w, permutation=(1, 0), name="y")[0]
+    product = builder.apply("matmul", x, turned)[0]
+    builder.output(builder.apply("add", product, b, name="sum")[0])
+    graph = renamed(builder.build(), {"y": "y.inner", "sum": "y"})  # nodes are called as before
+
+    class Folding(Ordered):
+        def cost(self, graph: Graph, constants: Mapping[str, Array], *layouts: object) -> Cost:
+            folded = fold_weights(graph, constants)
+            assert folded.tensors[folded.outputs[0]].shape == (2, 4)
+            return Cost(1.0)
+
+    found = search(graph, weights, NO_RULES, Folding(drawn(0)))
+    assert found.graph.outputs == ("y",)
 
 
 class Lowered:
