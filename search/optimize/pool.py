@@ -117,8 +117,17 @@ class Pool:
         """Return the operands of an operator, those that may change places in their one order."""
         if len(inputs) != 2 or name not in _commutative():
             return inputs
-        x, y = sorted(inputs, key=lambda value: (-self.specs[value].rank, self.digests[value]))
-        return x, y  # of higher rank first
+        x, y = sorted(inputs, key=self._place)
+        return x, y
+
+    def _place(self, value: int) -> tuple[int, str, bytes]:
+        """Return what decides which operand is first: its rank, and what makes it.
+
+        So the operands of equal blocks of a network stand alike, whatever is before the blocks.
+        """
+        maker = self.makers[value]
+        made = "" if isinstance(maker, Leaf) else maker.operator
+        return -self.specs[value].rank, made, self.digests[value]
 
     def _leaf(self, key: object, leaf: Leaf, spec: TensorSpec, fixed: bool) -> int:
         if key not in self._leaves:
