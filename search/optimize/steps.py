@@ -133,47 +133,41 @@ def _kept(graph: Graph) -> list[tuple[str, str]]:
     return [("output", name) for name in graph.outputs] + [("next", name) for name in graph.updates]
 
 
-@dataclass(frozen=True)
 class StepCost:
     """Prices spelled training graphs as what they are put together to."""
 
-    model: CostModel
-    original: Graph
-
-    @property
-    def target(self) -> str:
-        return self.model.target
+    def __init__(self, model: CostModel, original: Graph) -> None:
+        self.target = model.target
+        self._model = model
+        self._original = original
 
     def cost(
         self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
     ) -> Cost:
         """Return the cost of a graph, put together; see `CostModel`."""
-        return self.model.cost(restored(graph, self.original), constants, layouts)
+        return self._model.cost(restored(graph, self._original), constants, layouts)
 
 
-@dataclass(frozen=True)
 class GradientCost:
     """Prices forward graphs, and pieces of them, with their gradients."""
 
-    model: CostModel
-    step: Step
-
-    @property
-    def target(self) -> str:
-        return self.model.target
+    def __init__(self, model: CostModel, step: Step) -> None:
+        self.target = model.target
+        self._model = model
+        self._step = step
 
     def cost(
         self, graph: Graph, constants: Mapping[str, Array], layouts: Layouts = NO_LAYOUTS
     ) -> Cost:
         """Return the cost of a training step, or of its part; see `CostModel`."""
-        graph = restored(graph, self.step.graph)
+        graph = restored(graph, self._step.graph)
         try:
-            if graph.roles.keys() >= self.step.forward.roles.keys():
-                return self.model.cost(self.step.of(graph), constants, layouts)
+            if graph.roles.keys() >= self._step.forward.roles.keys():
+                return self._model.cost(self._step.of(graph), constants, layouts)
             graph, orders = _with_gradient(graph, layouts)
         except GraphError:  # an operator without a gradient
             return Cost(math.inf, math.inf, math.inf)
-        return self.model.cost(graph, constants, orders)
+        return self._model.cost(graph, constants, orders)
 
 
 def _with_gradient(graph: Graph, layouts: Layouts) -> tuple[Graph, Layouts]:
