@@ -243,7 +243,8 @@ class _Run:
         Pieces never see what is far apart, such as the same product in every step of a sequence.
         """
         counted = itertools.count()
-        most = self.options.whole
+        one = self.options.method == "saturation"  # one e-graph, many graphs
+        most = self.options.candidates if one else self.options.whole
 
         def price(outputs: Values) -> float:
             progress("whole", min(next(counted), most), most)
