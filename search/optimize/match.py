@@ -15,7 +15,7 @@ from itertools import combinations_with_replacement, product
 from soapstone.ir.ops.forms import size_text
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, instantiate_value, is_variable, parse, subterms
-from soapstone.search.optimize.pool import Leaf, Pool
+from soapstone.search.optimize.pool import Items, Leaf, Pool
 from soapstone.search.optimize.rulebook import Directed
 from soapstone.search.substitution.algebra import language
 from soapstone.search.substitution.algebra.infer import with_parameters
@@ -327,24 +327,40 @@ def _built(
     type_or_none = concrete(term.symbol, term.parameters, tuple(type_ for _, type_ in operands))
     if type_or_none is None:
         return None
-    declared = language.forms()[term.symbol]
-    specs = [pool.specs[value] for value, _ in operands]
-    sizes = {}
+    sizes: tuple[int, ...] = ()
     if term.symbol in SPLITS:
         axis = int(term.parameters[0])
         whole = operands[0][1]
         tree = whole.trees[axis]
         if tree is None or not isinstance(tree.at, int):
             return None
-        sizes["sizes"] = (tree.at, _shape(whole)[axis] - tree.at)
-    attributes = declared.form.attributes(term.parameters, *specs, **sizes)
-    if attributes is None:
+        sizes = (tree.at, _shape(whole)[axis] - tree.at)
+    inputs = tuple(value for value, _ in operands)
+    specs = tuple(pool.specs[value] for value in inputs)
+    items = _attributes(term.symbol, term.parameters, specs, sizes)
+    if items is None:
         return None
-    inputs = [value for value, _ in operands]
     if term.symbol == "enlarge" and type_or_none.shape == operands[0][1].shape:
         return operands[0]  # by the law enlarge-same
-    value = pool.apply(declared.spec.name, inputs, attributes)[declared.form.output]
+    declared = language.forms()[term.symbol]
+    value = pool.again(declared.spec.name, items, inputs)[declared.form.output]
     return (value, type_or_none) if pool.specs[value].shape == type_or_none.shape else None
+
+
+@lru_cache(maxsize=1 << 16)
+def _attributes(
+    symbol: str,
+    parameters: tuple[Value, ...],
+    specs: tuple[TensorSpec, ...],
+    sizes: tuple[int, ...],
+) -> Items | None:
+    """Return the attributes of a term's operator on operands, None where it takes none like them.
+
+    sizes: of the parts of a split.
+    """
+    declared = language.forms()[symbol]
+    found = declared.form.attributes(parameters, *specs, **({"sizes": sizes} if sizes else {}))
+    return None if found is None else tuple(sorted(declared.spec.normalise(found).items()))
 
 
 def _shape(type_: Type) -> tuple[int, ...]:
