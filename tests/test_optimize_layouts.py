@@ -260,6 +260,18 @@ class TestJointSearch:
         assert both.after.time_us < then.after.time_us * 0.9
         assert CHANNELS_LAST in both.layouts.values()
 
+    def test_regions_across_the_borders_of_pieces_are_turned(self) -> None:
+        def us(node: Node, flat: bool) -> float:
+            return 1.0 + flat if node.operator in ("conv2d", "max_pool2d") else 0.0
+
+        graph, weights = images()
+        model = Ordered(us, turning=1.5)
+        options = Options(layouts=True, piece=1)
+        found = search(graph, weights, NO_RULES, model, options=options)
+        every = {n: CHANNELS_LAST for r in regions(graph, frozenset(weights)) for n in r.values}
+        assert found.after.time_us < found.before.time_us
+        assert found.after.time_us == pytest.approx(model.cost(graph, weights, every).time_us)
+
     def test_without_the_option_no_order_is_chosen(self, merging: Rulebook) -> None:
         found = search(*twins(), merging, Ordered(drawn(3)), options=Options())
         assert not found.layouts

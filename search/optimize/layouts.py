@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 
 from networkx.utils import UnionFind
 
@@ -27,6 +28,7 @@ from soapstone.search.optimize.normal import Written
 from soapstone.search.optimize.pool import Pool
 
 Orders = Mapping[int, Order]  # by value of a pool
+NO_ORDERS: Orders = MappingProxyType({})
 Price = Callable[[Written, Orders], float]
 Rule = Callable[[Graph, Mapping[str, Order]], Mapping[str, Order]]
 
@@ -104,7 +106,9 @@ class Chooser:
         pool: where values are.
         price: what a graph costs with some orders; the rule has the others.
         rule: what decides the orders for which nothing was chosen.
-        most: sets of regions that are tried for one graph.
+        kept: orders to begin with.
+        over: whether it is time to stop.
+        most: sets of several regions that are tried for one graph, beside each alone.
         reach: graphs that cost more than this times the best so far are left in the orders given:
             other orders alone gain less.
         gain: orders are changed for a cost below this times the old one; more is noise.
@@ -116,6 +120,8 @@ class Chooser:
         price: Price,
         rule: Rule,
         *,
+        kept: Orders = NO_ORDERS,
+        over: Callable[[], bool] = lambda: False,
         most: int = 100,
         reach: float = 1.5,
         gain: float = 0.995,
@@ -123,7 +129,7 @@ class Chooser:
         self.orders: dict[tuple[int, ...], Orders] = {}  # by outputs: what was chosen
         self._pool, self._price, self._rule = pool, price, rule
         self._most, self._reach, self._gain = most, reach, gain
-        self._best, self._kept = math.inf, dict[int, Order]()
+        self._best, self._kept, self._over = math.inf, kept, over
         self._tried: set[tuple[tuple[int, ...], frozenset[int]]] = set()
 
     def least(self, outputs: tuple[int, ...], written: Written, border: Orders) -> float:
@@ -152,11 +158,13 @@ class Chooser:
         fresh = {i for i, key in enumerate(keys) if key not in self._tried}
         self._tried.update(keys)
         sets = (s for s in connected(_adjacent(found)) if not fresh.isdisjoint(s))
-        tries = list(islice(sets, self._most)) if fresh else []
+        tries = list(islice(sets, len(fresh) + self._most)) if fresh else []
         changed = True
         while changed:
             changed = False
             for members in tries:
+                if self._over():
+                    return orders, cost
                 new = self._turned(written, border, orders, [found[i] for i in members])
                 new_cost = self._price(written, {**border, **new})
                 if new_cost < cost * self._gain:

@@ -211,9 +211,26 @@ class _Run:
                 for each in solved:
                     for step in each.found.steps:
                         best.substitutions[step.rule] += each.times * step.count
+        if self.options.layouts:
+            self.turn(best, frame, outputs)
         best.candidates, best.graphs = self.candidates, self.graphs
         best.complete &= not self.budget.over
         return best
+
+    def turn(self, best: Searched, frame: normal.Frame, outputs: Values) -> None:
+        """Choose orders over the whole, since regions reach across the borders of pieces."""
+        written = self.written(frame, outputs)
+
+        def price(written: normal.Written, orders: Orders) -> float:
+            return self.objective.value(self.price(written, orders))
+
+        given = (self.pool, price, self.rule)
+        chooser = Chooser(*given, kept=self.orders, over=lambda: self.budget.over)
+        cost = chooser.least(outputs, written, {})
+        if cost < GAIN * self.objective.value(best.after):
+            best.layouts = _named(written, chooser.orders[outputs])
+            best.graph, best.after = written.graph, self.price(written, chooser.orders[outputs])
+            best.constants = {**self.constants, **written.contents}
 
     def plan(self) -> Iterator[tuple[float | None, Iterator[tuple[Step, ...]] | None]]:
         """Yield the shifts of passes, None for the whole, and the steps of a chain."""
@@ -308,10 +325,7 @@ class _Run:
                 found = self.found(copy, stands, orders, wanted)
                 times[copy] += 1
                 ends = moved(pool, found.outputs, stands)
-                for value in {*pool.order(now.outputs, frozenset(now.inputs))} - {*now.inputs}:
-                    chosen.pop(value, None)
-                inner = self.chosen.get(copy, {})
-                chosen.update(zip(moved(pool, tuple(inner), stands), inner.values()))
+                self.carry(chosen, now, copy, stands)
                 old = zip(ends, piece.outputs)
                 chosen |= {new: self.orders[value] for new, value in old if value in self.orders}
                 renewed.update(zip(piece.outputs, ends))
@@ -320,6 +334,16 @@ class _Run:
             self.budget.stopped = True  # the pieces that are done count
         solved = [Solved(self.known[copy], count) for copy, count in times.items()]
         return moved(pool, outputs, renewed), solved, chosen
+
+    def carry(
+        self, chosen: dict[int, Order], piece: Piece, copy: Values, stands: Mapping[int, int]
+    ) -> None:
+        """Put the orders chosen for the copy of a piece in place of those of the piece."""
+        for value in self.pool.order(piece.outputs, frozenset(piece.inputs)):
+            if value not in piece.inputs:
+                chosen.pop(value, None)
+        inner = self.chosen.get(copy, {})
+        chosen.update(zip(moved(self.pool, tuple(inner), stands), inner.values()))
 
     def found(
         self,
@@ -338,7 +362,7 @@ class _Run:
             def cost(written: normal.Written, orders: Orders) -> float:
                 return self.objective.weighted(self.price(written, orders))
 
-            chooser = Chooser(self.pool, cost, self.rule)
+            chooser = Chooser(self.pool, cost, self.rule, over=lambda: self.budget.over)
 
             def price(outputs: Values) -> float:
                 if not self.options.layouts:
