@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import soapstone
 from soapstone.apps import alexnet, inception, resnet, vgg
 from soapstone.frontend.model import Model
-from soapstone.frontend.optimize import settled, verified
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.term import parse
@@ -26,7 +26,6 @@ from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.regions import Regions
 from soapstone.search.optimize.rewrite import applied
 from soapstone.search.optimize.rulebook import Rulebook
-from soapstone.search.optimize.search import search
 from soapstone.search.substitution import rulefile
 
 Values = tuple[int, ...]
@@ -128,6 +127,19 @@ def drawn(seed: int, layers: int) -> tuple[Graph, dict[str, Array]]:
     return builder.build().pruned(), weights
 
 
+def row_and_column() -> tuple[Graph, dict[str, Array]]:
+    builder = GraphBuilder("row and column")
+    x = builder.input("x", (1, 4, 6, 6))
+    weights, made = {}, []
+    for name, (h, w) in (("row", (1, 3)), ("column", (3, 1))):
+        kernel = builder.input(name, (5, 4, h, w), role=Role.PARAMETER)
+        weights[kernel] = np.random.default_rng(h).random((5, 4, h, w), np.float32)
+        border = (h // 2, w // 2, h // 2, w // 2)
+        made += builder.apply("conv2d", x, kernel, padding=border, bias=False)
+    builder.output(builder.apply("concat", *made, axis=1)[0])
+    return builder.build(), weights
+
+
 class TestRules:
     def test_every_substitution_is_a_rule_or_a_pass(self, book: Rulebook) -> None:
         from soapstone.runtime import lower
@@ -138,23 +150,20 @@ class TestRules:
             assert not each.lowering or hasattr(lower, each.lowering)
         assert len(book.rules) == sum(len(each.rules) for each in SUBSTITUTIONS)
 
-    def test_a_small_kernel_is_enlarged_to_merge_with_a_large_one(self, book: Rulebook) -> None:
+    @pytest.mark.parametrize("method", ["backtracking", "exhaustive"])
+    def test_a_small_kernel_is_enlarged_to_merge_with_another(self, method: str) -> None:
         """MetaFlow, Figure 7: a row and a column of three become one kernel of 3x3."""
-        builder = GraphBuilder("row and column")
-        x = builder.input("x", (1, 4, 6, 6))
-        weights, made = {}, []
-        for name, (h, w) in (("row", (1, 3)), ("column", (3, 1))):
-            kernel = builder.input(name, (5, 4, h, w), role=Role.PARAMETER)
-            weights[kernel] = np.random.default_rng(h).random((5, 4, h, w), np.float32)
-            border = (h // 2, w // 2, h // 2, w // 2)
-            made += builder.apply("conv2d", x, kernel, padding=border, bias=False)
-        builder.output(builder.apply("concat", *made, axis=1)[0])
-        graph = builder.build()
-        found = search(graph, weights, book, RooflineCost("v100"))
-        back, held = settled(found.graph, found.constants)
-        (merged,) = [node for node in back.nodes if node.operator == "conv2d"]
-        assert back.tensors[merged.inputs[1]].shape == (10, 4, 3, 3)
-        assert verified(graph, weights, back, held) < 1e-5
+        graph, weights = row_and_column()
+        found = soapstone.optimize(graph, weights, machine="v100", method=method, rules="metaflow")
+        (merged,) = [node for node in found.graph.nodes if node.operator == "conv2d"]
+        assert found.graph.tensors[merged.inputs[1]].shape == (10, 4, 3, 3)
+        assert found.complete and found.max_abs_error < 1e-5
+        assert set(found.substitutions) == {"66cbc21df6631a65", "e9ed45dc9be9a52a"}
+        assert "enlarge[k](y)" in found.explanation
+
+    def test_no_size_is_proposed_where_a_bias_would_become_channels(self, book: Rulebook) -> None:
+        case = Case(*with_weights(MODELS["alexnet"]()))
+        assert case.every(book) == [case.outputs]
 
     def test_a_simple_recurrent_unit_multiplies_once(self, book: Rulebook) -> None:
         """MetaFlow, section 3: x*y + (1-x)*z is x*(y-z) + z, by way of more operators."""
