@@ -87,8 +87,8 @@ class _Search:
     def exhausted(self, separable: bool) -> Exhausted:
         """Return the cheapest graph; an interrupt ends the search early."""
         complete = False
+        self.cost({})
         try:
-            self.cost({})
             chosen = self.separate() if separable else self.together()
             complete = chosen and all(region.complete for region in self.regions)
         except KeyboardInterrupt:
@@ -130,7 +130,8 @@ class _Search:
         chosen = cheapest(len(self.sizes), tables)
         told = base + sum(float(costs[tuple(chosen[n] for n in of)]) for of, costs in tables)
         found = self.cost(dict(enumerate(chosen)))
-        return math.isclose(found, told, rel_tol=_ROUNDING) and found <= min(self.known.values())
+        least = min(self.known.values())
+        return all(math.isclose(found, cost, rel_tol=_ROUNDING) for cost in (told, least))
 
     def cost(self, states: Mapping[int, int]) -> float:
         """Return what the graph costs with some regions in other states."""
@@ -138,11 +139,14 @@ class _Search:
         if choice not in self.known:
             if self.budget.over and self.known:
                 return math.nan  # it is not looked at any more
-            outputs = self.composed(choice)
-            if outputs not in self.prices:
-                self.prices[outputs] = self.price(outputs)
-            self.known[choice] = self.prices[outputs]
+            self.known[choice] = self.priced(self.composed(choice))
         return self.known[choice]
+
+    def priced(self, outputs: Values) -> float:
+        """Return what a graph costs; equal ones are priced once."""
+        if outputs not in self.prices:
+            self.prices[outputs] = self.price(outputs)
+        return self.prices[outputs]
 
     def composed(self, choice: Choice) -> Values:
         """Return the graph with each region in a state."""
@@ -177,19 +181,16 @@ class _Search:
         return [(one, other) for one, other in pairs if touched[one] & touched[other]]
 
     def parts(self, choice: Choice) -> list[Found]:
-        """Return what was found for each region, with the cost of the whole before and after."""
+        """Return what was found for each region, with the cost of the whole before and after it."""
         found = []
-        states: dict[int, int] = {}
-        for number, state in enumerate(choice):
-            if state:
-                before = self.cost(states)
-                states[number] = state
-                outputs = self.composed(tuple(states.get(n, 0) for n in range(len(choice))))
-                after = self.prices.get(outputs) or self.price(outputs)
-                region = self.regions[number]
-                steps = region.reached.steps(region.states[state])
-                made = region.states[state]
-                found.append(Found(made, after, steps, self.sizes[number], True, (before, after)))
+        after = self.priced(self.outputs)
+        for number, region in enumerate(self.regions):
+            if choice[number]:
+                done = tuple(state if n <= number else 0 for n, state in enumerate(choice))
+                before, after = after, self.priced(self.composed(done))
+                made = region.states[choice[number]]
+                steps = region.reached.steps(made)
+                found.append(Found(made, after, steps, len(region.states), True, (before, after)))
         return found
 
 
