@@ -1,6 +1,6 @@
 """Training throughput of original and optimised steps (MetaFlow, Figure 9).
 
-    python benchmarks/optimize_training.py [--models nasrnn,resnext50_branches] [--rounds 5]
+    python benchmarks/optimize_training.py [--models nasrnn,resnext50_branches] [--rounds 3]
 
 A step is optimised in a process of its own and written to a file; then the original and the
 optimised step train in processes of their own, in turns, on one batch of SGD.
@@ -156,9 +156,9 @@ def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the search for a model")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the search for a model")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", action="store_true", help="be one way to train the one model")
     parser.add_argument("--step", type=Path, help="the step that a peer trains with")
