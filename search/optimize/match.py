@@ -117,7 +117,10 @@ class Matcher:
         `where` is of the graph that is searched.
         """
         seen = set() if seen is None else seen
-        for roots, values, parameters in self._outputs(rule.left, 0, (), {}, {}, where):
+        turns = sorted(range(len(rule.left)), key=lambda output: -depth(rule.left[output]))
+        left = [rule.left[output] for output in turns]  # what says most is looked for first
+        for made, values, parameters in self._outputs(left, 0, (), {}, {}, where):
+            roots = tuple(root for _, root in sorted(zip(turns, made)))
             key = (roots, tuple(values[name] for name in sorted(values)))
             if key in seen or not self._connected(rule.left, values):
                 continue

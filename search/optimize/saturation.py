@@ -136,10 +136,10 @@ def explored(
 class _Agenda:
     """What is to be applied in each iteration: of each rule only so much, lest one fill the graph.
 
-    Rules of several outputs match every pair of siblings, and pairs of pairs. So in one iteration
-    such a rule is applied at matches that have no output in common, newest outputs first: 8
-    siblings are one after three iterations, before there are all pairs of them. Other rules are
-    looked for where classes below have changed.
+    Rules of several outputs match every pair of siblings, and pairs of pairs. So such a rule is
+    applied at matches that have no output in common, newest outputs first, and only when there are
+    no more it begins anew: 8 siblings are one after three iterations, and then other pairs of them
+    come. Other rules are looked for where classes below have changed.
     """
 
     def __init__(self, graph: EGraph, book: Rulebook, share: int) -> None:
@@ -150,6 +150,7 @@ class _Agenda:
         self._born: dict[int, int] = {}  # in which iteration a class came up
         self._members: dict[int, Values] = {}  # of each class, when rules were last looked for
         self._begun: set[str] = set()  # rules of which no match was left
+        self._merged: dict[str, set[int]] = {}  # by rule: outputs of matches in this round
         self._iteration = 0
 
     def matches(self, over: Callable[[], bool]) -> list[Match]:
@@ -176,13 +177,18 @@ class _Agenda:
     def _of(self, rule: Directed, matcher: ClassMatcher, where: Places) -> Iterator[Match]:
         """Yield matches of a rule that are new."""
         seen = self._seen.setdefault(rule.name, set())
-        matcher.taken.clear()
+        matcher.taken = set()
         if len(rule.left) == 1:
             yield from matcher.matches(rule, where, seen)
             return
-        for match in matcher.matches(rule, matcher.newest, seen):
-            matcher.taken.update(map(self._graph.find, match.roots))
-            yield match
+        find = self._graph.find
+        for taken in (self._merged.get(rule.name, ()), ()):
+            matcher.taken = self._merged[rule.name] = set(map(find, taken))
+            for match in matcher.matches(rule, matcher.newest, seen):
+                matcher.taken.update(map(find, match.roots))
+                yield match
+            if len(matcher.taken) > len(taken):
+                break
 
 
 @lru_cache(maxsize=1 << 14)
