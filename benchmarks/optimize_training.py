@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the search for a model")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the search for a model")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", action="store_true", help="be one way to train the one model")
     parser.add_argument("--step", type=Path, help="the step that a peer trains with")
