@@ -1,4 +1,4 @@
-"""Chains of substitutions in files: what a search found is made again, anywhere, without a search."""
+"""Chains of substitutions in files: what a search found is made again, without a search."""
 
 from __future__ import annotations
 

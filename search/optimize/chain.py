@@ -8,7 +8,6 @@ their numbers are the same when a graph is rewritten again; each step is checked
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +96,9 @@ def _pass(data: Mapping[str, Any], where: str) -> Pass:
 
 
 def _is_shift(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (number and math.isfinite(value) and 0 <= value <= 1)  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value is None
+    return 0 <= value <= 1
 
 
 def _is_step(value: object) -> bool:

@@ -142,7 +142,7 @@ def load(path: str | Path = SHIPPED) -> RuleFile:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the collector from walking again and again over terms that all stay: a third of a load."""
+    """Keep the collector from walking over terms that all stay, which is a third of a load."""
     was = gc.isenabled()
     gc.disable()
     try:
