@@ -367,7 +367,7 @@ class TestMethod:
         found = search(graph, weights, book, Launches(), options=options)
         assert found.after.launches < found.before.launches
         assert sum(found.substitutions.values()) == sum(
-            solved.times * len(solved.found.steps) for solved in found.solved
+            solved.times * step.count for solved in found.solved for step in solved.found.steps
         )
         back, held = settled(found.graph, found.constants)
         assert_same((graph, weights), (back, held))

@@ -176,7 +176,7 @@ class _Run:
         self.chosen: dict[Values, Orders] = {}  # by piece
         self.orders: Orders = {}  # of the best graph
         self.prices = NodePrices(self.pool, self.alone)
-        self.candidates = self.graphs = 0
+        self.candidates = self.graphs = self.wholes = 0
         self.again: Iterator[tuple[Step, ...]] | None = None  # steps of a chain
 
     def searched(self, graph: Graph, folded: Graph, progress: Progress) -> Searched:
@@ -240,6 +240,8 @@ class _Run:
         elif self.options.method == "exhaustive":
             yield None, None
         else:
+            if self.options.method == "saturation":
+                yield None, None
             yield from ((None, None), (0.0, None), (0.5, None))
 
     def one_pass(
@@ -260,8 +262,9 @@ class _Run:
         Pieces never see what is far apart, such as the same product in every step of a sequence.
         """
         counted = itertools.count()
-        one = self.options.method == "saturation"  # one e-graph, many graphs
-        most = self.options.candidates if one else self.options.whole
+        together = self.options.method == "backtracking" or not self.wholes
+        self.wholes += 1  # of the second an e-graph is made
+        most = self.options.whole if together else self.options.candidates
 
         def price(outputs: Values) -> float:
             progress("whole", min(next(counted), most), most)
@@ -269,7 +272,7 @@ class _Run:
 
         left = max(0.0, self.budget.deadline - time.monotonic())
         budget = Budget(most, time.monotonic() + left / 4)
-        found = self.best(outputs, price, budget, together=True)
+        found = self.best(outputs, price, budget, together)
         self.budget.stopped |= budget.stopped
         self.candidates += found.candidates
         return found.outputs, [Solved(found)]
@@ -390,7 +393,7 @@ class _Run:
             return Found(new, costs[1], steps, len(costs), True, costs)
         given = (self.pool, outputs, self.book, price)
         alpha = self.options.alpha
-        if self.options.method == "saturation":
+        if self.options.method == "saturation" and not together:
             return saturate(*given, self.prices, alpha=alpha, budget=budget)
         return backtrack(*given, alpha=alpha, budget=budget, together=together)
 
