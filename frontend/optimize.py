@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.chain import Chain
+    from soapstone.search.optimize.rulebook import Rulebook
     from soapstone.search.optimize.search import Searched
 
 TARGETS = ("soapstone", "onnxruntime")
@@ -74,6 +75,7 @@ class OptimizeResult:
     candidates: int
     complete: bool
     seconds: float
+    measuring_seconds: float
     max_abs_error: float
     kept: bool
     explanation: str = field(default="", repr=False)
@@ -131,6 +133,7 @@ class OptimizeResult:
             "candidates": self.candidates,
             "complete": self.complete,
             "seconds": self.seconds,
+            "measuring_seconds": self.measuring_seconds,
             "max_abs_error": self.max_abs_error,
             "kept": self.kept,
             "layouts": None if self.layouts is None else len(self.layouts),
@@ -176,7 +179,7 @@ def optimize(
     machine: str | Path | None = None,
     objective: str = "time",
     alpha: float = 1.05,
-    seconds: float = 300.0,
+    seconds: float = 45.0,
     candidates: int = 300,
     method: str = "backtracking",
     rules: str | Path | None = None,
@@ -199,7 +202,8 @@ def optimize(
         objective: `time`, `memory`, `flops`, `bytes`, `launches`, a weighted sum, or with limits:
             `time subject to memory<2e8`.
         alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
-        seconds, candidates: when to stop: after this time, and after so many graphs a piece.
+        seconds, candidates: when to stop: after so many seconds of search, those of measuring left
+            out, and after so many graphs a piece.
         method: `backtracking`, or `saturation`, which keeps every graph in one e-graph, or
             `exhaustive`, which looks at every graph: feasible for few rules, such as `metaflow`.
         rules: a rule file instead of the shipped one, or `metaflow`: that paper's substitutions.
@@ -213,13 +217,10 @@ def optimize(
     Raises:
         DataError, GraphError: a model, target, objective or rule file that does not fit.
     """
-    from soapstone.frontend.optimize_training import Ground, measured_steps, verified_step
+    from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.chain import Chain
-    from soapstone.search.optimize.metaflow import metaflow
-    from soapstone.search.optimize.rulebook import rulebook
     from soapstone.search.optimize.search import Options, search
     from soapstone.search.optimize.steps import search_step
-    from soapstone.search.substitution import rulefile
 
     graph, held = _taken(model, weights, batch_size, dims or {})
     training = bool(graph.updates)
@@ -228,66 +229,110 @@ def optimize(
     if layouts and (training or machine is not None or target != "soapstone"):
         what = "a training graph" if training else f"target {machine or target!r}"
         raise GraphError(f"layouts found for {what}; target soapstone and inference needed")
+    repeatable = not (training or layouts or method == "exhaustive")
+    if chain is not None and not repeatable:
+        raise GraphError("chain found; inference without layouts or exhaustive search needed")
     if training:
         ground = ground or Ground.local(threads)
         threads = ground.threads
     pricing = cost_model(target, machine, graph, held, threads, training)
     wanted = Objective.parse(objective)
-    named = str(rules) == "metaflow"
-    file = rulefile.load() if rules is None or named else rulefile.load(rules)
-    book = metaflow(file) if named else rulebook(file, max_rule_size)
-    known, where = None, target if machine is None else str(machine)
-    repeatable = not (training or layouts or method == "exhaustive")
-    if chain is not None:
-        if not repeatable:
-            raise GraphError("chain found; inference without layouts or exhaustive search needed")
-        known = Chain.load(chain)
-        known.check(graph, where)
+    where = target if machine is None else str(machine)
+    known = None if chain is None else Chain.load(chain).checked(graph, where)
     options = Options(
         alpha, candidates, seconds=seconds, method=method, layouts=layouts, chain=known
     )
-    if training:
+    book = _rules(rules, max_rule_size)
+    if ground is not None:
         found = search_step(graph, book, pricing, wanted, options, progress)
     else:
         found = search(graph, held, book, pricing, wanted, options, progress)
-    names = {name.rstrip("'"): name for name in found.substitutions}
-    counts: Counter[str] = Counter()
-    for name, count in found.substitutions.items():
-        counts[name.rstrip("'")] += count
-    equations = {plain: str(book.by_name[name]) for plain, name in names.items()}
-    new, new_weights, orders = found.graph, held, None
-    if ground is None:
-        new, new_weights = settled(found.graph, found.constants)
-        orders = all_orders(new, new_weights, found.layouts) if found.layouts else None
-        error = verified(graph, held, new, new_weights, orders)
+    timed = machine is None and found.graph is not graph
+    if ground is not None:
+        tried = _step((graph, held), found, ground, timed)
     else:
-        error = verified_step(graph, new, ground)
-    before = after = None
+        tried = _inference((graph, held), found, target, threads, timed)
     kept = found.graph is not graph
-    if kept and machine is None:
-        if ground is None:
-            before, after = measured(target, (graph, held), (new, new_weights), threads, orders)
-        else:
-            before, after = measured_steps(graph, new, ground)
-        kept = after <= before or "time" not in wanted.weights
+    if tried.before_us is not None and tried.after_us is not None:
+        kept = tried.after_us <= tried.before_us or "time" not in wanted.weights
+    counts, equations = _applied(found, book)
     return OptimizeResult(
-        new if kept else graph,
-        new_weights if kept else held,
+        tried.graph if kept else graph,
+        tried.weights if kept else held,
         found.before,
         found.after,
-        before,
-        after,
-        dict(counts),
+        tried.before_us,
+        tried.after_us,
+        counts,
         equations,
         found.candidates,
         found.complete,
         found.seconds,
-        error,
+        found.measuring_seconds,
+        tried.error,
         kept,
         explanation(found, book),
-        orders if kept else None,
+        tried.layouts if kept else None,
         Chain(graph.structural_hash, where, tuple(found.passes)) if repeatable else None,
     )
+
+
+def _rules(rules: str | Path | None, max_size: int | None) -> Rulebook:
+    """Return the rules of a file, of the shipped one, or those of a name."""
+    from soapstone.search.optimize.metaflow import metaflow
+    from soapstone.search.optimize.rulebook import rulebook
+    from soapstone.search.substitution import rulefile
+
+    if str(rules) == "metaflow":
+        return metaflow(rulefile.load())
+    return rulebook(rulefile.load() if rules is None else rulefile.load(rules), max_size)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What was found, ready to run: checked against the original, and timed beside it."""
+
+    graph: Graph
+    weights: Mapping[str, Array]
+    layouts: Layouts | None
+    error: float
+    before_us: float | None = None
+    after_us: float | None = None
+
+
+def _inference(
+    given: tuple[Graph, Mapping[str, Array]],
+    found: Searched,
+    target: str,
+    threads: int | None,
+    timed: bool,
+) -> _Tried:
+    new, weights = settled(found.graph, found.constants)
+    layouts = all_orders(new, weights, found.layouts) if found.layouts else None
+    error = verified(*given, new, weights, layouts)
+    times = measured(target, given, (new, weights), threads, layouts) if timed else (None, None)
+    return _Tried(new, weights, layouts, error, *times)
+
+
+def _step(
+    given: tuple[Graph, Mapping[str, Array]], found: Searched, ground: Ground, timed: bool
+) -> _Tried:
+    from soapstone.frontend.optimize_training import measured_steps, verified_step
+
+    graph, values = given
+    error = verified_step(graph, found.graph, ground)
+    times = measured_steps(graph, found.graph, ground) if timed else (None, None)
+    return _Tried(found.graph, values, None, error, *times)
+
+
+def _applied(found: Searched, book: Rulebook) -> tuple[dict[str, int], dict[str, str]]:
+    """Return how often each rule was applied, either way round, and what it says."""
+    counts: Counter[str] = Counter()
+    equations: dict[str, str] = {}
+    for name, count in found.substitutions.items():
+        counts[name.rstrip("'")] += count
+        equations[name.rstrip("'")] = str(book.by_name[name])
+    return dict(counts), equations
 
 
 def cost_model(
@@ -374,6 +419,11 @@ class _Exported:
     def __init__(self, model: CostModel) -> None:
         self.target = model.target
         self._model = model
+
+    @property
+    def measuring_s(self) -> float:
+        """Seconds of measuring so far."""
+        return float(getattr(self._model, "measuring_s", 0.0))
 
     def cost(
         self,

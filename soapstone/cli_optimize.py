@@ -25,7 +25,9 @@ def optimize(
         str, typer.Option(help="time, memory, flops, bytes, launches, sums, limits.")
     ] = "time",
     alpha: Annotated[float, typer.Option(min=1, help="How much worse is searched from.")] = 1.05,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 300.0,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds of search, those of measuring left out.")
+    ] = 45.0,
     candidates: Annotated[int, typer.Option(min=1, help="Graphs priced for one piece.")] = 300,
     method: Annotated[
         str, typer.Option(help="backtracking, saturation or exhaustive.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -88,6 +89,7 @@ class ExecutorCost:
         self._yardstick: Yardstick | None = None
         self._known: dict[Key, tuple[float, float, float]] = {}
         self.measured = 0  # launches that this model had to measure
+        self.measuring_s = 0.0  # how long that took
         self.unsettled = 0  # of these: the machine was too busy or slow for them
 
     @staticmethod
@@ -179,8 +181,10 @@ class ExecutorCost:
             text: by_name[missing[key].name] for key, text in texts.items() if text not in times
         }
         if wanted:
+            began = time.monotonic()
             with self.database.measuring(), threads(self.threads):
                 times |= self._taken(lowered, wanted, constants)
+            self.measuring_s += time.monotonic() - began
         for key, node in missing.items():
             self._known[key] = (times[texts[key]], *work(lowered.graph, node))
 

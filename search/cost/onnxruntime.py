@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -72,6 +74,7 @@ class OnnxRuntimeCost:
         self.threads = threads or len(os.sched_getaffinity(0))
         self.weights = weights
         self.measured = 0  # groups and conversions that this model had to measure
+        self.measuring_s = 0.0  # how long that took
         self._export = export
         self._database = database
         span = cache_bytes(3) * 3 // 2 if weights is Weights.COLD else 4 * cache_bytes(2)
@@ -173,7 +176,7 @@ class OnnxRuntimeCost:
             what = f"{self._label} {json.dumps(key, default=str, separators=(',', ':'))}"
             found = self._load(what, group)
             if found is None:
-                with self.database.measuring():
+                with self._measuring():
                     found = self._load(what, group)  # another process may have been first
                     if found is None:
                         self.measured += 1
@@ -190,6 +193,13 @@ class OnnxRuntimeCost:
                         found = self._load(what, group) or made
             self._known[key] = found
         return found
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        began = time.monotonic()
+        with self.database.measuring():
+            yield
+        self.measuring_s += time.monotonic() - began
 
     def _load(self, what: str, group: Group) -> Measured | None:
         """Return what the database holds of a group, or None."""
@@ -214,7 +224,7 @@ class OnnxRuntimeCost:
             us = self.database.get(what)
             if us is None:
                 self.measured += 1
-                with self.database.measuring():
+                with self._measuring():
                     us = self.database.put(
                         what,
                         conversion_us(spec, inward, self._export, self.threads, self._sweep_bytes),

@@ -39,15 +39,26 @@ class Step:
 
 @dataclass
 class Budget:
-    """How long a search may take: until a time, and at most so many candidates a graph."""
+    """How long a search may take: until a time of a clock, and so many candidates a graph."""
 
     candidates: int = 1000
-    deadline: float = math.inf  # of time.monotonic()
+    deadline: float = math.inf
     stopped: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - self.clock())
 
     @property
     def over(self) -> bool:
-        return self.stopped or time.monotonic() > self.deadline
+        return self.stopped or self.clock() > self.deadline
+
+    def part(self, candidates: int, share: float) -> Budget:
+        """Return a budget of a share of the time that is left."""
+        deadline = self.clock() + self.left * share
+        return Budget(candidates, deadline, self.stopped, self.clock)
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,19 @@ class Chain:
     target: str
     passes: tuple[Pass, ...]
 
-    def check(self, graph: Graph, target: str) -> None:
-        """Raise a GraphError unless the chain is of this graph, for this target."""
+    def checked(self, graph: Graph, target: str) -> Chain:
+        """Return the chain.
+
+        Raises:
+            GraphError: it is of another graph, or for another target.
+        """
         for what, found, needed in (
             ("graph", self.graph, graph.structural_hash),
             ("target", self.target, target),
         ):
             if found != needed:
                 raise GraphError(f"chain: field {what!r}: {found!r} found, {needed!r} needed")
+        return self
 
     def save(self, path: str | Path) -> None:
         """Write the chain, whole or not at all."""

@@ -9,7 +9,6 @@ to on the way there.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -82,9 +81,8 @@ def saturate(
     met.append((priced(outputs), outputs))
     found = Found(outputs, met[0][0], (), 1, False)
     try:
-        now = time.monotonic()
-        end = now + min(limits.seconds, (budget.deadline - now) / 2)
-        done = explored(pool, outputs, book, limits, lambda: time.monotonic() > end)
+        end = budget.clock() + min(limits.seconds, budget.left / 2)
+        done = explored(pool, outputs, book, limits, lambda: budget.clock() > end)
         derivation = Derivation(pool, book, done.graph, done.unions)
         extraction = Extraction(done.graph, done.unions, outputs, nodes)
         try:

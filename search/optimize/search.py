@@ -50,7 +50,7 @@ class Options:
         candidates: the most graphs that are priced for one piece.
         whole: the most graphs that are priced as a whole.
         piece: the most operators of a piece.
-        seconds: after which the best so far is returned.
+        seconds: after which the best so far is returned; those of measuring do not count.
         method: `backtracking`, `saturation`, or for few rules `exhaustive`.
         layouts: whether axis orders of values are chosen too, or all decided by the rule of the
             cost model.
@@ -61,7 +61,7 @@ class Options:
     candidates: int = 300
     whole: int = 60
     piece: int = 40
-    seconds: float = 300.0
+    seconds: float = 45.0
     method: str = METHODS[0]
     layouts: bool = False
     chain: Chain | None = None
@@ -98,6 +98,7 @@ class Searched:
         graphs: how many there are, where all were looked at.
         passes: the steps of what was kept, by which it can be made again.
         complete: whether all pieces were searched to the end.
+        seconds, measuring_seconds: of the search, and beside it of measuring.
     """
 
     graph: Graph
@@ -112,6 +113,7 @@ class Searched:
     passes: list[Pass] = field(default_factory=list)
     complete: bool = True
     seconds: float = 0.0
+    measuring_seconds: float = 0.0
 
 
 def search(
@@ -130,13 +132,20 @@ def search(
         book: the rules to use.
         model: what prices graphs.
     """
-    began = time.monotonic()
+    began, clock = time.monotonic(), searching(model)
+    start = clock()
     options = options or Options()
     folded, known = _folded(graph, constants)
     run = _Run(known, book, model, objective or Objective(), options)
     result = run.searched(graph, folded, progress or (lambda what, done, of: None))
-    result.seconds = time.monotonic() - began
+    result.seconds = clock() - start
+    result.measuring_seconds = time.monotonic() - began - result.seconds
     return result
+
+
+def searching(model: CostModel) -> Callable[[], float]:
+    """Return a clock that stands still while a model measures what it does not know yet."""
+    return lambda: time.monotonic() - getattr(model, "measuring_s", 0.0)
 
 
 def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
@@ -170,7 +179,8 @@ class _Run:
         self.model = model
         self.objective = objective
         self.options = options
-        self.budget = Budget(options.candidates, time.monotonic() + options.seconds)
+        clock = searching(model)
+        self.budget = Budget(options.candidates, clock() + options.seconds, clock=clock)
         self.rule = getattr(model, "rule", channels_last)
         self.known: dict[Values, Found] = {}
         self.chosen: dict[Values, Orders] = {}  # by piece
@@ -270,8 +280,7 @@ class _Run:
             progress("whole", min(next(counted), most), most)
             return self.objective.value(self.price(self.written(frame, outputs), self.orders))
 
-        left = max(0.0, self.budget.deadline - time.monotonic())
-        budget = Budget(most, time.monotonic() + left / 4)
+        budget = self.budget.part(most, 1 / 2)
         found = self.best(outputs, price, budget, together)
         self.budget.stopped |= budget.stopped
         self.candidates += found.candidates
@@ -289,7 +298,7 @@ class _Run:
             return self.objective.value(self.price(self.written(frame, outputs), self.orders))
 
         separable = not self.objective.limits and "memory" not in self.objective.weights
-        budget = Budget(_STATES, self.budget.deadline)
+        budget = self.budget.part(_STATES, 1)
         given = (self.pool, outputs, self.book, price)
         found = exhaust(*given, separable=separable, budget=budget)
         self.candidates += found.priced

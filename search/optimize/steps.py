@@ -21,7 +21,7 @@ from soapstone.search.cost.cost import NO_LAYOUTS
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rulebook import Rulebook
-from soapstone.search.optimize.search import Options, Progress, Searched, search
+from soapstone.search.optimize.search import Options, Progress, Searched, search, searching
 from soapstone.search.optimize.spelling import in_order_of, restored, spelled
 
 Layouts = Mapping[str, tuple[int, ...]]
@@ -39,7 +39,8 @@ def search_step(
 
     Its weights are values, so rules that need constants are of no use here.
     """
-    began = time.monotonic()
+    began, clock = time.monotonic(), searching(model)
+    start = clock()
     options, objective = options or Options(), objective or Objective()
     book = book.without_constants()
     cost = model.cost(graph, {})
@@ -63,11 +64,12 @@ def search_step(
         some = replace(options, seconds=options.seconds / 2)
         found = search(step.forward, {}, book, GradientCost(model, step), objective, some, say)
         consider(found, step.of(restored(found.graph, graph)))
-    some = replace(options, seconds=max(0.0, options.seconds - (time.monotonic() - began)))
+    some = replace(options, seconds=max(0.0, start + options.seconds - clock()))
     base = best.graph
     found = search(spelled(base), {}, book, StepCost(model, base), objective, some, progress)
     consider(found, in_order_of(restored(found.graph, base), base))
-    best.seconds = time.monotonic() - began
+    best.seconds = clock() - start
+    best.measuring_seconds = time.monotonic() - began - best.seconds
     return best
 
 
@@ -133,12 +135,24 @@ def _kept(graph: Graph) -> list[tuple[str, str]]:
     return [("output", name) for name in graph.outputs] + [("next", name) for name in graph.updates]
 
 
-class StepCost:
+class _Wrapped:
+    """A cost model that asks another, of graphs in another form."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.target = model.target
+        self._model = model
+
+    @property
+    def measuring_s(self) -> float:
+        """Seconds of measuring so far."""
+        return float(getattr(self._model, "measuring_s", 0.0))
+
+
+class StepCost(_Wrapped):
     """Prices spelled training graphs as what they are put together to."""
 
     def __init__(self, model: CostModel, original: Graph) -> None:
-        self.target = model.target
-        self._model = model
+        super().__init__(model)
         self._original = original
 
     def cost(
@@ -148,12 +162,11 @@ class StepCost:
         return self._model.cost(restored(graph, self._original), constants, layouts)
 
 
-class GradientCost:
+class GradientCost(_Wrapped):
     """Prices forward graphs, and pieces of them, with their gradients."""
 
     def __init__(self, model: CostModel, step: Step) -> None:
-        self.target = model.target
-        self._model = model
+        super().__init__(model)
         self._step = step
 
     def cost(
