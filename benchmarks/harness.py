@@ -115,6 +115,16 @@ def show(row: Mapping[str, Any]) -> None:
     print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
 
 
+def ratio(
+    one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], key: str = "ms"
+) -> float:
+    """Return how many times longer one took than the other: the median over rounds.
+
+    Both of a round ran within seconds, in which a shared machine changes less than between rounds.
+    """
+    return float(statistics.median(a[key] / b[key] for a, b in zip(one, other, strict=True)))
+
+
 def median(measured: Sequence[Mapping[str, Any]], key: str) -> float:
     """Return the median of a figure over rounds."""
     return float(statistics.median(float(item[key]) for item in measured))

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import geometric_means, in_turns, median, serve, show, write
+from harness import geometric_means, in_turns, median, ratio, serve, show, write
 from inference import rounds_of
 from models import arrays, export
 
@@ -78,7 +78,7 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--target", choices=list(PEERS), default="soapstone")
@@ -99,7 +99,10 @@ def main() -> None:
         measured = in_turns(commands, options.rounds)
         ms = {kind: median(found, "ms") for kind, found in measured.items()}
         row: dict[str, Any] = {"model": name, **{f"{kind} ms": ms[kind] for kind in ms}}
-        row |= {what: ms[one] / ms[other] for what, one, other in RATIOS[options.target]}
+        row |= {
+            what: ratio(measured[one], measured[other])
+            for what, one, other in RATIOS[options.target]
+        }
         old, new = ORDER[options.target]
         row |= {
             "predicted / measured": report["cost_before_us"] / 1e3 / ms[old],
