@@ -12,10 +12,12 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+REST_S = 0.2  # before a round: threads of the peer before may still spin
 HERE = Path(__file__).resolve().parent
 
 
@@ -88,6 +90,7 @@ def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[dict[str
     for index in range(rounds):
         names = list(peers) if index % 2 == 0 else list(peers)[::-1]
         for name in names:
+            time.sleep(REST_S)
             measured[name].append(peers[name].round())
     return measured
 

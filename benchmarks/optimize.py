@@ -27,7 +27,7 @@ MODELS = (
     *("inception_v3", "rnntc", "nmt_step"),
 )
 PEERS = {
-    "soapstone": ("plain", "original", "optimized", "onnxruntime"),
+    "soapstone": ("onnxruntime", "plain", "original", "optimized"),
     "onnxruntime": ("onnxruntime", "optimized in it"),
 }
 ORDER = {"soapstone": ("original", "optimized"), "onnxruntime": ("onnxruntime", "optimized in it")}

@@ -15,7 +15,7 @@ from soapstone.ir.layouts import Layouts
 from soapstone.ir.tensor import Array, Role
 
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
-_ROUNDS, _RUNS = 4, 5
+_ROUNDS, _RUNS = 10, 3
 _ROUND_S = 1.0  # of which slow models get fewer runs
 _REST_S = 0.05  # the threads of the session that ran before stop spinning
 Pair = tuple[Graph, Mapping[str, Array]]
@@ -90,10 +90,15 @@ def measured(
 
 
 def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-    """Return the median time of each of two ways to run, in microseconds."""
+    """Return the time of each of two ways to run, in microseconds.
+
+    That of the first is a median over rounds; that of the second is told from the median of what it
+    took over the first in the same round, since a shared machine is faster in one than in another.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
-        for run, kept in zip((first, second), times):
+        for run, medians in zip((first, second), times):
+            kept = []
             time.sleep(_REST_S)
             begin = time.perf_counter()
             run()
@@ -103,7 +108,9 @@ def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple
                 start = time.perf_counter()
                 run()
                 kept.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times[0]), statistics.median(times[1])
+            medians.append(statistics.median(kept))
+    before = statistics.median(times[0])
+    return before, before * statistics.median(b / a for a, b in zip(*times))
 
 
 def _runner(

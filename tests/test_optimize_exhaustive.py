@@ -29,7 +29,7 @@ from soapstone.search.optimize.rulebook import Rulebook
 from soapstone.search.substitution import rulefile
 
 Values = tuple[int, ...]
-NOISE = 0.0102  # gains below a hundredth are not taken for gains (`backtracking.GAIN`)
+NOISE = 0.0102  # gains below a hundredth are not taken for gains (`Budget.gain`)
 MODELS: dict[str, Callable[[], Model]] = {
     "alexnet": lambda: alexnet.build(1, width=8, hidden=16, classes=10),
     "vgg16": lambda: vgg.build(1, 32, 10, width=4, hidden=16, dropout=0.0),

@@ -270,7 +270,7 @@ class TestOptimize:
         report = result.as_dict()
         assert report["measured_before_us"] > 0 and report["measured_after_us"] > 0
         assert report["speedup"] == report["measured_before_us"] / report["measured_after_us"]
-        assert report["kept"] == (report["measured_after_us"] <= report["measured_before_us"])
+        assert report["kept"] == (report["speedup"] >= 1 / 0.98)
         assert report["max_abs_error"] < 1e-4 and report["substitutions"]
         for times, kept in (((2.0, 1.0), True), ((1.0, 2.0), False)):
             monkeypatch.setattr(

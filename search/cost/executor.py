@@ -71,6 +71,7 @@ class ExecutorCost:
     """
 
     target = "soapstone"
+    noise = 0.03  # share of a cost that one measurement may be off
 
     def __init__(
         self,

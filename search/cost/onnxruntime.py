@@ -62,6 +62,7 @@ class OnnxRuntimeCost:
     """
 
     target = "onnxruntime"
+    noise = 0.03  # share of a cost that one measurement may be off
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from soapstone.ir.errors import GraphError
@@ -23,7 +23,6 @@ from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied, everywhere
 from soapstone.search.optimize.rulebook import Rulebook
 
-GAIN = 0.99  # what gains less than this is noise of the measured times
 Values = tuple[int, ...]
 Price = Callable[[Values], float]
 
@@ -39,12 +38,16 @@ class Step:
 
 @dataclass
 class Budget:
-    """How long a search may take: until a time of a clock, and so many candidates a graph."""
+    """How long a search may take, and what it takes for better.
+
+    It ends at a time of a clock, and looks at so many candidates a graph.
+    """
 
     candidates: int = 1000
     deadline: float = math.inf
     stopped: bool = False
     clock: Callable[[], float] = time.monotonic
+    gain: float = 0.99  # what costs more than this times the best is not better than it
 
     @property
     def left(self) -> float:
@@ -58,7 +61,7 @@ class Budget:
     def part(self, candidates: int, share: float) -> Budget:
         """Return a budget of a share of the time that is left."""
         deadline = self.clock() + self.left * share
-        return Budget(candidates, deadline, self.stopped, self.clock)
+        return replace(self, candidates=candidates, deadline=deadline)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def backtrack(
                 came[new] = graph, step
                 new_cost = price(new)
                 count += 1
-                if new_cost < best_cost * GAIN:
+                if new_cost < best_cost * budget.gain:
                     best, best_cost = new, new_cost
                     history.append(new_cost)
                 begun = bool(book.by_name[step.rule].open)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from soapstone.search.optimize.backtracking import GAIN, Budget, Price
+from soapstone.search.optimize.backtracking import Budget, Price
 from soapstone.search.optimize.egraph import EGraph, Union
 from soapstone.search.optimize.pieces import Piece, copied
 from soapstone.search.optimize.pool import Application, Leaf, Pool
@@ -252,7 +252,7 @@ class Extraction:
                 return False
             seen.add(graph)
             cost = price(graph)
-            if cost >= met[-1][0] * GAIN:
+            if cost >= met[-1][0] * budget.gain:
                 return False
             met.append((cost, graph))
             return True

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import count, islice
 
 from soapstone.ir.term import Term
-from soapstone.search.optimize.backtracking import GAIN, Budget, Found, Price, Values
+from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
 from soapstone.search.optimize.extraction import Extraction, NodePrices
@@ -89,7 +89,7 @@ def saturate(
             complete = extraction.climb(priced, met, alpha, budget) and done.complete
             found = replace(found, complete=complete)
         finally:  # what was met before an interrupt counts
-            found = _led(derivation, found, met, price)
+            found = _led(derivation, found, met, price, budget.gain)
     except KeyboardInterrupt:
         budget.stopped = True
     history = tuple(cost for cost, _ in met)
@@ -97,7 +97,11 @@ def saturate(
 
 
 def _led(
-    derivation: Derivation, found: Found, met: list[tuple[float, Values]], price: Price
+    derivation: Derivation,
+    found: Found,
+    met: list[tuple[float, Values]],
+    price: Price,
+    gain: float,
 ) -> Found:
     """Return the cheapest graph that substitutions lead to on their way to what was met."""
     outputs = found.outputs
@@ -106,7 +110,7 @@ def _led(
             break
         reached, steps = derivation.toward(outputs, graph)
         cost = cost if reached == graph else price(reached)
-        if cost < found.cost * GAIN:
+        if cost < found.cost * gain:
             found = replace(found, outputs=reached, cost=cost, steps=steps)
     return found
 

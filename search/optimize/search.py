@@ -24,7 +24,7 @@ from soapstone.runtime.lower import channels_last, fold_weights, split_constants
 from soapstone.runtime.lower.rebuild import names_for, renamed
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.optimize import normal
-from soapstone.search.optimize.backtracking import GAIN, Budget, Found, Step, backtrack, replayed
+from soapstone.search.optimize.backtracking import Budget, Found, Step, backtrack, replayed
 from soapstone.search.optimize.chain import Chain, Pass
 from soapstone.search.optimize.exhaustive import exhaust
 from soapstone.search.optimize.extraction import NodePrices
@@ -37,6 +37,7 @@ from soapstone.search.optimize.saturation import saturate
 
 Values = tuple[int, ...]
 METHODS = ("backtracking", "saturation", "exhaustive")
+_LEAST = 0.01  # share of a cost that is a gain, where the model has no noise
 _STATES = 50_000  # of a region, when all are looked at
 Progress = Callable[[str, int, int], None]  # what is searched, pieces done, of how many
 
@@ -180,7 +181,9 @@ class _Run:
         self.objective = objective
         self.options = options
         clock = searching(model)
-        self.budget = Budget(options.candidates, clock() + options.seconds, clock=clock)
+        gain = 1 - max(_LEAST, getattr(model, "noise", 0.0))
+        deadline = clock() + options.seconds
+        self.budget = Budget(options.candidates, deadline, clock=clock, gain=gain)
         self.rule = getattr(model, "rule", channels_last)
         self.known: dict[Values, Found] = {}
         self.chosen: dict[Values, Orders] = {}  # by piece
@@ -209,8 +212,8 @@ class _Run:
             written = self.written(frame, new)
             same = new == outputs and orders == self.orders
             cost = best.after if same else self.price(written, orders)
-            noise = 1.0 if self.options.method == "exhaustive" else GAIN
-            better = self.objective.value(cost) < noise * self.objective.value(best.after)
+            gain = 1.0 if self.options.method == "exhaustive" else self.budget.gain
+            better = self.objective.value(cost) < gain * self.objective.value(best.after)
             if better or (self.again is not None and not same):
                 outputs, self.orders = new, orders
                 best.graph, best.after = written.graph, cost
@@ -237,7 +240,7 @@ class _Run:
         given = (self.pool, price, self.rule)
         chooser = Chooser(*given, kept=self.orders, over=lambda: self.budget.over)
         cost = chooser.least(outputs, written, {})
-        if cost < GAIN * self.objective.value(best.after):
+        if cost < self.budget.gain * self.objective.value(best.after):
             best.layouts = _named(written, chooser.orders[outputs])
             best.graph, best.after = written.graph, self.price(written, chooser.orders[outputs])
             best.constants = {**self.constants, **written.contents}

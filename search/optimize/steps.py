@@ -140,6 +140,7 @@ class _Wrapped:
 
     def __init__(self, model: CostModel) -> None:
         self.target = model.target
+        self.noise = getattr(model, "noise", 0.0)
         self._model = model
 
     @property
