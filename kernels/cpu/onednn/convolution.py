@@ -9,10 +9,14 @@ through a private dense copy inside the entry. Weights are reordered to the prim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from soapstone.kernels.cpu.copies import copy
+from soapstone.kernels.cpu.native import sequence
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,
@@ -42,6 +46,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
     dims,
     implementation,
+    is_nested,
     is_plain,
     post_argument,
 )
@@ -234,6 +239,16 @@ def _grouped(w: Array, problem: _Problem) -> Layout:
     return Layout(problem.kernel, strides)
 
 
+def _copied(call: Call, steps: Sequence[Step]) -> Entry | None:
+    """Return the entry of the convolution of a channels-last copy of its image."""
+    x, *rest = call.inputs
+    n, c, h, w = x.shape
+    dense = np.empty((n, h, w, c), x.dtype).transpose(0, 3, 1, 2)
+    first = copy(dense, x, call.threads)
+    then = conv2d(replace(call, inputs=(dense, *rest)), steps)
+    return None if first is None or then is None else sequence([first, then])
+
+
 @variant("conv2d", "onednn")
 def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """Return the entry of y = activation(conv2d(x, w) + b), then the steps.
@@ -242,6 +257,8 @@ def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
     """
     x, w, *rest = call.inputs
     (y,) = call.outputs
+    if x.ndim == 4 and x.size and not is_nested(x):
+        return _copied(call, steps)
     if not float32(call, rank=4, only=(0, 1, -1)):
         return None
     if y.size == 0:

@@ -130,7 +130,21 @@ def usable(array: Array) -> bool:
             array.size == 0 or size == 1 or (stride > 0 and stride % array.itemsize == 0)
             for size, stride in zip(array.shape, array.strides)
         )
+        and is_nested(array)
     )
+
+
+def is_nested(array: Array) -> bool:
+    """Return whether every axis steps over all that the axes inside it hold.
+
+    Every second pixel of an odd width does not: the last one's gap belongs to the next row.
+    """
+    within = 0
+    for stride, size in sorted((s, n) for s, n in zip(array.strides, array.shape) if n > 1):
+        if stride < within:
+            return False
+        within = stride * size
+    return True
 
 
 def nbytes(descriptor: int) -> int:
