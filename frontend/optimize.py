@@ -32,7 +32,7 @@ from soapstone.runtime.lower import (
 )
 from soapstone.runtime.lower.rebuild import names_for, renamed
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
-from soapstone.search.cost.cost import NO_LAYOUTS
+from soapstone.search.cost.cost import NO_LAYOUTS, Wrapped
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -415,18 +415,8 @@ def _taken(
     return graph, {name: known[name] for name in graph.roles if name in known}
 
 
-class _Exported:
+class _Exported(Wrapped):
     """Prices graphs as they are written to a file: out of the form in which rules see them."""
-
-    def __init__(self, model: CostModel) -> None:
-        self.target = model.target
-        self.noise = getattr(model, "noise", 0.0)
-        self._model = model
-
-    @property
-    def measuring_s(self) -> float:
-        """Seconds of measuring so far."""
-        return float(getattr(self._model, "measuring_s", 0.0))
 
     def cost(
         self,

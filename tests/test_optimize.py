@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from optimizer_costs import Launches
 from typer.testing import CliRunner
 
 import soapstone
@@ -19,8 +20,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
-from soapstone.search.cost import Cost, Objective
-from soapstone.search.cost.cost import NO_LAYOUTS
+from soapstone.search.cost import Objective
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import Budget, backtrack, replayed
 from soapstone.search.optimize.match import Matcher, places
@@ -45,28 +45,6 @@ GROUPED = (
 @pytest.fixture(scope="module")
 def book() -> Rulebook:
     return rulebook(rulefile.load())
-
-
-class Launches:
-    """A cost model that needs no measuring: a microsecond an operator and one a megaflop."""
-
-    target = "launches"
-
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
-        known = set(constants)
-        count, flops = 0, 0.0
-        for node in graph.nodes:
-            if known.issuperset(node.inputs):
-                known.update(node.outputs)
-            elif node.operator not in ("concat", "split", "broadcast", "reshape"):
-                count += 1
-                flops += node.spec.flops(graph.signature(node))
-        return Cost(count + flops / 1e6, flops, 0.0, count, 0)
 
 
 def branches(count: int = 4, bias: bool = True) -> tuple[Graph, dict[str, Array]]:

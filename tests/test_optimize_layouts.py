@@ -28,7 +28,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.runtime.lower import CHANNELS_LAST, channels_last, fold_weights, lower, plain
 from soapstone.runtime.lower.rebuild import renamed
-from soapstone.search.cost import Cost
+from soapstone.search.cost import Cost, CostModel
 from soapstone.search.cost.cost import NO_LAYOUTS
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.layouts import Chooser, Orders, Region, connected, regions
@@ -52,7 +52,7 @@ def merging() -> Rulebook:
     return Rulebook(tuple(rule for rule in book.rules if str(rule) == MERGED))
 
 
-class Ordered:
+class Ordered(CostModel):
     """A cost model that needs no measuring.
 
     Args:

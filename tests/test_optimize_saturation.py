@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from optimizer_costs import Launches
 from test_optimize import (
     MERGED,
-    Launches,
     assert_same,
     book,
     branches,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from optimizer_costs import VIEWS, Launches
 from typer.testing import CliRunner
 
 import soapstone
@@ -28,8 +29,6 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
-from soapstone.search.cost import Cost
-from soapstone.search.cost.cost import NO_LAYOUTS
 from soapstone.search.optimize.rulebook import Rulebook, rulebook
 from soapstone.search.optimize.search import Options
 from soapstone.search.optimize.spelling import in_order_of, restored, spelled
@@ -37,23 +36,7 @@ from soapstone.search.optimize.steps import search_step, taken_apart
 from soapstone.search.substitution import rulefile
 
 BATCH = 6
-FREE = ("concat", "split", "broadcast", "reshape", "transpose", "full")
-
-
-class Launches:
-    """A cost model that needs no measuring: ten microseconds an operator and one a megaflop."""
-
-    target = "launches"
-
-    def cost(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Cost:
-        paid = [node for node in graph.nodes if node.operator not in FREE]
-        flops = sum(node.spec.flops(graph.signature(node)) for node in paid)
-        return Cost(10 * len(paid) + flops / 1e6, flops, 0.0, len(paid), 0)
+COSTS = Launches(10.0, free=(*VIEWS, "transpose"))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +47,7 @@ def book() -> Rulebook:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Price by counting: the search then takes no measurements."""
-    monkeypatch.setattr(optimiser, "cost_model", lambda *given: Launches())
+    monkeypatch.setattr(optimiser, "cost_model", lambda *given: COSTS)
 
 
 def branched(batch: int = BATCH) -> Model:
@@ -125,7 +108,7 @@ def graph_of(model: Model, chosen: Optimizer = OPTIMIZERS[0]) -> Graph:
 
 def optimised(graph: Graph, book: Rulebook, candidates: int = 8) -> Graph:
     options = Options(candidates=candidates, whole=candidates)
-    return search_step(graph, book, Launches(), options=options).graph
+    return search_step(graph, book, COSTS, options=options).graph
 
 
 def respelled(graph: Graph) -> Graph:

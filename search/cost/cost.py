@@ -162,9 +162,17 @@ class Objective:
 
 
 class CostModel(Protocol):
-    """What prices graphs for one target."""
+    """What prices graphs for one target.
+
+    Attributes:
+        target: what it prices for.
+        noise: the share of a cost that one measurement may be off; 0 where nothing is measured.
+        measuring_s: seconds of measuring so far.
+    """
 
     target: str
+    noise: float = 0.0
+    measuring_s: float = 0.0
 
     def cost(
         self,
@@ -180,4 +188,18 @@ class CostModel(Protocol):
         """
 
 
-__all__ = ["METRICS", "Cost", "CostModel", "Limit", "Objective", "ObjectiveError"]
+class Wrapped(CostModel):
+    """A cost model that asks another, of graphs in another form."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.target = model.target
+        self.noise = model.noise
+        self._model = model
+
+    @property
+    def measuring_s(self) -> float:  # type: ignore[override]
+        """Seconds of measuring so far."""
+        return self._model.measuring_s
+
+
+__all__ = ["METRICS", "Cost", "CostModel", "Limit", "Objective", "ObjectiveError", "Wrapped"]

@@ -24,7 +24,7 @@ from soapstone.kernels.entry import Call
 from soapstone.runtime.expand import NodeLaunch, expand
 from soapstone.runtime.lower import channels_last, fold_weights, lower, split_constants, views
 from soapstone.search.cost import database as store
-from soapstone.search.cost.cost import NO_LAYOUTS, Cost
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.database import ROUNDS, CostDatabase
 from soapstone.search.cost.launches import (
     Key,
@@ -58,7 +58,7 @@ class Priced:
         return f"{self.us:9.1f} us  {self.node}"
 
 
-class ExecutorCost:
+class ExecutorCost(CostModel):
     """Prices graphs for soapstone's executor on this machine.
 
     Args:

@@ -19,7 +19,7 @@ from soapstone.ir import fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import DTYPES, Array
-from soapstone.search.cost.cost import NO_LAYOUTS, Cost
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.executor import ExecutorCost
 from soapstone.search.cost.launches import Key, keys, peak_bytes, work
 
@@ -155,7 +155,7 @@ class Device:
         return tuple(sorted(path.stem for path in _SHIPPED.glob("*.json")))
 
 
-class RooflineCost:
+class RooflineCost(CostModel):
     """The cost model of a described device; every cost of it is marked as estimated.
 
     Args:

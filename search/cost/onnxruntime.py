@@ -23,7 +23,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.search.cost import database as store
-from soapstone.search.cost.cost import NO_LAYOUTS, Cost
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.measure import Weights, cache_bytes
 from soapstone.search.cost.ort_groups import Group, determined, groups, small
@@ -48,7 +48,7 @@ class _Priced:
     measured: Measured
 
 
-class OnnxRuntimeCost:
+class OnnxRuntimeCost(CostModel):
     """The cost model of ONNX Runtime's CPU provider on this computer.
 
     Boundary values whose layout is not plain count as being in ONNX Runtime's blocked layout.

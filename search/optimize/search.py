@@ -146,7 +146,7 @@ def search(
 
 def searching(model: CostModel) -> Callable[[], float]:
     """Return a clock that stands still while a model measures what it does not know yet."""
-    return lambda: time.monotonic() - getattr(model, "measuring_s", 0.0)
+    return lambda: time.monotonic() - model.measuring_s
 
 
 def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
@@ -181,7 +181,7 @@ class _Run:
         self.objective = objective
         self.options = options
         clock = searching(model)
-        gain = 1 - max(_LEAST, getattr(model, "noise", 0.0))
+        gain = 1 - max(_LEAST, model.noise)
         deadline = clock() + options.seconds
         self.budget = Budget(options.candidates, deadline, clock=clock, gain=gain)
         self.rule = getattr(model, "rule", channels_last)

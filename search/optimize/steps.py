@@ -17,7 +17,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array
 from soapstone.search.cost import Cost, CostModel, Objective
-from soapstone.search.cost.cost import NO_LAYOUTS
+from soapstone.search.cost.cost import NO_LAYOUTS, Wrapped
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rulebook import Rulebook
@@ -135,21 +135,7 @@ def _kept(graph: Graph) -> list[tuple[str, str]]:
     return [("output", name) for name in graph.outputs] + [("next", name) for name in graph.updates]
 
 
-class _Wrapped:
-    """A cost model that asks another, of graphs in another form."""
-
-    def __init__(self, model: CostModel) -> None:
-        self.target = model.target
-        self.noise = getattr(model, "noise", 0.0)
-        self._model = model
-
-    @property
-    def measuring_s(self) -> float:
-        """Seconds of measuring so far."""
-        return float(getattr(self._model, "measuring_s", 0.0))
-
-
-class StepCost(_Wrapped):
+class StepCost(Wrapped):
     """Prices spelled training graphs as what they are put together to."""
 
     def __init__(self, model: CostModel, original: Graph) -> None:
@@ -163,7 +149,7 @@ class StepCost(_Wrapped):
         return self._model.cost(restored(graph, self._original), constants, layouts)
 
 
-class GradientCost(_Wrapped):
+class GradientCost(Wrapped):
     """Prices forward graphs, and pieces of them, with their gradients."""
 
     def __init__(self, model: CostModel, step: Step) -> None:
