@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from soapstone import GraphBuilder, Model, Tensor
 from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
@@ -54,3 +56,80 @@ def sru(model: Model, x: Tensor, name: str) -> Tensor:
 
     initial = Initial("uniform", x.shape[-1] ** -0.5)
     return model.record(emit, (x,))[0]
+
+
+def steps_of(model: Model, x: Tensor) -> list[Tensor]:
+    """Return the steps (n, k) of samples (n, t, k)."""
+    length, width = x.shape[1:]
+    parts = model.split(x, (1,) * length, axis=1)
+    return [model.reshape(part, (-1, width)) for part in parts]
+
+
+def joined(model: Model, steps: Sequence[Tensor], name: str | None = None) -> Tensor:
+    """Return samples (n, t, k) of steps (n, k)."""
+    width = steps[0].shape[-1]
+    return model.concat([model.reshape(x, (-1, 1, width)) for x in steps], axis=1, name=name)
+
+
+def lstm_cells(
+    model: Model, steps: Sequence[Tensor], hidden: int, name: str, state: State | None = None
+) -> tuple[list[Tensor], State]:
+    """Return the states (n, hidden) of all steps and the last one, an operator a step.
+
+    The parameters are those of `lstm`. A search for a strategy can place each step by itself.
+    """
+    count = len(steps)
+
+    def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+        samples, width = builder.spec(values[0]).shape
+        shapes = {
+            "input": (width, 4 * hidden),
+            "state": (hidden, 4 * hidden),
+            "bias": (4 * hidden,),
+        }
+        weights = [
+            builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
+            for part, shape in shapes.items()
+        ]
+        h, c = (
+            values[count:]
+            or [*builder.apply("full", shape=(samples, hidden), name=f"{name}.zero")] * 2
+        )
+        made = []
+        for number, x in enumerate(values[:count]):
+            h, c = builder.apply("lstm_cell", x, h, c, *weights, name=f"{name}.{number}")[:2]
+            made.append(h)
+        return (*made, c)
+
+    initial = Initial("uniform", hidden**-0.5)
+    found = model.record(emit, (*steps, *(state or ())))
+    return list(found[:count]), (found[count - 1], found[count])
+
+
+def dense_steps(
+    model: Model,
+    steps: Sequence[Tensor],
+    width: int,
+    name: str,
+    *,
+    bias: bool = True,
+    activation: str | None = None,
+) -> list[Tensor]:
+    """Return activation(x w + b) of each step (n, k), an operator a step, as `Model.dense`."""
+
+    def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+        k = builder.spec(values[0]).shape[-1]
+        shapes = {"weight": (k, width), "bias": (width,)} if bias else {"weight": (k, width)}
+        weights = [
+            builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
+            for part, shape in shapes.items()
+        ]
+        return tuple(
+            builder.apply(
+                "linear", x, *weights, bias=bias, activation=activation, name=f"{name}.{number}"
+            )[0]
+            for number, x in enumerate(values)
+        )
+
+    initial = Initial("uniform", steps[0].shape[-1] ** -0.5)
+    return list(model.record(emit, tuple(steps)))

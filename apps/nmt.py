@@ -11,7 +11,15 @@ Optimizations, 2020, section 3.7.1.
 from __future__ import annotations
 
 from soapstone import Adam, Model, Tensor, run_app
-from soapstone.apps._recurrent import State, lstm, time_major
+from soapstone.apps._recurrent import (
+    State,
+    dense_steps,
+    joined,
+    lstm,
+    lstm_cells,
+    steps_of,
+    time_major,
+)
 from soapstone.frontend.data import Splits
 from soapstone.frontend.synthetic import translations
 
@@ -30,14 +38,21 @@ def build(
     hidden: int = 1024,
     length: int = 40,
     vocabulary: int = 32_000,
+    unrolled: bool = False,
 ) -> Model:
     """Return the network for sentence pairs (batch_size, length); a logit for each next word.
 
     Encoder and decoder have `layers` each; the decoder begins with the encoder's last states.
+
+    Args:
+        unrolled: operators of their own for each step, so that each can be placed by itself.
     """
     model = Model("nmt")
     source = model.input("source", (batch_size, length), "int32")
     target = model.input("target", (batch_size, length), "int32")
+    if unrolled:
+        model.output(_unrolled(model, source, target, layers, hidden, vocabulary))
+        return model
     memory, states = _encoded(model, source, layers, hidden, vocabulary)
     model.output(_decoded(model, target, states, memory, vocabulary)[0])
     return model
@@ -119,6 +134,30 @@ def _decoded(
     mixed = model.concat([context, x], axis=2)
     mixed = model.dense(mixed, hidden, activation="tanh", bias=False, name="attention.mix")
     return model.dense(mixed, vocabulary, name="output"), after
+
+
+def _unrolled(
+    model: Model, source: Tensor, target: Tensor, layers: int, hidden: int, vocabulary: int
+) -> Tensor:
+    """Return the logits (n, t, vocabulary), made step by step; the memory is of all steps."""
+    steps = steps_of(model, model.embedding(source, vocabulary, hidden, name="encoder.words"))
+    states = []
+    for number in range(1, layers + 1):
+        steps, last = lstm_cells(model, steps, hidden, f"encoder.lstm{number}")
+        states.append(last)
+    memory = joined(model, steps, "memory")
+    steps = steps_of(model, model.embedding(target, vocabulary, hidden, name="decoder.words"))
+    for number, state in enumerate(states, 1):
+        steps, _ = lstm_cells(model, steps, hidden, f"decoder.lstm{number}", state)
+    queries = dense_steps(model, steps, hidden, "attention.query", bias=False)
+    mixed = []
+    for step, query in zip(steps, queries):
+        rows = model.reshape(query, (-1, 1, hidden))
+        weights = model.softmax(model.apply("matmul", rows, memory, transpose_b=True))
+        context = model.reshape(model.matmul(weights, memory), (-1, hidden))
+        mixed.append(model.concat([context, step], axis=1))
+    mixed = dense_steps(model, mixed, hidden, "attention.mix", bias=False, activation="tanh")
+    return joined(model, dense_steps(model, mixed, vocabulary, "output"))
 
 
 def data(length: int = 40, vocabulary: int = 32_000, count: int = 320) -> Splits:

@@ -11,7 +11,14 @@ vocabulary of Penn Treebank.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import lstm, time_major
+from soapstone.apps._recurrent import (
+    dense_steps,
+    joined,
+    lstm,
+    lstm_cells,
+    steps_of,
+    time_major,
+)
 from soapstone.frontend.data import Splits
 from soapstone.frontend.synthetic import sentences
 
@@ -30,11 +37,23 @@ def build(
     hidden: int = 2048,
     length: int = 40,
     vocabulary: int = 10_000,
+    unrolled: bool = False,
 ) -> Model:
-    """Return the network for `length` words of `batch_size` sentences; a logit for each next."""
+    """Return the network for `length` words of `batch_size` sentences; a logit for each next.
+
+    Args:
+        unrolled: an operator a step, so that each can be placed by itself.
+    """
     model = Model("rnnlm")
     ids = model.input("ids", (batch_size, length), "int32")
-    x = time_major(model, model.embedding(ids, vocabulary, hidden, name="words"))
+    x = model.embedding(ids, vocabulary, hidden, name="words")
+    if unrolled:
+        steps = steps_of(model, x)
+        for number in range(1, layers + 1):
+            steps, _ = lstm_cells(model, steps, hidden, f"lstm{number}")
+        model.output(joined(model, dense_steps(model, steps, vocabulary, "output")))
+        return model
+    x = time_major(model, x)
     for number in range(1, layers + 1):
         x, _ = lstm(model, x, hidden, f"lstm{number}")
     model.output(model.dense(time_major(model, x), vocabulary, name="output"))

@@ -12,7 +12,7 @@ Recurrent Units for Highly Parallelizable Recurrence, 2018.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import lstm, sru, time_major
+from soapstone.apps._recurrent import lstm, lstm_cells, sru, steps_of, time_major
 from soapstone.frontend.data import Splits
 from soapstone.frontend.synthetic import texts
 
@@ -34,17 +34,28 @@ def build(
     vocabulary: int = 18_765,
     classes: int = 2,
     cell: str = "lstm",
+    unrolled: bool = False,
 ) -> Model:
     """Return the network for `length` words of `batch_size` texts; logits of the last step.
 
     Args:
         cell: lstm or sru.
+        unrolled: an operator a step of each lstm layer, so that each can be placed by itself.
     """
     if cell not in ("lstm", "sru"):
         raise ValueError(f"rnntc: cell {cell!r} found, lstm or sru needed")
+    if unrolled and cell != "lstm":
+        raise ValueError(f"rnntc: cell {cell!r} found, lstm needed to unroll it")
     model = Model("rnntc")
     ids = model.input("ids", (batch_size, length), "int32")
-    x = time_major(model, model.embedding(ids, vocabulary, hidden, name="words"))
+    x = model.embedding(ids, vocabulary, hidden, name="words")
+    if unrolled:
+        steps = steps_of(model, x)
+        for number in range(1, layers + 1):
+            steps, _ = lstm_cells(model, steps, hidden, f"lstm{number}")
+        model.output(model.dense(steps[-1], classes, name="classifier"))
+        return model
+    x = time_major(model, x)
     for number in range(1, layers + 1):
         if cell == "lstm":
             x, _ = lstm(model, x, hidden, f"lstm{number}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,6 +13,7 @@ from soapstone.frontend.state import Callback, TrainingState
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+_LINE_S = 5.0
 _REFRESH_S = 0.1  # drawing costs a millisecond: not after every step
 
 
@@ -132,6 +133,28 @@ def staged() -> Iterator[Stages]:
         yield stages
     finally:
         stages.close()
+
+
+@contextmanager
+def searching(stream: TextIO | None = None) -> Iterator[Callable[[float, int, float], None]]:
+    """Show how far a search for a strategy is: a line that changes, or one every few seconds."""
+    out = stream or sys.stderr
+    alive = out.isatty()
+    last = [0.0]
+
+    def show(seconds: float, proposals: int, best_us: float) -> None:
+        now = time.perf_counter()
+        if now - last[0] < (_REFRESH_S if alive else _LINE_S):
+            return
+        last[0] = now
+        text = f"{seconds:6.1f} s  {proposals:,} proposals  best {best_us:,.1f} us"
+        print(f"\r{text}\x1b[K" if alive else text, end="" if alive else "\n", file=out, flush=True)
+
+    try:
+        yield show
+    finally:
+        if alive and last[0]:
+            print(file=out, flush=True)
 
 
 def _bar(stream: TextIO) -> Progress:

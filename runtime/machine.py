@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,8 @@ class Processor:
     """One worker: `threads` hardware threads that run one point task at a time.
 
     `memory` names the memory its instances live in by default; `flops` is its peak rate in
-    floating-point operations a second, or None when unknown.
+    floating-point operations a second, or None when unknown; `node` is the computer it is in, empty
+    where there is but one.
 
     Raises: MachineError.
     """
@@ -51,6 +53,7 @@ class Processor:
     threads: int = 1
     memory: str = "system"
     flops: float | None = None
+    node: str = ""
 
     def __post_init__(self) -> None:
         _text("processor", "name", self.name)
@@ -59,6 +62,8 @@ class Processor:
         _text(owner, "memory", self.memory)
         _number(owner, "threads", self.threads, whole=True, least=1)
         _number(owner, "flops", self.flops, whole=False, least=0, optional=True)
+        if not isinstance(self.node, str):
+            raise MachineError(f"{owner}: field 'node' is {self.node!r}, a string needed")
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way link between two memories: seconds of latency and bytes a second.
+    """A one-way link between two memories or switches: seconds of latency and bytes a second.
+
+    Links that name the same `bus` share its bandwidth: a half-duplex cable is two links on a bus.
 
     Raises: MachineError.
     """
@@ -90,6 +97,7 @@ class Link:
     target: str
     latency_s: float
     bytes_per_s: float
+    bus: str = ""
 
     def __post_init__(self) -> None:
         _text("link", "source", self.source)
@@ -97,6 +105,8 @@ class Link:
         owner = f"link {self.source!r} -> {self.target!r}"
         _number(owner, "latency_s", self.latency_s, whole=False, least=0)
         _number(owner, "bytes_per_s", self.bytes_per_s, whole=False, least=1e-300)
+        if not isinstance(self.bus, str):
+            raise MachineError(f"{owner}: field 'bus' is {self.bus!r}, a string needed")
 
 
 def _parse(kind: type[_T], what: str, found: object) -> _T:
@@ -107,8 +117,11 @@ def _parse(kind: type[_T], what: str, found: object) -> _T:
     for key in found:
         if key not in known:
             raise MachineError(f"{what}: unknown field {key!r}; known: {', '.join(known)}")
-    required = {"Processor": {"name"}, "Memory": {"name", "capacity_bytes"}}
-    needed = required.get(kind.__name__, set(known))
+    needed = {
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.default is MISSING
+    }
     for name in known:
         if name in needed and name not in found:
             raise MachineError(f"{what}: field {name!r} is missing")
@@ -119,7 +132,8 @@ def _parse(kind: type[_T], what: str, found: object) -> _T:
 class Machine:
     """Processors, memories and links; order is meaning: processor index i is `processors[i]`.
 
-    The first memory is the host memory: what Python reads and writes.
+    The first memory is the host memory: what Python reads and writes. `switches` are where links
+    meet that hold no data; a copy between memories takes the fastest way over them (`routes`).
 
     Raises: MachineError for duplicate names, unknown memories or an empty machine.
     """
@@ -128,6 +142,7 @@ class Machine:
     processors: tuple[Processor, ...]
     memories: tuple[Memory, ...]
     links: tuple[Link, ...] = ()
+    switches: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _text("machine", "name", self.name)
@@ -143,13 +158,17 @@ class Machine:
                     raise MachineError(
                         f"{owner}: field {name!r} holds {item!r}, a {kind.__name__} needed"
                     )
+        object.__setattr__(self, "switches", tuple(self.switches))
+        for switch in self.switches:
+            _text(owner, "switches", switch)
+        places = [*(item.name for item in self.memories), *self.switches]
         for name, names in (
             ("processors", [item.name for item in self.processors]),
-            ("memories", [item.name for item in self.memories]),
+            ("memories or switches", places),
             ("links", [(item.source, item.target) for item in self.links]),
         ):
-            for item in names:
-                if names.count(item) > 1:  # type: ignore[arg-type]
+            for item, count in Counter(names).items():
+                if count > 1:
                     raise MachineError(f"{owner}: field {name!r} has {item!r} more than once")
         present = {memory.name for memory in self.memories}
         for processor in self.processors:
@@ -158,15 +177,16 @@ class Machine:
                     f"{owner}: processor {processor.name!r}: field 'memory' is "
                     f"{processor.memory!r}, needed one of {sorted(present)}"
                 )
+        ends = set(places)
         for link in self.links:
             for name, end in (("source", link.source), ("target", link.target)):
-                if end not in present:
+                if end not in ends:
                     raise MachineError(
                         f"{owner}: link {link.source!r} -> {link.target!r}: field {name!r} is "
-                        f"{end!r}, needed one of {sorted(present)}"
+                        f"{end!r}, needed one of {sorted(ends)}"
                     )
             if link.source == link.target:
-                raise MachineError(f"{owner}: link from memory {link.source!r} to itself")
+                raise MachineError(f"{owner}: link from {link.source!r} to itself")
 
     @property
     def host(self) -> Memory:
@@ -220,6 +240,7 @@ class Machine:
                 {f.name: getattr(item, f.name) for f in fields(item)} for item in self.memories
             ],
             "links": [{f.name: getattr(item, f.name) for f in fields(item)} for item in self.links],
+            "switches": list(self.switches),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -234,7 +255,7 @@ class Machine:
         """
         if not isinstance(data, Mapping):
             raise MachineError(f"machine: found {type(data).__name__}, an object needed")
-        known = {"version", "name", "processors", "memories", "links"}
+        known = {"version", "name", "processors", "memories", "links", "switches"}
         for key in data:
             if key not in known:
                 raise MachineError(f"machine: unknown field {key!r}; known: {sorted(known)}")
@@ -245,7 +266,7 @@ class Machine:
         if version != VERSION or isinstance(version, bool):
             raise MachineError(f"machine: field 'version' is {version!r}, {VERSION} needed")
         lists: dict[str, list[Any]] = {}
-        for key in ("processors", "memories", "links"):
+        for key in ("processors", "memories", "links", "switches"):
             found = data.get(key, [])
             if not isinstance(found, list):
                 raise MachineError(
@@ -262,6 +283,7 @@ class Machine:
                 _parse(Memory, f"memories[{i}]", item) for i, item in enumerate(lists["memories"])
             ),
             links=tuple(_parse(Link, f"links[{i}]", item) for i, item in enumerate(lists["links"])),
+            switches=tuple(lists["switches"]),
         )
 
     @staticmethod

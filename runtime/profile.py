@@ -63,6 +63,11 @@ class Profile:
             if end:
                 self.add(operation, asked, start, end)
 
+    def put(self, events: Iterable[Event]) -> None:
+        """Add events."""
+        with self._lock:
+            self._events += events
+
     def extend(self, other: Profile) -> None:
         """Add the events of another profile."""
         found = other.events

@@ -1,4 +1,4 @@
-"""The command line: `soapstone train`, `predict`, `optimize`, `onnx`, `rules`, `apps`, `ops`.
+"""The command line: `soapstone train`, `predict`, `optimize`, `strategy`, `machine`, and more.
 
 What a person reads goes to standard output; with `--json` it goes to standard error, and standard
 output has one JSON object.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import soapstone
-from soapstone import cli_onnx, cli_optimize, cli_rules
+from soapstone import cli_onnx, cli_optimize, cli_rules, cli_strategy
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Checkpoint
@@ -30,6 +30,8 @@ app = typer.Typer(
 
 app.add_typer(cli_onnx.app, name="onnx")
 app.add_typer(cli_rules.app, name="rules")
+app.add_typer(cli_strategy.app, name="strategy")
+app.add_typer(cli_strategy.machines, name="machine")
 app.command()(cli_optimize.optimize)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]

@@ -24,6 +24,7 @@ from soapstone.apps.transformer import TENSOROPT
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data import Batches, Splits
 from soapstone.frontend.training import training_graph
+from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 
 Twin = Callable[[], nn.Module]
@@ -416,3 +417,25 @@ def test_encoder_and_steps_give_what_the_whole_model_gives() -> None:
             names = ("ids", "memory", "h1", "c1", "h2", "c2")
             found, *states = step.predict(dict(zip(names, (target[:, place], memory, *states))))
             np.testing.assert_allclose(found, logits[:, place], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("app", ["rnnlm", "rnntc", "nmt"])
+def test_unrolled_networks_are_the_same_networks(app: str) -> None:
+    """Equal parameters give equal outputs, whether a layer is one operator or one a step."""
+    module = importlib.import_module(f"soapstone.apps.{app}")
+    sizes = {"hidden": 8, "length": 5, "vocabulary": 11}
+    whole, steps = module.build(3, **sizes), module.build(3, unrolled=True, **sizes)
+    random = np.random.default_rng(0)
+    graph = whole.graph
+    given = {
+        name: (
+            random.integers(0, 11, graph.tensors[name].shape, dtype=np.int32)
+            if graph.roles[name] is Role.INPUT
+            else random.standard_normal(graph.tensors[name].shape, np.float32)
+        )
+        for name in graph.roles
+    }
+    assert set(steps.graph.roles) == set(graph.roles)
+    expected = interpret(graph, given)[graph.outputs[0]]
+    found = interpret(steps.graph, given)[steps.graph.outputs[0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

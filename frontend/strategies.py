@@ -1,0 +1,204 @@
+"""Strategies for models: what to search for, on which machine, and what to show of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from soapstone.frontend.app import AppError, load_app
+from soapstone.frontend.strategy_picture import save_picture
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.runtime import Machine
+from soapstone.runtime.cluster import load_machine
+from soapstone.runtime.routes import routes
+from soapstone.search.cost.profile import measured_machine
+from soapstone.search.parallel import (
+    NAMED,
+    Options,
+    ParallelError,
+    Simulation,
+    Simulator,
+    StrategyResult,
+    search,
+    simulate,
+)
+from soapstone.search.parallel.search import Progress
+
+
+def graph_of(
+    model: str | Path,
+    batch_size: int | None = None,
+    *,
+    training: bool = True,
+    sizes: Mapping[str, Any] | None = None,
+) -> Graph:
+    """Return the graph of an app's name or script, an ONNX file, or a graph file.
+
+    Args:
+        batch_size: of an app; by default its own.
+        training: an app's training step rather than its inference graph.
+        sizes: what else the app's `build` takes, such as layers or hidden.
+
+    Raises:
+        AppError, GraphError, OSError: it is none of these, or the sizes do not fit.
+    """
+    path = Path(model)
+    if path.suffix == ".onnx":
+        from soapstone.frontend.onnx import from_onnx
+
+        return from_onnx(path).graph({})
+    if path.suffix == ".json" or path.is_dir():
+        from soapstone.ir.files import load_graph
+
+        return load_graph(path)[0]
+    from soapstone.frontend.optimizers import optimizer
+    from soapstone.frontend.training import training_graph
+
+    app = load_app(model)
+    known = inspect.signature(app.build).parameters
+    for name in sizes or {}:
+        if name not in known:
+            raise AppError(
+                f"app {app.name!r}: size {name!r} found, one of {', '.join(known)} needed"
+            )
+    size = app.options["batch_size"] if batch_size is None else batch_size
+    with app.build(size, **dict(sizes or {})) as made:
+        if not training:
+            return made.graph
+        options = app.options
+        return training_graph(made.graph, options["loss"], optimizer(options["optimizer"]), ())
+
+
+def machine_of(name: str | Path, devices: int | None = None) -> Machine:
+    """Return the machine of a name or file; `local` is this computer, measured.
+
+    Raises:
+        MachineError: there is none.
+    """
+    if str(name) == "local":
+        return measured_machine(devices)
+    return load_machine(name, devices)
+
+
+def parse_sizes(texts: list[str] | None) -> dict[str, Any]:
+    """Return the sizes that texts such as `layers=2` or `unrolled=true` say.
+
+    Raises:
+        GraphError: a text of another form.
+    """
+    found: dict[str, Any] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise GraphError(f"size {text!r} found, NAME=VALUE needed")
+        if value.lower() in ("true", "false"):
+            found[name] = value.lower() == "true"
+        else:
+            try:
+                found[name] = int(value)
+            except ValueError:
+                found[name] = value
+    return found
+
+
+def imported(graph: Graph, machine: Machine, path: str | Path) -> dict[str, Configuration]:
+    """Return the configurations of a strategy file's operators.
+
+    Raises:
+        StrategyError: it cannot be read, or is for another graph or machine.
+    """
+    strategy = Strategy.load(path)
+    strategy.check(graph, machine.describe())
+    return dict(strategy.configurations)
+
+
+def simulated(graph: Graph, machine: Machine, strategy: str | Path) -> Simulation:
+    """Return what a strategy costs: data, model, expert or tensor parallelism, or a file's.
+
+    Raises:
+        StrategyError, ParallelError: the strategy does not fit.
+    """
+    if str(strategy) in NAMED:
+        simulator = Simulator(graph, machine)
+        return simulator.simulate(NAMED[str(strategy)](simulator.model))
+    found = Strategy.load(strategy)
+    found.check(graph, machine.describe())
+    return simulate(graph, machine, found)
+
+
+def found(
+    graph: Graph,
+    machine: Machine,
+    method: str,
+    options: Options,
+    *,
+    start: Mapping[str, Configuration] | None = None,
+    progress: Progress | None = None,
+) -> StrategyResult:
+    """Return the best strategy that a method finds.
+
+    Raises:
+        ParallelError: an unknown method, or one that does not fit the graph.
+    """
+    if method not in METHODS:
+        raise ParallelError(f"method {method!r} found, one of {', '.join(METHODS)} needed")
+    result: StrategyResult = METHODS[method](
+        graph, machine, options, start=start, progress=progress
+    )
+    return result
+
+
+METHODS: Mapping[str, Any] = {"mcmc": search}
+
+
+def machine_table(machine: Machine) -> str:
+    """Return a machine as text: processors, memories, links, and the routes between devices."""
+    lines = [f"machine {machine.name}"]
+    for processor in machine.processors:
+        where = f" in {processor.node}" if processor.node else ""
+        rate = f", {processor.flops / 1e9:,.1f} GFLOP/s" if processor.flops else ""
+        lines.append(
+            f"  processor {processor.name}: {processor.kind}, {processor.threads} threads,"
+            f" {processor.memory}{where}{rate}"
+        )
+    for memory in machine.memories:
+        rate = f", {memory.bytes_per_s / 1e9:,.1f} GB/s" if memory.bytes_per_s else ""
+        lines.append(f"  memory {memory.name}: {memory.capacity_bytes / 2**30:,.1f} GiB{rate}")
+    for link in machine.links:
+        shared = f", on {link.bus}" if link.bus else ""
+        lines.append(
+            f"  link {link.source} -> {link.target}: {link.bytes_per_s / 1e9:,.1f} GB/s,"
+            f" {link.latency_s * 1e6:,.1f} us{shared}"
+        )
+    found = routes(machine)
+    count = len(machine.processors)
+    ways = {
+        (round(found.latency_s[a, b] * 1e6, 2), round(1e-9 / found.s_per_byte[a, b], 2))
+        for a in range(count)
+        for b in range(count)
+        if found.s_per_byte[a, b] > 0
+    }
+    for latency, rate in sorted(ways):
+        lines.append(f"  routes of {latency} us and {rate} GB/s at the narrowest place")
+    return "\n".join(lines)
+
+
+__all__ = [
+    "METHODS",
+    "Options",
+    "Progress",
+    "StrategyResult",
+    "found",
+    "graph_of",
+    "imported",
+    "machine_of",
+    "machine_table",
+    "parse_sizes",
+    "save_picture",
+    "simulated",
+]

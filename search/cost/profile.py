@@ -1,0 +1,61 @@
+"""This computer as a machine: arithmetic and memory rates, measured with the executor's kernels."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from soapstone.ir.graph import GraphBuilder
+from soapstone.runtime import Machine
+from soapstone.runtime.machine import Link, Memory, Processor
+from soapstone.search.cost.executor import ExecutorCost
+
+_ROWS = 1024  # of the matrices whose product measures arithmetic
+_ELEMENTS = 1 << 24  # of the vectors whose sum measures memory, 64 MiB each
+_SIZES = (1 << 12, 1 << 26)  # bytes of copies: a short one for latency, a long one for bandwidth
+
+
+def measured_machine(cpus: int | None = None, threads: int = 1) -> Machine:
+    """Return this computer with the rates of its processors and memory, and of copies in it.
+
+    Arithmetic is that of a float32 product of 1024 x 1024 matrices on one processor, memory that of
+    the sum of two long vectors; copies are timed at 4 KiB and 64 MiB.
+    """
+    machine = Machine.local(cpus, threads)
+    model = ExecutorCost(threads)
+    builder = GraphBuilder("product")
+    x, y = builder.input("x", (_ROWS, _ROWS)), builder.input("y", (_ROWS, _ROWS))
+    builder.output(*builder.apply("matmul", x, y))
+    product = model.cost(builder.build(), {})
+    builder = GraphBuilder("sum")
+    x, y = builder.input("x", (_ELEMENTS,)), builder.input("y", (_ELEMENTS,))
+    builder.output(*builder.apply("add", x, y))
+    total = model.cost(builder.build(), {})
+    short, long = (_copy_s(size) for size in _SIZES)
+    rate = (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
+    return replace(
+        machine,
+        processors=tuple(
+            Processor(p.name, p.kind, p.threads, p.memory, product.flops / product.time_us * 1e6)
+            for p in machine.processors
+        ),
+        memories=tuple(
+            Memory(m.name, m.capacity_bytes, total.bytes / total.time_us * 1e6)
+            for m in machine.memories
+        ),
+        links=tuple(Link(link.source, link.target, short, rate) for link in machine.links),
+    )
+
+
+def _copy_s(nbytes: int) -> float:
+    """Return the median time of a copy within memory."""
+    source = np.ones(nbytes, np.uint8)
+    target = np.empty_like(source)
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))

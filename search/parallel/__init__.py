@@ -1,0 +1,19 @@
+"""Strategies found by simulation: the SOAP space (Jia, chapter 3; FlexFlow)."""
+
+from __future__ import annotations
+
+from soapstone.search.parallel.initial import NAMED
+from soapstone.search.parallel.problem import ParallelError
+from soapstone.search.parallel.search import Options, StrategyResult, search
+from soapstone.search.parallel.simulate import Simulation, Simulator, simulate
+
+__all__ = [
+    "NAMED",
+    "Options",
+    "ParallelError",
+    "Simulation",
+    "Simulator",
+    "StrategyResult",
+    "search",
+    "simulate",
+]

@@ -1,0 +1,110 @@
+"""Lower bounds of a step's time: what no strategy on a machine can pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.search.parallel.arrays import (
+    LAUNCH,
+    LOOKS,
+    NODE,
+    RATE,
+    RATES,
+    READERS,
+    TASK,
+    WRITERS,
+    Array,
+    Problem,
+)
+from soapstone.search.parallel.choice import Settled
+from soapstone.search.parallel.problem import Model
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Times in microseconds that no strategy can pass, whatever it moves.
+
+    Attributes:
+        path_us: the longest chain of tasks, each cut over all devices and moved at no cost.
+        work_us: all tasks uncut, divided by the devices: cutting makes none of them less work.
+    """
+
+    path_us: float
+    work_us: float
+
+    @property
+    def us(self) -> float:
+        return max(self.path_us, self.work_us)
+
+
+def lower_bound(model: Model) -> Bound:
+    """Return the lower bound for a graph on a machine.
+
+    A point task of any cut takes at least a launch, and one of the points of an operator does at
+    least an equal share of its arithmetic; the bytes that all points touch are at least those of
+    the operator uncut. On a machine of several kinds of devices the best rate of each is taken.
+    """
+    p = model.problem
+    least = least_ns(p)
+    path = _longest(p, least)
+    whole = Settled(model)
+    whole.set({})
+    kinds = {int(kind) for kind in p.devices[:, 1]}
+    work = float(whole.choice.task_ns[:, 0].sum())
+    if len(kinds) > 1:
+        work = float(least.sum())
+    return Bound(path / 1e3, work / len(p.devices) / 1e3)
+
+
+def least_ns(p: Problem) -> Array:
+    """Return the least time of each task, cut over all devices. int64 (tasks,)."""
+    found = np.zeros(len(p.tasks))
+    launch, devices = p.kinds[:, LAUNCH].min(), len(p.devices)
+    for node in range(len(p.nodes)):
+        if p.nodes[node, LOOKS]:
+            continue
+        rate = p.kinds[:, RATES + p.nodes[node, RATE]].max()
+        found[p.nodes[node, TASK]] += int(launch + p.flops[node] / devices / rate)
+    return np.maximum(found, 1).astype(np.int64)
+
+
+def tails(p: Problem, least: Array) -> Array:
+    """Return the least time from a task's readiness to the end of the step. int64 (tasks,)."""
+    tail = least.copy()
+    after: list[set[int]] = [set() for _ in range(len(p.tasks))]
+    for value in range(len(p.values)):
+        makers = {
+            int(p.nodes[p.operands[p.writers[row], NODE], TASK])
+            for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1])
+        }
+        readers = {
+            int(p.readers[place, 1])
+            for place in range(p.values[value, READERS], p.values[value, READERS + 1])
+            if p.readers[place, 1] >= 0
+        }
+        for maker in makers:
+            after[maker] |= readers
+    waiting = [0] * len(p.tasks)
+    before: list[list[int]] = [[] for _ in range(len(p.tasks))]
+    for task, readers in enumerate(after):
+        waiting[task] = len(readers)
+        for reader in readers:
+            before[reader].append(task)
+    ready = [task for task, count in enumerate(waiting) if count == 0]
+    while ready:
+        task = ready.pop()
+        for maker in before[task]:
+            tail[maker] = max(tail[maker], least[maker] + tail[task])
+            waiting[maker] -= 1
+            if waiting[maker] == 0:
+                ready.append(maker)
+    return tail
+
+
+def _longest(p: Problem, least: Array) -> float:
+    return float(tails(p, least).max(initial=0))
+
+
+__all__ = ["Bound", "least_ns", "lower_bound", "tails"]

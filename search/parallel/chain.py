@@ -1,0 +1,374 @@
+"""One Markov chain over strategies, compiled (Jia, section 3.5).
+
+A proposal changes the configuration of one operator, at random as in the paper or by a move that
+keeps what is good about it, or those of a whole class of equal operators. It is accepted if it is
+faster, else with a probability that falls with the difference. The threshold is drawn first, so
+that a simulation stops as soon as it must be passed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone.search.parallel import choice as choices
+from soapstone.search.parallel.arrays import (
+    CHANNEL,
+    DEGREES,
+    DIMS,
+    EXTENT,
+    GIVER,
+    HEAD,
+    MESSAGE,
+    NEED,
+    NODE,
+    OK,
+    OVERFLOW,
+    POINTS,
+    SEND,
+    Array,
+    Choice,
+    Problem,
+    Scratch,
+)
+from soapstone.search.parallel.arrays import (
+    CLASS as ITS_CLASS,
+)
+from soapstone.search.parallel.compiling import NONE, ZERO, compiled, entry, packed, put
+from soapstone.search.parallel.geometry import legal
+from soapstone.search.parallel.schedule import (
+    PASSED,
+    State,
+    accept,
+    first_affected,
+    reject,
+    simulate,
+)
+
+# kinds of moves
+RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, MOVES = range(7)
+# what a chain stopped for
+BUDGET, FULL = 0, 1
+
+
+@packed
+class Chain(NamedTuple):
+    """A chain's place: random numbers, costs and counts.
+
+    random: uint64 (1). cost: int64 [now, best]. counts: int64 [proposals, accepted, simulations, -,
+    proposals at the best, tasks that passes did not begin with, passes cut short].
+    """
+
+    random: Array
+    cost: Array
+    counts: Array
+    weights: Array  # (MOVES): cumulative shares of moves
+    free: Array  # operators that may be chosen, those with a configuration of their own
+    class_ptr: Array  # operators of each class
+    members: Array
+    peer_ptr: Array  # operators that share a value with an operator
+    peers: Array
+    divisors: Array  # numbers of points tried first
+    best: Array  # operators of the best choice
+    best_placed: Array
+    moves: Array  # (MOVES, 2): how often proposed and accepted
+
+
+@compiled
+def _next(random: Array) -> int:
+    """Return 63 random bits (xorshift64*; Vigna 2016)."""
+    x = random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    random[0] = x
+    found: int = np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(1))  # type: ignore[assignment]
+    return found
+
+
+@compiled
+def _below(random: Array, limit: Any) -> int:
+    found: int = _next(random) % limit
+    return found
+
+
+@compiled
+def _share(random: Array) -> float:
+    return float(_next(random) >> 10) / 9007199254740992.0
+
+
+@compiled
+def _points(p: Problem, c: Choice, op: int) -> int:
+    points = 1
+    for dim in range(p.operators[op, DIMS]):
+        points *= c.operators[op, DEGREES + dim]
+    return points
+
+
+@compiled
+def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
+    """Draw degrees: a number of points, and its prime factors dealt out to dims that may take it.
+
+    Every legal choice of degrees with at most one point a device can be drawn.
+    """
+    for _ in range(64):
+        for dim in range(p.operators[op, DIMS]):
+            c.operators[op, DEGREES + dim] = 1
+        if _below(k.random, np.int64(8)) == 0:
+            left = 1 + _below(k.random, len(p.devices))
+        else:
+            left = k.divisors[_below(k.random, k.divisors.shape[0])]
+        factor = 2
+        good = True
+        while left > 1:
+            if factor * factor > left:
+                factor = left
+            if left % factor:
+                factor += 1
+                continue
+            left //= factor
+            count = 0
+            for dim in range(p.operators[op, DIMS]):
+                wide = c.operators[op, DEGREES + dim] * factor <= p.operators[op, EXTENT + dim]
+                count += p.operators[op, OK + dim] and wide
+            if count == 0:
+                good = False
+                break
+            pick = _below(k.random, count)
+            for dim in range(p.operators[op, DIMS]):
+                wide = c.operators[op, DEGREES + dim] * factor <= p.operators[op, EXTENT + dim]
+                if p.operators[op, OK + dim] and wide:
+                    if pick == 0:
+                        c.operators[op, DEGREES + dim] *= factor
+                        break
+                    pick -= 1
+        if good and legal(p, p.operators[op, NODE], c.operators[op, DEGREES:]):
+            return
+    for dim in range(p.operators[op, DIMS]):
+        c.operators[op, DEGREES + dim] = 1
+
+
+@compiled
+def _place(p: Problem, c: Choice, k: Chain, op: int) -> None:
+    """Draw devices: mostly neighbours in order, or evenly spaced; sometimes any, even the same."""
+    points = c.operators[op, POINTS]
+    pick = _below(k.random, np.int64(16))
+    if pick < 8:
+        blocks = max(1, len(p.devices) // points)
+        first = _below(k.random, blocks) * points
+        for i in range(points):
+            c.placed[op, i] = (first + i) % len(p.devices)
+    elif pick < 11:
+        stride = max(1, len(p.devices) // points)
+        first = _below(k.random, stride)
+        for i in range(points):
+            c.placed[op, i] = (first + i * stride) % len(p.devices)
+    elif pick < 13:
+        first = _below(k.random, len(p.devices))
+        for i in range(points):
+            c.placed[op, i] = (first + i) % len(p.devices)
+    elif pick < 15:  # distinct devices in any order
+        for i in range(points):
+            while True:
+                device = _below(k.random, len(p.devices))
+                known = False
+                for j in range(i):
+                    known = known or c.placed[op, j] == device
+                if not known:
+                    break
+            c.placed[op, i] = device
+    else:
+        for i in range(points):
+            c.placed[op, i] = _below(k.random, len(p.devices))
+
+
+@compiled
+def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
+    """Give an operator another's degrees, dim by dim, and devices; return whether that is legal."""
+    if p.operators[source, DIMS] != p.operators[target, DIMS]:
+        return False
+    for dim in range(p.operators[source, DIMS]):
+        degree = c.operators[source, DEGREES + dim]
+        if degree > p.operators[target, EXTENT + dim] or (
+            degree > 1 and not p.operators[target, OK + dim]
+        ):
+            return False
+    if not legal(p, p.operators[target, NODE], c.operators[source, DEGREES:]):
+        return False
+    put(c.operators[target], c.operators[source], c.operators.shape[1])
+    put(c.placed[target], c.placed[source], c.placed.shape[1])
+    return True
+
+
+@compiled
+def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
+    """Double or halve the degree of one dim, or move a factor from one to another."""
+    dims = p.operators[op, DIMS]
+    a = _below(k.random, dims)
+    b = _below(k.random, dims)
+    pick = _below(k.random, np.int64(3))
+    if pick != 0:
+        if c.operators[op, DEGREES + a] % 2:
+            return False
+        c.operators[op, DEGREES + a] //= 2
+    if pick != 1:
+        c.operators[op, DEGREES + b] *= 2
+        if (
+            c.operators[op, DEGREES + b] > p.operators[op, EXTENT + b]
+            or not p.operators[op, OK + b]
+        ):
+            return False
+    return _points(p, c, op) <= len(p.devices) and legal(
+        p, p.operators[op, NODE], c.operators[op, DEGREES:]
+    )
+
+
+@compiled
+def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -> bool:
+    """Change the configuration of some operators; return whether there is a change to judge.
+
+    The operators are collected, and what they were is saved, before anything is changed.
+    """
+    op = k.free[_below(k.random, k.free.shape[0])]
+    choices.affected(p, s, op, True)
+    if move == CLASS:
+        number = p.operators[op, ITS_CLASS]
+        if k.class_ptr[number + 1] - k.class_ptr[number] < 2:
+            s.collected[0] = 0
+            s.collected[1] = 0
+            put(b.top, c.top, 7)
+            return False
+        for place in range(k.class_ptr[number], k.class_ptr[number + 1]):
+            choices.affected(p, s, k.members[place], False)
+    choices.save(p, c, b, s)
+    if move == DEVICES:
+        _place(p, c, k, op)
+    elif move == DEGREE:
+        before = c.operators[op, POINTS]
+        if not _another_degree(p, c, k, op):
+            return False
+        c.operators[op, POINTS] = _points(p, c, op)
+        if c.operators[op, POINTS] != before:
+            _place(p, c, k, op)
+    elif move == COPY:
+        count = k.peer_ptr[op + 1] - k.peer_ptr[op]
+        if count == 0:
+            return False
+        peer = k.peers[k.peer_ptr[op] + _below(k.random, count)]
+        if not _take_over(p, c, peer, op):
+            _degrees(p, c, k, op)
+            c.operators[op, POINTS] = _points(p, c, op)
+            if c.operators[op, POINTS] == c.operators[peer, POINTS]:
+                put(c.placed[op], c.placed[peer], c.placed.shape[1])
+            else:
+                _place(p, c, k, op)
+    else:
+        _degrees(p, c, k, op)
+        c.operators[op, POINTS] = _points(p, c, op)
+        if move == UNIFORM:  # as in the paper: any device for each point
+            for i in range(c.operators[op, POINTS]):
+                c.placed[op, i] = _below(k.random, len(p.devices))
+        else:
+            _place(p, c, k, op)
+        if move == CLASS:
+            number = p.operators[op, ITS_CLASS]
+            for place in range(k.class_ptr[number], k.class_ptr[number + 1]):
+                if k.members[place] != op:
+                    _take_over(p, c, op, k.members[place])
+    return True
+
+
+@entry
+def keep_best(c: Choice, k: Chain, cost: int) -> None:
+    """Note the strategy as the best so far."""
+    k.cost[1] = cost
+    k.counts[4] = k.counts[0]
+    for op in range(c.operators.shape[0]):
+        put(k.best[op], c.operators[op], c.operators.shape[1])
+        put(k.best_placed[op], c.placed[op], c.placed.shape[1])
+
+
+@compiled
+def _crowded(c: Choice, part: Any) -> bool:
+    """Return whether more than 1 / part of a pool is taken."""
+    return bool(
+        c.top[MESSAGE] > c.messages.shape[0] // part
+        or c.top[GIVER] > c.givers.shape[0] // part
+        or c.top[SEND] > c.sends.shape[0] // part
+        or c.top[NEED] > c.needs.shape[0] // part
+        or c.top[CHANNEL] > c.channels.shape[0] // part
+        or c.top[HEAD] > c.head.shape[0] // part
+    )
+
+
+@entry
+def walk(
+    p: Problem,
+    c: Choice,
+    b: Choice,
+    s: Scratch,
+    t: State,
+    k: Chain,
+    temperature: float,
+    proposals: int,
+    delta: bool,
+) -> int:
+    """Make so many proposals; return FULL, with nothing lost, when a pool must be made larger.
+
+    Args:
+        temperature: the rise in nanoseconds that is accepted with probability 1 / e.
+        delta: whether passes begin where the change does.
+    """
+    for _ in range(proposals):
+        if _crowded(c, np.int64(2)):
+            choices.reconnect_all(p, c, s)
+            if c.top[OVERFLOW] or _crowded(c, np.int64(3)):
+                return FULL
+            simulate(p, c, t, ZERO, NONE)
+            accept(p, t, ZERO)
+        u = _share(k.random)
+        move = 0
+        while move < MOVES - 1 and u >= k.weights[move]:
+            move += 1
+        threshold = k.cost[0] + int(-np.log(1.0 - _share(k.random)) * temperature)
+        k.counts[0] += 1
+        k.moves[move, 0] += 1
+        if not _propose(p, c, b, s, k, move):
+            choices.put_back(p, c, b, s)
+            continue
+        choices.change(p, c, s)
+        if c.top[OVERFLOW]:
+            choices.undo(p, c, b, s)
+            return FULL
+        first = first_affected(p, s) if delta else ZERO
+        k.counts[2] += 1
+        k.counts[5] += first
+        cost = simulate(p, c, t, first, threshold)
+        if cost == PASSED:
+            k.counts[6] += 1
+            reject(t)
+            choices.undo(p, c, b, s)
+            continue
+        accept(p, t, first)
+        k.counts[1] += 1
+        k.moves[move, 1] += 1
+        k.cost[0] = cost
+        if cost < k.cost[1]:
+            keep_best(c, k, cost)
+    return BUDGET
+
+
+def moves(shares: dict[int, float]) -> Array:
+    """Return the cumulative shares of moves."""
+    weights = np.zeros(MOVES)
+    for move, share in shares.items():
+        weights[move] = share
+    found: Array = np.cumsum(weights) / weights.sum()
+    return found
+
+
+INFORMED = {RANDOM: 0.2, DEVICES: 0.2, DEGREE: 0.2, COPY: 0.3, CLASS: 0.1}
+PLAIN = {UNIFORM: 1.0}  # the paper's
+
+__all__ = ["BUDGET", "FULL", "INFORMED", "PLAIN", "Chain", "keep_best", "moves", "walk"]

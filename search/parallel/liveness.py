@@ -1,0 +1,166 @@
+"""Memory of each device over a simulated step, compiled: what is there, from when to when."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from soapstone.search.parallel.arrays import (
+    AXES,
+    BYTES,
+    DEVICE,
+    KIND,
+    MOST_RANK,
+    NODE,
+    OP,
+    OPERANDS,
+    OUTPUT,
+    PLACE,
+    POINT,
+    POINTS,
+    RANK,
+    READERS,
+    STAYS,
+    TASK,
+    UPDATES,
+    WRITERS,
+    Array,
+    Choice,
+    Problem,
+    Scratch,
+)
+from soapstone.search.parallel.compiling import call, compiled, entry
+from soapstone.search.parallel.geometry import tile
+from soapstone.search.parallel.schedule import State
+
+
+@compiled
+def _elements(box: Array, rank: int) -> int:
+    result = 1
+    for axis in range(rank):
+        result *= box[MOST_RANK + axis] - box[axis]
+    return result
+
+
+@compiled
+def _within(a: Array, b: Array, rank: int) -> bool:
+    for axis in range(rank):
+        if a[axis] < b[axis] or a[MOST_RANK + axis] > b[MOST_RANK + axis]:
+            return False
+    return True
+
+
+@entry
+def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> int:
+    """Write (device, bytes, from ns, to ns) for what each device holds; return how many rows.
+
+    A tile is held from the start of its writer to the end of its last reader on any device, a copy
+    from the writer's end to the end of its last reader there. Parameters, their copies and the
+    states of updates are held at all times. out: room for `rows_needed` rows.
+    """
+    devices = p.devices.shape[0]
+    end = state.free[state.free.shape[0] - 1, state.free.shape[1] - 1]
+    count = 0
+    for value in range(p.values.shape[0]):
+        rank, item = p.values[value, RANK], p.values[value, BYTES]
+        stays = p.values[value, STAYS] != 0
+        first, total = count, 0
+        last = np.int64(0)
+        for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+            operand = p.writers[row]
+            node = p.operands[operand, NODE]
+            op, task = p.nodes[node, OP], p.nodes[node, TASK]
+            for point in range(c.nodes[node, POINTS]):
+                w = s.writers[total]
+                tile(p, c, operand, point, w, s.at)
+                at = c.node_at[node, point]
+                w[DEVICE] = c.placed[op, at]
+                w[POINT] = state.end[p.tasks[task, PLACE], at]
+                start = w[POINT] - c.task_ns[task, devices] - c.task_ns[task, at]
+                last = max(last, w[POINT])
+                out[count, 0] = w[DEVICE]
+                out[count, 1] = _elements(w, rank) * item
+                out[count, 2] = 0 if stays else start
+                out[count, 3] = end if stays else w[POINT]
+                count += 1
+                total += 1
+        written = last
+        copies = count
+        for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+            operand, task = p.readers[place, 0], p.readers[place, 1]
+            node = p.operands[operand, NODE]
+            op = p.nodes[node, OP]
+            for point in range(c.nodes[node, POINTS]):
+                at = c.node_at[node, point]
+                device = c.placed[op, at]
+                done = end
+                if task >= 0:
+                    done = state.end[p.tasks[task, PLACE], at]
+                last = max(last, done)
+                r = s.readers[point]
+                tile(p, c, operand, point, r, s.at)
+                known = False
+                for i in range(total):
+                    w = s.writers[i]
+                    if w[DEVICE] == device and _within(r, w, rank):
+                        known = True
+                        break
+                if known:
+                    continue
+                nbytes = _elements(r, rank) * item
+                for other in range(copies, count):  # boxes of one size on a device are one copy
+                    if out[other, 0] == device and out[other, 1] == nbytes:
+                        out[other, 3] = max(out[other, 3], done)
+                        known = True
+                        break
+                if not known:
+                    out[count, 0] = device
+                    out[count, 1] = nbytes
+                    out[count, 2] = 0 if stays else written
+                    out[count, 3] = done
+                    count += 1
+        if not stays:
+            for row in range(first, copies):
+                out[row, 3] = max(out[row, 3], last)
+    for op in range(p.operators.shape[0]):
+        if p.operators[op, KIND] != UPDATES:
+            continue
+        node = p.operators[op, NODE]
+        states = -1
+        for operand in range(p.nodes[node, OPERANDS], p.nodes[node, OPERANDS + 1]):
+            if not p.operands[operand, OUTPUT]:
+                continue
+            states += 1
+            if states == 0:
+                continue  # the parameter itself is a value
+            for point in range(c.nodes[node, POINTS]):
+                tile(p, c, operand, point, s.readers[0], s.at)
+
+                rank = p.operands[operand, AXES + 1] - p.operands[operand, AXES]
+                out[count, 0] = c.placed[op, c.node_at[node, point]]
+                out[count, 1] = _elements(s.readers[0], rank) * p.operands[operand, BYTES]
+                out[count, 2] = 0
+                out[count, 3] = end
+                count += 1
+    return count
+
+
+def rows_needed(p: Problem) -> int:
+    """Return how many rows `lifetimes` may write."""
+    return int((len(p.writers) + len(p.readers) + len(p.operands)) * len(p.devices)) + 1
+
+
+def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
+    """Return the most bytes that each device holds at once. int64 (devices,)."""
+    rows = np.zeros((rows_needed(p), 4), np.int64)
+    rows = rows[: call(lifetimes, p, c, s, state, rows)]
+    found = np.zeros(len(p.devices), np.int64)
+    for device in range(len(p.devices)):
+        mine = rows[rows[:, 0] == device]
+        times = np.concatenate([mine[:, 2], mine[:, 3]])
+        sizes = np.concatenate([mine[:, 1], -mine[:, 1]])
+        order = np.lexsort((-sizes, times))  # at one time, what comes is there beside what goes
+        found[device] = max(0, int(np.cumsum(sizes[order]).max(initial=0)))
+    return found
+
+
+__all__ = ["lifetimes", "peaks", "rows_needed"]

@@ -1,0 +1,171 @@
+"""Simulating one strategy: time, traffic, memory and a timeline, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.runtime import Machine
+from soapstone.runtime.profile import Event, Profile
+from soapstone.search.parallel import schedule
+from soapstone.search.parallel.arrays import (
+    BUSY,
+    FROM_DEVICE,
+    MESSAGE,
+    MOVED,
+    PLACE,
+    POINTS,
+    TO_DEVICE,
+)
+from soapstone.search.parallel.bound import Bound, lower_bound
+from soapstone.search.parallel.choice import Settled
+from soapstone.search.parallel.compiling import call
+from soapstone.search.parallel.liveness import peaks
+from soapstone.search.parallel.problem import Model, prepare
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What one step of a strategy costs on a machine, by simulation.
+
+    Attributes:
+        step_us: from the first task to the last arrival. compute_us: of all tasks, summed.
+        bytes_moved: between devices. messages: copies and collectives that move them.
+        peak_bytes_per_device: most bytes that each device holds at once.
+        lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
+        estimated: whether times of tasks come from a description, not from measurements.
+        timeline: what each device did when.
+    """
+
+    step_us: float
+    compute_us: float
+    bytes_moved: int
+    messages: int
+    tasks: int
+    peak_bytes_per_device: tuple[int, ...]
+    lower_bound_us: float
+    gap: float
+    estimated: bool
+    timeline: Profile = field(repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON can say them."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        del found["timeline"]
+        found["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
+        return found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step_us:,.0f} us a step{' (estimated)' if self.estimated else ''},"
+            f" {self.compute_us:,.0f} us of tasks, {self.bytes_moved / 1e6:,.1f} MB moved,"
+            f" {max(self.peak_bytes_per_device) / 1e6:,.0f} MB on a device at most;"
+            f" at least {self.lower_bound_us:,.0f} us ({self.gap:.0%} above)"
+        )
+
+
+class Simulator:
+    """Simulates strategies of one graph on one machine."""
+
+    def __init__(self, graph: Graph, machine: Machine, model: Model | None = None) -> None:
+        self.model = model or prepare(graph, machine)
+        self.problem = self.model.problem
+        self.settled = Settled(self.model)
+        self.state = schedule.room(self.problem, len(self.settled.choice.messages))
+        self.bound: Bound = lower_bound(self.model)
+
+    def step_ns(self, configurations: Mapping[str, Configuration]) -> int:
+        """Return the time of a step.
+
+        Raises:
+            ParallelError: a configuration is not legal.
+        """
+        self.settled.set(configurations)
+        return self.again()
+
+    def again(self) -> int:
+        """Simulate what is set already, and return the time of a step."""
+        p, c = self.problem, self.settled.choice
+        if len(self.state.arrival) < len(c.messages):
+            self.state = schedule.room(p, len(c.messages))
+        step = int(call(schedule.simulate, p, c, self.state, 0, -1))
+        call(schedule.accept, p, self.state, 0)
+        return step
+
+    def simulate(self, configurations: Mapping[str, Configuration]) -> Simulation:
+        """Return what a strategy costs; operators left out follow their producers, or are whole.
+
+        Raises:
+            ParallelError: a configuration is not legal.
+        """
+        step = self.step_ns(configurations)
+        return self.summary(step)
+
+    def summary(self, step_ns: int) -> Simulation:
+        """Return the figures of what was simulated last."""
+        p, c, s = self.problem, self.settled.choice, self.state
+        live = c.messages[: c.top[MESSAGE]]
+        moving = live[live[:, FROM_DEVICE] != live[:, TO_DEVICE]]
+        collectives = live[live[:, FROM_DEVICE] < 0]
+        moved = int(moving[:, MOVED].sum() + collectives[:, MOVED].sum())
+        points = c.operators[p.tasks[:, 0], POINTS]
+        active = np.arange(len(p.devices))[None, :] < points[:, None]
+        compute = int(c.task_ns[:, : len(p.devices)][active].sum())
+        bound = self.bound.us
+        return Simulation(
+            step_us=step_ns / 1e3,
+            compute_us=compute / 1e3,
+            bytes_moved=moved,
+            messages=len(moving) + len(collectives),
+            tasks=int(points.sum()),
+            peak_bytes_per_device=tuple(int(n) for n in peaks(p, c, self.settled.scratch, s)),
+            lower_bound_us=bound,
+            gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
+            estimated=True,
+            timeline=self._timeline(),
+        )
+
+    def _timeline(self) -> Profile:
+        p, c, s = self.problem, self.settled.choice, self.state
+        profile = Profile(self.model.machine, self.model.graph.name)
+        devices = len(p.devices)
+        found = []
+        for task, (op, nodes) in enumerate(self.model.tasks):
+            forward = nodes[0] in self.model.operators[op].ahead
+            name = self.model.operators[op].name + ("" if forward else " backward")
+            for point in range(int(c.operators[op, POINTS])):
+                stop = int(s.end[p.tasks[task, PLACE], point]) - int(c.task_ns[task, devices])
+                start = stop - int(c.task_ns[task, point])
+                found.append(Event(name, "task", int(c.placed[op, point]), point, start, stop))
+        for number in range(int(c.top[MESSAGE])):
+            row = c.messages[number]
+            if row[FROM_DEVICE] == row[TO_DEVICE] and row[FROM_DEVICE] >= 0:
+                continue
+            kind = "collective" if row[FROM_DEVICE] < 0 else "copy"
+            start = int(s.began[number])
+            place = int(max(row[TO_DEVICE], 0))
+            found.append(Event(kind, kind, place, 0, start, start + int(row[BUSY])))
+        profile.put(found)
+        return profile
+
+
+def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
+    """Return what a strategy costs on a machine, which need not be here.
+
+    Raises:
+        ParallelError, StrategyError: the strategy does not fit the graph or the machine.
+    """
+    simulator = Simulator(graph, machine)
+    wanted = {
+        item.name: strategy.configuration(graph, item.node) for item in simulator.model.operators
+    }
+    return simulator.simulate(wanted)
+
+
+__all__ = ["Simulation", "Simulator", "simulate"]

@@ -1,0 +1,214 @@
+"""`soapstone strategy`: parallelizations searched for, simulated and shown; `soapstone machine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from soapstone.cli_onnx import Debug, Json
+
+app = typer.Typer(help="Parallelization strategies: search, simulate, show.", no_args_is_help=True)
+machines = typer.Typer(help="Machines, described and measured.", no_args_is_help=True)
+
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An app's name, an .onnx file or a graph file.")
+]
+MachineName = Annotated[
+    str, typer.Option("--machine", "-m", help="local, a preset (`machine list`), or a file.")
+]
+Devices = Annotated[int | None, typer.Option(min=1, help="Devices of a scalable machine.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Samples of a step, all devices together.")
+]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", help="NAME=VALUE for an app's build; may repeat.")
+]
+Inference = Annotated[bool, typer.Option("--inference", help="An app's forward graph alone.")]
+
+
+@app.command("search")
+def search(
+    model: ModelName,
+    machine: MachineName = "local",
+    devices: Devices = None,
+    batch_size: BatchSize = None,
+    size: Sizes = None,
+    inference: Inference = False,
+    method: Annotated[str, typer.Option(help="mcmc, exhaustive or optcnn.")] = "mcmc",
+    budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 60.0,
+    proposals: Annotated[
+        int | None, typer.Option(min=0, help="Proposals instead of seconds; repeatable.")
+    ] = None,
+    simulation: Annotated[str, typer.Option(help="delta or full.")] = "delta",
+    start: Annotated[
+        Path | None, typer.Option("--from", help="A strategy file to begin with, besides others.")
+    ] = None,
+    chains: Annotated[int, typer.Option(min=1, help="Markov chains, one a core.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the proposals.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Search for the fastest parallelization of a model on a machine, real or described."""
+    from soapstone.cli import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.frontend import strategies
+        from soapstone.frontend.progress import searching
+
+        for path in (output, picture, timeline):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
+        where = strategies.machine_of(machine, devices)
+        graph = strategies.graph_of(
+            model, batch_size, training=not inference, sizes=strategies.parse_sizes(size)
+        )
+        given = None if start is None else strategies.imported(graph, where, start)
+        options = strategies.Options(
+            seconds=None if proposals is not None else budget,
+            proposals=proposals,
+            simulation=simulation,
+            chains=chains,
+            seed=seed,
+        )
+        with searching() as progress:
+            result = strategies.found(graph, where, method, options, start=given, progress=progress)
+        if output is not None:
+            result.strategy.save(output)
+        if picture is not None:
+            strategies.save_picture(result.strategy, graph, picture)
+        if timeline is not None:
+            result.simulation.timeline.save(timeline)
+        typer.echo(str(result), err=as_json)
+        if as_json:
+            _print_json({**result.as_dict(), "output": None if output is None else str(output)})
+
+
+@app.command("simulate")
+def simulate(
+    model: ModelName,
+    strategy: Annotated[
+        str, typer.Option("--strategy", "-s", help="data, model, expert, tensor or a file.")
+    ],
+    machine: MachineName = "local",
+    devices: Devices = None,
+    batch_size: BatchSize = None,
+    size: Sizes = None,
+    inference: Inference = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a strategy costs on a machine that need not be here; nothing is searched."""
+    from soapstone.cli import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.frontend import strategies
+
+        where = strategies.machine_of(machine, devices)
+        graph = strategies.graph_of(
+            model, batch_size, training=not inference, sizes=strategies.parse_sizes(size)
+        )
+        result = strategies.simulated(graph, where, strategy)
+        if timeline is not None:
+            result.timeline.save(timeline)
+        typer.echo(str(result), err=as_json)
+        if as_json:
+            _print_json(result.as_dict())
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(help="A strategy file.")],
+    picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a strategy: a table of operators, and a picture of who runs what."""
+    from soapstone.cli import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.frontend import strategies
+        from soapstone.ir.strategy import Strategy
+
+        found = Strategy.load(file)
+        if picture is not None:
+            strategies.save_picture(found, None, picture)
+        typer.echo(str(found), err=as_json)
+        if as_json:
+            _print_json(found.to_json())
+
+
+@machines.command("list")
+def list_machines(as_json: Json = False, debug: Debug = False) -> None:
+    """List the machines that are described already."""
+    from soapstone.cli import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.runtime.cluster import load_machine, shipped
+
+        rows: list[dict[str, Any]] = []
+        for name in ("local", *shipped()):
+            machine = load_machine(name)
+            kinds = sorted({processor.kind for processor in machine.processors})
+            rows.append({"name": name, "devices": len(machine.processors), "kinds": kinds})
+        if as_json:
+            _print_json({"machines": rows})
+            return
+        for row in rows:
+            typer.echo(f"{row['name']:<12} {row['devices']} {', '.join(row['kinds'])} a node")
+
+
+@machines.command("show")
+def show_machine(
+    machine: Annotated[str, typer.Argument(help="A machine's name or file.")],
+    devices: Devices = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a machine: processors, memories, links and the routes between devices."""
+    from soapstone.cli import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.frontend import strategies
+        from soapstone.runtime.cluster import load_machine
+
+        found = load_machine(machine, devices)
+        typer.echo(strategies.machine_table(found), err=as_json)
+        if as_json:
+            _print_json(found.describe())
+
+
+@machines.command("measure")
+def measure_machine(
+    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the machine here (JSON).")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this computer: arithmetic of each processor, memory, and copies by size."""
+    from soapstone.cli import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.frontend import strategies
+        from soapstone.search.cost.profile import measured_machine
+
+        found = measured_machine(cpus, threads)
+        if output is not None:
+            found.save(output)
+        typer.echo(strategies.machine_table(found), err=as_json)
+        if as_json:
+            _print_json(found.describe())
