@@ -10,7 +10,7 @@ from typing import Any
 from soapstone.frontend.app import AppError, load_app
 from soapstone.frontend.strategy_picture import save_picture
 from soapstone.ir.configuration import Configuration
-from soapstone.ir.errors import GraphError
+from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
@@ -126,6 +126,10 @@ def simulated(graph: Graph, machine: Machine, strategy: str | Path) -> Simulatio
     if str(strategy) in NAMED:
         simulator = Simulator(graph, machine)
         return simulator.simulate(NAMED[str(strategy)](simulator.model))
+    if not Path(strategy).is_file():
+        raise StrategyError(
+            f"strategy {str(strategy)!r} found; one of {', '.join(NAMED)}, or a file needed"
+        )
     found = Strategy.load(strategy)
     found.check(graph, machine.describe())
     return simulate(graph, machine, found)
