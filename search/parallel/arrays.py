@@ -89,7 +89,7 @@ class Choice(NamedTuple):
     node_at: Array  # (nodes, devices): the operator's point that runs a node's point
     task_ns: Array  # (tasks, devices + 1); last: exchange before results are final, 0 for none
     top: Array
-    send_at: Array  # (writers): where the heads of its points' lists begin
+    send_at: Array  # (writers): where the heads of its points' lists begin, -1: all are empty
     need_at: Array  # (readers): likewise
     head: Array  # first send of a writer's point, first need of a reader's point
     messages: Array

@@ -48,6 +48,7 @@ from soapstone.search.parallel.schedule import (
 
 # kinds of moves
 RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, MOVES = range(7)
+AFFORDED = 8  # operators that a change of a whole class has on average
 # what a chain stopped for
 BUDGET, FULL = 0, 1
 
@@ -234,11 +235,10 @@ def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) 
     choices.affected(p, s, op, True)
     if move == CLASS:
         number = p.operators[op, ITS_CLASS]
-        if k.class_ptr[number + 1] - k.class_ptr[number] < 2:
-            s.collected[0] = 0
-            s.collected[1] = 0
-            put(b.top, c.top, 7)
-            return False
+        size = k.class_ptr[number + 1] - k.class_ptr[number]
+        if size < 2 or _below(k.random, size) >= AFFORDED:  # a large one costs as much to derive
+            move = COPY
+    if move == CLASS:
         for place in range(k.class_ptr[number], k.class_ptr[number + 1]):
             choices.affected(p, s, k.members[place], False)
     choices.save(p, c, b, s)

@@ -18,6 +18,7 @@ from soapstone.search.parallel.arrays import (
     BYTES,
     CHANNEL,
     CHANNELS,
+    CLASS,
     DEVICE,
     FAN,
     GIVER,
@@ -32,7 +33,9 @@ from soapstone.search.parallel.arrays import (
     NEED,
     NEXT,
     NODE,
+    NODES,
     OP,
+    OPERANDS,
     OVERFLOW,
     PLACE,
     POINT,
@@ -298,6 +301,15 @@ def _heads(c: Choice, devices: int) -> int:
 
 
 @compiled
+def _none(c: Choice, first: int, devices: int) -> bool:
+    """Return whether all of some lists are empty."""
+    filled = ZERO
+    for at in range(first, first + devices):
+        filled += c.head[at] >= 0
+    return bool(filled == 0)
+
+
+@compiled
 def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
     """Make the messages of a value anew, at the top of the pools."""
     devices = p.devices.shape[0]
@@ -312,6 +324,12 @@ def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
         _reduce(p, c, s, value, total)
     elif total:
         _distribute(p, c, s, value, total)
+    for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+        if _none(c, c.send_at[row], devices):
+            c.send_at[row] = NONE
+    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        if _none(c, c.need_at[place], devices):
+            c.need_at[place] = NONE
 
 
 @compiled
@@ -349,11 +367,36 @@ def _reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
 
 
 @compiled
+def _alike(p: Problem, c: Choice, place: int) -> bool:
+    """Return whether a reader of the next step has the tiles and devices of the one before it."""
+    if p.readers[place, 1] >= 0 or p.readers[place - 1, 1] >= 0:
+        return False
+    operand, other = p.readers[place, 0], p.readers[place - 1, 0]
+    node, before = p.operands[operand, NODE], p.operands[other, NODE]
+    op, first = p.nodes[node, OP], p.nodes[before, OP]
+    if (
+        p.operators[op, CLASS] != p.operators[first, CLASS]
+        or p.lists[p.operators[op, NODES]] - node != p.lists[p.operators[first, NODES]] - before
+        or p.nodes[node, OPERANDS] - operand != p.nodes[before, OPERANDS] - other
+    ):
+        return False
+    for i in range(c.nodes.shape[1]):
+        if c.nodes[node, i] != c.nodes[before, i]:
+            return False
+    for point in range(c.nodes[node, POINTS]):
+        if c.placed[op, c.node_at[node, point]] != c.placed[first, c.node_at[before, point]]:
+            return False
+    return True
+
+
+@compiled
 def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
     """Bring final tiles to their readers."""
     rank = p.values[value, RANK]
     held = ZERO
     for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        if place > p.values[value, READERS] and _alike(p, c, place):
+            continue
         count = _reader(p, c, s, place)
         for j in range(count):
             r = s.readers[j]

@@ -54,6 +54,7 @@ class State(NamedTuple):
         free, trial_free: (tasks + 1, devices + channels + 1), before each task: when devices and
             channels are free, and the latest time so far.
         work: (devices), what is left to be done after a place.
+        lists: room for where a task's lists of needs begin.
         log: (messages, 3): messages of the proposal's pass, with the arrival and begin before it.
         counts: (2): entries of the log, tasks that passes have run.
     """
@@ -65,6 +66,7 @@ class State(NamedTuple):
     free: Array
     trial_free: Array
     work: Array
+    lists: Array
     log: Array
     counts: Array
 
@@ -72,6 +74,7 @@ class State(NamedTuple):
 def room(p: Problem, messages: int) -> State:
     """Return a state that has room for so many messages."""
     tasks, devices = len(p.tasks), len(p.devices)
+    reads = int((p.tasks[:, READS + 1] - p.tasks[:, READS]).max(initial=0))
     wide = devices + int(p.route.max(initial=0)) + 2
     return State(
         end=np.zeros((tasks, devices), np.int64),
@@ -81,6 +84,7 @@ def room(p: Problem, messages: int) -> State:
         free=np.zeros((tasks + 1, wide), np.int64),
         trial_free=np.zeros((tasks + 1, wide), np.int64),
         work=np.zeros(devices, np.int64),
+        lists=np.zeros(reads + 1, np.int64),
         log=np.zeros((messages, 3), np.int64),
         counts=np.zeros(2, np.int64),
     )
@@ -162,10 +166,16 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
         op = p.tasks[task, OP]
         points = c.operators[op, POINTS]
         final = ZERO
+        lists = ZERO
+        for at in range(p.tasks[task, READS], p.tasks[task, READS + 1]):
+            heads = c.need_at[p.lists[at]]
+            if heads >= 0:
+                t.lists[lists] = heads
+                lists += 1
         for point in range(points):
             begins = ZERO
-            for at in range(p.tasks[task, READS], p.tasks[task, READS + 1]):
-                need = c.head[c.need_at[p.lists[at]] + point]
+            for i in range(lists):
+                need = c.head[t.lists[i] + point]
                 while need >= 0:
                     begins = max(begins, t.arrival[c.needs[need, 0]])
                     need = c.needs[need, 1]
@@ -186,6 +196,8 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
                 t.trial_end[place, point] = final
         for at in range(p.tasks[task, MAKES], p.tasks[task, MAKES + 1]):
             heads = c.send_at[p.lists[at]]
+            if heads < 0:
+                continue
             for point in range(points):
                 send = c.head[heads + point]
                 while send >= 0:
