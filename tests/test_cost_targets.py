@@ -421,8 +421,8 @@ def test_faults_of_a_device_file(change, message, tmp_path):
 
 
 def test_no_such_device():
-    with pytest.raises(DeviceError, match=r"'k80'.*p100, v100"):
-        Device.load("k80")
+    with pytest.raises(DeviceError, match=r"'k40'.*p100, v100"):
+        Device.load("k40")
 
 
 def test_costs_of_training_graphs():

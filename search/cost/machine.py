@@ -23,7 +23,6 @@ from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.executor import ExecutorCost
 from soapstone.search.cost.launches import Key, keys, peak_bytes, work
 
-SPLIT_FLOPS = 1024.0  # operations of a sum that are worth a thread block's part of their own
 FORMAT, VERSION = "soapstone-device", 1
 _SHIPPED = Path(__file__).with_name("devices")
 
@@ -41,8 +40,7 @@ class Device:
             types count at that of `float32`.
         bytes_per_s: peak rate of its memory; memory_bytes: how much of it there is.
         launch_us: overhead of a launch in microseconds.
-        full_rate_results: how many results a launch computes for arithmetic to be at its full rate;
-            a long sum, as of a weight's gradient, is shared out as several.
+        full_rate_results: how many results a launch computes for arithmetic to be at its full rate.
         compute_share, memory_share: shares of the peaks that kernels reach, above 0 and at most 1.
         source: where the numbers are from.
 
@@ -96,8 +94,7 @@ class Device:
                 f"device {self.name!r}: arithmetic in {kind} found;"
                 f" rates are for {', '.join(self.flops_per_s)}"
             )
-        parallel = max(results, flops / SPLIT_FLOPS, 1)
-        filled = min(1.0, parallel / self.full_rate_results)
+        filled = min(1.0, max(results, 1) / self.full_rate_results)
         compute_s = flops / (self.flops_per_s[kind] * self.compute_share * filled)
         memory_s = nbytes / (self.bytes_per_s * self.memory_share)
         return self.launch_us + 1e6 * max(compute_s, memory_s)

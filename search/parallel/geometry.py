@@ -8,7 +8,6 @@ A box is a row of numbers: where it begins along each axis and, from `MOST_RANK`
 
 from __future__ import annotations
 
-from soapstone.search.cost.machine import SPLIT_FLOPS
 from soapstone.search.parallel.arrays import (
     AFFINE,
     AXES,
@@ -55,6 +54,8 @@ from soapstone.search.parallel.arrays import (
     Scratch,
 )
 from soapstone.search.parallel.compiling import ZERO, compiled, entry
+
+SPLIT_FLOPS = 1024.0  # operations of a long sum that count as a result: they may be shared out
 
 
 @compiled
@@ -278,7 +279,10 @@ def follow(p: Problem, c: Choice, op: int, ranges: Array, cut: Array) -> None:
 
 @compiled
 def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: int) -> int:
-    """Return the nanoseconds of a point task by the roofline of a device's kind."""
+    """Return the nanoseconds of a point task by the roofline of a device's kind (`Device.us`).
+
+    Unlike there a weight's gradient, few results of long sums, may fill a device.
+    """
     op = p.tasks[task, OP]
     total = 0
     for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
