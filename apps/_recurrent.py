@@ -16,6 +16,15 @@ def time_major(model: Model, x: Tensor, name: str | None = None) -> Tensor:
     return model.transpose(x, (1, 0, 2), name=name)
 
 
+def _lstm_weights(builder: GraphBuilder, width: int, hidden: int, name: str) -> list[str]:
+    shapes = {"input": (width, 4 * hidden), "state": (hidden, 4 * hidden), "bias": (4 * hidden,)}
+    initial = Initial("uniform", hidden**-0.5)
+    return [
+        builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
+        for part, shape in shapes.items()
+    ]
+
+
 def lstm(
     model: Model, x: Tensor, hidden: int, name: str, state: State | None = None
 ) -> tuple[Tensor, State]:
@@ -24,20 +33,11 @@ def lstm(
     def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
         steps, *first = values
         _, samples, width = builder.spec(steps).shape
-        shapes = {
-            "input": (width, 4 * hidden),
-            "state": (hidden, 4 * hidden),
-            "bias": (4 * hidden,),
-        }
-        weights = [
-            builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
-            for part, shape in shapes.items()
-        ]
+        weights = _lstm_weights(builder, width, hidden, name)
         if not first:
             first = [*builder.apply("full", shape=(samples, hidden), name=f"{name}.zero")] * 2
         return builder.apply("lstm", steps, *weights, *first, name=name)[:3]
 
-    initial = Initial("uniform", hidden**-0.5)
     y, h, c = model.record(emit, (x, *(state or ())))
     return y, (h, c)
 
@@ -82,15 +82,7 @@ def lstm_cells(
 
     def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
         samples, width = builder.spec(values[0]).shape
-        shapes = {
-            "input": (width, 4 * hidden),
-            "state": (hidden, 4 * hidden),
-            "bias": (4 * hidden,),
-        }
-        weights = [
-            builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
-            for part, shape in shapes.items()
-        ]
+        weights = _lstm_weights(builder, width, hidden, name)
         h, c = (
             values[count:]
             or [*builder.apply("full", shape=(samples, hidden), name=f"{name}.zero")] * 2
@@ -101,7 +93,6 @@ def lstm_cells(
             made.append(h)
         return (*made, c)
 
-    initial = Initial("uniform", hidden**-0.5)
     found = model.record(emit, (*steps, *(state or ())))
     return list(found[:count]), (found[count - 1], found[count])
 
