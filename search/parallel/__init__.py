@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from soapstone.search.parallel.initial import NAMED
-from soapstone.search.parallel.problem import ParallelError
+from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.search import Options, StrategyResult, search
 from soapstone.search.parallel.simulate import Simulation, Simulator, simulate
 

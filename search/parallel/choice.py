@@ -33,7 +33,8 @@ from soapstone.search.parallel.arrays import (
 from soapstone.search.parallel.compiling import call, compiled, entry, put
 from soapstone.search.parallel.geometry import legal, settle
 from soapstone.search.parallel.movement import connect
-from soapstone.search.parallel.problem import Model, ParallelError
+from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.problem import Model
 
 
 def empty(p: Problem, pool: int) -> Choice:

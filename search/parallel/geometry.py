@@ -103,6 +103,24 @@ def tile(p: Problem, c: Choice, operand: int, point: int, box: Array, index: Arr
 
 
 @compiled
+def volume(box: Array, rank: int) -> int:
+    """Return how many elements a box has."""
+    result = 1
+    for axis in range(rank):
+        result *= box[MOST_RANK + axis] - box[axis]
+    return result
+
+
+@compiled
+def inside(a: Array, b: Array, rank: int) -> bool:
+    """Return whether the first box lies in the second."""
+    for axis in range(rank):
+        if a[axis] < b[axis] or a[MOST_RANK + axis] > b[MOST_RANK + axis]:
+            return False
+    return True
+
+
+@compiled
 def partial(p: Problem, c: Choice, operand: int) -> bool:
     """Return whether an output's tiles are partial results (`Signature.monoid`)."""
     node = p.operands[operand, NODE]
@@ -299,16 +317,16 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
         nbytes, results, largest = 0.0, 1.0, 0.0
         for operand in range(p.nodes[node, OPERANDS], p.nodes[node, OPERANDS + 1]):
             tile(p, c, operand, mine, s.box[2], s.at)
-            volume, gathered = 1.0, False
+            size, gathered = 1.0, False
             for axis in range(p.operands[operand, AXES], p.operands[operand, AXES + 1]):
                 at = axis - p.operands[operand, AXES]
-                volume *= s.box[2, MOST_RANK + at] - s.box[2, at]
+                size *= s.box[2, MOST_RANK + at] - s.box[2, at]
                 gathered = gathered or p.axes[axis, GATHERED] != 0
             if p.operands[operand, OUTPUT]:
-                results = max(results, volume)
+                results = max(results, size)
             if not gathered:
-                nbytes += volume * p.operands[operand, BYTES]
-                largest = max(largest, volume * p.operands[operand, BYTES])
+                nbytes += size * p.operands[operand, BYTES]
+                largest = max(largest, size * p.operands[operand, BYTES])
             else:
                 nbytes += largest
         share = 1.0
@@ -392,4 +410,4 @@ def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
         c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)
 
 
-__all__ = ["interval", "legal", "partial", "settle", "tile"]
+__all__ = ["inside", "interval", "legal", "partial", "settle", "tile", "volume"]

@@ -20,7 +20,8 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.samples import sample_dims
 from soapstone.ir.tensor import Role
 from soapstone.search.cost.launches import work
-from soapstone.search.parallel.problem import Model, Operator
+from soapstone.search.parallel.operators import Operator
+from soapstone.search.parallel.problem import Model
 
 Configurations = Mapping[str, Configuration]
 

@@ -9,7 +9,6 @@ from soapstone.search.parallel.arrays import (
     BYTES,
     DEVICE,
     KIND,
-    MOST_RANK,
     NODE,
     OP,
     OPERANDS,
@@ -28,25 +27,9 @@ from soapstone.search.parallel.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.compiling import call, compiled, entry
-from soapstone.search.parallel.geometry import tile
+from soapstone.search.parallel.compiling import call, entry
+from soapstone.search.parallel.geometry import inside, tile, volume
 from soapstone.search.parallel.schedule import State
-
-
-@compiled
-def _elements(box: Array, rank: int) -> int:
-    result = 1
-    for axis in range(rank):
-        result *= box[MOST_RANK + axis] - box[axis]
-    return result
-
-
-@compiled
-def _within(a: Array, b: Array, rank: int) -> bool:
-    for axis in range(rank):
-        if a[axis] < b[axis] or a[MOST_RANK + axis] > b[MOST_RANK + axis]:
-            return False
-    return True
 
 
 @entry
@@ -78,7 +61,7 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> in
                 start = w[POINT] - c.task_ns[task, devices] - c.task_ns[task, at]
                 last = max(last, w[POINT])
                 out[count, 0] = w[DEVICE]
-                out[count, 1] = _elements(w, rank) * item
+                out[count, 1] = volume(w, rank) * item
                 out[count, 2] = 0 if stays else start
                 out[count, 3] = end if stays else w[POINT]
                 count += 1
@@ -101,12 +84,12 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> in
                 known = False
                 for i in range(total):
                     w = s.writers[i]
-                    if w[DEVICE] == device and _within(r, w, rank):
+                    if w[DEVICE] == device and inside(r, w, rank):
                         known = True
                         break
                 if known:
                     continue
-                nbytes = _elements(r, rank) * item
+                nbytes = volume(r, rank) * item
                 for other in range(copies, count):  # boxes of one size on a device are one copy
                     if out[other, 0] == device and out[other, 1] == nbytes:
                         out[other, 3] = max(out[other, 3], done)
@@ -137,7 +120,7 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> in
 
                 rank = p.operands[operand, AXES + 1] - p.operands[operand, AXES]
                 out[count, 0] = c.placed[op, c.node_at[node, point]]
-                out[count, 1] = _elements(s.readers[0], rank) * p.operands[operand, BYTES]
+                out[count, 1] = volume(s.readers[0], rank) * p.operands[operand, BYTES]
                 out[count, 2] = 0
                 out[count, 3] = end
                 count += 1

@@ -54,19 +54,11 @@ from soapstone.search.parallel.arrays import (
     Scratch,
 )
 from soapstone.search.parallel.compiling import NONE, ONE, ZERO, compiled, entry, integer, put
-from soapstone.search.parallel.geometry import partial, tile
+from soapstone.search.parallel.geometry import inside, partial, tile, volume
 
 FROM_ONE, SUM = ZERO, ONE  # what a collective does
 HERE = integer(-2)  # in place of a message: nothing has to be waited for
 ENOUGH = 3  # devices that need one box, for a collective
-
-
-@compiled
-def _volume(box: Array, rank: int) -> int:
-    result = 1
-    for axis in range(rank):
-        result *= box[MOST_RANK + axis] - box[axis]
-    return result
 
 
 @compiled
@@ -80,15 +72,6 @@ def _shared(a: Array, b: Array, rank: int) -> int:
             return 0
         result *= high - low
     return result
-
-
-@compiled
-def _inside(a: Array, b: Array, rank: int) -> bool:
-    """Return whether the first box lies in the second."""
-    for axis in range(rank):
-        if a[axis] < b[axis] or a[MOST_RANK + axis] > b[MOST_RANK + axis]:
-            return False
-    return True
 
 
 @compiled
@@ -110,7 +93,7 @@ def collective_ns(
         kind: FROM_ONE (broadcast or all-gather) or SUM; need: the most bytes a member needs of it.
     """
     flat_lat, flat_byte, near_lat, near_byte, far_lat, far_byte = 0, 0.0, 0, 0.0, 0, 0.0
-    groups, inside, most = 1, 1, 1
+    groups, together, most = 1, 1, 1
     for i in range(count):
         a, b = marks[i, MEMBER], marks[(i + 1) % count, MEMBER]
         lat, per = p.latency_ns[a, b], p.ns_per_byte[a, b]
@@ -121,10 +104,10 @@ def collective_ns(
             far_lat, far_byte = max(far_lat, lat), max(far_byte, per)
         if i + 1 < count and p.devices[a, GROUP] != p.devices[b, GROUP]:
             groups += 1
-            inside = 1
+            together = 1
         elif i + 1 < count:
-            inside += 1
-        most = max(most, inside)
+            together += 1
+        most = max(most, together)
     steps = count - 1
     levels = ceil(log2(count))
     if kind == FROM_ONE:
@@ -246,7 +229,7 @@ def _held(s: Scratch, device: int, box: Array, rank: int) -> int:
     """Return the message that brings a device a box, HERE if it needs none, or -1."""
     number = s.marks[device, HOLDING]
     while number >= 0:
-        if _inside(box, s.holdings[number], rank):
+        if inside(box, s.holdings[number], rank):
             return int(s.holdings[number, BROUGHT])
         number = s.holdings[number, NEXT]
     return -1
@@ -401,12 +384,12 @@ def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> No
         for j in range(count):
             r = s.readers[j]
             r[SAME] = -2
-            if _volume(r, rank) == 0:
+            if volume(r, rank) == 0:
                 continue
             found = _held(s, r[DEVICE], r, rank)
             if found == NONE:
                 w = s.writers[j if j < total else 0]
-                if w[DEVICE] == r[DEVICE] and _inside(r, w, rank):
+                if w[DEVICE] == r[DEVICE] and inside(r, w, rank):
                     found = HERE
                     if not _at_hand(p, c, w[ROW]):
                         found = _message(c, ZERO, ZERO, ZERO, r[DEVICE], r[DEVICE])
@@ -446,7 +429,7 @@ def _gather(
     """One box for many devices: a broadcast or an all-gather."""
     rank, item = p.values[value, RANK], p.values[value, BYTES]
     box = s.readers[j]
-    nbytes = float(_volume(box, rank) * item)
+    nbytes = float(volume(box, rank) * item)
     wanted = 0.0
     for device in range(p.devices.shape[0]):
         if s.marks[device, MARK] == s.stamp[0]:
@@ -518,7 +501,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         box = s.writers[q]
         if box[ROW] != first_row:
             break
-        known = _volume(box, rank) == 0
+        known = volume(box, rank) == 0
         for other in range(q):
             known = known or _equal(box, s.writers[other], rank)
         if known:
@@ -533,7 +516,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         if holders == 1:
             _passed_on(p, c, s, value, q, total)
             continue
-        nbytes, need, wanted = float(_volume(box, rank) * item), 0.0, 0.0
+        nbytes, need, wanted = float(volume(box, rank) * item), 0.0, 0.0
         for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
             for j in range(_reader(p, c, s, place)):
                 shared = _shared(box, s.readers[j], rank)

@@ -26,7 +26,8 @@ from soapstone.search.parallel.arrays import CLASS, DEGREES, FREE, KIND, MOST_DI
 from soapstone.search.parallel.choice import Settled, as_strategy, empty
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.initial import NAMED, randomly
-from soapstone.search.parallel.problem import Model, ParallelError, prepare
+from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulation, Simulator
 
 _LEAST_EACH = 40  # proposals for each operator before a chain may give up

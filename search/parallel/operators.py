@@ -1,0 +1,192 @@
+"""Operators and tasks of a graph: what has one configuration, and what devices run.
+
+Jia, section 3.4.1. Deviations: the gradient nodes of an operator are one task a point (as in
+FlexFlow's runtime), light nodes run with what they follow, and parameter updates are tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx
+
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.tensor import Role
+
+Task = tuple[int, tuple[Node, ...]]  # the number of its operator, and its nodes
+
+
+class ParallelError(ValueError):
+    """A graph or machine that a parallelization cannot be searched for; says why."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What has one configuration: a forward node, light ones that follow it, and their gradients.
+
+    Attributes:
+        node: the forward node whose dims are the operator's.
+        ahead: what its tasks of the forward pass run, in program order, `node` first.
+        back: what those of the backward pass run.
+        source: the value whose tiles an update follows; None for other operators.
+    """
+
+    node: Node
+    ahead: tuple[Node, ...]
+    back: tuple[Node, ...]
+    source: str | None
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+
+def fans_of(graph: Graph) -> dict[str, Node]:
+    """Return the sums of a parameter's gradients, by value: one reduction, not a chain of adds."""
+    fans = {}
+    for node in graph.nodes:
+        if node.operator != "accumulate" or node.outputs[0] in graph.outputs:
+            continue
+        readers = graph.consumers[node.outputs[0]]
+        updates = readers and all(_updates_parameter(graph, reader) for reader in readers)
+        alone = all(
+            name in graph.producers and len(graph.consumers[name]) == 1 for name in node.inputs
+        )
+        if updates and alone:
+            fans[node.outputs[0]] = node
+    return fans
+
+
+def _updates_parameter(graph: Graph, node: Node) -> bool:
+    return any(graph.roles.get(old) is Role.PARAMETER for old in node.overwrites.values())
+
+
+def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]:
+    """Return the operators; those that do little join what they read last.
+
+    Nodes without inputs are constants, which are everywhere.
+    """
+    dropped = {node.name for node in fans.values()}
+    order = {node.name: i for i, node in enumerate(graph.nodes)}
+    first: list[Node] = []
+    sources: list[str | None] = []
+    ahead: list[list[Node]] = []
+    back: list[list[Node]] = []
+    home: dict[str, tuple[int, bool]] = {}  # operator, whether of the backward pass
+    for node in graph.nodes:
+        if node.name in dropped or not node.inputs:
+            continue
+        if node.origin in home:
+            number = home[str(node.origin)][0]
+            home[node.name] = number, True
+            back[number].append(node)
+            continue
+        parameter = _updates_parameter(graph, node)
+        light = None if parameter else followed(graph, node, order)
+        if light is not None and light.name in home and sources[home[light.name][0]] is None:
+            number, late = home[light.name]
+            home[node.name] = number, late
+            (back if late else ahead)[number].append(node)
+            continue
+        home[node.name] = len(first), False
+        first.append(node)
+        sources.append(_gradient(graph, node, fans) if parameter else None)
+        ahead.append([node])
+        back.append([])
+    return tuple(
+        Operator(node, tuple(early), tuple(late), source)
+        for node, early, late, source in zip(first, ahead, back, sources)
+    )
+
+
+def _gradient(graph: Graph, node: Node, fans: Mapping[str, Node]) -> str | None:
+    """Return the value, made in this step, whose tiles an update follows."""
+    old = next(iter(node.overwrites.values()))
+    for name in node.inputs:
+        shape = graph.tensors[name].shape
+        if name != old and name in graph.producers and shape == graph.tensors[old].shape:
+            return name
+    return None
+
+
+def followed(graph: Graph, node: Node, order: Mapping[str, int]) -> Node | None:
+    """Return what a light operator runs with, of all that it reads the last made, else None.
+
+    It is light if it does little for each element of what it reads: its first result is indexed as
+    an operand is, or is just another look at one.
+    """
+    signature = graph.signature(node)
+    result = signature.outputs[0].dims
+    sums = any(dim.extent > 1 and dim.name not in result for dim in signature.dims)
+    if sums and node.spec.view is None:
+        return None
+    made = [
+        (order[graph.producers[name].name], position)
+        for position, name in enumerate(node.inputs)
+        if name in graph.producers and graph.producers[name].inputs
+    ]
+    if not made:
+        return None
+    position = max(made)[1]
+    same = signature.inputs[position].axes == signature.outputs[0].axes
+    if not same and node.spec.view is None:
+        return None
+    return graph.producers[node.inputs[position]]
+
+
+def tasks_of(
+    graph: Graph, operators: tuple[Operator, ...], fans: Mapping[str, Node]
+) -> tuple[Task, ...]:
+    """Return the tasks of each operator: its forward nodes, and its backward ones.
+
+    Where nodes so joined would wait for themselves they stay apart.
+    """
+    apart: set[int] = set()
+    while True:
+        made: list[Task] = []
+        for number, item in enumerate(operators):
+            if number in apart:
+                made += [(number, (node,)) for node in (*item.ahead, *item.back)]
+                continue
+            made.append((number, item.ahead))
+            if item.back:
+                made.append((number, item.back))
+        waits = waits_of(graph, made, fans)
+        knots = [part for part in networkx.strongly_connected_components(waits) if len(part) > 1]
+        if not knots:
+            return tuple(made)
+        apart |= {made[i][0] for part in knots for i in part}
+
+
+def waits_of(graph: Graph, tasks: Sequence[Task], fans: Mapping[str, Node]) -> networkx.DiGraph:
+    """Return the graph of tasks, by number: an edge to each from those whose results it reads."""
+    task_of = {node.name: i for i, (_, nodes) in enumerate(tasks) for node in nodes}
+    waits = networkx.DiGraph()
+    waits.add_nodes_from(range(len(tasks)))
+    for i, (_, nodes) in enumerate(tasks):
+        for node in nodes:
+            for name in node.inputs:
+                for maker in _makers(graph, name, fans):
+                    before = task_of.get(maker.name)
+                    if before is not None and before != i:
+                        waits.add_edge(before, i)
+    return waits
+
+
+def _makers(graph: Graph, name: str, fans: Mapping[str, Node]) -> Iterable[Node]:
+    if name in fans:
+        return [graph.producers[part] for part in fans[name].inputs]
+    return [graph.producers[name]] if name in graph.producers else []
+
+
+__all__ = [
+    "Operator",
+    "ParallelError",
+    "Task",
+    "fans_of",
+    "followed",
+    "operators_of",
+    "tasks_of",
+    "waits_of",
+]
