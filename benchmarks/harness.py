@@ -136,7 +136,14 @@ def median(measured: Sequence[Mapping[str, Any]], key: str) -> float:
 def write(
     name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]
 ) -> None:
-    """Write results as JSON, and replace this benchmark's section in RESULTS.md."""
+    """Write results as JSON and to RESULTS.md, and print the table."""
+    print(save_section(name, title, command, columns, rows))
+
+
+def save_section(
+    name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]
+) -> str:
+    """Write results as JSON, replace this benchmark's section in RESULTS.md, and return it."""
     record = {"benchmark": name, "machine": machine(), "command": command, "rows": rows}
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
@@ -159,4 +166,31 @@ def write(
     else:
         text = text.rstrip("\n") + "\n\n" + begin + section + end
     path.write_text(text)
-    print(section)
+    return section
+
+
+def tabulate(
+    name: str,
+    title: str,
+    command: str,
+    rows: Iterable[dict[str, Any]],
+    ratios: Sequence[str] = (),
+    save: bool = True,
+) -> None:
+    """Show rows as they come, and write the table after each: an interrupt loses none of them.
+
+    The last row has the geometric means of `ratios`.
+    """
+    found: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        show(row)
+        found.append(row)
+        if save:
+            columns = list(dict.fromkeys(key for each in found for key in each))
+            save_section(name, title, command, columns, found)
+
+    for row in rows:
+        add(row)
+    if ratios:
+        add({next(iter(found[0])): "geometric mean", **geometric_means(found, ratios)})

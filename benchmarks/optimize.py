@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import geometric_means, in_turns, median, ratio, serve, show, write
+from harness import in_turns, median, ratio, serve, tabulate
 from inference import rounds_of
 from models import arrays, export
 
@@ -75,6 +75,34 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {**report, "whole": whole, "warm": whole - report["measuring_seconds"]}
 
 
+def row_of(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of a model: optimised first, then run in turns with its peers."""
+    report = optimized(name, options)
+    command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
+    command += ["--threads", str(options.threads)]
+    commands = {kind: [*command, "--peer", kind] for kind in PEERS[options.target]}
+    measured = in_turns(commands, options.rounds)
+    ms = {kind: median(found, "ms") for kind, found in measured.items()}
+    row: dict[str, Any] = {"model": name, **{f"{kind} ms": ms[kind] for kind in ms}}
+    row |= {
+        what: ratio(measured[one], measured[other]) for what, one, other in RATIOS[options.target]
+    }
+    old, new = ORDER[options.target]
+    row |= {
+        "predicted / measured": report["cost_before_us"] / 1e3 / ms[old],
+        "after": report["cost_after_us"] / 1e3 / ms[new],
+        "GFLOP/s": report["flops_after"] / 1e6 / ms[new],
+        "GB/s": report["bytes_after"] / 1e6 / ms[new],
+        "launches": f"{report['launches_before']} -> {report['launches_after']}",
+        "kept": report["kept"],
+        "s": report["whole"],
+        "without measuring costs, s": report["warm"],
+        "complete": report["complete"],
+        "rules": ", ".join(f"{k[:6]} x{n}" for k, n in report["substitutions"].items()),
+    }
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
@@ -90,47 +118,16 @@ def main() -> None:
     if options.peer:
         peer(options.peer, names[0], options.folder, options.threads)
         return
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        report = optimized(name, options)
-        command = [sys.executable, __file__, "--models", name, "--folder", str(options.folder)]
-        command += ["--threads", str(options.threads)]
-        commands = {kind: [*command, "--peer", kind] for kind in PEERS[options.target]}
-        measured = in_turns(commands, options.rounds)
-        ms = {kind: median(found, "ms") for kind, found in measured.items()}
-        row: dict[str, Any] = {"model": name, **{f"{kind} ms": ms[kind] for kind in ms}}
-        row |= {
-            what: ratio(measured[one], measured[other])
-            for what, one, other in RATIOS[options.target]
-        }
-        old, new = ORDER[options.target]
-        row |= {
-            "predicted / measured": report["cost_before_us"] / 1e3 / ms[old],
-            "after": report["cost_after_us"] / 1e3 / ms[new],
-            "GFLOP/s": report["flops_after"] / 1e6 / ms[new],
-            "GB/s": report["bytes_after"] / 1e6 / ms[new],
-            "launches": f"{report['launches_before']} -> {report['launches_after']}",
-            "kept": report["kept"],
-            "s": report["whole"],
-            "without measuring costs, s": report["warm"],
-            "complete": report["complete"],
-            "rules": ", ".join(f"{k[:6]} x{n}" for k, n in report["substitutions"].items()),
-        }
-        rows.append(row)
-        show(row)
-    means = geometric_means(rows, [what for what, _, _ in RATIOS[options.target]])
-    rows.append({"model": "geometric mean", **means})
-    show(rows[-1])
-    if not options.no_write:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        command_text = f"python benchmarks/optimize.py --target {options.target}"
-        title = f"Optimised graphs, target {options.target}, batch 1"
-        name = f"optimize_{options.target}"
-        if options.method != "backtracking":
-            command_text += f" --method {options.method}"
-            title += f", {options.method}"
-            name += f"_{options.method}"
-        write(name, title, command_text, columns, rows)
+    command_text = f"python benchmarks/optimize.py --target {options.target}"
+    title = f"Optimised graphs, target {options.target}, batch 1"
+    table = f"optimize_{options.target}"
+    if options.method != "backtracking":
+        command_text += f" --method {options.method}"
+        title += f", {options.method}"
+        table += f"_{options.method}"
+    rows = (row_of(name, options) for name in names)
+    ratios = [what for what, _, _ in RATIOS[options.target]]
+    tabulate(table, title, command_text, rows, ratios, not options.no_write)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import geometric_means, in_turns, median, serve, show, write
+from harness import in_turns, median, serve, tabulate
 from inference import rounds_of
 from models import arrays, export
 from optimize import MODELS
@@ -134,17 +134,14 @@ def main() -> None:
     if options.peer:
         peer(options.peer, names[0], options.folder, options.threads)
         return
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        rows.append(row_of(name, options))
-        show(rows[-1])
-    ratios = [f"joint over {kind}" for kind in WAYS[:-1]]
-    rows.append({"model": "geometric mean", **geometric_means(rows, ratios)})
-    show(rows[-1])
-    if not options.no_write:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        title = "Layouts and substitutions, batch 1"
-        write("optimize_layouts", title, "python benchmarks/optimize_layouts.py", columns, rows)
+    tabulate(
+        "optimize_layouts",
+        "Layouts and substitutions, batch 1",
+        "python benchmarks/optimize_layouts.py",
+        (row_of(name, options) for name in names),
+        [f"joint over {kind}" for kind in WAYS[:-1]],
+        not options.no_write,
+    )
 
 
 if __name__ == "__main__":

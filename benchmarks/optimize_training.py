@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Peer, alternate, median, serve, write
+from harness import Peer, alternate, median, serve, tabulate
 
 RATE = 1e-3
 ROUND_S = 0.6
@@ -173,22 +172,14 @@ def main() -> None:
         optimize(names[0], options.threads, options.optimize, options.seconds)
         return
     options.folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in names:
-        rows.append(row_of(name, options))
-        shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}
-        print(shown, flush=True)
-    mean = math.exp(statistics.fmean(math.log(row["speedup"]) for row in rows))
-    rows.append({"model": "geometric mean", "speedup": mean})
-    print(rows[-1])
-    if not options.no_write:
-        write(
-            "optimize_training",
-            "Training with optimised steps",
-            f"python benchmarks/optimize_training.py --rounds {options.rounds}",
-            list(rows[0]),
-            rows,
-        )
+    tabulate(
+        "optimize_training",
+        "Training with optimised steps",
+        f"python benchmarks/optimize_training.py --rounds {options.rounds}",
+        (row_of(name, options) for name in names),
+        ["speedup"],
+        not options.no_write,
+    )
 
 
 if __name__ == "__main__":
