@@ -1,86 +1,383 @@
-"""Searches for strategies on described clusters (FlexFlow: Jia, Table 3.4 and Figure 3.6).
+"""Strategies found by simulation on described clusters (FlexFlow: Jia, chapter 3).
 
-    python benchmarks/strategies.py [--models alexnet,nmt] [--devices 4,16] [--machine p100]
+    python benchmarks/strategies.py --only times,clusters,... [--models alexnet,nmt] [--seconds 60]
 
-Each model is searched with the paper's stop rule (half of the search without a better strategy), by
-delta and by full simulation with as many proposals; steps are compared with those of data
-parallelism and of experts. Everything is simulated, on a roofline of the devices.
+| | |
+|---|---|
+| `times` | seconds of search with the paper's stop rule (Table 3.4), and ten times as many |
+| `delta` | proposals a second: delta, full (derived where changed), rebuilt (messages anew) |
+| `clusters` | found strategies against data parallelism and experts' (Figures 3.6, 3.8) |
+| `transfers` | bytes moved and computation of one step by strategy (Figure 3.7) |
+| `placement` | against a search that places whole operators only, ColocRL's space (Figure 3.9) |
+| `progress` | best strategy by seconds, this search and the paper's algorithm (Figure 3.13) |
+| `exact` | optimum with certificate, and when Markov chains reach it (section 3.8.4) |
+| `curves` | losses of training under different strategies, run here |
+| `scale` | 512 devices, a Transformer of 48 layers |
+
+All but `curves` is simulated, on a roofline of the devices; nothing is measured on a cluster.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from harness import geometric_means, show, write
+import numpy as np
+from harness import tabulate
 
+from soapstone import SGD
+from soapstone.apps import lenet
+from soapstone.frontend.callbacks import Callback, TrainingState
+from soapstone.frontend.data import images
 from soapstone.frontend.strategies import graph_of
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
 from soapstone.runtime.cluster import load_machine
-from soapstone.search.parallel import Options, search
+from soapstone.runtime.lower import channels_last
+from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, chain, search
+from soapstone.search.parallel.choice import Settled, as_strategy
+from soapstone.search.parallel.initial import randomly
+from soapstone.search.parallel.methods import exhaustive
+from soapstone.search.parallel.problem import prepare
 
-# An app, its sizes, samples a device, and the paper's seconds by delta simulation at 4 to 64 GPUs.
-MODELS: dict[str, tuple[str, dict[str, Any], int, tuple[float, ...]]] = {
-    "alexnet": ("alexnet", {}, 256, (0.04, 0.13, 0.48, 1.8, 5.9)),
-    "resnet101": ("resnet", {"depth": 101}, 64, (0.4, 1.4, 7.3, 33, 158)),
-    "inception_v3": ("inception", {}, 64, (4.1, 17, 77, 298, 1278)),
-    "rnntc": ("rnntc", {"unrolled": True}, 64, (7.5, 39, 170, 516, 1489)),
-    "rnnlm": ("rnnlm", {"unrolled": True}, 64, (9.2, 31, 121, 342, 969)),
-    "nmt": ("nmt", {"unrolled": True}, 64, (16, 65, 328, 701, 2190)),
+Row = dict[str, Any]
+
+# An app, its sizes, samples a device, and the paper's seconds (full, delta) at 4 to 64 GPUs.
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "alexnet": ("alexnet", {}, 256),
+    "resnet101": ("resnet", {"depth": 101}, 64),
+    "inception_v3": ("inception", {}, 64),
+    "rnntc": ("rnntc", {"unrolled": True}, 64),
+    "rnnlm": ("rnnlm", {"unrolled": True}, 64),
+    "nmt": ("nmt", {"unrolled": True}, 64),
+    "dlrm": ("dlrm", {}, 256),
+    "candle_uno": ("candle_uno", {}, 64),
 }
+PAPER_DELTA_S = {  # Table 3.4, at 4, 8, 16, 32 and 64 devices
+    "alexnet": (0.04, 0.13, 0.48, 1.8, 5.9),
+    "resnet101": (0.4, 1.4, 7.3, 33, 158),
+    "inception_v3": (4.1, 17, 77, 298, 1278),
+    "rnntc": (7.5, 39, 170, 516, 1489),
+    "rnnlm": (9.2, 31, 121, 342, 969),
+    "nmt": (16, 65, 328, 701, 2190),
+}
+SIX = tuple(PAPER_DELTA_S)
 DEVICES = (4, 8, 16, 32, 64)
+CLUSTERS = (("p100", 16), ("k80", 64))
+SUMMIT = (("dlrm", 96), ("candle_uno", 96))
+PAPERS = Options(moves=chain.PLAIN, initial=("data",), blocks=False, descent=False)
+PLACEMENT = Options(
+    moves={chain.DEVICES: 1.0}, initial=("model",), random=0, blocks=False, descent=False
+)
+MOMENTS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 
 
-def searched(name: str, devices: int, machine: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Return what a search of one model on so many devices finds, and how long it takes."""
-    app, sizes, each, paper = MODELS[name]
-    graph = graph_of(app, each * devices, sizes=sizes)
-    where = load_machine(machine, devices)
-    search(graph, where, Options(proposals=8, seconds=None))  # compiled code is loaded
-    found = search(graph, where, Options(seconds=seconds, seed=seed))
-    full = search(
-        graph,
-        where,
-        Options(seconds=None, proposals=min(found.proposals, 400), simulation="full", seed=seed),
-    )
-    data, expert = found.initial_us["data"], found.initial_us["expert"]
-    step = found.simulation.step_us
-    return {
-        "model": name,
-        "devices": devices,
-        "search s": found.seconds,
-        "paper's s": paper[DEVICES.index(devices)] if devices in DEVICES else "",
-        "proposals": found.proposals,
-        "proposals/s": found.proposals / found.seconds,
-        "full, proposals/s": full.proposals / full.seconds,
-        "step ms": step / 1e3,
-        "bound ms": found.simulation.lower_bound_us / 1e3,
-        "over data": data / step,
-        "over expert": expert / step,
-        "MB moved": found.simulation.bytes_moved / 1e6,
-    }
+def model_of(name: str, devices: int) -> Graph:
+    app, sizes, each = MODELS[name]
+    return graph_of(app, each * devices, sizes=sizes)
+
+
+class Losses(Callback):
+    """Keeps the loss of every step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_step_end(self, state: TrainingState) -> None:
+        self.losses.append(float(state.loss))
+
+
+class Tables:
+    """The tables, each a function that yields its rows."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.devices = tuple(map(int, given.devices.split(","))) if given.devices else ()
+
+    def names(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.given.models.split(",")) if self.given.models else default
+
+    def search(self, graph: Graph, machine: str, devices: int, **given: Any) -> StrategyResult:
+        where = load_machine(machine, devices)
+        options = Options(**{"seconds": self.given.seconds, "seed": self.given.seed, **given})
+        return search(graph, where, options)
+
+    def times(self) -> Iterator[Row]:
+        self.search(model_of("alexnet", 4), "p100", 4, seconds=1.0)  # compiled code is loaded
+        for name in self.names(SIX):
+            for devices in self.devices or DEVICES:
+                graph = model_of(name, devices)
+                found = self.search(graph, "p100", devices)
+                long = {"seconds": 10 * found.seconds, "patience": 1.0}
+                longer = self.search(graph, "p100", devices, **long)
+                paper = PAPER_DELTA_S[name][DEVICES.index(devices)]
+                step, best = found.simulation.step_us, longer.simulation.step_us
+                yield {
+                    "model": name,
+                    "devices": devices,
+                    "search s": found.seconds,
+                    "paper's s": paper,
+                    "best found after s": found.history[-1][0],
+                    "proposals": found.proposals,
+                    "proposals/s": found.proposals / found.seconds,
+                    "step ms": step / 1e3,
+                    "ten times longer, ms": best / 1e3,
+                    "missed": step / best - 1.0,
+                    "above bound": found.simulation.gap,
+                    "over data": found.speedup_over_data_parallel,
+                }
+
+    def delta(self) -> Iterator[Row]:
+        for name in self.names(SIX):
+            for devices in self.devices or (4, 16, 64):
+                graph = model_of(name, devices)
+                given = {"seconds": None, "proposals": 400 if devices > 16 else 2000}
+                plain = {**given, "blocks": False, "descent": False, "patience": 1.0}
+                self.search(graph, "p100", devices, **{**plain, "proposals": 10})
+                runs = {
+                    mode: [self.search(graph, "p100", devices, simulation=mode, **plain)]
+                    for mode in ("delta", "full")
+                }
+                rate = {k: v[0].proposals / v[0].seconds for k, v in runs.items()}
+                rebuilt = self.rebuilt(graph, devices)
+                assert runs["delta"][0].simulation == runs["full"][0].simulation
+                yield {
+                    "model": name,
+                    "devices": devices,
+                    "delta, proposals/s": rate["delta"],
+                    "full, proposals/s": rate["full"],
+                    "rebuilt, proposals/s": rebuilt,
+                    "delta over full": rate["delta"] / rate["full"],
+                    "delta over rebuilt": rate["delta"] / rebuilt,
+                    "tasks skipped": runs["delta"][0].skipped,
+                }
+
+    def rebuilt(self, graph: Graph, devices: int) -> float:
+        """Return how many strategies a second are simulated with all messages made anew."""
+        simulator = Simulator(graph, load_machine("p100", devices))
+        simulator.step_ns(NAMED["data"](simulator.model))
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < 3.0:
+            simulator.settled.settle()
+            simulator.again()
+            count += 1
+        return count / (time.perf_counter() - begin)
+
+    def clusters(self) -> Iterator[Row]:
+        jobs = [(name, *where) for where in CLUSTERS for name in self.names(SIX)]
+        if not self.given.models:
+            jobs += [(name, "summit", devices) for name, devices in SUMMIT]
+        for name, machine, devices in jobs:
+            graph = model_of(name, devices)
+            found = self.search(graph, machine, devices)
+            data = self.simulated(graph, machine, devices, "data")
+            expert = self.simulated(graph, machine, devices, "expert")
+            step = found.simulation.step_us
+            yield {
+                "model": name,
+                "machine": f"{machine}, {devices}",
+                "step ms": step / 1e3,
+                "over data": data.step_us / step,
+                "over expert": expert.step_us / step,
+                "above bound": found.simulation.gap,
+                "MB moved": found.simulation.bytes_moved / 1e6,
+                "less moved than data": data.bytes_moved / max(1, found.simulation.bytes_moved),
+                "less moved than expert": expert.bytes_moved / max(1, found.simulation.bytes_moved),
+                "search s": found.seconds,
+            }
+
+    def simulated(self, graph: Graph, machine: str, devices: int, name: str) -> Any:
+        simulator = Simulator(graph, load_machine(machine, devices))
+        return simulator.simulate(NAMED[name](simulator.model))
+
+    def transfers(self) -> Iterator[Row]:
+        for name in self.names(("nmt",)):
+            for machine, devices in CLUSTERS:
+                graph = model_of(name, devices)
+                found = {
+                    kind: self.simulated(graph, machine, devices, kind)
+                    for kind in ("data", "expert")
+                }
+                found["found"] = self.search(graph, machine, devices).simulation
+                for kind, each in found.items():
+                    yield {
+                        "model": name,
+                        "machine": f"{machine}, {devices}",
+                        "strategy": kind,
+                        "step ms": each.step_us / 1e3,
+                        "MB moved": each.bytes_moved / 1e6,
+                        "computation ms, all devices": each.compute_us / 1e3,
+                        "busy": each.compute_us / each.step_us / devices,
+                    }
+
+    def placement(self) -> Iterator[Row]:
+        for name in self.names(("inception_v3", "nmt")):
+            for devices in self.devices or (4,):
+                app, sizes, each = MODELS[name]
+                graph = graph_of(app, each, sizes=sizes)
+                where = load_machine("k80", devices)
+                whole = replace(PLACEMENT, seconds=self.given.seconds, seed=self.given.seed)
+                only = search(graph, where, whole)
+                found = self.search(graph, "k80", devices)
+                yield {
+                    "model": name,
+                    "machine": f"k80, {devices}",
+                    "operators placed, ms": only.simulation.step_us / 1e3,
+                    "all dims, ms": found.simulation.step_us / 1e3,
+                    "speedup": only.simulation.step_us / found.simulation.step_us,
+                    "proposals": f"{only.proposals} and {found.proposals}",
+                }
+
+    def progress(self) -> Iterator[Row]:
+        for name in self.names(SIX):
+            for devices in self.devices or (16,):
+                graph = model_of(name, devices)
+                common = {"seconds": self.given.seconds, "patience": 1.0, "seed": self.given.seed}
+                ways = {
+                    "this search": Options(**common),
+                    "the paper's, delta": replace(PAPERS, **common),
+                    "the paper's, full": replace(PAPERS, simulation="full", **common),
+                }
+                for way, options in ways.items():
+                    found = search(graph, load_machine("p100", devices), options)
+                    row: Row = {"model": name, "devices": devices, "way": way}
+                    for moment in MOMENTS:
+                        if moment <= self.given.seconds:
+                            costs = [us for s, us in found.history if s <= moment]
+                            row[f"ms at {moment} s"] = min(costs, default=float("nan")) / 1e3
+                    row["proposals/s"] = found.proposals / found.seconds
+                    yield row
+
+    def exact(self) -> Iterator[Row]:
+        jobs = {
+            "lenet": (graph_of("lenet", 64), 0.8 * 3600),
+            "rnnlm, 2 steps": (
+                graph_of("rnnlm", 64, sizes={"unrolled": True, "length": 2}),
+                18 * 3600.0,
+            ),
+        }
+        where = load_machine("p100", 4)
+        for name in self.names(tuple(jobs)):
+            graph, paper = jobs[name]
+            found = exhaustive(graph, where, Options(seconds=self.given.seconds))
+            chains = search(graph, where, Options(seconds=5.0, patience=1.0))
+            reached = [s for s, us in chains.history if us <= found.simulation.step_us]
+            said = found.certificate
+            assert said is not None
+            yield {
+                "model": name,
+                "strategies": said.space,
+                "seconds": said.seconds,
+                "paper's s": paper,
+                "proved": said.complete,
+                "optimum us": found.simulation.step_us,
+                "bound us": said.bound_ns / 1e3,
+                "gap": found.simulation.gap,
+                "begun": said.visited,
+                "simulated": said.simulated,
+                "chains reach it after s": reached[0] if reached else "",
+                "chains' best us": chains.simulation.step_us,
+            }
+
+    def curves(self) -> Iterator[Row]:
+        """Train on the local executor; the strategies are for two described devices."""
+        data = images("lenet", (1, 28, 28), 10, 2048, self.given.seed)
+        losses: dict[str, list[float]] = {}
+        for way in ("sequential", *NAMED, "random", "found"):
+            model = lenet.build(64)
+            compiled = {"optimizer": SGD(0.01, momentum=0.9), "loss": "cross_entropy", "cpus": 2}
+            strategy = None
+            if way != "sequential":
+                model.compile(**compiled)
+                strategy = self.chosen(way, model.training_graph)
+            model.compile(**compiled, strategy=strategy)
+            curve = Losses()
+            with model:
+                model.fit(
+                    data.train_x,
+                    data.train_y,
+                    epochs=2,
+                    callbacks=[curve],
+                    shuffle=False,
+                    progress=False,
+                )
+            losses[way] = curve.losses
+            apart = np.abs(np.subtract(curve.losses, losses["sequential"]))
+            yield {
+                "model": "lenet",
+                "strategy": way,
+                "first loss": curve.losses[0],
+                "last loss": curve.losses[-1],
+                "steps": len(curve.losses),
+                "most apart from sequential": float(apart.max()),
+            }
+
+    def chosen(self, way: str, graph: Graph) -> Strategy:
+        machine = load_machine("p100", 2)
+        prepared = prepare(graph, machine)
+        if way == "found":
+            found = search(graph, machine, Options(seconds=5.0)).strategy.configurations
+        else:
+            start = randomly(prepared, 0) if way == "random" else NAMED[way](prepared)
+            settled = Settled(prepared)
+            settled.set(start)
+            found = as_strategy(graph, prepared, settled.configurations(), {}).configurations
+        return Strategy(configurations=found, layouts=channels_last(graph))
+
+    def scale(self) -> Iterator[Row]:
+        devices = self.devices[0] if self.devices else 512
+        sizes = {"layers": 24, "hidden": 1024, "heads": 16, "inner": 4096, "dropout": 0.0}
+        graph = graph_of("transformer", 8 * devices, sizes=sizes)  # 24 encode, 24 decode
+        where = load_machine("v100", devices)
+        begin = time.perf_counter()
+        found = search(graph, where, Options(seconds=self.given.seconds, seed=self.given.seed))
+        best = min(found.initial_us[name] for name in NAMED)
+        yield {
+            "model": "transformer, 48 layers",
+            "devices": devices,
+            "seconds": time.perf_counter() - begin,
+            "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+            "step ms": found.simulation.step_us / 1e3,
+            **{f"{name} ms": found.initial_us[name] / 1e3 for name in NAMED},
+            "over the best of them": best / found.simulation.step_us,
+            "above bound": found.simulation.gap,
+            "proposals": found.proposals,
+        }
+
+
+TITLES = {
+    "times": "Seconds of search for strategies, described P100 cluster",
+    "delta": "Delta and full simulation, described P100 cluster",
+    "clusters": "Strategies found against data parallelism and experts, described clusters",
+    "transfers": "What one step moves and computes, by strategy, described clusters",
+    "placement": "Whole operators placed, and all dims searched, described K80 node",
+    "progress": "Best strategy by seconds of search, described P100 cluster",
+    "exact": "Optimal strategies with certificate, 4 described P100",
+    "curves": "Training curves under different strategies, run here",
+    "scale": "A strategy for 512 described V100",
+}
+MEANS = {"clusters": ["over data", "over expert"], "placement": ["speedup"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--devices", default="4,16,64")
-    parser.add_argument("--machine", default="p100")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(TITLES))
+    parser.add_argument("--models", default="")
+    parser.add_argument("--devices", default="", help="numbers of devices, where a table has them")
     parser.add_argument("--seconds", type=float, default=60.0, help="of one search, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
-    rows = []
-    for name in given.models.split(","):
-        for devices in map(int, given.devices.split(",")):
-            row = searched(name, devices, given.machine, given.seconds, given.seed)
-            show(row)
-            rows.append(row)
-    means = geometric_means(rows, ["over data", "over expert"])
-    rows.append({"model": "geometric mean", **means})
-    if not given.no_write:
-        title = f"Strategies found by simulation on the described machine {given.machine}"
-        command = f"python benchmarks/strategies.py --machine {given.machine}"
-        write(f"strategies_{given.machine}", title, command, list(rows[0]), rows)
+    tables = Tables(given)
+    for only in given.only.split(","):
+        command = f"python benchmarks/strategies.py --only {only} --seconds {given.seconds:g}"
+        rows = getattr(tables, only)()
+        save = not given.no_write
+        tabulate(f"strategies_{only}", TITLES[only], command, rows, MEANS.get(only, ()), save)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ from soapstone.search.cost.profile import measured_machine
 from soapstone.search.parallel import (
     NAMED,
     Options,
-    ParallelError,
     Simulation,
     Simulator,
     StrategyResult,
-    search,
+    found_by,
     simulate,
 )
 from soapstone.search.parallel.search import Progress
@@ -149,15 +148,7 @@ def found(
     Raises:
         ParallelError: an unknown method, or one that does not fit the graph.
     """
-    if method not in METHODS:
-        raise ParallelError(f"method {method!r} found, one of {', '.join(METHODS)} needed")
-    result: StrategyResult = METHODS[method](
-        graph, machine, options, start=start, progress=progress
-    )
-    return result
-
-
-METHODS: Mapping[str, Any] = {"mcmc": search}
+    return found_by(method)(graph, machine, options, start=start, progress=progress)
 
 
 def machine_table(machine: Machine) -> str:
@@ -193,7 +184,6 @@ def machine_table(machine: Machine) -> str:
 
 
 __all__ = [
-    "METHODS",
     "Options",
     "Progress",
     "StrategyResult",

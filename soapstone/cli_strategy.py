@@ -36,7 +36,13 @@ def search(
     batch_size: BatchSize = None,
     size: Sizes = None,
     inference: Inference = False,
-    method: Annotated[str, typer.Option(help="mcmc: Markov chains.")] = "mcmc",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="mcmc: Markov chains; optcnn: dynamic programming, for linear graphs;"
+            " exhaustive: small ones, with a certificate."
+        ),
+    ] = "mcmc",
     budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 60.0,
     proposals: Annotated[
         int | None, typer.Option(min=0, help="Proposals instead of seconds; repeatable.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from soapstone.search.parallel import (
     ParallelError,
     Simulator,
     chain,
+    found_by,
     schedule,
     search,
 )
@@ -34,14 +37,18 @@ from soapstone.search.parallel.arrays import (
     POINTS,
     TO_DEVICE,
 )
+from soapstone.search.parallel.blocks import Blocks, repeated
 from soapstone.search.parallel.bound import lower_bound
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.compiling import call
+from soapstone.search.parallel.exact import Exhaustive, Space
 from soapstone.search.parallel.geometry import tile
 from soapstone.search.parallel.initial import randomly
+from soapstone.search.parallel.methods import exhaustive
+from soapstone.search.parallel.optcnn import costs_of, solve
 from soapstone.search.parallel.problem import Model as Prepared
 from soapstone.search.parallel.problem import prepare
-from soapstone.search.parallel.search import Walker
+from soapstone.search.parallel.walker import Walker
 
 
 def lenet(samples: int = 16) -> Graph:
@@ -72,6 +79,8 @@ def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
     """Degrees, devices and boxes of every node are what its exported strategy says."""
     graph, p = prepared.graph, prepared.problem
     made = settled(prepared, randomly(prepared, seed))
+    if seed % 2:
+        made = unevenly(prepared, made, seed)
     strategy = as_strategy(graph, prepared, made.configurations(), {})
     strategy.check(graph)
     c = made.choice
@@ -89,7 +98,7 @@ def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
         op = int(p.nodes[number, 0])
         devices = tuple(int(c.placed[op, at]) for at in c.node_at[number, : row[POINTS]])
         assert (found.devices or (int(c.placed[op, 0]),) * found.points) == devices
-        _, lo, hi = signature.points(found.degrees)
+        _, lo, hi = signature.points(found.degrees, found.cuts)
         operands = range(int(p.nodes[number, OPERANDS]), int(p.nodes[number, OPERANDS + 1]))
         for operand, shaped in zip(operands, (*signature.inputs, *signature.outputs)):
             low, high = shaped.tiles(lo, hi, found.points)
@@ -98,6 +107,21 @@ def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
                 rank = len(shaped.axes)
                 np.testing.assert_array_equal(box[:rank], low[point])
                 np.testing.assert_array_equal(box[MOST_RANK : MOST_RANK + rank], high[point])
+
+
+def walker_of(model: Prepared, seed: int, delta: bool = True, **moves: float) -> Walker:
+    """A walker whose moves are those named, or the informed ones, at a high temperature."""
+    shares = {getattr(chain, name): share for name, share in moves.items()} or chain.INFORMED
+    return Walker(model, shares, 2.0, delta, seed)
+
+
+def unevenly(model: Prepared, made: Settled, seed: int) -> Settled:
+    """Boundaries between tiles moved at random."""
+    walker = walker_of(model, seed, UNEVEN=1.0)
+    walker.begin(made.configurations())
+    walker.walk(200)
+    assert (walker.settled.choice.cuts[:, 0] >= 0).any()
+    return walker.settled
 
 
 def product(rows: int, inner: int, columns: int) -> Graph:
@@ -157,7 +181,7 @@ def test_delta_simulation_equals_full(prepared: Prepared, machine: str) -> None:
     model = prepare(prepared.graph, load_machine(machine, 8))
     walkers = []
     for simulation in ("delta", "full"):
-        walker = Walker(model, Options(simulation=simulation, temperature=2.0), 7)
+        walker = walker_of(model, 7, simulation == "delta")
         walker.begin(NAMED["data"](model))
         walkers.append(walker)
     for _ in range(12):
@@ -167,9 +191,8 @@ def test_delta_simulation_equals_full(prepared: Prepared, machine: str) -> None:
         np.testing.assert_array_equal(one.chain.cost, other.chain.cost)
         np.testing.assert_array_equal(one.settled.choice.operators, other.settled.choice.operators)
         fresh = Settled(model)
-        fresh.choice.operators[:] = one.settled.choice.operators
-        fresh.choice.placed[:] = one.settled.choice.placed
-        fresh.settle()
+        chosen = one.settled.choice
+        fresh.restore(chosen.operators, chosen.placed, chosen.cuts)
         state = schedule.room(model.problem, len(fresh.choice.messages))
         cost = call(schedule.simulate, model.problem, fresh.choice, state, 0, -1)
         assert cost == one.chain.cost[0]
@@ -200,7 +223,7 @@ def test_no_strategy_passes_the_lower_bound(prepared: Prepared, seed: int) -> No
 def test_proposals_reach_every_legal_configuration() -> None:
     """All degrees with at most one point a device are drawn, reduced dims among them."""
     model = prepare(product(4, 6, 3), load_machine("p100", 4))
-    walker = Walker(model, Options(moves={chain.RANDOM: 1.0}, temperature=1e9), 3)
+    walker = Walker(model, {chain.RANDOM: 1.0}, 1e9, True, 3)
     walker.begin({})
     seen: dict[str, set[tuple[tuple[str, int], ...]]] = {"first": set(), "second": set()}
     for _ in range(3000):
@@ -287,6 +310,8 @@ def test_found_strategies_train_to_the_same_numbers(seed: int) -> None:
         graph = model.training_graph
     prepared = prepare(graph, described_pair())
     made = settled(prepared, randomly(prepared, seed))
+    if seed:
+        made = unevenly(prepared, made, seed)
     found = as_strategy(graph, prepared, made.configurations(), {})
     strategy = Strategy(configurations=found.configurations, layouts=found.layouts)
     expected = trained(None)
@@ -303,3 +328,160 @@ def test_strategies_are_simulated_by_name_and_from_files(tmp_path: Any) -> None:
     as_strategy(graph, simulator.model, simulator.settled.configurations(), {}).save(path)
     assert simulated(graph, machine, path) == named
     assert named.timeline.to_json()["traceEvents"]
+
+
+def small() -> Graph:
+    return product(8, 12, 4)
+
+
+def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
+    """Each pair of configurations of two products, on three devices that are alike."""
+    machine = load_machine("p100", 3)
+    graph = small()
+    model = prepare(graph, machine)
+    simulator = Simulator(graph, machine, model)
+    space = Space(model)
+    assert len(space.renamings) == 6
+    tables = [space.choices[space.kind(op)] for op in space.free]
+    costs = []
+    c = simulator.settled.choice
+    for rows in itertools.product(*(range(len(table)) for table in tables)):
+        for op, table, row in zip(space.free, tables, rows):
+            c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
+        simulator.settled.settle()
+        costs.append(simulator.again())
+    result = exhaustive(graph, machine, Options(seconds=60))
+    assert result.certificate is not None and result.certificate.complete
+    assert result.certificate.space == len(costs)
+    assert result.simulation.step_us == min(costs) / 1e3
+    assert result.simulation.gap == 0.0
+
+
+def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is() -> None:
+    result = exhaustive(lenet(64), load_machine("p100", 4), Options(seconds=0.0))
+    assert result.certificate is not None and not result.certificate.complete
+    assert result.certificate.bound_ns / 1e3 <= result.simulation.step_us
+    assert "not searched to the end" in str(result)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_bounds_of_the_exhaustive_search_are_never_passed(devices: int) -> None:
+    """For random strategies of its space, what it takes for a lower bound is one."""
+    model = prepare(lenet(32), load_machine("p100", devices))
+    walker = walker_of(model, 0)
+    walker.begin({})
+    under_way = Exhaustive(model, walker, lambda visited, bound: True)
+    random = np.random.default_rng(0)
+    space = under_way.space
+    simulator = Simulator(model.graph, model.machine, model)
+    for _ in range(200):
+        c = simulator.settled.choice
+        rows = {op: int(random.integers(space.size(op))) for op in under_way.order}
+        so_far = np.zeros(2, np.int64)
+        under_way.assigned = {}
+        for op, row in rows.items():
+            table = space.choices[space.kind(op)]
+            c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
+            added, estimate = under_way._estimates(op, so_far)
+            assert (estimate[:, row] >= so_far).all()
+            so_far = added[:, row]
+            under_way.assigned[op] = row
+        simulator.settled.settle()
+        step = simulator.again()
+        # The device that ends last may be any: of the renamed strategies one is bounded.
+        updates = [
+            sum(int(space.own[space.kind(op)].updates[row, d]) for op, row in rows.items())
+            for d in range(devices)
+        ]
+        path = so_far[0] - updates[0]
+        assert path + min(updates) <= step
+        assert so_far[1] <= step
+
+
+def test_dynamic_programming_finds_the_least_sum() -> None:
+    """On a chain of three products, against every combination."""
+    machine = load_machine("k80", 4)
+    builder = GraphBuilder("chain")
+    x = builder.input("x", (16, 24))
+    for i, columns in enumerate((24, 32, 8)):
+        rows = (24, 24, 32)[i]
+        w = builder.input(f"w{i}", (rows, columns), role=Role.PARAMETER)
+        (x,) = builder.apply("matmul", x, w, name=f"product{i}")
+    builder.output(x)
+    model = prepare(builder.build(), machine)
+    cost, tables, _ = costs_of(model)
+    picked, total = solve(cost, tables)
+    brute = min(
+        sum(cost[op][row] for op, row in zip(cost, rows))
+        + sum(
+            table[rows[list(cost).index(a)], rows[list(cost).index(b)]]
+            for (a, b), table in tables.items()
+        )
+        for rows in itertools.product(*(range(len(each)) for each in cost.values()))
+    )
+    assert total == brute
+    assert set(picked) == set(cost)
+
+
+def test_dynamic_programming_takes_networks_with_branches_only() -> None:
+    machine = load_machine("p100", 2)
+    result = found_by("optcnn")(graph_of("resnet", 8, sizes={"depth": 18}), machine, Options())
+    assert result.initial_us["optcnn"] >= result.simulation.step_us
+    result.strategy.check(graph_of("resnet", 8, sizes={"depth": 18}), machine.describe())
+    sizes = {"unrolled": True, "length": 4, "hidden": 16, "vocabulary": 40}
+    with pytest.raises(ParallelError, match="a linear graph needed by optcnn"):
+        found_by("optcnn")(graph_of("nmt", 8, sizes=sizes), machine, Options())
+    with pytest.raises(ParallelError, match="'dance' found, one of mcmc, optcnn, exhaustive"):
+        found_by("dance")
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ([1, 2, 3], [0, 1, 2]),
+        ([7, 1, 2, 1, 2, 1, 2, 9], [0, 1, 2, 3, 4, 3, 4, 7]),
+        ([5, 5, 5, 5], [0, 1, 1, 1]),
+        ([1, 2, 1, 2], [0, 1, 2, 3]),  # twice is not often enough
+    ],
+)
+def test_repeated_blocks(classes: list[int], expected: list[int]) -> None:
+    assert repeated(classes) == expected
+
+
+def test_a_model_of_two_blocks_stands_for_all_of_them() -> None:
+    sizes = {"layers": 5, "hidden": 16, "heads": 2, "vocabulary": 40}
+    graph = graph_of("transformer", 8, sizes=sizes)
+    machine = load_machine("p100", 4)
+    full = prepare(graph, machine)
+    blocks = Blocks(full)
+    assert blocks.model is not None
+    assert len(blocks.model.operators) < len(full.operators)
+    found = blocks.spread(randomly(blocks.model, 1))
+    result = Simulator(graph, machine, full).simulate(found)
+    assert result.step_us > 0
+    searched = search(graph, machine, Options(proposals=400, seconds=None))
+    assert "blocks" in searched.initial_us
+
+
+def test_a_device_too_small_is_a_limit() -> None:
+    """The search takes a slower strategy that fits, and says so if none can."""
+    graph = lenet(64)
+    machine = load_machine("p100", 4)
+    free = search(graph, machine, Options(proposals=600, seconds=None, seed=1))
+    most = max(free.simulation.peak_bytes_per_device)
+    least = min(
+        max(Simulator(graph, machine).simulate(NAMED[name](prepare(graph, machine)))
+            .peak_bytes_per_device)
+        for name in NAMED
+    )  # fmt: skip
+    limit = (most + least) // 2 if least < most else int(most * 0.9)
+    found = search(graph, shrunk(machine, limit), Options(proposals=1500, seconds=None, seed=1))
+    assert max(found.simulation.peak_bytes_per_device) <= limit
+    assert found.simulation.missing_bytes == 0
+    with pytest.raises(ParallelError, match=r"are missing; the largest: .* MB"):
+        search(graph, shrunk(machine, 1000), Options(proposals=1, seconds=None))
+
+
+def shrunk(machine: Machine, nbytes: int) -> Machine:
+    memories = tuple(replace(memory, capacity_bytes=nbytes) for memory in machine.memories)
+    return replace(machine, memories=memories)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from soapstone.search.parallel.initial import NAMED
+from soapstone.search.parallel.methods import METHODS, found_by
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.search import Options, StrategyResult, search
 from soapstone.search.parallel.simulate import Simulation, Simulator, simulate
 
 __all__ = [
+    "METHODS",
     "NAMED",
     "Options",
     "ParallelError",

@@ -47,6 +47,9 @@ MESSAGE, GIVER, SEND, NEED, CHANNEL, HEAD, OVERFLOW = (integer(pool) for pool in
 DEVICE, ROW, POINT, SAME = 2 * MOST_RANK, 2 * MOST_RANK + 1, 2 * MOST_RANK + 2, 2 * MOST_RANK + 3
 # Scratch.holdings: a box, then the message that brought it, and the next holding of the device
 BROUGHT, NEXT = 2 * MOST_RANK, 2 * MOST_RANK + 1
+KNOWN = 8
+# Choice.cuts
+CUT, BOUNDS = 0, 1
 # Scratch.marks: of devices
 MARK, MEMBER, HOLDING, SENT = 0, 1, 2, 3
 
@@ -85,6 +88,7 @@ class Choice(NamedTuple):
 
     operators: Array  # points, degrees
     placed: Array  # (operators, devices): the device of each point
+    cuts: Array  # (operators, devices + 2): a dim with uneven tiles or -1, and their boundaries
     nodes: Array  # points, degrees
     node_at: Array  # (nodes, devices): the operator's point that runs a node's point
     task_ns: Array  # (tasks, devices + 1); last: exchange before results are final, 0 for none
@@ -112,4 +116,5 @@ class Scratch(NamedTuple):
     seen: Array  # (channels): stamps
     stamp: Array  # (1)
     lists: Array  # (4, operators or values): collected, their stamps
+    known: Array  # (KNOWN, 2): operands of a value seen last, and whether anything waits for them
     collected: Array  # (2): how many operators and values are collected

@@ -3,7 +3,11 @@
 A proposal changes the configuration of one operator, at random as in the paper or by a move that
 keeps what is good about it, or those of a whole class of equal operators. It is accepted if it is
 faster, else with a probability that falls with the difference. The threshold is drawn first, so
-that a simulation stops as soon as it must be passed.
+that a simulation stops as soon as it must be passed. `descend` tries given configurations in turn
+instead, and keeps what is faster.
+
+Where memory is scarce (`Chain.tight`) both stop with CHECK at each change that is fast enough:
+`fits` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ import numpy as np
 
 from soapstone.search.parallel import choice as choices
 from soapstone.search.parallel.arrays import (
+    BOUNDS,
     CHANNEL,
+    CUT,
     DEGREES,
     DIMS,
     EXTENT,
+    FREE,
     GIVER,
     HEAD,
+    KIND,
     MESSAGE,
     NEED,
     NODE,
@@ -27,6 +35,7 @@ from soapstone.search.parallel.arrays import (
     OVERFLOW,
     POINTS,
     SEND,
+    TASKS,
     Array,
     Choice,
     Problem,
@@ -35,7 +44,16 @@ from soapstone.search.parallel.arrays import (
 from soapstone.search.parallel.arrays import (
     CLASS as ITS_CLASS,
 )
-from soapstone.search.parallel.compiling import NONE, ZERO, compiled, entry, packed, put
+from soapstone.search.parallel.compiling import (
+    NONE,
+    ONE,
+    ZERO,
+    compiled,
+    entry,
+    integer,
+    packed,
+    put,
+)
 from soapstone.search.parallel.geometry import legal
 from soapstone.search.parallel.schedule import (
     PASSED,
@@ -47,18 +65,20 @@ from soapstone.search.parallel.schedule import (
 )
 
 # kinds of moves
-RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, MOVES = range(7)
+RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, UNEVEN, TWIN, SHIFT, MOVES = range(10)
 AFFORDED = 8  # operators that a change of a whole class has on average
-# what a chain stopped for
-BUDGET, FULL = 0, 1
+# what a chain stopped for, or what became of a proposal
+BUDGET, FULL, CHECK, NO, YES = (integer(outcome) for outcome in range(5))
 
 
 @packed
 class Chain(NamedTuple):
     """A chain's place: random numbers, costs and counts.
 
-    random: uint64 (1). cost: int64 [now, best]. counts: int64 [proposals, accepted, simulations, -,
-    proposals at the best, tasks that passes did not begin with, passes cut short].
+    random: uint64 (1). cost: int64 [now, best]. counts: int64 [proposals, accepted, simulations,
+    those not simulated, proposals at the best, tasks that passes did not begin with, passes cut
+    short]. load: (2, devices), work of each device, now and as proposed. pending: int64 [whether
+    memory is scarce, threshold, first place, time, move] of the proposal that waits for CHECK.
     """
 
     random: Array
@@ -73,6 +93,9 @@ class Chain(NamedTuple):
     divisors: Array  # numbers of points tried first
     best: Array  # operators of the best choice
     best_placed: Array
+    best_cuts: Array
+    load: Array
+    pending: Array
     moves: Array  # (MOVES, 2): how often proposed and accepted
 
 
@@ -113,6 +136,7 @@ def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
 
     Every legal choice of degrees with at most one point a device can be drawn.
     """
+    c.cuts[op, CUT] = -1
     for _ in range(64):
         for dim in range(p.operators[op, DIMS]):
             c.operators[op, DEGREES + dim] = 1
@@ -199,12 +223,17 @@ def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
         return False
     put(c.operators[target], c.operators[source], c.operators.shape[1])
     put(c.placed[target], c.placed[source], c.placed.shape[1])
+    put(c.cuts[target], c.cuts[source], c.cuts.shape[1])
+    cut = c.cuts[source, CUT]
+    if cut >= 0 and p.operators[source, EXTENT + cut] != p.operators[target, EXTENT + cut]:
+        c.cuts[target, CUT] = -1
     return True
 
 
 @compiled
 def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
     """Double or halve the degree of one dim, or move a factor from one to another."""
+    c.cuts[op, CUT] = -1
     dims = p.operators[op, DIMS]
     a = _below(k.random, dims)
     b = _below(k.random, dims)
@@ -226,6 +255,39 @@ def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
 
 
 @compiled
+def _uneven(p: Problem, c: Choice, k: Chain, op: int) -> bool:
+    """Move a boundary between two tiles; return whether there is one to move.
+
+    A dim is cut unevenly or another is: one of an operator at most. A dim of single indices stays
+    so, which those that another dim is split inside must.
+    """
+    dims = p.operators[op, DIMS]
+    dim = _below(k.random, dims)
+    degree, extent = c.operators[op, DEGREES + dim], p.operators[op, EXTENT + dim]
+    if degree < 2 or degree == extent:
+        return False
+    row = c.cuts[op]
+    if row[CUT] != dim:
+        row[CUT] = dim
+        for i in range(degree + 1):
+            row[BOUNDS + i] = extent * i // degree
+    i = BOUNDS + 1 + _below(k.random, degree - 1)
+    low, high = row[i - 1] + 1, row[i + 1]
+    if high - low < 2:
+        return False
+    row[i] = low + _below(k.random, high - low)
+    return True
+
+
+@compiled
+def _run(k: Chain, p: Problem, op: int) -> int:
+    """Return how many operators from this one on are changed together."""
+    length = 1 + _below(k.random, np.int64(AFFORDED))
+    found: int = min(length, p.operators.shape[0] - op)
+    return found
+
+
+@compiled
 def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -> bool:
     """Change the configuration of some operators; return whether there is a change to judge.
 
@@ -233,17 +295,44 @@ def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) 
     """
     op = k.free[_below(k.random, k.free.shape[0])]
     choices.affected(p, s, op, True)
+    number = p.operators[op, ITS_CLASS]
+    first, size = k.class_ptr[number], k.class_ptr[number + 1] - k.class_ptr[number]
+    twin, run = op, ONE
+    if move == CLASS and (size < 2 or _below(k.random, size) >= AFFORDED):
+        move = COPY  # a large class costs as much to derive
     if move == CLASS:
-        number = p.operators[op, ITS_CLASS]
-        size = k.class_ptr[number + 1] - k.class_ptr[number]
-        if size < 2 or _below(k.random, size) >= AFFORDED:  # a large one costs as much to derive
-            move = COPY
-    if move == CLASS:
-        for place in range(k.class_ptr[number], k.class_ptr[number + 1]):
+        for place in range(first, first + size):
             choices.affected(p, s, k.members[place], False)
+    elif move in (TWIN, SHIFT):
+        run = _run(k, p, op)
+        if move == TWIN:
+            twin = k.members[first + _below(k.random, size)]
+            if twin == op:
+                move = COPY
+        if move != COPY:
+            for i in range(1, run):
+                choices.affected(p, s, op + i, False)
     choices.save(p, c, b, s)
     if move == DEVICES:
         _place(p, c, k, op)
+    elif move == UNEVEN:
+        return _uneven(p, c, k, op)
+    elif move == TWIN:
+        for i in range(run):
+            other = twin + i
+            if (
+                other >= p.operators.shape[0]
+                or p.operators[op + i, ITS_CLASS] != p.operators[other, ITS_CLASS]
+            ):
+                break
+            if p.operators[op + i, KIND] == FREE:
+                _take_over(p, c, other, op + i)
+    elif move == SHIFT:
+        by = 1 + _below(k.random, np.int64(p.devices.shape[0]))
+        for i in range(run):
+            if p.operators[op + i, KIND] == FREE:
+                for point in range(c.operators[op + i, POINTS]):
+                    c.placed[op + i, point] = (c.placed[op + i, point] + by) % p.devices.shape[0]
     elif move == DEGREE:
         before = c.operators[op, POINTS]
         if not _another_degree(p, c, k, op):
@@ -272,8 +361,7 @@ def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) 
         else:
             _place(p, c, k, op)
         if move == CLASS:
-            number = p.operators[op, ITS_CLASS]
-            for place in range(k.class_ptr[number], k.class_ptr[number + 1]):
+            for place in range(first, first + size):
                 if k.members[place] != op:
                     _take_over(p, c, op, k.members[place])
     return True
@@ -287,6 +375,7 @@ def keep_best(c: Choice, k: Chain, cost: int) -> None:
     for op in range(c.operators.shape[0]):
         put(k.best[op], c.operators[op], c.operators.shape[1])
         put(k.best_placed[op], c.placed[op], c.placed.shape[1])
+        put(k.best_cuts[op], c.cuts[op], c.cuts.shape[1])
 
 
 @compiled
@@ -300,6 +389,89 @@ def _crowded(c: Choice, part: Any) -> bool:
         or c.top[CHANNEL] > c.channels.shape[0] // part
         or c.top[HEAD] > c.head.shape[0] // part
     )
+
+
+@compiled
+def _weigh(p: Problem, c: Choice, load: Array, op: int, sign: int) -> None:
+    """Add the work of an operator's tasks to that of their devices."""
+    for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+        for point in range(c.operators[op, POINTS]):
+            load[c.placed[op, point]] += sign * c.task_ns[task, point]
+
+
+@entry
+def weigh(p: Problem, c: Choice, k: Chain) -> None:
+    """Set the work of each device."""
+    for device in range(p.devices.shape[0]):
+        k.load[0, device] = 0
+    for op in range(p.operators.shape[0]):
+        _weigh(p, c, k.load[0], op, ONE)
+
+
+@compiled
+def _roomy(p: Problem, c: Choice, s: Scratch, t: State) -> bool:
+    """Make all messages anew if pools are half full; return whether that has made room."""
+    if _crowded(c, np.int64(2)):
+        choices.reconnect_all(p, c, s)
+        if c.top[OVERFLOW] or _crowded(c, np.int64(3)):
+            return False
+        simulate(p, c, t, ZERO, NONE)
+        accept(p, t, ZERO)
+    return True
+
+
+@compiled
+def _judge(
+    p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, threshold: int, delta: bool
+) -> int:
+    """Derive what was proposed, and accept it unless it is above the threshold."""
+    put(k.load[1], k.load[0], p.devices.shape[0])
+    for i in range(s.collected[0]):
+        _weigh(p, b, k.load[1], s.lists[0, i], NONE)
+    choices.change(p, c, s)
+    for i in range(s.collected[0]):
+        _weigh(p, c, k.load[1], s.lists[0, i], ONE)
+    for device in range(p.devices.shape[0]):
+        if k.load[1, device] > threshold:  # whatever has to move
+            k.counts[3] += 1
+            choices.put_back(p, c, b, s)
+            return NO
+    choices.reconnect(p, c, s)
+    if c.top[OVERFLOW]:
+        choices.undo(p, c, b, s)
+        return FULL
+    first = first_affected(p, s) if delta else ZERO
+    k.counts[2] += 1
+    k.counts[5] += first
+    cost = simulate(p, c, t, first, threshold)
+    k.pending[1], k.pending[2], k.pending[3] = threshold, first, cost
+    if k.pending[0] and cost != PASSED:
+        return CHECK
+    return _decide(p, c, b, s, t, k, cost)
+
+
+@compiled
+def _decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
+    """End the proposal that was simulated: its cost is known, PASSED if above the threshold."""
+    if cost == PASSED:
+        k.counts[6] += 1
+        reject(t)
+        choices.undo(p, c, b, s)
+        return NO
+    accept(p, t, k.pending[2])
+    put(k.load[0], k.load[1], p.devices.shape[0])
+    k.counts[1] += 1
+    k.moves[k.pending[4], 1] += 1
+    k.cost[0] = cost
+    if cost < k.cost[1]:
+        keep_best(c, k, cost)
+    return YES
+
+
+@entry
+def decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
+    """End the proposal that stopped with CHECK, at this cost."""
+    return _decide(p, c, b, s, t, k, cost if cost <= k.pending[1] else PASSED)
 
 
 @entry
@@ -321,12 +493,8 @@ def walk(
         delta: whether passes begin where the change does.
     """
     for _ in range(proposals):
-        if _crowded(c, np.int64(2)):
-            choices.reconnect_all(p, c, s)
-            if c.top[OVERFLOW] or _crowded(c, np.int64(3)):
-                return FULL
-            simulate(p, c, t, ZERO, NONE)
-            accept(p, t, ZERO)
+        if not _roomy(p, c, s, t):
+            return FULL
         u = _share(k.random)
         move = 0
         while move < MOVES - 1 and u >= k.weights[move]:
@@ -334,28 +502,57 @@ def walk(
         threshold = k.cost[0] + int(-np.log(1.0 - _share(k.random)) * temperature)
         k.counts[0] += 1
         k.moves[move, 0] += 1
+        k.pending[4] = move
         if not _propose(p, c, b, s, k, move):
             choices.put_back(p, c, b, s)
             continue
-        choices.change(p, c, s)
-        if c.top[OVERFLOW]:
-            choices.undo(p, c, b, s)
+        outcome = _judge(p, c, b, s, t, k, threshold, delta)
+        if outcome in (FULL, CHECK):
+            return outcome
+    return BUDGET
+
+
+@entry
+def descend(
+    p: Problem,
+    c: Choice,
+    b: Choice,
+    s: Scratch,
+    t: State,
+    k: Chain,
+    group: Array,
+    degrees: Array,
+    placed: Array,
+    row: Array,
+    last: int,
+    delta: bool,
+) -> int:
+    """Give the operators of a group one configuration after another; keep what is faster.
+
+    Args:
+        group: equal operators. degrees, placed: configurations, as rows of `Choice.operators` and
+            `Choice.placed`. row: (1), the next to try; last: the one to stop before.
+    """
+    while row[0] < last:
+        if not _roomy(p, c, s, t):
             return FULL
-        first = first_affected(p, s) if delta else ZERO
-        k.counts[2] += 1
-        k.counts[5] += first
-        cost = simulate(p, c, t, first, threshold)
-        if cost == PASSED:
-            k.counts[6] += 1
-            reject(t)
-            choices.undo(p, c, b, s)
-            continue
-        accept(p, t, first)
-        k.counts[1] += 1
-        k.moves[move, 1] += 1
-        k.cost[0] = cost
-        if cost < k.cost[1]:
-            keep_best(c, k, cost)
+        at = row[0]
+        row[0] += 1
+        k.counts[0] += 1
+        k.pending[4] = CLASS
+        choices.affected(p, s, group[0], True)
+        for i in range(1, group.shape[0]):
+            choices.affected(p, s, group[i], False)
+        choices.save(p, c, b, s)
+        for i in range(group.shape[0]):
+            c.cuts[group[i], CUT] = -1
+            put(c.operators[group[i]], degrees[at], degrees.shape[1])
+            put(c.placed[group[i]], placed[at], placed.shape[1])
+        outcome = _judge(p, c, b, s, t, k, k.cost[0] - 1, delta)
+        if outcome == FULL:
+            row[0] = at
+        if outcome in (FULL, CHECK):
+            return outcome
     return BUDGET
 
 
@@ -368,7 +565,29 @@ def moves(shares: dict[int, float]) -> Array:
     return found
 
 
-INFORMED = {RANDOM: 0.2, DEVICES: 0.2, DEGREE: 0.2, COPY: 0.3, CLASS: 0.1}
+INFORMED = {
+    RANDOM: 0.15,
+    DEVICES: 0.2,
+    DEGREE: 0.15,
+    COPY: 0.25,
+    CLASS: 0.05,
+    UNEVEN: 0.05,
+    TWIN: 0.1,
+    SHIFT: 0.05,
+}
 PLAIN = {UNIFORM: 1.0}  # the paper's
 
-__all__ = ["BUDGET", "FULL", "INFORMED", "PLAIN", "Chain", "keep_best", "moves", "walk"]
+__all__ = [
+    "BUDGET",
+    "CHECK",
+    "FULL",
+    "INFORMED",
+    "PLAIN",
+    "Chain",
+    "decide",
+    "descend",
+    "keep_best",
+    "moves",
+    "walk",
+    "weigh",
+]

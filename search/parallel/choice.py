@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
+from soapstone.ir.configuration import Configuration, check_configuration
+from soapstone.ir.dims import equal_cuts
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime.lower import channels_last
 from soapstone.search.parallel.arrays import (
+    BOUNDS,
+    CUT,
     DEGREES,
     EXTENT,
     FOLLOWERS,
+    KNOWN,
     MOST_DIMS,
     MOST_RANK,
     NODE,
@@ -26,12 +30,13 @@ from soapstone.search.parallel.arrays import (
     TASKS,
     TOUCHED,
     WRITERS,
+    Array,
     Choice,
     Problem,
     Scratch,
 )
 from soapstone.search.parallel.compiling import call, compiled, entry, put
-from soapstone.search.parallel.geometry import legal, settle
+from soapstone.search.parallel.geometry import legal, settle, uneven
 from soapstone.search.parallel.movement import connect
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model
@@ -44,6 +49,7 @@ def empty(p: Problem, pool: int) -> Choice:
     return Choice(
         operators=np.ones((operators, DEGREES + MOST_DIMS), np.int64),
         placed=np.zeros((operators, devices), np.int64),
+        cuts=np.full((operators, devices + 2), -1, np.int64),
         nodes=np.ones((nodes, DEGREES + MOST_DIMS), np.int64),
         node_at=np.zeros((nodes, devices), np.int64),
         task_ns=np.zeros((tasks, devices + 1), np.int64),
@@ -77,6 +83,7 @@ def scratch(p: Problem) -> Scratch:
         seen=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
         stamp=np.zeros(1, np.int64),
         lists=np.zeros((4, max(len(p.operators), len(p.values))), np.int64),
+        known=np.zeros((KNOWN, 2), np.int64),
         collected=np.zeros(2, np.int64),
     )
 
@@ -127,6 +134,7 @@ def _move(p: Problem, source: Choice, target: Choice, op: int) -> None:
     """Copy what is derived of an operator, messages aside."""
     put(target.operators[op], source.operators[op], source.operators.shape[1])
     put(target.placed[op], source.placed[op], source.placed.shape[1])
+    put(target.cuts[op], source.cuts[op], source.cuts.shape[1])
     for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
         node = p.lists[place]
         put(target.nodes[node], source.nodes[node], source.nodes.shape[1])
@@ -151,7 +159,10 @@ def save(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
 
 @compiled
 def change(p: Problem, c: Choice, s: Scratch) -> None:
-    """Derive anew what follows from the collected operators, whose own configurations are set."""
+    """Derive anew what follows from the collected operators, whose own configurations are set.
+
+    Messages are left to `reconnect`.
+    """
     for i in range(1, s.collected[0]):  # in order: what follows is settled after what it follows
         op, place = s.lists[0, i], i
         while place > 0 and s.lists[0, place - 1] > op:
@@ -160,6 +171,11 @@ def change(p: Problem, c: Choice, s: Scratch) -> None:
         s.lists[0, place] = op
     for i in range(s.collected[0]):
         settle(p, c, s, s.lists[0, i])
+
+
+@compiled
+def reconnect(p: Problem, c: Choice, s: Scratch) -> None:
+    """Make the messages of the collected values anew."""
     for i in range(s.collected[1]):
         connect(p, c, s, s.lists[2, i])
 
@@ -203,6 +219,7 @@ class Settled:
         c = self.choice
         c.operators[:] = 1
         c.placed[:] = 0
+        c.cuts[:] = -1
         for op, item in enumerate(self.model.operators):
             found = configurations.get(item.name)
             if found is not None and item.source is None:
@@ -226,6 +243,7 @@ class Settled:
             c.operators[op, DEGREES + dim] = degree
         if not call(legal, p, int(p.operators[op, NODE]), c.operators[op, DEGREES:]):
             raise ParallelError(f"{operator.node.label}: degrees {item} are not legal together")
+        self._set_cuts(op, names, item)
         points, most = item.points, len(p.devices)
         if points > most:
             raise ParallelError(
@@ -239,6 +257,23 @@ class Settled:
         c.operators[op, POINTS] = points
         c.placed[op, :points] = devices
 
+    def _set_cuts(self, op: int, names: list[str], item: Configuration) -> None:
+        node = self.model.operators[op].node
+        uneven = {
+            name: cut for name, cut in item.cuts.items() if cut != equal_cuts(cut[-1], len(cut) - 1)
+        }
+        if not uneven:
+            return
+        if len(uneven) > 1:
+            raise ParallelError(
+                f"{node.label}: uneven tiles along {', '.join(uneven)} found, one dim at most"
+            )
+        check_configuration(node, self.model.graph.signature(node), item)
+        name, cut = next(iter(uneven.items()))
+        row = self.choice.cuts[op]
+        row[CUT] = names.index(name)
+        row[BOUNDS : BOUNDS + len(cut)] = cut
+
     def settle(self) -> None:
         """Derive everything; make the pools larger until it fits."""
         while True:
@@ -247,12 +282,19 @@ class Settled:
                 return
             self.grow()
 
+    def restore(self, operators: Array, placed: Array, cuts: Array) -> None:
+        """Take over a strategy of the same model from arrays, and derive everything."""
+        c = self.choice
+        c.operators[:], c.placed[:], c.cuts[:] = operators, placed, cuts
+        self.settle()
+
     def grow(self) -> None:
         """Double the pools; what is in them must be derived again."""
         old = self.choice
         self.choice = empty(self.problem, 2 * len(old.messages))
         self.choice.operators[:] = old.operators
         self.choice.placed[:] = old.placed
+        self.choice.cuts[:] = old.cuts
 
     def configurations(self) -> dict[str, Configuration]:
         """Return the configuration of every forward node, and of every update."""
@@ -272,9 +314,21 @@ class Settled:
                 }
                 points = c.node_at[number[node.name], : row[POINTS]]
                 found[node.name] = Configuration(
-                    degrees, tuple(int(c.placed[op, point]) for point in points)
+                    degrees,
+                    tuple(int(c.placed[op, point]) for point in points),
+                    self._cuts(op, number[node.name], names),
                 )
         return found
+
+    def _cuts(self, op: int, node: int, names: list[str]) -> dict[str, tuple[int, ...]]:
+        """Return the boundaries of a node's uneven tiles, by dim."""
+        p, c = self.problem, self.choice
+        for dim, name in enumerate(names):
+            if call(uneven, p, c, node, dim):
+                degree = int(c.nodes[node, DEGREES + dim])
+                row = c.cuts[op, BOUNDS : BOUNDS + degree + 1]
+                return {name: tuple(int(bound) for bound in row)}
+        return {}
 
 
 def as_strategy(
@@ -306,7 +360,17 @@ def _like(graph: Graph, node: Node, reader: Node, item: Configuration) -> Config
     names = [dim.name for dim in graph.signature(reader).dims]
     mine = [dim.name for dim in graph.signature(node).dims]
     degrees = {mine[names.index(name)]: degree for name, degree in item.degrees.items()}
-    return Configuration(degrees, item.devices)
+    cuts = {mine[names.index(name)]: cut for name, cut in item.cuts.items()}
+    return Configuration(degrees, item.devices, cuts)
 
 
-__all__ = ["Settled", "affected", "as_strategy", "change", "reconnect_all", "save", "undo"]
+__all__ = [
+    "Settled",
+    "affected",
+    "as_strategy",
+    "change",
+    "reconnect",
+    "reconnect_all",
+    "save",
+    "undo",
+]

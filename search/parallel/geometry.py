@@ -11,7 +11,9 @@ from __future__ import annotations
 from soapstone.search.parallel.arrays import (
     AFFINE,
     AXES,
+    BOUNDS,
     BYTES,
+    CUT,
     DEGREES,
     DIMS,
     EXTENT,
@@ -58,10 +60,26 @@ from soapstone.search.parallel.compiling import ZERO, compiled, entry
 SPLIT_FLOPS = 1024.0  # operations of a long sum that count as a result: they may be shared out
 
 
+@entry
+def uneven(p: Problem, c: Choice, node: int, dim: int) -> bool:
+    """Return whether a node's dim has the uneven tiles of its operator (`resolved`)."""
+    op = p.nodes[node, OP]
+    cut = c.cuts[op, CUT]
+    return bool(
+        cut >= 0
+        and p.nodes[node, FROM + dim] == cut
+        and c.nodes[node, DEGREES + dim] == c.operators[op, DEGREES + cut]
+        and p.nodes[node, EXTENT + dim] == p.operators[op, EXTENT + cut]
+    )
+
+
 @compiled
 def interval(p: Problem, c: Choice, node: int, dim: int, index: int) -> tuple[int, int]:
     """Return the interval of one of a dim's tiles."""
     extent, degree = p.nodes[node, EXTENT + dim], c.nodes[node, DEGREES + dim]
+    if degree > 1 and uneven(p, c, node, dim):
+        op = p.nodes[node, OP]
+        return c.cuts[op, BOUNDS + index], c.cuts[op, BOUNDS + index + 1]
     return extent * index // degree, extent * (index + 1) // degree
 
 
@@ -350,6 +368,7 @@ def price(p: Problem, c: Choice, s: Scratch, op: int) -> None:
             # Tiles differ by one index at most: the first one and those after it are alike when
             # the extent divides; otherwise each is priced.
             alike = point > 0 and kind == p.devices[c.placed[op, 0], OF_KIND]
+            alike = alike and c.cuts[op, CUT] < 0
             for dim in range(p.operators[op, DIMS]):
                 alike = (
                     alike and p.operators[op, EXTENT + dim] % c.operators[op, DEGREES + dim] == 0
@@ -410,4 +429,4 @@ def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
         c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)
 
 
-__all__ = ["inside", "interval", "legal", "partial", "settle", "tile", "volume"]
+__all__ = ["inside", "interval", "legal", "partial", "settle", "tile", "uneven", "volume"]

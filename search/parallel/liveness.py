@@ -7,8 +7,10 @@ import numpy as np
 from soapstone.search.parallel.arrays import (
     AXES,
     BYTES,
+    CAPACITY,
     DEVICE,
     KIND,
+    LENGTH,
     NODE,
     OP,
     OPERANDS,
@@ -136,14 +138,39 @@ def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
     """Return the most bytes that each device holds at once. int64 (devices,)."""
     rows = np.zeros((rows_needed(p), 4), np.int64)
     rows = rows[: call(lifetimes, p, c, s, state, rows)]
+    devices = np.concatenate([rows[:, 0], rows[:, 0]])
+    times = np.concatenate([rows[:, 2], rows[:, 3]])
+    sizes = np.concatenate([rows[:, 1], -rows[:, 1]])
+    order = np.lexsort((-sizes, times, devices))  # at one time, what comes is beside what goes
+    held = np.cumsum(sizes[order])  # what a device has taken it has given back at the end
     found = np.zeros(len(p.devices), np.int64)
-    for device in range(len(p.devices)):
-        mine = rows[rows[:, 0] == device]
-        times = np.concatenate([mine[:, 2], mine[:, 3]])
-        sizes = np.concatenate([mine[:, 1], -mine[:, 1]])
-        order = np.lexsort((-sizes, times))  # at one time, what comes is there beside what goes
-        found[device] = max(0, int(np.cumsum(sizes[order]).max(initial=0)))
+    np.maximum.at(found, devices[order], held)
     return found
 
 
-__all__ = ["lifetimes", "peaks", "rows_needed"]
+def most_bytes(p: Problem) -> int:
+    """Return more bytes than any device ever holds: all values with a copy, and all states."""
+    total = 0
+    for value in range(len(p.values)):
+        row = p.values[value]
+        writers = row[WRITERS + 1] - row[WRITERS]
+        total += 2 * int(writers) * _size(p, int(p.writers[row[WRITERS]]))
+    for node in p.operators[p.operators[:, KIND] == UPDATES, NODE].tolist():
+        first, last = p.nodes[node, OPERANDS : OPERANDS + 2]
+        total += sum(_size(p, at) for at in range(first, last) if p.operands[at, OUTPUT])
+    return total
+
+
+def _size(p: Problem, operand: int) -> int:
+    """Return the bytes of an operand that is not split."""
+    first, last = p.operands[operand, AXES : AXES + 2]
+    return int(p.operands[operand, BYTES] * np.prod(p.axes[first:last, LENGTH]))
+
+
+def excess(p: Problem, c: Choice, s: Scratch, state: State) -> int:
+    """Return by how many bytes the devices' capacities are passed, all together; 0 if it fits."""
+    over = peaks(p, c, s, state) - p.devices[:, CAPACITY]
+    return int(over[over > 0].sum())
+
+
+__all__ = ["excess", "lifetimes", "most_bytes", "peaks", "rows_needed"]

@@ -14,18 +14,23 @@ from __future__ import annotations
 from math import ceil, log2
 
 from soapstone.search.parallel.arrays import (
+    BOUNDS,
     BROUGHT,
     BYTES,
     CHANNEL,
     CHANNELS,
     CLASS,
+    CUT,
+    DEGREES,
     DEVICE,
+    DIMS,
     FAN,
     GIVER,
     GIVERS,
     GROUP,
     HEAD,
     HOLDING,
+    KNOWN,
     MARK,
     MEMBER,
     MESSAGE,
@@ -317,13 +322,21 @@ def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
 
 @compiled
 def _writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
-    """Collect the tiles of a value's writers; return how many, and whether they are partial."""
-    total, sums = ZERO, False
+    """Collect the tiles of a value's writers; return how many, and whether they are partial.
+
+    The last writers come first. Of those with the same tiles on the same devices only the last
+    counts: devices run tasks in order, and add up what they have.
+    """
+    total, kept, sums = ZERO, ZERO, False
     for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
         operand = p.writers[row]
         node = p.operands[operand, NODE]
         op = p.nodes[node, OP]
         sums = sums or partial(p, c, operand)
+        if p.values[value, FAN] and _at_hand(p, c, row):
+            if _known(p, c, s, operand, ZERO, kept):
+                continue
+            kept += 1
         for point in range(c.nodes[node, POINTS]):
             w = s.writers[total]
             tile(p, c, operand, point, w, s.at)
@@ -350,36 +363,55 @@ def _reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
 
 
 @compiled
-def _alike(p: Problem, c: Choice, place: int) -> bool:
-    """Return whether a reader of the next step has the tiles and devices of the one before it."""
-    if p.readers[place, 1] >= 0 or p.readers[place - 1, 1] >= 0:
-        return False
-    operand, other = p.readers[place, 0], p.readers[place - 1, 0]
+def _same(p: Problem, c: Choice, operand: int, other: int) -> bool:
+    """Return whether two operands, of equal operators, have equal tiles on equal devices."""
     node, before = p.operands[operand, NODE], p.operands[other, NODE]
     op, first = p.nodes[node, OP], p.nodes[before, OP]
     if (
-        p.operators[op, CLASS] != p.operators[first, CLASS]
+        c.nodes[node, POINTS] != c.nodes[before, POINTS]
+        or p.operators[op, CLASS] != p.operators[first, CLASS]
+        or p.operators[op, NODES + 1] - p.operators[op, NODES]
+        != p.operators[first, NODES + 1] - p.operators[first, NODES]
         or p.lists[p.operators[op, NODES]] - node != p.lists[p.operators[first, NODES]] - before
         or p.nodes[node, OPERANDS] - operand != p.nodes[before, OPERANDS] - other
+        or c.cuts[op, CUT] != c.cuts[first, CUT]
     ):
         return False
-    for i in range(c.nodes.shape[1]):
+    for i in range(DEGREES + p.nodes[node, DIMS]):
         if c.nodes[node, i] != c.nodes[before, i]:
             return False
     for point in range(c.nodes[node, POINTS]):
         if c.placed[op, c.node_at[node, point]] != c.placed[first, c.node_at[before, point]]:
             return False
+    if c.cuts[op, CUT] >= 0:
+        for i in range(BOUNDS, BOUNDS + c.operators[op, DEGREES + c.cuts[op, CUT]] + 1):
+            if c.cuts[op, i] != c.cuts[first, i]:
+                return False
     return True
+
+
+@compiled
+def _known(p: Problem, c: Choice, s: Scratch, operand: int, waits: int, count: int) -> bool:
+    """Return whether an operand is the same as one of the last kept ones; else keep it."""
+    for i in range(max(ZERO, count - KNOWN), count):
+        kept = s.known[i % KNOWN]
+        if kept[1] == waits and _same(p, c, operand, kept[0]):
+            return True
+    s.known[count % KNOWN, 0] = operand
+    s.known[count % KNOWN, 1] = waits
+    return False
 
 
 @compiled
 def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
     """Bring final tiles to their readers."""
     rank = p.values[value, RANK]
-    held = ZERO
+    held, kept = ZERO, ZERO
     for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
-        if place > p.values[value, READERS] and _alike(p, c, place):
+        # The first to read a tile on a device waits for it; those after it find it there.
+        if _known(p, c, s, p.readers[place, 0], 1 if p.readers[place, 1] >= 0 else 0, kept):
             continue
+        kept += 1
         count = _reader(p, c, s, place)
         for j in range(count):
             r = s.readers[j]

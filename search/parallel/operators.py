@@ -6,7 +6,7 @@ FlexFlow's runtime), light nodes run with what they follow, and parameter update
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx
@@ -135,6 +135,21 @@ def followed(graph: Graph, node: Node, order: Mapping[str, int]) -> Node | None:
     return graph.producers[node.inputs[position]]
 
 
+def within(
+    graph: Graph, operators: tuple[Operator, ...], fans: Mapping[str, Node], only: Collection[str]
+) -> tuple[Operator, ...]:
+    """Return some operators, by name, with the updates that they give gradients to."""
+    kept = [item for item in operators if item.source is None and item.name in only]
+    made = {name for item in kept for node in (*item.ahead, *item.back) for name in node.outputs}
+    found = {item.name for item in kept}
+    for item in operators:
+        if item.source is not None:
+            parts = fans[item.source].inputs if item.source in fans else (item.source,)
+            if any(part in made for part in parts):
+                found.add(item.name)
+    return tuple(item for item in operators if item.name in found)
+
+
 def tasks_of(
     graph: Graph, operators: tuple[Operator, ...], fans: Mapping[str, Node]
 ) -> tuple[Task, ...]:
@@ -189,4 +204,5 @@ __all__ = [
     "operators_of",
     "tasks_of",
     "waits_of",
+    "within",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ from soapstone.search.parallel.operators import (
     operators_of,
     tasks_of,
     waits_of,
+    within,
 )
 
 TYPES = ("float32", "float64", "float16")
@@ -93,14 +94,19 @@ class Model:
     routes: Routes
 
 
-def prepare(graph: Graph, machine: Machine) -> Model:
+def prepare(graph: Graph, machine: Machine, only: Collection[str] | None = None) -> Model:
     """Return a graph on a machine, as arrays.
+
+    Args:
+        only: names of operators; the others, and what they read and write, are left out.
 
     Raises:
         ParallelError: nothing to split, or a type or rank that cannot be handled; MachineError.
     """
     fans = fans_of(graph)
     operators = operators_of(graph, fans)
+    if only is not None:
+        operators = within(graph, operators, fans, only)
     if not operators:
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
     tasks = tasks_of(graph, operators, fans)
@@ -133,6 +139,8 @@ class _Encoder:
         routed = routes(self.machine)
         nodes, flops = self._nodes()
         operands, axes = self._operands(nodes)
+        order = self._order(flops)
+        self.place = {int(task): place for place, task in enumerate(order)}
         values, writers, readers, touched, makes = self._values(operands)
         tasks = np.zeros((len(self.tasks), PLACE + 1), np.int64)
         reads: list[list[int]] = [[] for _ in self.tasks]
@@ -143,7 +151,6 @@ class _Encoder:
             tasks[i, OP] = op
             tasks[i, MAKES : MAKES + 2] = self._list(makes[i])
             tasks[i, READS : READS + 2] = self._list(reads[i])
-        order = self._order(flops)
         tasks[order, PLACE] = np.arange(len(order))
         operators = self._operators(touched)
         devices, kinds = self._devices()
@@ -199,6 +206,10 @@ class _Encoder:
             ),
             np.int64,
         )
+
+    def _when(self, item: tuple[str, int]) -> int:
+        """Return the place in the order of the task of (node, position)."""
+        return self.place[self.task_of[item[0]]]
 
     def _list(self, items: Iterable[int]) -> tuple[int, int]:
         """Append to `lists`; return the range."""
@@ -360,7 +371,7 @@ class _Encoder:
             rows[i, FAN], rows[i, STAYS] = name in self.fans, name in graph.updates.values()
             makers = set()
             rows[i, WRITERS] = len(write)
-            for maker, position in writers[name]:
+            for maker, position in sorted(writers[name], key=self._when, reverse=True):
                 operand = self.operand_number[maker, position, True]
                 operands[operand, VALUE] = i
                 makes[self.task_of[maker]].append(len(write))
@@ -370,7 +381,7 @@ class _Encoder:
             rows[i, WRITERS + 1] = len(write)
             rows[i, READERS] = len(read)
             for group, waits in ((now, True), (later, False)):
-                for reader, position in group.get(name, ()):
+                for reader, position in sorted(group.get(name, ()), key=self._when):
                     task = self.task_of[reader]
                     if waits and task in makers:
                         continue  # within a task results are at hand
@@ -397,10 +408,7 @@ class _Encoder:
             row[NODE], row[KIND] = self.number[item.name], FREE
             row[SOURCE] = row[OPERAND] = -1
             if item.source is not None:
-                value = item.source
-                if value in self.fans:
-                    value = self.fans[value].inputs[0]
-                maker = self.graph.producers[value]
+                maker, value = self._maker(item.source)
                 row[KIND] = UPDATES
                 row[SOURCE] = self.operand_number[maker.name, maker.outputs.index(value), True]
                 position = item.node.inputs.index(item.source)
@@ -421,6 +429,15 @@ class _Encoder:
                     later.append(j)
             rows[i, FOLLOWERS : FOLLOWERS + 2] = self._list(later)
         return rows
+
+    def _maker(self, value: str) -> tuple[Node, str]:
+        """Return the first node that makes a value, and what it makes: of a sum, a part."""
+        parts = self.fans[value].inputs if value in self.fans else (value,)
+        for part in parts:
+            maker = self.graph.producers[part]
+            if maker.name in self.op_of:
+                return maker, part
+        raise ParallelError(f"value {value!r}: no maker found")
 
     def _class(self, item: Operator, classes: dict[Any, int]) -> int:
         shapes = tuple(str(self.graph.tensors[name]) for name in item.node.inputs)

@@ -16,6 +16,7 @@ from soapstone.runtime.profile import Event, Profile
 from soapstone.search.parallel import schedule
 from soapstone.search.parallel.arrays import (
     BUSY,
+    CAPACITY,
     FROM_DEVICE,
     MESSAGE,
     MOVED,
@@ -38,6 +39,7 @@ class Simulation:
         step_us: from the first task to the last arrival. compute_us: of all tasks, summed.
         bytes_moved: between devices. messages: copies and collectives that move them.
         peak_bytes_per_device: most bytes that each device holds at once.
+        missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
         lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
         estimated: whether times of tasks come from a description, not from measurements.
         timeline: what each device did when.
@@ -49,6 +51,7 @@ class Simulation:
     messages: int
     tasks: int
     peak_bytes_per_device: tuple[int, ...]
+    missing_bytes: int
     lower_bound_us: float
     gap: float
     estimated: bool
@@ -66,8 +69,13 @@ class Simulation:
             f"{self.step_us:,.0f} us a step{' (estimated)' if self.estimated else ''},"
             f" {self.compute_us:,.0f} us of tasks, {self.bytes_moved / 1e6:,.1f} MB moved,"
             f" {max(self.peak_bytes_per_device) / 1e6:,.0f} MB on a device at most;"
-            f" at least {self.lower_bound_us:,.0f} us ({self.gap:.0%} above)"
+            f" at least {self.lower_bound_us:,.0f} us ({self.gap:.0%} above)" + self._missing()
         )
+
+    def _missing(self) -> str:
+        if not self.missing_bytes:
+            return ""
+        return f"\nDOES NOT FIT: {self.missing_bytes / 1e6:,.1f} MB more needed on its devices"
 
 
 class Simulator:
@@ -118,13 +126,15 @@ class Simulator:
         active = np.arange(len(p.devices))[None, :] < points[:, None]
         compute = int(c.task_ns[:, : len(p.devices)][active].sum())
         bound = self.bound.us
+        peak = peaks(p, c, self.settled.scratch, s)
         return Simulation(
             step_us=step_ns / 1e3,
             compute_us=compute / 1e3,
             bytes_moved=moved,
             messages=len(moving) + len(collectives),
             tasks=int(points.sum()),
-            peak_bytes_per_device=tuple(int(n) for n in peaks(p, c, self.settled.scratch, s)),
+            peak_bytes_per_device=tuple(int(n) for n in peak),
+            missing_bytes=int(np.maximum(peak - p.devices[:, CAPACITY], 0).sum()),
             lower_bound_us=bound,
             gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
             estimated=True,

@@ -1,0 +1,83 @@
+"""Coordinate descent: every configuration that is placed in order, for one group after another.
+
+Groups are all operators of a class, then those of them that share parameters, then single ones: so
+the repeated parts of a network are settled together first, and told apart later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from soapstone.ir.tensor import Role
+from soapstone.search.parallel.arrays import CLASS, FREE, KIND, Array
+from soapstone.search.parallel.configurations import degrees_of, placements, rows
+from soapstone.search.parallel.problem import Model
+from soapstone.search.parallel.walker import Walker
+
+AT_ONCE = 256  # configurations tried of a group in one round
+
+
+def groups_of(model: Model) -> Iterator[list[Array]]:
+    """Yield groups of operators, coarse ones first; those that were there before are left out."""
+    p = model.problem
+    free = np.nonzero(p.operators[:, KIND] == FREE)[0]
+    kind = {op: int(p.operators[op, CLASS]) for op in free.tolist()}
+    shared = {op: (number, _parameters(model, op)) for op, number in kind.items()}
+    single = {op: op for op in kind}
+    known: set[tuple[int, ...]] = set()
+    for keys in (kind, shared, single):
+        found: dict[object, list[int]] = {}
+        for op, key in keys.items():
+            found.setdefault(key, []).append(op)
+        new = [tuple(group) for group in found.values() if tuple(group) not in known]
+        known.update(new)
+        yield [np.array(group, np.int64) for group in new]
+
+
+def _parameters(model: Model, op: int) -> tuple[str, ...]:
+    node = model.operators[op].node
+    return tuple(n for n in node.inputs if model.graph.roles.get(n) is Role.PARAMETER)
+
+
+class Descent:
+    """Descends through the groups of a model, as long as it is let."""
+
+    def __init__(self, walker: Walker, seed: int) -> None:
+        self.walker, self.random = walker, np.random.default_rng(seed)
+        self.model = walker.model
+        self.choices: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+
+    def run(self, go_on: Callable[[], bool]) -> None:
+        """Try configurations for every group, until there is none left or `go_on` says no."""
+        for groups in groups_of(self.model):
+            work = self.walker.settled.choice.task_ns[:, 0]
+            tasks = self.model.problem.tasks[:, 0]
+            cost = {int(op): int(work[tasks == op].sum()) for group in groups for op in group}
+            groups.sort(key=lambda group: -sum(cost[int(op)] for op in group))
+            for group in groups:
+                degrees, placed = self._table(int(group[0]))
+                for first in range(0, len(degrees), 16):
+                    if not go_on():
+                        return
+                    part = slice(first, first + 16)
+                    self.walker.descend(group, degrees[part], placed[part])
+
+    def _table(self, op: int) -> tuple[Array, Array]:
+        """Return configurations for an operator, in random order, `AT_ONCE` at most."""
+        p = self.model.problem
+        number, devices = int(p.operators[op, CLASS]), len(p.devices)
+        if number not in self.choices:
+            points = {n for n in range(1, devices + 1) if devices % n == 0}
+            self.choices[number] = [
+                (degrees, where)
+                for degrees in degrees_of(p, op, points)
+                for where in placements(int(np.prod(degrees)), devices)
+            ]
+        choices = self.choices[number]
+        picked = self.random.permutation(len(choices))[:AT_ONCE]
+        return rows([choices[i] for i in picked], devices)
+
+
+__all__ = ["Descent", "groups_of"]

@@ -1,0 +1,141 @@
+"""The ways to find a strategy: Markov chains, dynamic programming, branch and bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.graph import Graph
+from soapstone.runtime import Machine
+from soapstone.search.parallel import chain
+from soapstone.search.parallel.choice import as_strategy
+from soapstone.search.parallel.exact import Exhaustive
+from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.optcnn import optcnn
+from soapstone.search.parallel.problem import prepare
+from soapstone.search.parallel.search import Options, Progress, StrategyResult, search
+from soapstone.search.parallel.simulate import Simulator
+from soapstone.search.parallel.walker import Walker
+
+BEFORE = 4000  # proposals of Markov chains before an exhaustive search
+
+Method = Callable[..., StrategyResult]
+
+
+def dynamic_programming(
+    graph: Graph,
+    machine: Machine,
+    options: Options | None = None,
+    *,
+    start: Mapping[str, Configuration] | None = None,
+    progress: Progress | None = None,
+) -> StrategyResult:
+    """Return OptCNN's strategy, or the best initial candidate if the simulation prefers that.
+
+    Raises:
+        ParallelError: the graph is not (almost) linear.
+    """
+    options = options or Options()
+    begin = time.perf_counter()
+    model = prepare(graph, machine)
+    found = optcnn(model)
+    none = replace(options, proposals=0, seconds=None, blocks=False)
+    result = search(graph, machine, none, start=start, progress=progress)
+    simulation = Simulator(graph, machine, model).simulate(found.configurations)
+    initial = {**result.initial_us, "optcnn": simulation.step_us}
+    if simulation.step_us < result.simulation.step_us:
+        strategy = as_strategy(graph, model, found.configurations, {})
+        result = replace(result, strategy=strategy, simulation=simulation)
+    return _told(result, begin, search="optcnn", sum_us=found.cost_us, initial_us=initial)
+
+
+def exhaustive(
+    graph: Graph,
+    machine: Machine,
+    options: Options | None = None,
+    *,
+    start: Mapping[str, Configuration] | None = None,
+    progress: Progress | None = None,
+) -> StrategyResult:
+    """Return the best strategy of equal parts of results, with a certificate.
+
+    When the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that.
+
+    Raises:
+        ParallelError: an operator has too many configurations.
+    """
+    options = options or Options()
+    begin = time.perf_counter()
+    first = replace(options, proposals=BEFORE, seconds=None, chains=1)
+    result = search(graph, machine, first, start=start, progress=progress)
+    model = prepare(graph, machine)
+    walker = Walker(model, chain.INFORMED, options.temperature, True, options.seed)
+    walker.begin(result.strategy.configurations)
+
+    def go_on(visited: int, bound_ns: int) -> bool:
+        now = time.perf_counter() - begin
+        if progress is not None and visited % 64 == 0:
+            progress(now, visited, walker.best_ns / 1e3)
+        return options.seconds is None or now < options.seconds
+
+    under_way = Exhaustive(model, walker, go_on)
+    certificate = under_way.run()
+    simulator = Simulator(graph, machine, model)
+    walker.restore(simulator.settled)
+    simulation = simulator.summary(simulator.again())
+    bound = max(simulation.lower_bound_us, certificate.bound_ns / 1e3)
+    simulation = replace(
+        simulation, lower_bound_us=bound, gap=max(0.0, simulation.step_us / bound - 1.0)
+    )
+    strategy = as_strategy(graph, model, simulator.settled.configurations(), {})
+    return _told(
+        replace(
+            result,
+            strategy=strategy,
+            simulation=simulation,
+            proposals=result.proposals + certificate.visited + certificate.simulated,
+            certificate=certificate,
+        ),
+        begin,
+        search="exhaustive",
+        complete=certificate.complete,
+        strategies=certificate.space,
+    )
+
+
+def _told(result: StrategyResult, begin: float, **said: Any) -> StrategyResult:
+    """Return a result whose strategy tells where it comes from."""
+    initial = said.pop("initial_us", result.initial_us)
+    found = result.simulation
+    provenance = said | {
+        "step_us": found.step_us,
+        "lower_bound_us": found.lower_bound_us,
+        "estimated": found.estimated,
+    }
+    strategy = replace(result.strategy, provenance=provenance)
+    seconds = time.perf_counter() - begin
+    return replace(result, strategy=strategy, initial_us=initial, seconds=seconds)
+
+
+METHODS: Mapping[str, Method] = {
+    "mcmc": search,
+    "optcnn": dynamic_programming,
+    "exhaustive": exhaustive,
+}
+
+
+def found_by(method: str) -> Method:
+    """Return the method of a name.
+
+    Raises:
+        ParallelError: there is none.
+    """
+    if method not in METHODS:
+        raise ParallelError(f"method {method!r} found, one of {', '.join(METHODS)} needed")
+    return METHODS[method]
+
+
+__all__ = ["METHODS", "dynamic_programming", "exhaustive", "found_by"]

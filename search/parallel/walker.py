@@ -1,0 +1,204 @@
+"""A Markov chain with everything it works on: begun from a strategy, walked, descended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from soapstone.ir.configuration import Configuration
+from soapstone.search.parallel import chain, schedule
+from soapstone.search.parallel.arrays import (
+    CAPACITY,
+    CLASS,
+    DEGREES,
+    FREE,
+    KIND,
+    MOST_DIMS,
+    Array,
+)
+from soapstone.search.parallel.choice import Settled, empty
+from soapstone.search.parallel.compiling import call
+from soapstone.search.parallel.liveness import excess, most_bytes
+from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.problem import Model
+
+NS_PER_BYTE = 1  # what a byte over a device's capacity costs, so that chains leave such strategies
+
+
+class Walker:
+    """One chain over strategies of a model.
+
+    Attributes:
+        tight: whether strategies may not fit the devices' memories; each is checked then.
+        step_ns: the time of a step of the strategy set last as a whole.
+        seconds: spent on proposals.
+    """
+
+    def __init__(
+        self, model: Model, moves: Mapping[int, float], temperature: float, delta: bool, seed: int
+    ) -> None:
+        self.model, self.delta = model, delta
+        self.settled = Settled(model)
+        self.chain = _chain(model, moves, seed)
+        self.temperature = temperature / len(self.chain.free)
+        self.tight = most_bytes(model.problem) > int(model.problem.devices[:, CAPACITY].min())
+        self.chain.pending[0] = self.tight
+        self.step_ns, self.seconds = 0, 0.0
+        self._room()
+
+    def _room(self) -> None:
+        p, c = self.model.problem, self.settled.choice
+        self.backup = empty(p, 1)
+        self.state = schedule.room(p, len(c.messages))
+
+    def begin(self, configurations: Mapping[str, Configuration]) -> int:
+        """Start from a strategy; return its cost in ns."""
+        self.settled.set(configurations)
+        cost = self._pass()
+        self.chain.cost[:] = cost
+        call(chain.keep_best, self.settled.choice, self.chain, cost)
+        return cost
+
+    def visit(self) -> None:
+        """Derive and judge the strategy whose configurations are set; the best one stays known.
+
+        Later ones are compared with the best.
+        """
+        self.settled.settle()
+        cost = self._pass()
+        if cost < self.best_ns:
+            call(chain.keep_best, self.settled.choice, self.chain, cost)
+        self.chain.cost[0] = self.best_ns
+
+    def again(self) -> None:
+        """Go back to the best."""
+        self.restore(self.settled)
+        self.chain.cost[0] = self._pass()
+
+    def _pass(self) -> int:
+        """Simulate what is set, as the accepted strategy; return its cost."""
+        p, c = self.model.problem, self.settled.choice
+        if len(self.state.arrival) < len(c.messages):
+            self._room()
+        step = int(call(schedule.simulate, p, c, self.state, 0, -1))
+        call(schedule.accept, p, self.state, 0)
+        call(chain.weigh, p, c, self.chain)
+        self.step_ns = step
+        return step + self._penalty()
+
+    def _penalty(self) -> int:
+        if not self.tight:
+            return 0
+        p, held = self.model.problem, self.settled
+        return NS_PER_BYTE * excess(p, held.choice, held.scratch, self.state)
+
+    def walk(self, proposals: int) -> None:
+        """Make so many proposals."""
+        target = self.proposals + proposals
+        while (left := target - self.proposals) > 0:
+            temperature = self.temperature * float(self.chain.cost[1])
+            self._run(chain.walk, temperature, left, self.delta)
+
+    def descend(self, group: Array, degrees: Array, placed: Array) -> None:
+        """Give a group of equal operators each of some configurations; keep what is faster."""
+        row = np.zeros(1, np.int64)
+        while row[0] < len(degrees):
+            self._run(chain.descend, group, degrees, placed, row, len(degrees), self.delta)
+
+    def _run(self, function: object, *args: object) -> None:
+        """Run compiled code until it stops, and do what it stopped for."""
+        began = time.perf_counter()
+        p, held = self.model.problem, self.settled
+        where = (p, held.choice, self.backup, held.scratch, self.state, self.chain)
+        done = call(function, *where, *args)  # type: ignore[arg-type]
+        if done == chain.FULL:
+            held.grow()
+            held.settle()
+            self._pass()
+        elif done == chain.CHECK:
+            cost = int(self.chain.pending[3])
+            allowed = int(self.chain.pending[1])
+            # The pass under trial is what memory is counted for.
+            trial = self.state._replace(end=self._ends(), free=self.state.trial_free)
+            cost += NS_PER_BYTE * excess(p, held.choice, held.scratch, trial)
+            call(chain.decide, *where, min(cost, allowed + 1))
+        self.seconds += time.perf_counter() - began
+
+    def _ends(self) -> Array:
+        """Return when points end in the pass under trial, which begins at its first place."""
+        first = int(self.chain.pending[2])
+        return np.concatenate([self.state.end[:first], self.state.trial_end[first:]])
+
+    @property
+    def proposals(self) -> int:
+        return int(self.chain.counts[0])
+
+    @property
+    def best_ns(self) -> int:
+        return int(self.chain.cost[1])
+
+    def restore(self, settled: Settled) -> None:
+        """Set the best strategy in arrays of the same model."""
+        settled.restore(self.chain.best, self.chain.best_placed, self.chain.best_cuts)
+
+
+def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
+    p = model.problem
+    operators = len(p.operators)
+    free = np.nonzero(p.operators[:, KIND] == FREE)[0]
+    if not free.size:
+        raise ParallelError(f"graph {model.graph.name!r} has no operator to choose for")
+    classes: dict[int, list[int]] = {}
+    for op in free.tolist():
+        classes.setdefault(int(p.operators[op, CLASS]), []).append(op)
+    ptr, members = [0], []
+    for number in range(int(p.operators[:, CLASS].max()) + 1):
+        members += classes.get(number, [])
+        ptr.append(len(members))
+    peers = _peers(model, set(free.tolist()))
+    peer_ptr = np.cumsum([0, *(len(peers[op]) for op in range(operators))])
+    devices = len(p.devices)
+    random = np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
+    return chain.Chain(
+        random=random,
+        cost=np.zeros(2, np.int64),
+        counts=np.zeros(8, np.int64),
+        weights=chain.moves(dict(moves)),
+        free=free.astype(np.int64),
+        class_ptr=np.array(ptr, np.int64),
+        members=np.array(members, np.int64),
+        peer_ptr=peer_ptr.astype(np.int64),
+        peers=np.array([peer for op in range(operators) for peer in peers[op]], np.int64),
+        divisors=np.array([n for n in range(1, devices + 1) if devices % n == 0], np.int64),
+        best=np.zeros((operators, DEGREES + MOST_DIMS), np.int64),
+        best_placed=np.zeros((operators, devices), np.int64),
+        best_cuts=np.zeros((operators, devices + 2), np.int64),
+        load=np.zeros((2, devices), np.int64),
+        pending=np.zeros(5, np.int64),
+        moves=np.zeros((chain.MOVES, 2), np.int64),
+    )
+
+
+def _peers(model: Model, free: set[int]) -> list[list[int]]:
+    """Return, for each operator, the free ones before or after it, past those that follow."""
+    source: dict[str, set[int]] = {}
+    found: list[set[int]] = [set() for _ in model.operators]
+    for mine, item in enumerate(model.operators):
+        if mine not in free:
+            continue
+        before: set[int] = set()
+        for node in item.ahead:
+            for name in node.inputs:
+                before |= source.get(name, set())
+        for other in before - {mine}:
+            found[mine].add(other)
+            found[other].add(mine)
+        for node in item.ahead:
+            for name in node.outputs:
+                source[name] = {mine}
+    return [sorted(peers) for peers in found]
+
+
+__all__ = ["NS_PER_BYTE", "Walker"]
