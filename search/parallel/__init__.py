@@ -16,6 +16,7 @@ __all__ = [
     "Simulation",
     "Simulator",
     "StrategyResult",
+    "found_by",
     "search",
     "simulate",
 ]

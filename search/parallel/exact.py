@@ -2,14 +2,14 @@
 
 Configurations cut dims of the results in equal parts; each part runs on any device. Operators are
 given configurations in program order, depth first. A strategy begun is dropped when no way to end
-it can be faster than the best one known, by two bounds that add up along a chain of operators:
+it can be faster than the best one known. What it takes at least is followed along a chain of
+operators, forward and back: when the first and when the last point of each can have ended, by the
+messages between two operators (`tables.py`). Two things come after that:
 
-- forward along the chain, back along it, and what has to move in between: the last point of an
-  operator to end delays some point of the next one by a message at least (`tables.py`). Then, on
-  the device of the first operator's last point, all updates there, which devices run last;
-- the same path, and the first operator's own sums and updates.
+- on the device of the first operator's last point all updates there, which devices run last;
+- the first operator's own sums and updates.
 
-Least sums of what is left are tables by configuration, made from the end of the chain (as the
+Least times of what is left are tables by configuration, made from the end of the chain (as the
 heuristic of A*). Devices that may be exchanged without any difference are told apart only as far as
 strategies do; if all may be, the device of that last point is called 0, else updates do not count.
 """
@@ -19,7 +19,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import networkx
 import numpy as np
@@ -28,10 +29,28 @@ from soapstone.search.parallel.arrays import CLASS, FREE, GROUP, KIND, OF_KIND, 
 from soapstone.search.parallel.configurations import degrees_of, every_placement, rows
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model
-from soapstone.search.parallel.tables import Choices, Own, Pair, edges_of, own_costs, relation
+from soapstone.search.parallel.tables import (
+    FIRST_FIRST,
+    FIRST_LAST,
+    LAST_FIRST,
+    LAST_LAST,
+    Choices,
+    Own,
+    Pair,
+    edges_of,
+    own_costs,
+    relation,
+)
 from soapstone.search.parallel.walker import Walker
 
 MOST = 20_000  # configurations of an operator
+NONE = -(1 << 28)  # a delay that says nothing
+_DELAY = {
+    (0, 0): FIRST_FIRST,
+    (0, 1): FIRST_LAST,
+    (1, 0): LAST_FIRST,
+    (1, 1): LAST_LAST,
+}  # from the first or last point of one operator to that of another
 
 
 @dataclass(frozen=True)
@@ -160,20 +179,19 @@ class Space:
         found: Array = np.nonzero(images.min(axis=0) == np.arange(images.shape[1]))[0]
         return found
 
-    def pair(self, first: int, second: int) -> Array:
-        """Return the least that moves between two operators, by their configurations."""
+    def delays(self, first: int, second: int) -> Array:
+        """Return the least delays between two operators, by their configurations (`Pair`). int32"""
         pair = Pair(self.model, (first, second))
-        a, b = self.kind(first), self.kind(second)
-        images, others = self.images[a], self.images[b]
+        images, others = self.images[self.kind(first)], self.images[self.kind(second)]
         source = images.argmin(axis=0)  # the renaming that makes the least one of each
         least = images.min(axis=0)
-        firsts = np.unique(least)
-        mine = self.choices[a]
+        firsts, at = np.unique(least, return_inverse=True)
+        mine, theirs = (self.choices[self.kind(op)] for op in (first, second))
         part = Choices(mine.degrees[firsts], mine.placed[firsts])
-        table = pair.table(part, self.choices[b], least=True)
-        found = np.empty((len(mine), len(self.choices[b])), np.int32)
+        table = np.maximum(pair.delays(part, theirs), NONE).astype(np.int32)
+        found = np.empty((*table.shape[:2], len(mine), len(theirs)), np.int32)
         for i in range(len(mine)):
-            found[i] = table[np.searchsorted(firsts, least[i]), others[source[i]]]
+            found[:, :, i] = table[:, :, at[i]][..., others[source[i]]]
         return found
 
 
@@ -184,72 +202,119 @@ def chain_of(model: Model, free: list[int], edges: list[tuple[int, int]]) -> lis
     return [int(op) for op in networkx.dag_longest_path(graph)]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A strategy begun: times in ns, scalars, or arrays by configuration of the next operator.
+
+    Attributes:
+        first, last: when the first and last point of the chain's last operator have ended.
+        from_first, from_last: from when they have ended on the way back to the end of it.
+        after: what comes after that, by both bounds: (2,) or (2, configurations).
+        work: of all tasks.
+    """
+
+    first: Any
+    last: Any
+    from_first: Any
+    from_last: Any
+    after: Any
+    work: Any
+
+    def at(self, row: int) -> Begun:
+        """Return it with the next operator's configuration chosen."""
+        one = (self.first[row], self.last[row], self.from_first[row], self.from_last[row])
+        return Begun(*one, self.after[:, row], self.work[row])
+
+
+def _then(first: Any, last: Any, delays: Array) -> tuple[Any, Any]:
+    """Return when the first and last of the points after these can begin."""
+    return (
+        np.maximum(first + delays[FIRST_FIRST], last + delays[LAST_FIRST]),
+        np.maximum(first + delays[FIRST_LAST], last + delays[LAST_LAST]),
+    )
+
+
 class Exhaustive:
     """A branch and bound under way."""
 
     def __init__(self, model: Model, walker: Walker, go_on: Callable[[int, int], bool]) -> None:
         self.model, self.walker, self.go_on = model, walker, go_on
         self.space = Space(model)
-        edges = edges_of(model)
-        self.chain = chain_of(model, self.space.free, edges)
+        self.devices = len(model.problem.devices)
+        self.chain = chain_of(model, self.space.free, edges_of(model))
         self.order = self.space.free
         self.visited, self.stopped, self.bound = 0, False, 0
         self.assigned: dict[int, int] = {}
-        self._bounds()
+        self._tables()
 
-    def _bounds(self) -> None:
-        """Make the tables: what each step adds to the bounds, and the least of what is left."""
+    def _tables(self) -> None:
+        """Make what each step adds, and the least of what is left."""
         space = self.space
-        self.moves: dict[tuple[int, int], Array] = {}
         known: dict[tuple[object, ...], Array] = {}
+        self.delays: list[Array] = []  # from each operator of the chain to the next
         for ends in itertools.pairwise(self.chain):
             key = relation(self.model, ends)
             if key not in known:
-                known[key] = space.pair(*ends)
-            self.moves[ends] = known[key]
-        self.path: dict[int, Array] = {}  # (2, configurations): what an operator adds
+                known[key] = space.delays(*ends)
+            self.delays.append(known[key])
+        own = {op: space.own[space.kind(op)] for op in self.order}
+        self.work = {op: own[op].work for op in self.order}
+        self.ahead = [own[op].ahead for op in self.chain]
+        self.back = [own[op].back for op in self.chain]
+        for i, delays in enumerate(self.delays):
+            if (delays[1] < 0).all():  # nothing comes back: the end of one is the other's by name
+                self.delays[i] = delays.copy()
+                self.delays[i][1] = np.array([0, 0, 0, NONE])[:, None, None]
+                self.back[i] = np.zeros_like(self.back[i])
+        self.after: dict[int, Array] = {}  # (2, configurations): what comes after the chain
         for op in self.order:
-            own = space.own[space.kind(op)]
             both = np.zeros((2, space.size(op)), np.int64)
-            if op in self.chain:
-                both += own.ahead + own.back
-            if self.space.alike:
-                both[0] += own.updates[:, 0]
+            if space.alike:
+                both[0] += own[op].updates[:, 0]
             if op == self.chain[0]:
-                both[1] += np.maximum(own.alone - own.ahead - own.back, 0)
-            self.path[op] = both
-        # The least of an operator of the chain and all after it, by its own configuration.
-        self.rest: dict[int, Array] = {}
-        below = np.zeros((2, 1), np.int64)
+                both[1] += np.maximum(own[op].alone - own[op].ahead - own[op].back, 0)
+            self.after[op] = both
+        # From the forward to the backward end of an operator of the chain, with all that comes
+        # after the chain for those behind it: (2 bounds, from, to, configurations).
+        self.rest: list[Array] = [np.zeros(0)] * len(self.chain)
         for i in range(len(self.chain) - 1, -1, -1):
-            op = self.chain[i]
-            if i + 1 < len(self.chain):
-                move = self.moves[op, self.chain[i + 1]]
-                after = self.rest[self.chain[i + 1]]
-                below = np.array([(move + after[k][None, :]).min(axis=1) for k in (0, 1)])
-            self.rest[op] = self.path[op] + below
-        self.total_work = {op: space.own[space.kind(op)].work for op in self.order}
+            self.rest[i] = self._rest(i)
+        self.work_after = [
+            sum(int(self.work[op].min()) for op in self.order[i + 1 :])
+            for i in range(len(self.order))
+        ]
+
+    def _rest(self, i: int) -> Array:
+        """Return the least from the forward to the backward end of an operator of the chain."""
+        found = np.full((2, 2, 2, len(self.back[i])), NONE, np.int64)
+        found[:, 0, 0] = found[:, 0, 1] = found[:, 1, 1] = 0
+        if i + 1 < len(self.chain):
+            ahead, back = self.delays[i]
+            inner = self.rest[i + 1] + self.after[self.chain[i + 1]][:, None, None]
+            inner = inner + self.ahead[i + 1]
+            for bound, start, end in itertools.product(range(2), repeat=3):
+                ways = [
+                    ahead[_DELAY[start, a]] + inner[bound, a, b][None, :] + back[_DELAY[b, end]]
+                    for a, b in itertools.product(range(2), repeat=2)
+                ]
+                longest = np.maximum.reduce(ways).min(axis=1)
+                found[bound, start, end] = np.maximum(found[bound, start, end], longest)
+        return found + self.back[i]
 
     def run(self) -> Certificate:
         """Search; the walker has the best strategy known, which may come from elsewhere."""
         began = time.perf_counter()
-        self.devices = len(self.model.problem.devices)
-        least_work = {op: int(self.total_work[op].min()) for op in self.order}
-        self.work_after = [
-            sum(least_work[op] for op in self.order[i + 1 :]) for i in range(len(self.order))
-        ]
         fixed = np.arange(len(self.space.renamings))
         if self.space.alike:
             fixed = fixed[self.space.renamings[:, 0] == 0]
         try:
-            self._branch(0, np.zeros(2, np.int64), 0, fixed)
+            self._branch(0, self.start(), fixed)
         except KeyboardInterrupt:
             self.stopped = True
         size = float(np.prod([float(self.space.size(op)) for op in self.order]))
         best = self.walker.best_ns
-        bound = best if not self.stopped else min(best, self.bound)
         return Certificate(
-            bound,
+            best if not self.stopped else min(best, self.bound),
             not self.stopped,
             self.visited,
             self.walker.proposals,
@@ -257,19 +322,20 @@ class Exhaustive:
             time.perf_counter() - began,
         )
 
-    def _branch(self, depth: int, so_far: Array, work: int, renamings: Array) -> None:
+    def start(self) -> Begun:
+        """Return nothing begun."""
+        return Begun(0, 0, NONE, 0, np.zeros(2, np.int64), 0)
+
+    def _branch(self, depth: int, begun: Begun, renamings: Array) -> None:
         """Try all configurations of the operator at a depth, those that promise most first.
 
         Args:
-            so_far: both bounds of the operators before this one.
             renamings: those that leave all operators before this one as they are.
         """
         op = self.order[depth]
-        kind = self.space.kind(op)
-        rows_of = self.space.first_of(kind, renamings)
-        added, estimate = self._estimates(op, so_far)
-        loads = (work + self.total_work[op] + self.work_after[depth]) // self.devices
-        bounds = np.maximum(estimate.max(axis=0), loads)
+        rows_of = self.space.first_of(self.space.kind(op), renamings)
+        with_it, least = self.steps(op, begun)
+        bounds = np.maximum(least, (with_it.work + self.work_after[depth]) // self.devices)
         rows_of = rows_of[np.argsort(bounds[rows_of], kind="stable")]
         if depth + 1 == len(self.order):
             self._leaves(op, rows_of[bounds[rows_of] < self.walker.best_ns])
@@ -284,38 +350,79 @@ class Exhaustive:
                 return
             self.visited += 1
             self.assigned[op] = row
-            images = self.space.images[kind][renamings, row]
-            self._branch(
-                depth + 1,
-                added[:, row],
-                work + int(self.total_work[op][row]),
-                renamings[images == row],
-            )
+            images = self.space.images[self.space.kind(op)][renamings, row]
+            self._branch(depth + 1, with_it.at(row), renamings[images == row])
             del self.assigned[op]
 
-    def _estimates(self, op: int, so_far: Array) -> tuple[Array, Array]:
-        """Return both bounds of what is begun and of any way to end it, by configuration of `op`.
+    def steps(self, op: int, begun: Begun) -> tuple[Begun, Array]:
+        """Return what is begun with each configuration of an operator, and the least to its end.
 
-        Of the operators of the chain those before `op` have configurations, as it is in program
-        order; the rest of the chain is least.
+        The operators of the chain before it have configurations; the rest of the chain is least.
         """
+        size = self.space.size(op)
+        after = begun.after[:, None] + self.after[op]
+        work = begun.work + self.work[op]
         if op in self.chain:
             i = self.chain.index(op)
-            before = so_far[:, None]
-            if i:
-                last = self.chain[i - 1]
-                before = before + self.moves[last, op][self.assigned[last]][None, :]
-            return before + self.path[op], before + self.rest[op]
-        added = so_far[:, None] + self.path[op]
-        ahead = [other for other in self.chain if other not in self.assigned]
+            found = replace(self._next(i, begun), after=after, work=work)
+            return found, self._least(i, found)
+        every = np.ones(size, np.int64)
+        found = Begun(
+            begun.first * every,
+            begun.last * every,
+            begun.from_first * every,
+            begun.from_last * every,
+            after,
+            work,
+        )
+        ahead = [i for i, other in enumerate(self.chain) if other not in self.assigned]
         if not ahead:
-            return added, added
-        rest = self.rest[ahead[0]]
-        i = self.chain.index(ahead[0])
+            return found, (begun.last + begun.from_last + after).max(axis=0)
+        follows = self._next(ahead[0], begun)
+        none = np.zeros((2, 1), np.int64) + self.after[self.chain[ahead[0]]]
+        both = np.array([self._least(ahead[0], replace(follows, after=none[[k]])) for k in (0, 1)])
+        return found, (both.min(axis=1)[:, None] + after).max(axis=0)
+
+    def _next(self, i: int, begun: Begun) -> Begun:
+        """Return what is begun with each configuration of the chain's next operator."""
+        first, last, from_first, from_last = (
+            begun.first,
+            begun.last,
+            begun.from_first,
+            begun.from_last,
+        )
         if i:
-            last = self.chain[i - 1]
-            rest = rest + self.moves[last, ahead[0]][self.assigned[last]][None, :]
-        return added, added + rest.min(axis=1)[:, None]
+            row = self.assigned[self.chain[i - 1]]
+            ahead, back = self.delays[i - 1][:, :, row]
+            first, last = _then(first, last, ahead)
+            home = int(self.back[i - 1][row])
+            from_first, from_last = (
+                home
+                + np.maximum(back[_DELAY[end, 0]] + from_first, back[_DELAY[end, 1]] + from_last)
+                for end in (0, 1)
+            )
+        every = np.zeros(len(self.ahead[i]), np.int64)
+        first = first + self.ahead[i]
+        return Begun(
+            first,
+            np.maximum(first, last + self.ahead[i]),
+            from_first + every,
+            from_last + every,
+            begun.after,
+            begun.work,
+        )
+
+    def _least(self, i: int, begun: Begun) -> Array:
+        """Return the least time of a step for each configuration of an operator of the chain."""
+        starts, ends = (begun.first, begun.last), (begun.from_first, begun.from_last)
+        found: Array = np.max(
+            [
+                starts[a] + self.rest[i][: len(begun.after), a, b] + ends[b] + begun.after
+                for a, b in itertools.product(range(2), repeat=2)
+            ],
+            axis=(0, 1),
+        )
+        return found
 
     def _leaves(self, op: int, rows_of: Array) -> None:
         """Simulate strategies that differ in the last operator."""
@@ -335,4 +442,4 @@ class Exhaustive:
         )
 
 
-__all__ = ["Certificate", "Exhaustive", "Space", "interchangeable", "permutations"]
+__all__ = ["Begun", "Certificate", "Exhaustive", "Space", "interchangeable", "permutations"]

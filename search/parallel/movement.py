@@ -67,7 +67,7 @@ ENOUGH = 3  # devices that need one box, for a collective
 
 
 @compiled
-def _shared(a: Array, b: Array, rank: int) -> int:
+def overlap(a: Array, b: Array, rank: int) -> int:
     """Return how many elements two boxes share."""
     result = 1
     for axis in range(rank):
@@ -467,15 +467,15 @@ def _gather(
         if s.marks[device, MARK] == s.stamp[0]:
             wanted += nbytes
     for i in range(total):
-        shared = _shared(s.writers[i], box, rank)
+        shared = overlap(s.writers[i], box, rank)
         if shared and s.marks[s.writers[i, DEVICE], MARK] == s.stamp[0]:
             wanted -= shared * item
     for i in range(total):
-        if _shared(s.writers[i], box, rank):
+        if overlap(s.writers[i], box, rank):
             s.marks[s.writers[i, DEVICE], MARK] = s.stamp[0]
     message = _collective(p, c, s, nbytes, FROM_ONE, nbytes, wanted)
     for i in range(total):
-        if _shared(s.writers[i], box, rank):
+        if overlap(s.writers[i], box, rank):
             _give(c, s.writers[i, ROW], s.writers[i, POINT], message)
     _sent(p, c, message)
     for other in range(j, count):
@@ -495,7 +495,7 @@ def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, he
     device = r[DEVICE]
     for i in range(total):
         w = s.writers[i]
-        shared = _shared(w, r, rank)
+        shared = overlap(w, r, rank)
         if shared == 0:
             continue
         for axis in range(rank):
@@ -504,7 +504,7 @@ def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, he
         found, known = NONE, ZERO
         number = s.marks[device, HOLDING]
         while number >= 0:
-            there = _shared(box, s.holdings[number], rank)
+            there = overlap(box, s.holdings[number], rank)
             if there == shared:
                 found = s.holdings[number, BROUGHT]
                 break
@@ -542,7 +542,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         holders = ZERO
         for i in range(total):
             w = s.writers[i]
-            if _shared(w, box, rank) and s.marks[w[DEVICE], MARK] != s.stamp[0]:
+            if overlap(w, box, rank) and s.marks[w[DEVICE], MARK] != s.stamp[0]:
                 s.marks[w[DEVICE], MARK] = s.stamp[0]
                 holders += 1
         if holders == 1:
@@ -551,7 +551,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         nbytes, need, wanted = float(volume(box, rank) * item), 0.0, 0.0
         for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
             for j in range(_reader(p, c, s, place)):
-                shared = _shared(box, s.readers[j], rank)
+                shared = overlap(box, s.readers[j], rank)
                 if shared:
                     s.marks[s.readers[j, DEVICE], MARK] = s.stamp[0]
                     need = max(need, float(shared * item))
@@ -560,13 +560,13 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         moved = (holders - 1) * nbytes + max(0.0, min(wanted, most) - nbytes)
         message = _collective(p, c, s, nbytes, SUM, need, moved)
         for i in range(total):
-            if _shared(s.writers[i], box, rank):
+            if overlap(s.writers[i], box, rank):
                 _give(c, s.writers[i, ROW], s.writers[i, POINT], message)
         _sent(p, c, message)
         for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
             for j in range(_reader(p, c, s, place)):
                 r = s.readers[j]
-                if r[POINT] >= 0 and _shared(box, r, rank):
+                if r[POINT] >= 0 and overlap(box, r, rank):
                     _depend(c, message, r[POINT])
 
 
@@ -580,7 +580,7 @@ def _passed_on(p: Problem, c: Choice, s: Scratch, value: int, q: int, total: int
     for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
         for j in range(_reader(p, c, s, place)):
             r = s.readers[j]
-            shared = _shared(box, r, rank)
+            shared = overlap(box, r, rank)
             if shared == 0:
                 continue
             if r[DEVICE] == home and _at_hand(p, c, box[ROW]):
@@ -590,11 +590,11 @@ def _passed_on(p: Problem, c: Choice, s: Scratch, value: int, q: int, total: int
                 mark[MARK] = s.stamp[0]
                 mark[SENT] = _copy(p, c, shared * item, home, r[DEVICE])
                 for i in range(total):
-                    if _shared(s.writers[i], box, rank):
+                    if overlap(s.writers[i], box, rank):
                         _give(c, s.writers[i, ROW], s.writers[i, POINT], mark[SENT])
                 _sent(p, c, mark[SENT])
             if r[POINT] >= 0:
                 _depend(c, mark[SENT], r[POINT])
 
 
-__all__ = ["FROM_ONE", "SUM", "collective_ns", "connect"]
+__all__ = ["FROM_ONE", "SUM", "collective_ns", "connect", "overlap"]

@@ -84,7 +84,7 @@ def costs_of(model: Model) -> tuple[Costs, Tables, dict[int, Choices]]:
         key = relation(model, ends)
         if key not in pairs:
             mine, others = (choices[kind[op]] for op in ends)
-            pairs[key] = Pair(model, ends).table(mine, others, least=False)
+            pairs[key] = Pair(model, ends).moving(mine, others)
         tables[ends] = pairs[key]
     return {op: own[kind[op]] for op in free}, tables, {op: choices[kind[op]] for op in free}
 

@@ -25,6 +25,7 @@ from soapstone.search.parallel.arrays import (
     OP,
     OVERFLOW,
     POINTS,
+    RANK,
     READERS,
     TO_DEVICE,
     WRITERS,
@@ -34,21 +35,33 @@ from soapstone.search.parallel.arrays import (
     Scratch,
 )
 from soapstone.search.parallel.choice import Settled
-from soapstone.search.parallel.compiling import NONE, ZERO, call, compiled, entry, packed, put
-from soapstone.search.parallel.geometry import spread
-from soapstone.search.parallel.movement import connect
+from soapstone.search.parallel.compiling import (
+    NONE,
+    ZERO,
+    call,
+    compiled,
+    entry,
+    integer,
+    packed,
+    put,
+)
+from soapstone.search.parallel.geometry import spread, tile
+from soapstone.search.parallel.movement import connect, overlap
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulator
+
+NEVER = integer(-(1 << 40))  # a delay that says nothing
+# Delays between points of two operators, of which the first or the last are known: rows of tables
+FIRST_FIRST, FIRST_LAST, LAST_LAST, LAST_FIRST, DELAYS = range(5)
 
 
 @packed
 class Room(NamedTuple):
-    """Room for the messages of one value: when channels are free, and marks."""
+    """Room for the messages of one value."""
 
-    free: Array  # (channels + 1)
-    delay: Array  # (devices): the longest message that waits for each point of the writer
-    waited: Array  # (messages): stamps
-    stamp: Array  # (1)
+    free: Array  # (channels + 1): when channels are free
+    delay: Array  # (devices, devices): from a writer's point to a reader's, NEVER if it is not read
+    found: Array  # (DELAYS)
 
 
 @dataclass(frozen=True)
@@ -100,43 +113,75 @@ def _all_ns(p: Problem, c: Choice, room: Room) -> int:
 
 
 @compiled
-def _least_ns(p: Problem, c: Choice, room: Room, value: int, task: int) -> int:
-    """Return the least time from the end of a value's last writer to its arrival at a task.
-
-    Whichever of the writer's points is the last, what waits for it comes that much later.
-    """
-    room.stamp[0] += 1
-    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
-        if p.readers[place, 1] != task or c.need_at[place] < 0:
-            continue
-        op = p.tasks[task, OP]
-        for point in range(c.operators[op, POINTS]):
-            need = c.head[c.need_at[place] + point]
-            while need >= 0:
-                room.waited[c.needs[need, 0]] = room.stamp[0]
-                need = c.needs[need, 1]
+def _delay(p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int) -> None:
+    """Set the least time from each of a value's points to each of a task's that read of it."""
+    row = p.values[value, WRITERS]
+    operand = p.writers[row]
+    node = p.operands[operand, NODE]
+    rank = p.values[value, RANK]
     for point in range(room.delay.shape[0]):
-        room.delay[point] = 0
-    for message in range(c.top[MESSAGE]):
-        if room.waited[message] != room.stamp[0]:
+        for other in range(room.delay.shape[0]):
+            room.delay[point, other] = NEVER
+    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        if p.readers[place, 1] != task:
             continue
-        row = c.messages[message]
-        giver = row[GIVERS]
-        while giver >= 0:
-            point = c.givers[giver, 1]
-            room.delay[point] = max(room.delay[point], row[BUSY] + row[LATENCY])
-            giver = c.givers[giver, 2]
-    row0 = p.values[value, WRITERS]
-    op = p.nodes[p.operands[p.writers[row0], NODE], OP]
-    least = room.delay[0]
-    for point in range(1, c.operators[op, POINTS]):
-        least = min(least, room.delay[point])
-    found: int = least
-    return found
+        reader = p.readers[place, 0]
+        mine = p.operands[reader, NODE]
+        for index in range(c.nodes[mine, POINTS]):
+            at = c.node_at[mine, index]
+            tile(p, c, reader, index, s.box[0], s.at)
+            for other in range(c.nodes[node, POINTS]):
+                tile(p, c, operand, other, s.box[1], s.at)
+                if overlap(s.box[0], s.box[1], rank):
+                    point = c.node_at[node, other]
+                    room.delay[point, at] = max(ZERO, room.delay[point, at])
+            need = NONE
+            if c.need_at[place] >= 0:
+                need = c.head[c.need_at[place] + at]
+            while need >= 0:
+                message = c.messages[c.needs[need, 0]]
+                giver = message[GIVERS]
+                while giver >= 0:
+                    point = c.givers[giver, 1]
+                    if c.givers[giver, 0] == row and room.delay[point, at] >= 0:
+                        longer = message[BUSY] + message[LATENCY]
+                        room.delay[point, at] = max(room.delay[point, at], longer)
+                    giver = c.givers[giver, 2]
+                need = c.needs[need, 1]
+
+
+@compiled
+def _least(room: Room, points: int, readers: int) -> None:
+    """Set the delays of the first and the last of a reader's points after those of the writer.
+
+    Every reader's point waits for the first of the writer's points and its slowest message; one
+    reader's point at least waits for the last.
+    """
+    every = True
+    slowest, quickest = NEVER, -NEVER
+    from_last = -NEVER
+    for point in range(points):
+        longest = NEVER
+        for reader in range(readers):
+            longest = max(longest, room.delay[point, reader])
+            quickest = min(quickest, room.delay[point, reader])
+            every = every and room.delay[point, reader] >= 0
+        slowest = max(slowest, longest)
+        from_last = min(from_last, longest)
+    to_first = -NEVER
+    for reader in range(readers):
+        longest = NEVER
+        for point in range(points):
+            longest = max(longest, room.delay[point, reader])
+        to_first = min(to_first, longest)
+    room.found[FIRST_FIRST] = to_first
+    room.found[FIRST_LAST] = slowest
+    room.found[LAST_LAST] = from_last
+    room.found[LAST_FIRST] = quickest if every else NEVER
 
 
 @entry
-def pair_table(
+def moving_table(
     p: Problem,
     c: Choice,
     s: Scratch,
@@ -147,35 +192,67 @@ def pair_table(
     placed: Array,
     other_degrees: Array,
     other_placed: Array,
-    least: bool,
     out: Array,
 ) -> int:
-    """Write the nanoseconds of what moves between two operators, for all pairs of configurations.
+    """Write the time of all that moves between two operators, for all pairs of configurations.
 
     Args:
         between: (values, 3): a value, the task that reads it, whether it goes back.
         ends: the two operators. degrees, placed; other_degrees, other_placed: their configurations.
-        least: a bound from below rather than the time of all messages sent at once.
-        out: (configurations, other configurations).
+        out: (configurations, other configurations), nanoseconds.
     """
     for i in range(degrees.shape[0]):
         _set(p, c, ends[0], degrees[i], placed[i])
         for j in range(other_degrees.shape[0]):
             _set(p, c, ends[1], other_degrees[j], other_placed[j])
-            ahead, back = ZERO, ZERO
+            total = ZERO
             for k in range(between.shape[0]):
                 for pool in range(7):
                     c.top[pool] = 0
                 connect(p, c, s, between[k, 0])
                 if c.top[OVERFLOW]:
                     return NONE
-                if not least:
-                    ahead += _all_ns(p, c, room)
-                elif between[k, 2]:
-                    back = max(back, _least_ns(p, c, room, between[k, 0], between[k, 1]))
-                else:
-                    ahead = max(ahead, _least_ns(p, c, room, between[k, 0], between[k, 1]))
-            out[i, j] = ahead + back
+                total += _all_ns(p, c, room)
+            out[i, j] = total
+    return ZERO
+
+
+@entry
+def delay_table(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    room: Room,
+    between: Array,
+    ends: Array,
+    degrees: Array,
+    placed: Array,
+    other_degrees: Array,
+    other_placed: Array,
+    out: Array,
+) -> int:
+    """Write least delays between two operators, for all pairs of configurations.
+
+    Args:
+        out: (2, DELAYS, configurations, other configurations), nanoseconds, forward and back; the
+            others as for `moving_table`.
+    """
+    for i in range(degrees.shape[0]):
+        _set(p, c, ends[0], degrees[i], placed[i])
+        for j in range(other_degrees.shape[0]):
+            _set(p, c, ends[1], other_degrees[j], other_placed[j])
+            for k in range(between.shape[0]):
+                for pool in range(7):
+                    c.top[pool] = 0
+                connect(p, c, s, between[k, 0])
+                if c.top[OVERFLOW]:
+                    return NONE
+                back = between[k, 2]
+                first, second = ends[back], ends[1 - back]
+                _delay(p, c, s, room, between[k, 0], between[k, 1])
+                _least(room, c.operators[first, POINTS], c.operators[second, POINTS])
+                for which in range(DELAYS):
+                    out[back, which, i, j] = max(out[back, which, i, j], room.found[which])
     return ZERO
 
 
@@ -212,37 +289,31 @@ class Pair:
                 )  # the forward pass, where both passes read it
         return found
 
-    def table(self, mine: Choices, others: Choices, least: bool) -> Array:
-        """Return the nanoseconds of every pair of configurations. int64."""
+    def moving(self, mine: Choices, others: Choices) -> Array:
+        """Return the nanoseconds of all that moves, by configurations: (mine, others)."""
         out = np.zeros((len(mine), len(others)), np.int64)
-        if not len(self.between):
-            return out
-        while True:
+        return self._filled(moving_table, mine, others, out)
+
+    def delays(self, mine: Choices, others: Choices) -> Array:
+        """Return least delays: (forward or back, which, mine, others), NEVER if there is none."""
+        out = np.full((2, DELAYS, len(mine), len(others)), NEVER, np.int64)
+        return self._filled(delay_table, mine, others, out)
+
+    def _filled(self, function: object, mine: Choices, others: Choices, out: Array) -> Array:
+        while len(self.between):
             p, c = self.model.problem, self.settled.choice
+            devices = len(p.devices)
             room = Room(
                 free=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
-                delay=np.zeros(len(p.devices), np.int64),
-                waited=np.zeros(len(c.messages), np.int64),
-                stamp=np.zeros(1, np.int64),
+                delay=np.zeros((devices, devices), np.int64),
+                found=np.zeros(DELAYS, np.int64),
             )
-            done = call(
-                pair_table,
-                p,
-                c,
-                self.settled.scratch,
-                room,
-                self.between,
-                self.ends,
-                mine.degrees,
-                mine.placed,
-                others.degrees,
-                others.placed,
-                least,
-                out,
-            )
-            if done != NONE:
-                return out
+            where = (p, c, self.settled.scratch, room, self.between, self.ends)
+            both = (mine.degrees, mine.placed, others.degrees, others.placed)
+            if call(function, *where, *both, out) != NONE:  # type: ignore[arg-type]
+                break
             self.settled.grow()
+        return out
 
 
 @dataclass(frozen=True)
@@ -331,4 +402,17 @@ def relation(model: Model, ends: tuple[int, int]) -> tuple[object, ...]:
     return (*kinds, joined)
 
 
-__all__ = ["Choices", "Own", "Pair", "edges_of", "own_costs", "relation"]
+__all__ = [
+    "DELAYS",
+    "FIRST_FIRST",
+    "FIRST_LAST",
+    "LAST_FIRST",
+    "LAST_LAST",
+    "NEVER",
+    "Choices",
+    "Own",
+    "Pair",
+    "edges_of",
+    "own_costs",
+    "relation",
+]
