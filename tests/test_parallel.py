@@ -396,8 +396,8 @@ def test_bounds_of_the_exhaustive_search_are_never_passed(graph: str) -> None:
                 for op in under_way.order)
             for device in (0, 1)
         ]  # fmt: skip
-        assert bounds[-1] - max(0, updates[0] - min(updates)) <= step
         assert max(bounds) == bounds[-1]
+        assert bounds[-1] - max(0, updates[0] - min(updates)) <= step
 
 
 def test_dynamic_programming_finds_the_least_sum() -> None:

@@ -4,14 +4,11 @@ Configurations cut dims of the results in equal parts; each part runs on any dev
 given configurations in program order, depth first. A strategy begun is dropped when no way to end
 it can be faster than the best one known. What it takes at least is followed along a chain of
 operators, forward and back: when the first and when the last point of each can have ended, by the
-messages between two operators (`tables.py`). Two things come after that:
-
-- on the device of the first operator's last point all updates there, which devices run last;
-- the first operator's own sums and updates.
-
-Least times of what is left are tables by configuration, made from the end of the chain (as the
+messages between two operators (`tables.py`). Then each device that has a point of the first
+operator runs all its updates: after the first of these points at least, on one device after the
+last. Least times of what is left are tables by configuration, made from the end of the chain (as the
 heuristic of A*). Devices that may be exchanged without any difference are told apart only as far as
-strategies do; if all may be, the device of that last point is called 0, else updates do not count.
+strategies do; if all may be, the device of that last point is called 0.
 """
 
 from __future__ import annotations
@@ -25,7 +22,16 @@ from typing import Any
 import networkx
 import numpy as np
 
-from soapstone.search.parallel.arrays import CLASS, FREE, GROUP, KIND, OF_KIND, Array, Problem
+from soapstone.search.parallel.arrays import (
+    CLASS,
+    FREE,
+    GROUP,
+    KIND,
+    OF_KIND,
+    POINTS,
+    Array,
+    Problem,
+)
 from soapstone.search.parallel.configurations import degrees_of, every_placement, rows
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model
@@ -208,8 +214,9 @@ class Begun:
 
     Attributes:
         first, last: when the first and last point of the chain's last operator have ended.
-        from_first, from_last: from when they have ended on the way back to the end of it.
-        after: what comes after that, by both bounds: (2,) or (2, configurations).
+        from_first, from_last: from when they have ended on the way back to the end of it, by device
+            whose updates follow: (devices,) or (devices, configurations).
+        after: what comes after that, likewise.
         work: of all tasks.
     """
 
@@ -222,8 +229,8 @@ class Begun:
 
     def at(self, row: int) -> Begun:
         """Return it with the next operator's configuration chosen."""
-        one = (self.first[row], self.last[row], self.from_first[row], self.from_last[row])
-        return Begun(*one, self.after[:, row], self.work[row])
+        back = (self.from_first[:, row], self.from_last[:, row], self.after[:, row])
+        return Begun(self.first[row], self.last[row], *back, self.work[row])
 
 
 def _then(first: Any, last: Any, delays: Array) -> tuple[Any, Any]:
@@ -261,21 +268,19 @@ class Exhaustive:
         self.work = {op: own[op].work for op in self.order}
         self.ahead = [own[op].ahead for op in self.chain]
         self.back = [own[op].back for op in self.chain]
+        self.ahead_all = [own[op].ahead_all for op in self.chain]
+        self.back_all = [own[op].back_all for op in self.chain]
         for i, delays in enumerate(self.delays):
             if (delays[1] < 0).all():  # nothing comes back: the end of one is the other's by name
                 self.delays[i] = delays.copy()
                 self.delays[i][1] = np.array([0, 0, 0, NONE])[:, None, None]
-                self.back[i] = np.zeros_like(self.back[i])
-        self.after: dict[int, Array] = {}  # (2, configurations): what comes after the chain
+                self.back[i] = self.back_all[i] = np.zeros_like(self.back[i])
+        self.after: dict[int, Array] = {}  # (devices, configurations): what comes after the chain
         for op in self.order:
-            both = np.zeros((2, space.size(op)), np.int64)
-            if space.alike:
-                both[0] += own[op].updates[:, 0]
-            if op == self.chain[0]:
-                both[1] += np.maximum(own[op].alone - own[op].ahead - own[op].back, 0)
-            self.after[op] = both
+            self.after[op] = own[op].updates.T
+        self.ends = self._ends()
         # From the forward to the backward end of an operator of the chain, with all that comes
-        # after the chain for those behind it: (2 bounds, from, to, configurations).
+        # after the chain for those behind it: (devices, from, to, configurations).
         self.rest: list[Array] = [np.zeros(0)] * len(self.chain)
         for i in range(len(self.chain) - 1, -1, -1):
             self.rest[i] = self._rest(i)
@@ -284,22 +289,57 @@ class Exhaustive:
             for i in range(len(self.order))
         ]
 
+    def _ends(self) -> tuple[Array, Array]:
+        """Return for which devices' updates the first and the last point of the chain's first operator count.
+
+        (devices, configurations) each: 0, or NONE where they do not.
+        """
+        op = self.chain[0]
+        table = self.space.choices[self.space.kind(op)]
+        first, last = np.full((2, self.devices, len(table)), NONE, np.int64)
+        if self.space.alike:
+            last[0] = 0
+        if self.back[0].any():  # else the last end is another operator's
+            for row in range(len(table)):
+                first[table.placed[row, : table.degrees[row, POINTS]], row] = 0
+        return first, last
+
     def _rest(self, i: int) -> Array:
         """Return the least from the forward to the backward end of an operator of the chain."""
-        found = np.full((2, 2, 2, len(self.back[i])), NONE, np.int64)
-        found[:, 0, 0] = found[:, 0, 1] = found[:, 1, 1] = 0
-        if i + 1 < len(self.chain):
-            ahead, back = self.delays[i]
-            inner = self.rest[i + 1] + self.after[self.chain[i + 1]][:, None, None]
-            inner = inner + self.ahead[i + 1]
-            for bound, start, end in itertools.product(range(2), repeat=3):
+        found = np.full((self.devices, 2, 2, len(self.back[i])), NONE, np.int64)
+        found[:, 0, 0] = found[:, 1, 1] = self.back[i]
+        found[:, 0, 1] = self.back_all[i]
+        if i + 1 == len(self.chain):
+            return found
+        ahead, back = self.delays[i]
+        inner = self.rest[i + 1] + self.after[self.chain[i + 1]][:, None, None]
+        one, all_of = self.ahead[i + 1], self.ahead_all[i + 1]
+        for bound in range(self.devices):
+            # From the begin of the next operator's forward pass to its backward end.
+            begun = np.empty((2, 2, inner.shape[-1]), np.int64)
+            for end in range(2):
+                begun[0, end] = np.maximum(
+                    one + inner[bound, 0, end], all_of + inner[bound, 1, end]
+                )
+                begun[1, end] = one + inner[bound, 1, end]
+            for start in range(2):
                 ways = [
-                    ahead[_DELAY[start, a]] + inner[bound, a, b][None, :] + back[_DELAY[b, end]]
-                    for a, b in itertools.product(range(2), repeat=2)
+                    np.maximum.reduce(
+                        [
+                            ahead[_DELAY[start, a]] + begun[a, b][None, :] + back[_DELAY[b, end]]
+                            for a, b in itertools.product(range(2), repeat=2)
+                        ]
+                    )
+                    for end in range(2)
                 ]
-                longest = np.maximum.reduce(ways).min(axis=1)
-                found[bound, start, end] = np.maximum(found[bound, start, end], longest)
-        return found + self.back[i]
+                to_first = ways[0] + self.back[i][:, None]
+                to_last = np.maximum(
+                    ways[1] + self.back[i][:, None], ways[0] + self.back_all[i][:, None]
+                )
+                for end, way in enumerate((to_first, to_last)):
+                    least = way.min(axis=1)
+                    found[bound, start, end] = np.maximum(found[bound, start, end], least)
+        return found
 
     def run(self) -> Certificate:
         """Search; the walker has the best strategy known, which may come from elsewhere."""
@@ -324,7 +364,8 @@ class Exhaustive:
 
     def start(self) -> Begun:
         """Return nothing begun."""
-        return Begun(0, 0, NONE, 0, np.zeros(2, np.int64), 0)
+        none = np.zeros(self.devices, np.int64)
+        return Begun(0, 0, none, none, none, 0)
 
     def _branch(self, depth: int, begun: Begun, renamings: Array) -> None:
         """Try all configurations of the operator at a depth, those that promise most first.
@@ -366,62 +407,55 @@ class Exhaustive:
             i = self.chain.index(op)
             found = replace(self._next(i, begun), after=after, work=work)
             return found, self._least(i, found)
-        every = np.ones(size, np.int64)
+        ahead = [i for i, other in enumerate(self.chain) if other not in self.assigned]
+        flat = np.zeros(size, np.int64)
         found = Begun(
-            begun.first * every,
-            begun.last * every,
-            begun.from_first * every,
-            begun.from_last * every,
+            begun.first + flat,
+            begun.last + flat,
+            begun.from_first[:, None] + flat,
+            begun.from_last[:, None] + flat,
             after,
             work,
         )
-        ahead = [i for i, other in enumerate(self.chain) if other not in self.assigned]
         if not ahead:
-            return found, (begun.last + begun.from_last + after).max(axis=0)
+            return found, (begun.last + found.from_last + after).max(axis=0)
         follows = self._next(ahead[0], begun)
-        none = np.zeros((2, 1), np.int64) + self.after[self.chain[ahead[0]]]
-        both = np.array([self._least(ahead[0], replace(follows, after=none[[k]])) for k in (0, 1)])
-        return found, (both.min(axis=1)[:, None] + after).max(axis=0)
+        alone = self.after[self.chain[ahead[0]]]
+        least = self._by_bound(ahead[0], replace(follows, after=alone)).min(axis=1)
+        return found, (least[:, None] + after).max(axis=0)
 
     def _next(self, i: int, begun: Begun) -> Begun:
         """Return what is begun with each configuration of the chain's next operator."""
-        first, last, from_first, from_last = (
-            begun.first,
-            begun.last,
-            begun.from_first,
-            begun.from_last,
-        )
+        first, last = begun.first, begun.last
+        from_first, from_last = self.ends
         if i:
             row = self.assigned[self.chain[i - 1]]
             ahead, back = self.delays[i - 1][:, :, row]
             first, last = _then(first, last, ahead)
-            home = int(self.back[i - 1][row])
+            one, all_of = int(self.back[i - 1][row]), int(self.back_all[i - 1][row])
+            mine = np.maximum(one + begun.from_first, all_of + begun.from_last)[:, None]
+            theirs = (one + begun.from_last)[:, None]
             from_first, from_last = (
-                home
-                + np.maximum(back[_DELAY[end, 0]] + from_first, back[_DELAY[end, 1]] + from_last)
+                np.maximum(back[_DELAY[end, 0]] + mine, back[_DELAY[end, 1]] + theirs)
                 for end in (0, 1)
             )
-        every = np.zeros(len(self.ahead[i]), np.int64)
+        last = np.maximum(first + self.ahead_all[i], last + self.ahead[i])
         first = first + self.ahead[i]
-        return Begun(
-            first,
-            np.maximum(first, last + self.ahead[i]),
-            from_first + every,
-            from_last + every,
-            begun.after,
-            begun.work,
-        )
+        return Begun(first, last, from_first, from_last, begun.after, begun.work)
+
+    def _by_bound(self, i: int, begun: Begun) -> Array:
+        """Return the least time of a step by bound and configuration of one of the chain."""
+        starts, ends = (begun.first, begun.last), (begun.from_first, begun.from_last)
+        ways = [
+            starts[a] + self.rest[i][:, a, b] + ends[b]
+            for a, b in itertools.product(range(2), repeat=2)
+        ]
+        found: Array = np.maximum.reduce(ways) + begun.after
+        return found
 
     def _least(self, i: int, begun: Begun) -> Array:
         """Return the least time of a step for each configuration of an operator of the chain."""
-        starts, ends = (begun.first, begun.last), (begun.from_first, begun.from_last)
-        found: Array = np.max(
-            [
-                starts[a] + self.rest[i][: len(begun.after), a, b] + ends[b] + begun.after
-                for a, b in itertools.product(range(2), repeat=2)
-            ],
-            axis=(0, 1),
-        )
+        found: Array = self._by_bound(i, begun).max(axis=0)
         return found
 
     def _leaves(self, op: int, rows_of: Array) -> None:

@@ -323,6 +323,7 @@ class Own:
     Attributes:
         ahead, back: the shortest point task of its forward and backward pass, with exchanges; 0 if
             a pass is several tasks.
+        ahead_all, back_all: all points of the device that has the most of them, one after another.
         alone: a whole step of nothing else: passes, reductions, updates.
         updates: (configurations, devices), updates of its parameters on each device.
         work: of all its tasks.
@@ -330,6 +331,8 @@ class Own:
 
     ahead: Array
     back: Array
+    ahead_all: Array
+    back_all: Array
     alone: Array
     updates: Array
     work: Array
@@ -344,7 +347,7 @@ def own_costs(model: Model, op: int, choices: Choices) -> Own:
     mine = next(i for i, each in enumerate(small.operators) if each.name == item.name)
     forward = {node.name for node in item.ahead}
     apart = sum(owner == mine for owner, _ in small.tasks) > 2  # no chain from one to the next
-    found = Own(*(np.zeros(len(choices), np.int64) for _ in range(3)), *_more(choices, devices))
+    found = Own(*(np.zeros(len(choices), np.int64) for _ in range(5)), *_more(choices, devices))
     for row in range(len(choices)):
         c = simulator.settled.choice
         c.operators[mine], c.placed[mine] = choices.degrees[row], choices.placed[row]
@@ -360,8 +363,13 @@ def own_costs(model: Model, op: int, choices: Choices) -> Own:
                 continue
             if apart:
                 continue
-            shortest = times.min() + c.task_ns[task, devices]
-            (found.ahead if nodes[0].name in forward else found.back)[row] += shortest
+            shortest, exchange = times.min(), c.task_ns[task, devices]
+            most = np.bincount(c.placed[owner, :points]).max()
+            early, late = found.back, found.back_all
+            if nodes[0].name in forward:
+                early, late = found.ahead, found.ahead_all
+            early[row] = shortest + exchange
+            late[row] = most * shortest + exchange
     return found
 
 
