@@ -6,8 +6,8 @@ faster, else with a probability that falls with the difference. The threshold is
 that a simulation stops as soon as it must be passed. `descend` tries given configurations in turn
 instead, and keeps what is faster.
 
-Where memory is scarce (`Chain.tight`) both stop with CHECK at each change that is fast enough:
-`fits` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.
+Where memory is scarce (`Chain.pending`) both stop with CHECK at each change that is fast enough:
+`Walker` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.
 """
 
 from __future__ import annotations

@@ -290,9 +290,9 @@ class Exhaustive:
         ]
 
     def _ends(self) -> tuple[Array, Array]:
-        """Return for which devices' updates the first and the last point of the chain's first operator count.
+        """Return where the chain's first operator has points, and which device ends last.
 
-        (devices, configurations) each: 0, or NONE where they do not.
+        (devices, configurations) each: 0, or NONE where that is not so.
         """
         op = self.chain[0]
         table = self.space.choices[self.space.kind(op)]

@@ -302,9 +302,9 @@ def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
     """Make the messages of a value anew, at the top of the pools."""
     devices = p.devices.shape[0]
     for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
-        c.send_at[row] = _heads(c, devices)
+        c.send_at[row] = NONE
     for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
-        c.need_at[place] = _heads(c, devices)
+        c.need_at[place] = NONE
     total, sums = _writers(p, c, s, value)
     for device in range(devices):
         s.marks[device, HOLDING] = -1
@@ -313,10 +313,10 @@ def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
     elif total:
         _distribute(p, c, s, value, total)
     for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
-        if _none(c, c.send_at[row], devices):
+        if c.send_at[row] >= 0 and _none(c, c.send_at[row], devices):
             c.send_at[row] = NONE
     for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
-        if _none(c, c.need_at[place], devices):
+        if c.need_at[place] >= 0 and _none(c, c.need_at[place], devices):
             c.need_at[place] = NONE
 
 
@@ -337,6 +337,7 @@ def _writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
             if _known(p, c, s, operand, ZERO, kept):
                 continue
             kept += 1
+        c.send_at[row] = _heads(c, p.devices.shape[0])
         for point in range(c.nodes[node, POINTS]):
             w = s.writers[total]
             tile(p, c, operand, point, w, s.at)
@@ -353,6 +354,8 @@ def _reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
     operand, task = p.readers[place, 0], p.readers[place, 1]
     node = p.operands[operand, NODE]
     op = p.nodes[node, OP]
+    if task >= 0 and c.need_at[place] < 0:
+        c.need_at[place] = _heads(c, p.devices.shape[0])
     for point in range(c.nodes[node, POINTS]):
         r = s.readers[point]
         tile(p, c, operand, point, r, s.at)

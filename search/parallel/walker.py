@@ -31,7 +31,7 @@ class Walker:
     """One chain over strategies of a model.
 
     Attributes:
-        tight: whether strategies may not fit the devices' memories; each is checked then.
+        tight: whether strategies may not fit the devices' memories.
         step_ns: the time of a step of the strategy set last as a whole.
         seconds: spent on proposals.
     """
@@ -44,7 +44,7 @@ class Walker:
         self.chain = _chain(model, moves, seed)
         self.temperature = temperature / len(self.chain.free)
         self.tight = most_bytes(model.problem) > int(model.problem.devices[:, CAPACITY].min())
-        self.chain.pending[0] = self.tight
+        self.fitting: tuple[int, Array, Array, Array] | None = None  # the best one that was checked
         self.step_ns, self.seconds = 0, 0.0
         self._room()
 
@@ -59,7 +59,35 @@ class Walker:
         cost = self._pass()
         self.chain.cost[:] = cost
         call(chain.keep_best, self.settled.choice, self.chain, cost)
+        self._check_each(cost > self.step_ns)
+        self._note()
         return cost
+
+    def _check_each(self, each: bool) -> None:
+        """Say whether every accepted change is checked to fit, or only what is best by and by."""
+        self.chain.pending[0] = each
+
+    def _note(self) -> None:
+        k = self.chain
+        self.fitting = self.best_ns, k.best.copy(), k.best_placed.copy(), k.best_cuts.copy()
+
+    def _verify(self) -> None:
+        """Go back to the best strategy that fits if a better one does not; check each from now."""
+        if not self.tight or self.chain.pending[0] or self.fitting is None:
+            return
+        if self.best_ns == self.fitting[0]:
+            return
+        k, held = self.chain, self.settled
+        now = held.choice.operators.copy(), held.choice.placed.copy(), held.choice.cuts.copy()
+        self.restore(held)
+        if self._pass() == self.best_ns:
+            self._note()
+            held.restore(*now)
+            self._pass()
+            return
+        k.cost[:], k.best[:], k.best_placed[:], k.best_cuts[:] = self.fitting
+        self._check_each(True)
+        self.again()
 
     def visit(self) -> None:
         """Derive and judge the strategy whose configurations are set; the best one stays known.
@@ -100,12 +128,14 @@ class Walker:
         while (left := target - self.proposals) > 0:
             temperature = self.temperature * float(self.chain.cost[1])
             self._run(chain.walk, temperature, left, self.delta)
+        self._verify()
 
     def descend(self, group: Array, degrees: Array, placed: Array) -> None:
         """Give a group of equal operators each of some configurations; keep what is faster."""
         row = np.zeros(1, np.int64)
         while row[0] < len(degrees):
             self._run(chain.descend, group, degrees, placed, row, len(degrees), self.delta)
+        self._verify()
 
     def _run(self, function: object, *args: object) -> None:
         """Run compiled code until it stops, and do what it stopped for."""
