@@ -6,9 +6,11 @@ it can be faster than the best one known. What it takes at least is followed alo
 operators, forward and back: when the first and when the last point of each can have ended, by the
 messages between two operators (`tables.py`). Then each device that has a point of the first
 operator runs all its updates: after the first of these points at least, on one device after the
-last. Least times of what is left are tables by configuration, made from the end of the chain (as the
-heuristic of A*). Devices that may be exchanged without any difference are told apart only as far as
-strategies do; if all may be, the device of that last point is called 0.
+last. Least times of what is left are tables by configuration, made from the end of the chain (as
+the heuristic of A*).
+
+Devices that may be exchanged without any difference are told apart only as far as strategies do; if
+all may be, the device of that last point is called 0.
 """
 
 from __future__ import annotations

@@ -347,7 +347,10 @@ def own_costs(model: Model, op: int, choices: Choices) -> Own:
     mine = next(i for i, each in enumerate(small.operators) if each.name == item.name)
     forward = {node.name for node in item.ahead}
     apart = sum(owner == mine for owner, _ in small.tasks) > 2  # no chain from one to the next
-    found = Own(*(np.zeros(len(choices), np.int64) for _ in range(5)), *_more(choices, devices))
+    count = len(choices)
+    early, late, early_back, late_back, alone, work = np.zeros((6, count), np.int64)
+    updates = np.zeros((count, devices), np.int64)
+    found = Own(early, early_back, late, late_back, alone, updates, work)
     for row in range(len(choices)):
         c = simulator.settled.choice
         c.operators[mine], c.placed[mine] = choices.degrees[row], choices.placed[row]
@@ -365,16 +368,12 @@ def own_costs(model: Model, op: int, choices: Choices) -> Own:
                 continue
             shortest, exchange = times.min(), c.task_ns[task, devices]
             most = np.bincount(c.placed[owner, :points]).max()
-            early, late = found.back, found.back_all
+            first, last = found.back, found.back_all
             if nodes[0].name in forward:
-                early, late = found.ahead, found.ahead_all
-            early[row] = shortest + exchange
-            late[row] = most * shortest + exchange
+                first, last = found.ahead, found.ahead_all
+            first[row] = shortest + exchange
+            last[row] = most * shortest + exchange
     return found
-
-
-def _more(choices: Choices, devices: int) -> tuple[Array, Array]:
-    return np.zeros((len(choices), devices), np.int64), np.zeros(len(choices), np.int64)
 
 
 def edges_of(model: Model) -> list[tuple[int, int]]:
