@@ -8,6 +8,7 @@
 | `delta` | proposals a second: delta, full (derived where changed), rebuilt (messages anew) |
 | `clusters` | found strategies against data parallelism and experts' (Figures 3.6, 3.8) |
 | `transfers` | bytes moved and computation of one step by strategy (Figure 3.7) |
+| `claims` | what section 3.7.6 says of the strategies found |
 | `placement` | against a search that places whole operators only, ColocRL's space (Figure 3.9) |
 | `progress` | best strategy by seconds, this search and the paper's algorithm (Figure 3.13) |
 | `exact` | optimum with certificate, and when Markov chains reach it (section 3.8.4) |
@@ -34,11 +35,13 @@ from soapstone.apps import lenet
 from soapstone.frontend.callbacks import Callback, TrainingState
 from soapstone.frontend.data import images
 from soapstone.frontend.strategies import graph_of
+from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime.cluster import load_machine
 from soapstone.runtime.lower import channels_last
 from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, chain, search
+from soapstone.search.parallel.arrays import FROM_DEVICE, MESSAGE, MOVED, TO_DEVICE
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.initial import randomly
 from soapstone.search.parallel.methods import exhaustive
@@ -212,9 +215,80 @@ class Tables:
                         "strategy": kind,
                         "step ms": each.step_us / 1e3,
                         "MB moved": each.bytes_moved / 1e6,
+                        "MB of parameters": each.bytes_synchronized / 1e6,
                         "computation ms, all devices": each.compute_us / 1e3,
                         "busy": each.compute_us / each.step_us / devices,
                     }
+
+    def claims(self) -> Iterator[Row]:
+        """What section 3.7.6 says of the strategies it found, asked of those found here."""
+        app, sizes, each = MODELS["inception_v3"]
+        graph = graph_of(app, 4 * each, sizes=sizes)
+        data = self.simulated(graph, "p100", 4, "data")
+        found = self.search(graph, "p100", 4).simulation
+        less = 1.0 - found.bytes_synchronized / data.bytes_synchronized
+        faster = 1.0 - found.step_us / data.step_us
+        about = {"model": "inception_v3", "machine": "p100, 4"}
+        said = "parameters synchronized by 75 % less than by data parallelism"
+        yield {**about, "claim": said, "here": f"{less:.0%}", "true": less > 0.5}
+        yield {
+            **about,
+            "claim": "a step 12 % shorter",
+            "here": f"{faster:.0%}",
+            "true": faster > 0.1,
+        }
+        share = self.adjacent(self.search(graph, "k80", 4), graph)
+        yield {
+            "model": "inception_v3",
+            "machine": "k80, 4",
+            "claim": "adjacent devices preferred: more than a third of what is copied goes there",
+            "here": f"{share:.0%}",
+            "true": share > 1 / 3,
+        }
+        app, sizes, each = MODELS["nmt"]
+        graph = graph_of(app, 4 * each, sizes=sizes)
+        chosen = self.search(graph, "p100", 4).strategy.configurations
+        kinds: dict[str, list[tuple[str, Configuration]]] = {}
+        for node in graph.nodes:
+            if node.origin is None and node.name in chosen:
+                item = chosen[node.name]
+                kinds.setdefault(node.operator, []).append((node.name, item))
+        about = {"model": "nmt", "machine": "p100, 4"}
+        embeds = [len(set(item.devices)) for _, item in kinds.get("embedding", [])]
+        yield {
+            **about,
+            "claim": "embeddings on one device",
+            "here": f"on {embeds} devices",
+            "true": bool(embeds) and max(embeds) == 1,
+        }
+        outputs = [item for name, item in kinds.get("linear", []) if name.startswith("output")]
+        split = sum(item.degrees.get("n", 1) > 1 for item in outputs)
+        yield {
+            **about,
+            "claim": "softmax layers split over parameters",
+            "here": f"{split} of {len(outputs)} steps, e.g. {outputs[0] if outputs else ''}",
+            "true": split > len(outputs) / 2,
+        }
+        cells = [item for _, item in kinds.get("lstm_cell", [])]
+        alone = sum(len(set(item.devices)) < 4 for item in cells)
+        yield {
+            **about,
+            "claim": "recurrent layers run beside each other, on parts of the devices",
+            "here": f"{alone} of {len(cells)} cells on fewer than 4",
+            "true": alone > len(cells) / 2,
+        }
+
+    def adjacent(self, found: StrategyResult, graph: Graph) -> float:
+        """Return the share of copied bytes that goes between devices next to each other."""
+        simulator = Simulator(graph, load_machine("k80", 4))
+        simulator.step_ns(found.strategy.configurations)
+        p, c = simulator.problem, simulator.settled.choice
+        rows = c.messages[: c.top[MESSAGE]]
+        rows = rows[(rows[:, FROM_DEVICE] >= 0) & (rows[:, FROM_DEVICE] != rows[:, TO_DEVICE])]
+        pairs = rows[:, FROM_DEVICE] * 4 + rows[:, TO_DEVICE]
+        hops = (p.route_ptr[1:] - p.route_ptr[:-1])[pairs]
+        near = rows[hops == hops.min(initial=99), MOVED].sum()
+        return float(near / max(1, rows[:, MOVED].sum()))
 
     def placement(self) -> Iterator[Row]:
         for name in self.names(("inception_v3", "nmt")):
@@ -356,6 +430,7 @@ TITLES = {
     "delta": "Delta and full simulation, described P100 cluster",
     "clusters": "Strategies found against data parallelism and experts, described clusters",
     "transfers": "What one step moves and computes, by strategy, described clusters",
+    "claims": "Section 3.7.6, asked of the strategies found here",
     "placement": "Whole operators placed, and all dims searched, described K80 node",
     "progress": "Best strategy by seconds of search, described P100 cluster",
     "exact": "Optimal strategies with certificate, described P100 node",

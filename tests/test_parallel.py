@@ -257,6 +257,10 @@ def test_search_is_repeatable_and_never_worse_than_its_beginnings() -> None:
         start=dict(one.strategy.configurations),
     )
     assert again.simulation.step_us == one.simulation.step_us
+    assert again.proposals == 0
+    nothing = search(graph, machine, Options(seconds=0.0))
+    assert nothing.proposals == 0
+    assert nothing.simulation.step_us == min(nothing.initial_us.values())
 
 
 def test_limits_and_modes_are_checked() -> None:

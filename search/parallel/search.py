@@ -302,10 +302,11 @@ class _Search:
         left = 1.0
         if self.options.seconds is not None:
             spent = time.perf_counter() - self.began
-            left = min(left, 1.0 - spent / max(self.options.seconds, 1e-9))
+            left = min(left, 1.0 - spent / self.options.seconds if self.options.seconds else 0.0)
         if self.options.proposals is not None:
             made = 0 if walker is None else walker.proposals * self.options.chains
-            left = min(left, 1.0 - (self.before + made) / max(self.options.proposals, 1e-9))
+            done = (self.before + made) / max(self.options.proposals, 1)
+            left = min(left, 1.0 - done if self.options.proposals else 0.0)
         return left
 
     def _note(self, cost: int, proposals: int = 0) -> None:

@@ -17,12 +17,16 @@ from soapstone.search.parallel import schedule
 from soapstone.search.parallel.arrays import (
     BUSY,
     CAPACITY,
+    FAN,
     FROM_DEVICE,
+    GIVERS,
     MESSAGE,
     MOVED,
     PLACE,
     POINTS,
+    STAYS,
     TO_DEVICE,
+    VALUE,
 )
 from soapstone.search.parallel.bound import Bound, lower_bound
 from soapstone.search.parallel.choice import Settled
@@ -37,7 +41,8 @@ class Simulation:
 
     Attributes:
         step_us: from the first task to the last arrival. compute_us: of all tasks, summed.
-        bytes_moved: between devices. messages: copies and collectives that move them.
+        bytes_moved: between devices; bytes_synchronized: those of gradients' sums and parameters.
+        messages: copies and collectives that move them.
         peak_bytes_per_device: most bytes that each device holds at once.
         missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
         lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
@@ -48,6 +53,7 @@ class Simulation:
     step_us: float
     compute_us: float
     bytes_moved: int
+    bytes_synchronized: int
     messages: int
     tasks: int
     peak_bytes_per_device: tuple[int, ...]
@@ -119,9 +125,10 @@ class Simulator:
         """Return the figures of what was simulated last."""
         p, c, s = self.problem, self.settled.choice, self.state
         live = c.messages[: c.top[MESSAGE]]
-        moving = live[live[:, FROM_DEVICE] != live[:, TO_DEVICE]]
-        collectives = live[live[:, FROM_DEVICE] < 0]
-        moved = int(moving[:, MOVED].sum() + collectives[:, MOVED].sum())
+        moving = (live[:, FROM_DEVICE] != live[:, TO_DEVICE]) | (live[:, FROM_DEVICE] < 0)
+        rows = c.givers[live[:, GIVERS], 0]
+        values = p.values[p.operands[p.writers[rows], VALUE]]
+        parameters = (values[:, FAN] | values[:, STAYS]) != 0
         points = c.operators[p.tasks[:, 0], POINTS]
         active = np.arange(len(p.devices))[None, :] < points[:, None]
         compute = int(c.task_ns[:, : len(p.devices)][active].sum())
@@ -130,8 +137,9 @@ class Simulator:
         return Simulation(
             step_us=step_ns / 1e3,
             compute_us=compute / 1e3,
-            bytes_moved=moved,
-            messages=len(moving) + len(collectives),
+            bytes_moved=int(live[moving, MOVED].sum()),
+            bytes_synchronized=int(live[moving & parameters, MOVED].sum()),
+            messages=int(moving.sum()),
             tasks=int(points.sum()),
             peak_bytes_per_device=tuple(int(n) for n in peak),
             missing_bytes=int(np.maximum(peak - p.devices[:, CAPACITY], 0).sum()),
