@@ -411,14 +411,14 @@ class Tables:
         where = load_machine("v100", devices)
         begin = time.perf_counter()
         found = search(graph, where, Options(seconds=self.given.seconds, seed=self.given.seed))
-        best = min(found.initial_us[name] for name in NAMED)
+        best = min(found.initial_us[name] for name in NAMED if name in found.initial_us)
         yield {
             "model": "transformer, 48 layers",
             "devices": devices,
             "seconds": time.perf_counter() - begin,
             "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
             "step ms": found.simulation.step_us / 1e3,
-            **{f"{name} ms": found.initial_us[name] / 1e3 for name in NAMED},
+            **{f"{name} ms": us / 1e3 for name, us in found.initial_us.items()},
             "over the best of them": best / found.simulation.step_us,
             "above bound": found.simulation.gap,
             "proposals": found.proposals,

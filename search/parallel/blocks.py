@@ -55,7 +55,7 @@ class Blocks:
         kept = set(self.like.values())
         self.model = None
         if len(kept) < len(names):
-            self.model = prepare(full.graph, full.machine, kept)
+            self.model = prepare(full.graph, full.machine, kept, full.routes)
 
     def spread(self, found: Mapping[str, Configuration]) -> dict[str, Configuration]:
         """Return the strategy of the whole model in which blocks are split as those kept are."""

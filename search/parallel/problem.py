@@ -94,11 +94,17 @@ class Model:
     routes: Routes
 
 
-def prepare(graph: Graph, machine: Machine, only: Collection[str] | None = None) -> Model:
+def prepare(
+    graph: Graph,
+    machine: Machine,
+    only: Collection[str] | None = None,
+    routed: Routes | None = None,
+) -> Model:
     """Return a graph on a machine, as arrays.
 
     Args:
         only: names of operators; the others, and what they read and write, are left out.
+        routed: the machine's routes, if they are known.
 
     Raises:
         ParallelError: nothing to split, or a type or rank that cannot be handled; MachineError.
@@ -110,7 +116,7 @@ def prepare(graph: Graph, machine: Machine, only: Collection[str] | None = None)
     if not operators:
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
     tasks = tasks_of(graph, operators, fans)
-    return _Encoder(graph, machine, operators, tasks, fans).model()
+    return _Encoder(graph, machine, operators, tasks, fans, routed or routes(machine)).model()
 
 
 class _Encoder:
@@ -123,7 +129,9 @@ class _Encoder:
         operators: tuple[Operator, ...],
         tasks: tuple[Task, ...],
         fans: Mapping[str, Node],
+        routed: Routes,
     ) -> None:
+        self.routed = routed
         self.graph, self.machine, self.operators, self.tasks = graph, machine, operators, tasks
         self.fans = fans
         self.nodes = tuple(node for _, nodes in tasks for node in nodes)
@@ -136,7 +144,7 @@ class _Encoder:
 
     def model(self) -> Model:
         """Return the model."""
-        routed = routes(self.machine)
+        routed = self.routed
         nodes, flops = self._nodes()
         operands, axes = self._operands(nodes)
         order = self._order(flops)

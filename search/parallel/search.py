@@ -35,6 +35,8 @@ from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulation, Simulator
 from soapstone.search.parallel.walker import Walker
 
+ALWAYS = ("expert", "tensor", "imported")  # candidates that are simulated in any case
+CANDIDATES_SHARE = 0.25  # of the search, after which no others are
 BLOCKS_SHARE = 0.4  # of the search, for a model with two of each block
 DESCENT_SHARE = 0.5  # of the search, until which chains descend
 _LEAST_EACH = 40  # proposals for each operator before a chain may give up
@@ -243,9 +245,11 @@ class _Search:
             self.initial_us[name] = walker.step_ns / 1e3
             self._note(costs[name])
 
-        for name in candidates:
-            tried(name)
+        tried("data")
         try:
+            for name in [name for name in candidates if name != "data"]:
+                if name in ALWAYS or self._left() > 1.0 - CANDIDATES_SHARE or not self._timed():
+                    tried(name)
             if self.options.blocks and self._left() > 0:
                 blocks = Blocks(self.model)
                 if blocks.model is not None:
@@ -296,6 +300,10 @@ class _Search:
                     future.result()
             except KeyboardInterrupt:
                 self.stop.set()
+
+    def _timed(self) -> bool:
+        """Return whether there is a time after which to leave out candidates."""
+        return bool(self.options.seconds)
 
     def _left(self, walker: Walker | None = None) -> float:
         """Return which share of the search is left, for one chain."""

@@ -261,7 +261,7 @@ class Pair:
 
     def __init__(self, model: Model, ends: tuple[int, int]) -> None:
         names = [model.operators[op].name for op in ends]
-        self.model = prepare(model.graph, model.machine, set(names))
+        self.model = prepare(model.graph, model.machine, set(names), model.routes)
         number = {item.name: i for i, item in enumerate(self.model.operators)}
         self.ends = np.array([number[name] for name in names], np.int64)
         self.settled = Settled(self.model)
@@ -341,7 +341,7 @@ class Own:
 def own_costs(model: Model, op: int, choices: Choices) -> Own:
     """Return what an operator costs by itself."""
     item = model.operators[op]
-    small = prepare(model.graph, model.machine, {item.name})
+    small = prepare(model.graph, model.machine, {item.name}, model.routes)
     simulator = Simulator(small.graph, small.machine, small)
     p, devices = small.problem, len(model.problem.devices)
     mine = next(i for i, each in enumerate(small.operators) if each.name == item.name)
