@@ -366,6 +366,8 @@ def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is() -> None:
     assert result.certificate is not None and not result.certificate.complete
     assert result.certificate.bound_ns / 1e3 <= result.simulation.step_us
     assert "not searched to the end" in str(result)
+    with pytest.raises(ParallelError, match=r"configurations on 16 devices found, 20,000 at most"):
+        exhaustive(lenet(64), load_machine("p100", 16), Options(seconds=0.0))
 
 
 @pytest.mark.parametrize("graph", ["lenet", "rnnlm"])

@@ -136,6 +136,25 @@ def permutations(p: Problem) -> Array:
     return np.array(found)
 
 
+def splits(p: Problem, op: int) -> list[tuple[int, ...]]:
+    """Return the degrees of an operator that make equal parts of its results."""
+    points = range(1, len(p.devices) + 1)
+    return list(degrees_of(p, op, points, reduced=False, equal=True))
+
+
+def check_space(model: Model) -> None:
+    """Raise ParallelError, naming the operator, if one has too many configurations."""
+    p, devices = model.problem, len(model.problem.devices)
+    for op, item in enumerate(model.operators):
+        if p.operators[op, KIND] == FREE:
+            count = sum(float(devices) ** np.prod(degrees) for degrees in splits(p, op))
+            if count > MOST:
+                raise ParallelError(
+                    f"{item.node.label}: {count:.3g} configurations on {devices} devices found,"
+                    f" {MOST:,} at most for an exhaustive search"
+                )
+
+
 class Space:
     """Every configuration of each operator, and how devices' renamings permute them."""
 
@@ -154,14 +173,9 @@ class Space:
                 continue
             listed = [
                 (degrees, where)
-                for degrees in degrees_of(p, op, range(1, devices + 1), reduced=False, equal=True)
+                for degrees in splits(p, op)
                 for where in every_placement(int(np.prod(degrees)), devices)
             ]
-            if len(listed) > MOST:
-                raise ParallelError(
-                    f"{model.operators[op].node.label}: {len(listed):,} configurations on"
-                    f" {devices} devices found, {MOST:,} at most for an exhaustive search"
-                )
             self.choices[kind] = Choices(*rows(listed, devices))
             self.images[kind] = self._renamed(listed)
             self.own[kind] = own_costs(model, op, self.choices[kind])
@@ -478,4 +492,12 @@ class Exhaustive:
         )
 
 
-__all__ = ["Begun", "Certificate", "Exhaustive", "Space", "interchangeable", "permutations"]
+__all__ = [
+    "Begun",
+    "Certificate",
+    "Exhaustive",
+    "Space",
+    "check_space",
+    "interchangeable",
+    "permutations",
+]

@@ -12,7 +12,7 @@ from soapstone.ir.graph import Graph
 from soapstone.runtime import Machine
 from soapstone.search.parallel import chain
 from soapstone.search.parallel.choice import as_strategy
-from soapstone.search.parallel.exact import Exhaustive
+from soapstone.search.parallel.exact import Exhaustive, check_space
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.optcnn import optcnn
 from soapstone.search.parallel.problem import prepare
@@ -69,9 +69,10 @@ def exhaustive(
     """
     options = options or Options()
     begin = time.perf_counter()
+    model = prepare(graph, machine)
+    check_space(model)
     first = replace(options, proposals=BEFORE, seconds=None, chains=1)
     result = search(graph, machine, first, start=start, progress=progress)
-    model = prepare(graph, machine)
     walker = Walker(model, chain.INFORMED, options.temperature, True, options.seed)
     walker.begin(result.strategy.configurations)
 
