@@ -39,7 +39,7 @@ from soapstone.search.parallel.arrays import (
 )
 from soapstone.search.parallel.blocks import Blocks, repeated
 from soapstone.search.parallel.bound import lower_bound
-from soapstone.search.parallel.choice import Settled, as_strategy
+from soapstone.search.parallel.choice import Settled, as_strategy, empty
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.exact import Exhaustive, Space
 from soapstone.search.parallel.geometry import tile
@@ -198,6 +198,20 @@ def test_delta_simulation_equals_full(prepared: Prepared, machine: str) -> None:
         assert cost == one.chain.cost[0]
     assert walkers[0].chain.counts[5] > 0  # some passes did not begin at the beginning
     assert walkers[0].chain.counts[1] > 10
+
+
+def test_pools_grow_when_they_are_full(prepared: Prepared) -> None:
+    """A chain that begins with too little room ends, and costs what a fresh simulation says."""
+    walker = walker_of(prepared, 5)
+    walker.settled.choice = empty(prepared.problem, 2)
+    walker._room()
+    walker.begin(randomly(prepared, 5))
+    walker.walk(300)
+    chosen = walker.settled.choice
+    assert len(chosen.messages) > 2
+    simulator = Simulator(prepared.graph, prepared.machine, prepared)
+    simulator.settled.restore(chosen.operators, chosen.placed, chosen.cuts)
+    assert simulator.again() == walker.chain.cost[0]
 
 
 def test_stopped_passes_would_have_passed_the_limit() -> None:

@@ -143,7 +143,10 @@ def collective_ns(
 
 @compiled
 def _take(c: Choice, pool: int, capacity: int) -> int:
-    """Take one place of a pool; a full pool is noted, and whoever called makes it larger."""
+    """Take one place of a pool; a full pool is noted, and whoever called makes it larger.
+
+    Lists get no more entries then: a place taken twice would join a list to itself.
+    """
     number = c.top[pool]
     if number + 1 >= capacity:
         c.top[OVERFLOW] = 1
@@ -173,6 +176,8 @@ def _message(c: Choice, busy: int, latency: int, nbytes: int, source: int, targe
 def _give(c: Choice, row: int, point: int, message: int) -> None:
     """Let a message wait for a writer's point."""
     number = _take(c, GIVER, c.givers.shape[0])
+    if c.top[OVERFLOW]:
+        return
     c.givers[number, 0] = row
     c.givers[number, 1] = point
     c.givers[number, 2] = c.messages[message, GIVERS]
@@ -191,6 +196,8 @@ def _sent(p: Problem, c: Choice, message: int) -> None:
             row, point, last = c.givers[giver, 0], c.givers[giver, 1], place
         giver = c.givers[giver, 2]
     number = _take(c, SEND, c.sends.shape[0])
+    if c.top[OVERFLOW]:
+        return
     at = c.send_at[row] + point
     c.sends[number, 0] = message
     c.sends[number, 1] = c.head[at]
@@ -201,6 +208,8 @@ def _sent(p: Problem, c: Choice, message: int) -> None:
 def _depend(c: Choice, message: int, at: int) -> None:
     """Let a reader's point wait for a message; `at` is where the head of its list is."""
     number = _take(c, NEED, c.needs.shape[0])
+    if c.top[OVERFLOW]:
+        return
     c.needs[number, 0] = message
     c.needs[number, 1] = c.head[at]
     c.head[at] = number
