@@ -179,13 +179,10 @@ def test_covering_strategies_have_every_configuration(graph: Graph) -> None:
             seen.setdefault(name, set()).add(tuple(item.degrees.items()))
     for item in model.operators:
         if item.source is None:
-            dims = graph.signature(item.node).dims
-            alone = sum(
-                dim.extent > 1 and bool(model.problem.operators[model.operators.index(item), 28 + j])
-                for j, dim in enumerate(dims)
-            )
-            assert len(seen[item.name]) <= alone + 1
             assert {tuple(c.items()) for c in choices(model, item, None)} == seen[item.name]
+            split = {name for degrees in seen[item.name] for name, _ in degrees}
+            for seed in range(8):
+                assert set(randomly(model, seed)[item.name].degrees) <= split
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -205,18 +202,19 @@ def test_every_launch_is_part_of_a_task(seed: int) -> None:
 def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
     """An interrupted measurement keeps what it has; afterwards nothing is estimated."""
     graph, store = perceptron(), CostDatabase(tmp_path / "costs.sqlite")
-    first, stages = computer(), []
+    first, stages = computer(), list[str]()
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
-        stages.append((stage, done, total))
-        if done == 2:
+        stages.append(stage)
+        if stages.count("measuring tasks") == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         measure(graph, first, interrupt, store=store)
-    assert 0 < len(first.times) and stages[-1][1] == 2
+    assert len(first.times) > 0
     machine = computer()
-    assert measure(graph, machine, store=store) > 0
+    measure(graph, machine, store=store)
+    assert len(machine.times) >= len(first.times)
     assert measure(graph, machine, store=store) == 0
     again = computer()
     assert measure(graph, again, store=store) == 0  # found in the database

@@ -61,7 +61,7 @@ class TaskTimes:
         store: CostDatabase | None = None,
     ) -> list[tuple[str, Degrees]]:
         """Add what the database has of (class, degrees, points); return what it lacks."""
-        store = store or database()
+        store = database() if store is None else store
         where = _where(machine)
         asked = {
             (kind, degrees): [_text(where, kind, degrees, point) for point in range(points)]
@@ -89,7 +89,7 @@ class TaskTimes:
         store: CostDatabase | None = None,
     ) -> None:
         """Record times in the database; those that it has already stay, and are taken over."""
-        store = store or database()
+        store = database() if store is None else store
         where = _where(machine)
         wanted = [(kind, degrees, len(self.of(kind)[degrees])) for kind, degrees in keys]
         times = {

@@ -197,9 +197,7 @@ class _Encoder:
             tuple(self.kinds),
         )
 
-    def _times(
-        self, nodes: Array, flops: Array, tasks: Array, rates: Array
-    ) -> tuple[Array, Array]:
+    def _times(self, nodes: Array, flops: Array, tasks: Array, rates: Array) -> tuple[Array, Array]:
         """Return the measured times of tasks, and of a step beside them; set their ranges."""
         machine, devices = self.machine, len(self.machine.processors)
         tasks[:, SCALE] = 1000
@@ -217,7 +215,9 @@ class _Encoder:
             ranges[kind] = begin, len(rows)
         for task, kind in enumerate(self.kinds):
             tasks[task, TIMES : TIMES + 2] = ranges[kind]
-            whole = next((t for d, t in machine.times.of(kind).items() if max(d, default=1) == 1), None)
+            whole = next(
+                (t for d, t in machine.times.of(kind).items() if max(d, default=1) == 1), None
+            )
             if whole is not None:
                 tasks[task, SCALE] = 1000 * whole[0] / self._roofline_ns(task, nodes, flops, rates)
         begin_ns = np.array([machine.times.begin_ns(step_kind(self.graph))], np.int64)
