@@ -267,7 +267,7 @@ class _Encoder:
         last = [self.operators[op].source is not None for op, _ in self.tasks]
         if isinstance(self.machine, MeasuredMachine):  # the order of its executor's launches
             launched = {node.name: i for i, node in enumerate(hoist_updates(self.graph).nodes)}
-            begins = [launched[nodes[0].name] for _, nodes in self.tasks]
+            begins = np.array([launched[nodes[0].name] for _, nodes in self.tasks])
             last = [False] * len(self.tasks)
         return np.array(
             list(
