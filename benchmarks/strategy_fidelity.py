@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from harness import tabulate
 
+from soapstone.frontend.step_times import Run, Turns
 from soapstone.frontend.strategies import graph_of, machine_of
-from soapstone.frontend.task_times import Cover, Run, Turns, configured, record, strategy_of
+from soapstone.frontend.task_times import Cover, configured, record, strategy_of
 from soapstone.ir.configuration import Configuration
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import NAMED, Simulator
@@ -65,7 +66,7 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
         },
     ),
 }
-LEAST = 8  # steps of a strategy at one speed
+LEAST = 15  # steps of a strategy at one speed
 APART = 0.05  # real steps that differ by less are in no order
 
 Strategies = Mapping[str, Mapping[str, Configuration]]
