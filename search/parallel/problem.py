@@ -113,7 +113,7 @@ def prepare(graph: Graph, machine: Machine) -> Model:
     operators = operators_of(graph, fans)
     if not operators:
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
-    tasks = tasks_of(graph, operators, fans)
+    tasks = tasks_of(graph, operators, fans, fine=isinstance(machine, MeasuredMachine))
     return _Encoder(graph, machine, operators, tasks, fans).model()
 
 
