@@ -9,6 +9,8 @@ from typing import Any
 
 from soapstone.frontend.app import AppError, load_app
 from soapstone.frontend.strategy_picture import save_picture
+from soapstone.frontend.task_times import Progress as Stage
+from soapstone.frontend.task_times import measure
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
@@ -17,6 +19,7 @@ from soapstone.runtime import Machine
 from soapstone.runtime.cluster import load_machine
 from soapstone.runtime.routes import routes
 from soapstone.search.cost.profile import measured_machine
+from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import (
     NAMED,
     Options,
@@ -82,6 +85,17 @@ def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     if str(name) == "local":
         return measured_machine(devices)
     return load_machine(name, devices)
+
+
+def measure_tasks(graph: Graph, machine: Machine, progress: Stage | None = None) -> int:
+    """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
+
+    Raises:
+        GraphError, StrategyError: the graph does not run here.
+    """
+    if not isinstance(machine, MeasuredMachine):
+        return 0
+    return measure(graph, machine, progress)
 
 
 def parse_sizes(texts: list[str] | None) -> dict[str, Any]:
@@ -192,6 +206,7 @@ __all__ = [
     "imported",
     "machine_of",
     "machine_table",
+    "measure_tasks",
     "parse_sizes",
     "save_picture",
     "simulated",

@@ -41,7 +41,9 @@ class _Life:
     users: list[tuple[int, Box, bool]]  # operation, box, whether it writes
 
 
-def _lives(operations: Sequence[Operation], order: Sequence[int]) -> dict[int, _Life]:
+def _lives(
+    operations: Sequence[Operation], order: Sequence[int], lasts: Sequence[int] | None
+) -> dict[int, _Life]:
     lives: dict[int, _Life] = {}
     for position, number in enumerate(order):
         for use in operations[number].uses:
@@ -51,14 +53,22 @@ def _lives(operations: Sequence[Operation], order: Sequence[int]) -> dict[int, _
             life = lives.get(id(storage))
             if life is None:
                 life = lives[id(storage)] = _Life(storage, position, position, [])
-            life.end = position
+            life.end = max(life.end, position if lasts is None else lasts[number])
             life.users.append((number, use.box, use.writes))
     return lives
 
 
-def lay_out(operations: Sequence[Operation], order: Sequence[int], memories: int) -> ArenaLayout:
-    """The arenas of a step's transient storages, and the dependences that make reuse safe."""
-    lives = _lives(operations, order)
+def lay_out(
+    operations: Sequence[Operation],
+    order: Sequence[int],
+    memories: int,
+    lasts: Sequence[int] | None = None,
+) -> ArenaLayout:
+    """The arenas of a step's transient storages, and the dependences that make reuse safe.
+
+    lasts: for each operation the position in the order until which it runs; by default its own.
+    """
+    lives = _lives(operations, order, lasts)
     single_worker = len({operation.processor for operation in operations}) < 2
     plans, placed, edges = [], [], []
     for memory in range(memories):

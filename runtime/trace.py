@@ -20,6 +20,7 @@ from .executors.local import as_task_error, context_of, run_body
 from .instance import Cells, Instance, Instances, aligned_bytes
 from .lifetime import ArenaLayout, lay_out
 from .operation import Operation
+from .overlap import overlapped
 from .profile import Profile
 from .task import EntryLike, status_text
 
@@ -59,9 +60,7 @@ class Trace:
         self.operations = sink.operations
         analysed = sink.edges()
         self.order = _order(self.operations, analysed)
-        self.layout: ArenaLayout = lay_out(
-            self.operations, self.order, len(runtime.machine.memories)
-        )
+        self.layout: ArenaLayout = self._lay_out(analysed)
         pairs = np.concatenate([analysed, self.layout.edges])
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
         self._arenas = self._allocate()
@@ -72,6 +71,18 @@ class Trace:
                 instance.forget()  # only compiling needed them
 
     # -- compiling
+
+    def _lay_out(self, analysed: Array) -> ArenaLayout:
+        """The arenas; where memory allows it no worker waits for bytes that another still uses."""
+        memories = len(self._runtime.machine.memories)
+        if len({operation.processor for operation in self.operations}) > 1:
+            order, lasts = overlapped(self.operations, self.order, analysed)
+            found = lay_out(self.operations, order, memories, lasts)
+            free = [self._runtime.memory.free(memory) for memory in range(memories)]
+            if all(plan.peak_bytes <= room for plan, room in zip(found.plans, free)):
+                self.order = order
+                return found
+        return lay_out(self.operations, self.order, memories)
 
     def _allocate(self) -> list[_Arena]:
         arenas = []

@@ -68,7 +68,7 @@ def search(
 
     with _reported(debug):
         from soapstone.frontend import strategies
-        from soapstone.frontend.progress import searching
+        from soapstone.frontend.progress import searching, staged
 
         for path in (output, picture, timeline):
             if path is not None and not path.absolute().parent.is_dir():
@@ -77,6 +77,8 @@ def search(
         graph = strategies.graph_of(
             model, batch_size, training=not inference, sizes=strategies.parse_sizes(size)
         )
+        with staged() as stages:
+            strategies.measure_tasks(graph, where, stages)
         given = None if start is None else strategies.imported(graph, where, start)
         options = strategies.Options(
             seconds=None if proposals is not None else budget,
@@ -120,11 +122,14 @@ def simulate(
 
     with _reported(debug):
         from soapstone.frontend import strategies
+        from soapstone.frontend.progress import staged
 
         where = strategies.machine_of(machine, devices)
         graph = strategies.graph_of(
             model, batch_size, training=not inference, sizes=strategies.parse_sizes(size)
         )
+        with staged() as stages:
+            strategies.measure_tasks(graph, where, stages)
         result = strategies.simulated(graph, where, strategy)
         if timeline is not None:
             result.timeline.save(timeline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,13 +10,14 @@ from soapstone.ir.graph import GraphBuilder
 from soapstone.runtime import Machine
 from soapstone.runtime.machine import Link, Memory, Processor
 from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.tasks import MeasuredMachine
 
 _ROWS = 1024  # of the matrices whose product measures arithmetic
 _ELEMENTS = 1 << 24  # of the vectors whose sum measures memory, 64 MiB each
 _SIZES = (1 << 12, 1 << 26)  # bytes of copies: a short one for latency, a long one for bandwidth
 
 
-def measured_machine(cpus: int | None = None, threads: int = 1) -> Machine:
+def measured_machine(cpus: int | None = None, threads: int = 1) -> MeasuredMachine:
     """Return this computer with the rates of its processors and memory, and of copies in it.
 
     Arithmetic is that of a float32 product of 1024 x 1024 matrices on one processor, memory that of
@@ -35,8 +35,8 @@ def measured_machine(cpus: int | None = None, threads: int = 1) -> Machine:
     total = model.cost(builder.build(), {})
     short, long = (_copy_s(size) for size in _SIZES)
     rate = (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
-    return replace(
-        machine,
+    return MeasuredMachine(
+        machine.name,
         processors=tuple(
             Processor(p.name, p.kind, p.threads, p.memory, product.flops / product.time_us * 1e6)
             for p in machine.processors
@@ -46,6 +46,7 @@ def measured_machine(cpus: int | None = None, threads: int = 1) -> Machine:
             for m in machine.memories
         ),
         links=tuple(Link(link.source, link.target, short, rate) for link in machine.links),
+        switches=machine.switches,
     )
 
 

@@ -31,6 +31,7 @@ VALUE, OUTPUT, BYTES, AXES, INSIDE = 1, 2, 3, 4, 6  # INSIDE: read by light node
 MAP, GATHERED, LENGTH, STRIDE, OFFSET, WINDOW, MAPPED = 0, 1, 2, 3, 4, 5, 6
 # Problem.tasks: OP and
 MAKES, READS, PLACE = 1, 3, 5  # rows of writers, of readers; its place in the order
+TIMES, SCALE = 6, 8  # rows of measured times; thousandths of the roofline where there is none
 # Problem.values: BYTES and
 RANK, FAN, STAYS, WRITERS, READERS = 0, 1, 2, 4, 6
 # Problem.devices
@@ -80,6 +81,8 @@ class Problem(NamedTuple):
     route: Array
     latency_ns: Array  # (devices, devices)
     ns_per_byte: Array  # (devices, devices)
+    times: Array  # (rows, MOST_DIMS + devices): degrees, and the measured ns of each point
+    begin_ns: Array  # (1): before the first task
 
 
 @packed

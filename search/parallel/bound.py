@@ -9,11 +9,14 @@ import numpy as np
 from soapstone.search.parallel.arrays import (
     LAUNCH,
     LOOKS,
+    MOST_DIMS,
     NODE,
     RATE,
     RATES,
     READERS,
+    SCALE,
     TASK,
+    TIMES,
     WRITERS,
     Array,
     Problem,
@@ -45,6 +48,7 @@ def lower_bound(model: Model) -> Bound:
     A point task of any cut takes at least a launch, and one of the points of an operator does at
     least an equal share of its arithmetic; the bytes that all points touch are at least those of
     the operator uncut. On a machine of several kinds of devices the best rate of each is taken.
+    Where times are measured the least of any configuration counts instead.
     """
     p = model.problem
     least = least_ns(p)
@@ -55,7 +59,18 @@ def lower_bound(model: Model) -> Bound:
     work = float(whole.choice.task_ns[:, 0].sum())
     if len(kinds) > 1:
         work = float(least.sum())
-    return Bound(path / 1e3, work / len(p.devices) / 1e3)
+    elif len(p.times):
+        work = sum(
+            min([int(ns), *points_ns.sum(axis=1)])
+            for ns, points_ns in zip(whole.choice.task_ns[:, 0], measured_ns(p))
+        )
+    begin = int(p.begin_ns[0])
+    return Bound((begin + path) / 1e3, (begin + work / len(p.devices)) / 1e3)
+
+
+def measured_ns(p: Problem) -> list[Array]:
+    """Return the measured times of each task's points, a row a configuration."""
+    return [p.times[row[TIMES] : row[TIMES + 1], MOST_DIMS:] for row in p.tasks]
 
 
 def least_ns(p: Problem) -> Array:
@@ -67,6 +82,10 @@ def least_ns(p: Problem) -> Array:
             continue
         rate = p.kinds[:, RATES + p.nodes[node, RATE]].max()
         found[p.nodes[node, TASK]] += int(launch + p.flops[node] / devices / rate)
+    found = found * p.tasks[:, SCALE] // 1000
+    for task, points_ns in enumerate(measured_ns(p)):
+        if points_ns.size:
+            found[task] = min(found[task], points_ns[points_ns > 0].min())
     return np.maximum(found, 1).astype(np.int64)
 
 

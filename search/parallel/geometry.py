@@ -29,6 +29,7 @@ from soapstone.search.parallel.arrays import (
     MAP,
     MAPPED,
     MEMORY_RATE,
+    MOST_DIMS,
     MOST_RANK,
     NESTED,
     NODE,
@@ -43,10 +44,12 @@ from soapstone.search.parallel.arrays import (
     POINTS,
     RATE,
     RATES,
+    SCALE,
     SOURCE,
     STRIDE,
     TASK,
     TASKS,
+    TIMES,
     UPDATES,
     WHOLE,
     WINDOW,
@@ -359,11 +362,36 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
     return max(total, 1)
 
 
+@entry
+def measured(p: Problem, c: Choice, task: int) -> int:
+    """Return the row of `Problem.times` for a task with its operator's degrees, or -1.
+
+    Only equal parts are measured.
+    """
+    op = p.tasks[task, OP]
+    if c.cuts[op, CUT] >= 0:
+        return -1
+    for row in range(p.tasks[task, TIMES], p.tasks[task, TIMES + 1]):
+        same = True
+        for dim in range(p.operators[op, DIMS]):
+            same = same and p.times[row, dim] == c.operators[op, DEGREES + dim]
+        if same:
+            return row
+    return -1
+
+
 @compiled
 def price(p: Problem, c: Choice, s: Scratch, op: int) -> None:
-    """Set the times of an operator's tasks; equal tiles on equal devices are priced once."""
+    """Set the times of an operator's tasks: measured ones, or the roofline's.
+
+    Equal tiles on equal devices are priced once.
+    """
     for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+        row = measured(p, c, task)
         for point in range(c.operators[op, POINTS]):
+            if row >= 0:
+                c.task_ns[task, point] = p.times[row, MOST_DIMS + point]
+                continue
             kind = p.devices[c.placed[op, point], OF_KIND]
             # Tiles differ by one index at most: the first one and those after it are alike when
             # the extent divides; otherwise each is priced.
@@ -376,7 +404,9 @@ def price(p: Problem, c: Choice, s: Scratch, op: int) -> None:
             if alike:
                 c.task_ns[task, point] = c.task_ns[task, 0]
             else:
-                c.task_ns[task, point] = task_cost(p, c, s, task, point, kind)
+                c.task_ns[task, point] = (
+                    task_cost(p, c, s, task, point, kind) * p.tasks[task, SCALE] // 1000
+                )
 
 
 @compiled
@@ -429,4 +459,14 @@ def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
         c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)
 
 
-__all__ = ["inside", "interval", "legal", "partial", "settle", "tile", "uneven", "volume"]
+__all__ = [
+    "inside",
+    "interval",
+    "legal",
+    "measured",
+    "partial",
+    "settle",
+    "tile",
+    "uneven",
+    "volume",
+]

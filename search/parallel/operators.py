@@ -151,11 +151,15 @@ def within(
 
 
 def tasks_of(
-    graph: Graph, operators: tuple[Operator, ...], fans: Mapping[str, Node]
+    graph: Graph, operators: tuple[Operator, ...], fans: Mapping[str, Node], fine: bool = False
 ) -> tuple[Task, ...]:
     """Return the tasks of each operator: its forward nodes, and its backward ones.
 
     Where nodes so joined would wait for themselves they stay apart.
+
+    Args:
+        fine: a task for each backward node: what comes before an operator may go on as soon as it
+            has its own gradient, before those of weights.
     """
     apart: set[int] = set()
     while True:
@@ -165,7 +169,9 @@ def tasks_of(
                 made += [(number, (node,)) for node in (*item.ahead, *item.back)]
                 continue
             made.append((number, item.ahead))
-            if item.back:
+            if fine:
+                made += [(number, (node,)) for node in item.back]
+            elif item.back:
                 made.append((number, item.back))
         waits = waits_of(graph, made, fans)
         knots = [part for part in networkx.strongly_connected_components(waits) if len(part) > 1]

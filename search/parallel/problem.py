@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,11 @@ from soapstone.ir.dims import Affine, Axis, Kind, Product, Whole
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
+from soapstone.runtime.lower.updates import hoist_updates
 from soapstone.runtime.routes import Routes, routes
 from soapstone.search.cost.launches import work
 from soapstone.search.cost.machine import Device, DeviceError
+from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.arrays import (
     AFFINE,
     BYTES,
@@ -27,9 +30,11 @@ from soapstone.search.parallel.arrays import (
     FREE,
     FROM,
     KIND,
+    LAUNCH,
     LOOKS,
     LOWERS,
     MAKES,
+    MEMORY_RATE,
     MOST_DIMS,
     MOST_RANK,
     NESTED,
@@ -43,12 +48,15 @@ from soapstone.search.parallel.arrays import (
     PRODUCT,
     RANK,
     RATE,
+    RATES,
     READERS,
     READS,
+    SCALE,
     SOURCE,
     STAYS,
     TASK,
     TASKS,
+    TIMES,
     TOUCHED,
     UPDATES,
     VALUE,
@@ -82,6 +90,7 @@ class Model:
         tasks: (operator's number, its nodes) of each task.
         values: names, by the numbers of `problem`.
         problem: the arrays.
+        kinds: the class of each task, under which a measured machine keeps its times.
     """
 
     graph: Graph
@@ -92,6 +101,7 @@ class Model:
     nodes: tuple[Node, ...]
     problem: Problem
     routes: Routes
+    kinds: tuple[str, ...] = ()
 
 
 def prepare(
@@ -115,8 +125,14 @@ def prepare(
         operators = within(graph, operators, fans, only)
     if not operators:
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
-    tasks = tasks_of(graph, operators, fans)
+    tasks = tasks_of(graph, operators, fans, fine=isinstance(machine, MeasuredMachine))
     return _Encoder(graph, machine, operators, tasks, fans, routed or routes(machine)).model()
+
+
+def step_kind(graph: Graph) -> str:
+    """Return what the time of a step beside its tasks depends on: the shapes that it is fed."""
+    fed = sorted(str(graph.tensors[name]) for name in graph.inputs(Role.INPUT))
+    return json.dumps(["step", fed])
 
 
 class _Encoder:
@@ -150,7 +166,7 @@ class _Encoder:
         order = self._order(flops)
         self.place = {int(task): place for place, task in enumerate(order)}
         values, writers, readers, touched, makes = self._values(operands)
-        tasks = np.zeros((len(self.tasks), PLACE + 1), np.int64)
+        tasks = np.zeros((len(self.tasks), SCALE + 1), np.int64)
         reads: list[list[int]] = [[] for _ in self.tasks]
         for place, task in enumerate(readers[:, 1].tolist()):
             if task >= 0:
@@ -162,6 +178,7 @@ class _Encoder:
         tasks[order, PLACE] = np.arange(len(order))
         operators = self._operators(touched)
         devices, kinds = self._devices()
+        times, begin_ns = self._times(nodes, flops, tasks, kinds)
         problem = Problem(
             operators=operators,
             nodes=nodes,
@@ -180,6 +197,8 @@ class _Encoder:
             route=routed.route.astype(np.int64),
             latency_ns=np.ceil(routed.latency_s * 1e9).astype(np.int64),
             ns_per_byte=routed.s_per_byte * 1e9,
+            times=times,
+            begin_ns=begin_ns,
         )
         return Model(
             self.graph,
@@ -190,7 +209,62 @@ class _Encoder:
             self.nodes,
             problem,
             routed,
+            tuple(self.kinds),
         )
+
+    def _times(self, nodes: Array, flops: Array, tasks: Array, rates: Array) -> tuple[Array, Array]:
+        """Return the measured times of tasks, and of a step beside them; set their ranges."""
+        machine, devices = self.machine, len(self.machine.processors)
+        tasks[:, SCALE] = 1000
+        self.kinds: list[str] = []
+        if not isinstance(machine, MeasuredMachine):
+            return np.zeros((0, MOST_DIMS + devices), np.int64), np.zeros(1, np.int64)
+        rows: list[list[int]] = []
+        ranges: dict[str, tuple[int, int]] = {}
+        self.kinds = [self._kind(nodes, task) for task in range(len(self.tasks))]
+        for kind in dict.fromkeys(self.kinds):
+            begin = len(rows)
+            for degrees, points_ns in machine.times.of(kind).items():
+                ones, room = (1,) * (MOST_DIMS - len(degrees)), (0,) * (devices - len(points_ns))
+                rows.append([*degrees, *ones, *points_ns, *room])
+            ranges[kind] = begin, len(rows)
+        for task, kind in enumerate(self.kinds):
+            tasks[task, TIMES : TIMES + 2] = ranges[kind]
+            whole = next(
+                (t for d, t in machine.times.of(kind).items() if max(d, default=1) == 1), None
+            )
+            if whole is not None:
+                tasks[task, SCALE] = 1000 * whole[0] / self._roofline_ns(task, nodes, flops, rates)
+        begin_ns = np.array([machine.times.begin_ns(step_kind(self.graph))], np.int64)
+        return np.array(rows, np.int64).reshape(-1, MOST_DIMS + devices), begin_ns
+
+    def _roofline_ns(self, task: int, nodes: Array, flops: Array, rates: Array) -> float:
+        """Return the time of a task in one piece by the roofline of the first device."""
+        total = 0.0
+        for node in self.tasks[task][1]:
+            row = nodes[self.number[node.name]]
+            if not row[LOOKS]:
+                _, nbytes = work(self.graph, node)
+                compute = flops[self.number[node.name]] / rates[0, RATES + row[RATE]]
+                total += rates[0, LAUNCH] + max(compute, nbytes / rates[0, MEMORY_RATE])
+        return max(total, 1.0)
+
+    def _kind(self, nodes: Array, task: int) -> str:
+        """Return the class of a task: its nodes, what they read, and whose dims they follow."""
+        op, mine = self.tasks[task]
+        item = self.operators[op]
+        made = {name: i for i, node in enumerate(mine) for name in node.outputs}
+        said: list[Any] = []
+        for node in mine:
+            row = nodes[self.number[node.name]]
+            operands = [
+                [str(self.graph.tensors[name]), made.get(name, -1), str(self.graph.roles.get(name))]
+                for name in node.inputs
+            ]
+            dims = row[FROM : FROM + row[DIMS]].tolist()
+            said.append([node.operator, node.items, operands, dims])
+        dims = [[dim.name, dim.extent] for dim in self.graph.signature(item.node).dims]
+        return json.dumps([said, dims, item.source is None], default=str)
 
     def _order(self, flops: Array) -> Array:
         """Return the tasks in the order in which every device runs its own.
@@ -206,6 +280,10 @@ class _Encoder:
         for task in networkx.topological_sort(waits):
             begins[task] = max((begins[b] + cost[b] for b in waits.predecessors(task)), default=0)
         last = [self.operators[op].source is not None for op, _ in self.tasks]
+        if isinstance(self.machine, MeasuredMachine):  # the order of its executor's launches
+            launched = {node.name: i for i, node in enumerate(hoist_updates(self.graph).nodes)}
+            begins = np.array([launched[nodes[0].name] for _, nodes in self.tasks])
+            last = [False] * len(self.tasks)
         return np.array(
             list(
                 networkx.lexicographical_topological_sort(
@@ -517,4 +595,4 @@ def described(machine: Machine, number: int) -> Device:
         )
 
 
-__all__ = ["Model", "described", "prepare"]
+__all__ = ["Model", "described", "prepare", "step_kind"]

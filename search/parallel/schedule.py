@@ -76,12 +76,15 @@ def room(p: Problem, messages: int) -> State:
     tasks, devices = len(p.tasks), len(p.devices)
     reads = int((p.tasks[:, READS + 1] - p.tasks[:, READS]).max(initial=0))
     wide = devices + int(p.route.max(initial=0)) + 2
+    free = np.zeros((tasks + 1, wide), np.int64)
+    free[0, :devices] = p.begin_ns[0]
+    free[0, wide - 1] = p.begin_ns[0]
     return State(
         end=np.zeros((tasks, devices), np.int64),
         trial_end=np.zeros((tasks, devices), np.int64),
         arrival=np.zeros(messages, np.int64),
         began=np.zeros(messages, np.int64),
-        free=np.zeros((tasks + 1, wide), np.int64),
+        free=free,
         trial_free=np.zeros((tasks + 1, wide), np.int64),
         work=np.zeros(devices, np.int64),
         lists=np.zeros(reads + 1, np.int64),

@@ -31,6 +31,7 @@ from soapstone.search.parallel.arrays import (
 from soapstone.search.parallel.bound import Bound, lower_bound
 from soapstone.search.parallel.choice import Settled
 from soapstone.search.parallel.compiling import call
+from soapstone.search.parallel.geometry import measured
 from soapstone.search.parallel.liveness import peaks
 from soapstone.search.parallel.problem import Model, prepare
 
@@ -46,7 +47,7 @@ class Simulation:
         peak_bytes_per_device: most bytes that each device holds at once.
         missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
         lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
-        estimated: whether times of tasks come from a description, not from measurements.
+        estimated: whether times of some tasks come from a description, not from measurements.
         timeline: what each device did when.
     """
 
@@ -145,7 +146,7 @@ class Simulator:
             missing_bytes=int(np.maximum(peak - p.devices[:, CAPACITY], 0).sum()),
             lower_bound_us=bound,
             gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
-            estimated=True,
+            estimated=any(call(measured, p, c, task) < 0 for task in range(len(p.tasks))),
             timeline=self._timeline(),
         )
 

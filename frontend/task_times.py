@@ -1,0 +1,181 @@
+"""Times of tasks on this computer, taken in real steps of a few strategies that cover all others.
+
+Every operator runs in each of its configurations at least once; the runtime's profile says how long
+each launch took, and a launch belongs to the task whose node it was lowered from.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.frontend.step_times import Run, Step, Turns
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array
+from soapstone.search.cost.database import CostDatabase, database
+from soapstone.search.cost.tasks import Degrees, MeasuredMachine
+from soapstone.search.parallel.arrays import DEGREES, DIMS, POINTS
+from soapstone.search.parallel.choice import Settled, as_strategy
+from soapstone.search.parallel.covering import covering
+from soapstone.search.parallel.problem import Model, prepare, step_kind
+
+Progress = Callable[[str, int, int | None], None]
+Key = tuple[str, Degrees]  # the class of a task, and the degrees of its operator's dims
+
+_LEAST, _SECONDS = 8, 4.0  # steps of a run that are enough, and how long it may take to get them
+_SHARE = 0.25  # of the memory, for runs that are taken in turns
+
+
+def measure(
+    graph: Graph,
+    machine: MeasuredMachine,
+    progress: Progress | None = None,
+    *,
+    store: CostDatabase | None = None,
+) -> int:
+    """Measure the tasks of a graph that the machine's times lack; return how many.
+
+    What is measured goes to the machine's times and to the cost database, also when an interrupt
+    ends it early.
+
+    Args:
+        progress: called with a stage, and how many of its runs are done.
+        store: the cost database, by default the process's.
+
+    Raises:
+        GraphError, StrategyError: the graph does not run here.
+    """
+    store = database() if store is None else store
+    model = prepare(graph, machine)
+    runs = [(found, configured(model, found)) for found in covering(model)]
+    wanted = {
+        (model.kinds[task], degrees): points
+        for _, tasks in runs
+        for task, (degrees, points) in enumerate(tasks)
+    }
+    asked = [(kind, degrees, points) for (kind, degrees), points in wanted.items()]
+    missing = set(machine.times.load(machine, asked, step_kind(graph), store))
+    if not missing:
+        return 0
+    covers = [
+        Cover(found, tasks)
+        for found, tasks in runs
+        if any((model.kinds[i], degrees) in missing for i, (degrees, _) in enumerate(tasks))
+    ]
+    most_bytes = machine.host.capacity_bytes * _SHARE
+    taken: dict[int, Sequence[Step]] = {}
+    try:
+        with store.measuring():
+            while len(taken) < len(covers):
+                with ExitStack() as stack:
+                    group: dict[int, Run] = {}
+                    for number in range(len(taken), len(covers)):
+                        if progress is not None:
+                            progress("compiling covering strategies", number, len(covers))
+                        run = Run(model, strategy_of(model, covers[number].configurations))
+                        stack.callback(run.close)
+                        group[number] = run
+                        if sum(run.session.peak_bytes for run in group.values()) > most_bytes:
+                            break
+                    _take(group, taken, progress, len(covers))
+    finally:
+        record(
+            model, machine, [(covers[number], steps) for number, steps in taken.items()], missing
+        )
+        kept = [key for key in missing if key[1] in machine.times.of(key[0])]
+        if taken:
+            machine.times.save(machine, kept, step_kind(graph), _LEAST, store)
+    return len(missing)
+
+
+def _take(
+    group: Mapping[int, Run],
+    taken: dict[int, Sequence[Step]],
+    progress: Progress | None,
+    total: int,
+) -> None:
+    """Add steps of runs taken in turns; after an interrupt those that there are."""
+    turns = Turns(group)
+    first = min(group)
+
+    def show(done: int) -> None:
+        if progress is not None:
+            progress("measuring tasks", first + done, total)
+
+    try:
+        turns.take(_LEAST, _SECONDS * len(group), show)
+    finally:
+        speed = turns.speed(_LEAST)[0]
+        taken |= {number: turns.at(number, speed) for number in group if turns.steps[number]}
+
+
+@dataclass(frozen=True)
+class Cover:
+    """A covering strategy, with the degrees and the points of each task's operator."""
+
+    configurations: Mapping[str, Configuration]
+    tasks: Sequence[tuple[Degrees, int]]
+
+
+def record(
+    model: Model,
+    machine: MeasuredMachine,
+    runs: Iterable[tuple[Cover, Sequence[Step]]],
+    wanted: Collection[Key] | None = None,
+) -> None:
+    """Set a machine's times from steps of covering strategies.
+
+    A time is the mean over tasks of a class, and over strategies, of its median over steps.
+
+    Args:
+        wanted: the classes and degrees to set; by default all that were run.
+    """
+    samples: dict[Key, list[Array]] = {}
+    beside_us: list[float] = []
+    for cover, taken in runs:
+        beside_us += [step.beside_us for step in taken]
+        points_ns = np.median([step.points_ns for step in taken if step.points_ns is not None], 0)
+        for task, (degrees, points) in enumerate(cover.tasks):
+            key = model.kinds[task], degrees
+            samples.setdefault(key, []).append(points_ns[task, :points])
+    for (kind, degrees), found_ns in samples.items():
+        if wanted is None or (kind, degrees) in wanted:
+            machine.times.add(kind, degrees, np.mean(found_ns, axis=0).tolist())
+    if beside_us:
+        machine.times.set_begin(step_kind(model.graph), statistics.median(beside_us) * 1e3)
+
+
+def configured(
+    model: Model, configurations: Mapping[str, Configuration]
+) -> list[tuple[Degrees, int]]:
+    """Return the degrees and the points of each task's operator under a strategy."""
+    settled = Settled(model)
+    settled.set(configurations)
+    rows, p = settled.choice.operators, model.problem
+    return [
+        (
+            tuple(rows[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()),
+            int(rows[op, POINTS]),
+        )
+        for op, _ in model.tasks
+    ]
+
+
+def strategy_of(model: Model, configurations: Mapping[str, Configuration]) -> Strategy:
+    """Return the strategy that an executor follows for configurations of a model's operators.
+
+    Raises:
+        ParallelError: a configuration is not legal.
+    """
+    settled = Settled(model)
+    settled.set(configurations)
+    return as_strategy(model.graph, model, settled.configurations(), {})
+
+
+__all__ = ["Cover", "Progress", "configured", "measure", "record", "strategy_of"]

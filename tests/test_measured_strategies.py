@@ -1,0 +1,252 @@
+"""Strategies simulated with measured times of tasks: looked up, kept, taken in covering steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from soapstone import SGD, Model
+from soapstone.frontend.task_times import measure
+from soapstone.frontend.training import training_graph
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.graph import Graph
+from soapstone.runtime import Machine
+from soapstone.runtime.cluster import load_machine
+from soapstone.runtime.expand import expand
+from soapstone.runtime.lower import lower, views
+from soapstone.runtime.machine import Memory, Processor
+from soapstone.search.cost.database import CostDatabase
+from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes
+from soapstone.search.parallel import NAMED, Options, Simulator, search
+from soapstone.search.parallel.arrays import DEGREES, DIMS, MOST_DIMS, POINTS, SCALE
+from soapstone.search.parallel.choice import Settled, as_strategy
+from soapstone.search.parallel.covering import Homes, choices, covering
+from soapstone.search.parallel.initial import randomly
+from soapstone.search.parallel.problem import Model as Prepared
+from soapstone.search.parallel.problem import prepare, step_kind
+
+CPUS = tuple(Processor(f"cpu{i}", flops=50e9) for i in range(2))
+MEMORIES = (Memory("system", 1 << 34, 10e9),)
+
+
+def computer() -> MeasuredMachine:
+    """Return a machine of two processors on which nothing has been measured yet."""
+    return MeasuredMachine("here", CPUS, MEMORIES)
+
+
+def perceptron() -> Graph:
+    model = Model("net", seed=1)
+    x = model.input("x", (8, 12))
+    model.output(model.dense(model.dense(x, 16, activation="relu", name="one"), 4, name="two"))
+    return training_graph(model.graph, "cross_entropy", SGD(0.1), ())
+
+
+def convolutions() -> Graph:
+    model = Model("net", seed=1)
+    x = model.input("image", (6, 3, 8, 8))
+    x = model.conv2d(x, 8, kernel=3, padding=1, activation="relu", name="conv")
+    x = model.batch_norm(x)
+    y = model.conv2d(x, 8, kernel=3, padding=1, name="other")
+    x = model.max_pool2d(model.relu(model.add(x, y)), 2)
+    model.output(model.dense(model.flatten(x), 5, name="head"))
+    return training_graph(model.graph, "cross_entropy", SGD(0.1, momentum=0.9), ())
+
+
+def rows_of(model: Prepared, settled: Settled) -> list[tuple[tuple[int, ...], int]]:
+    """Return degrees and points of each task's operator."""
+    rows, p = settled.choice.operators, model.problem
+    return [
+        (
+            tuple(rows[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()),
+            int(rows[op, POINTS]),
+        )
+        for op, _ in model.tasks
+    ]
+
+
+def made_up(graph: Graph, whole_ns: int, half_ns: int, begin_ns: int) -> MeasuredMachine:
+    """Return a machine on which every task takes the same time, whole or as one of two points."""
+    machine = computer()
+    model = prepare(graph, machine)
+    settled = Settled(model)
+    for strategy in covering(model):
+        settled.set(strategy)
+        for kind, (degrees, points) in zip(model.kinds, rows_of(model, settled)):
+            machine.times.add(kind, degrees, [whole_ns if points == 1 else half_ns] * points)
+    machine.times.set_begin(step_kind(graph), begin_ns)
+    return machine
+
+
+def test_a_step_is_the_sum_of_the_measured_tasks() -> None:
+    graph = perceptron()
+    simulator = Simulator(graph, made_up(graph, 1000, 600, 50))
+    tasks = len(simulator.model.tasks)
+    whole = simulator.simulate({})
+    assert whole.step_us == (50 + 1000 * tasks) / 1e3
+    assert not whole.estimated and whole.bytes_moved == 0
+    data = simulator.simulate(NAMED["data"](simulator.model))
+    points = simulator.settled.choice.operators[simulator.problem.tasks[:, 0], POINTS]
+    assert data.step_us == (50 + sum(1000 if n == 1 else 600 for n in points)) / 1e3
+    assert not data.estimated
+    assert data.lower_bound_us <= data.step_us < whole.step_us
+
+
+def test_a_search_judges_by_measured_times() -> None:
+    """Where splitting costs more than it saves the best strategy splits nothing."""
+    graph = perceptron()
+    found = search(graph, made_up(graph, 1000, 5000, 0), Options(seconds=None, proposals=200))
+    assert not found.simulation.estimated
+    assert all(item.points == 1 for item in found.strategy.configurations.values())
+
+
+def test_configurations_that_were_not_measured_are_scaled_rooflines() -> None:
+    graph, machine = perceptron(), computer()
+    plain = Simulator(graph, computer())
+    model = prepare(graph, machine)
+    whole, data = ({}, NAMED["data"](model))
+    costs = []
+    for strategy in (whole, data):
+        plain.simulate(strategy)
+        costs.append(plain.settled.choice.task_ns[:, :2].copy())
+    dims = [len(graph.signature(item.node).dims) for item in model.operators]
+    for (op, _), kind, ns in zip(model.tasks, model.kinds, costs[0][:, 0]):
+        machine.times.add(kind, (1,) * dims[op], [3 * int(ns)])
+    scaled = Simulator(graph, machine)
+    assert not scaled.simulate(whole).estimated
+    assert scaled.simulate(data).estimated
+    found = scaled.settled.choice
+    split = found.operators[scaled.problem.tasks[:, 0], POINTS] == 2
+    assert split.any()
+    np.testing.assert_allclose(found.task_ns[split, :2], 3 * costs[1][split], rtol=0.01, atol=4)
+
+
+@pytest.mark.parametrize("name", ["p100", "here"])
+def test_machines_without_measured_times_are_as_they_were(name: str) -> None:
+    """Described ones have no rows of times; measured ones without any cost the same in all."""
+    graph = convolutions()
+    plain = load_machine("p100", 4) if name == "p100" else Machine("here", CPUS, MEMORIES)
+    parts = plain.processors, plain.memories, plain.links, plain.switches
+    measured = MeasuredMachine(plain.name, *parts)
+    for seed in range(3):
+        costs = []
+        for machine in (plain, measured):
+            simulator = Simulator(graph, machine)
+            p = simulator.problem
+            assert not len(p.times) and not p.begin_ns.any() and (p.tasks[:, SCALE] == 1000).all()
+            found = simulator.simulate(randomly(simulator.model, seed))
+            assert found.estimated
+            costs.append(found.compute_us)
+        assert costs[0] == pytest.approx(costs[1], rel=1e-3)
+
+
+def test_the_gradients_of_a_measured_operator_are_tasks_of_their_own() -> None:
+    """What comes before it may go on before the gradients of its weights are there."""
+    graph = perceptron()
+    plain = prepare(graph, Machine("here", CPUS, MEMORIES))
+    model = prepare(graph, computer())
+    assert all(
+        len(nodes) == 1 or nodes[0] in model.operators[op].ahead for op, nodes in model.tasks
+    )
+    assert len(model.tasks) > len(plain.tasks)
+    assert sum(len(n) for _, n in model.tasks) == sum(len(n) for _, n in plain.tasks)
+
+
+def test_times_are_kept_and_found_again(tmp_path: Path) -> None:
+    store = CostDatabase(tmp_path / "costs.sqlite", "some computer")
+    machine, times = computer(), TaskTimes()
+    times.add("product", (2, 1), [1500, 2500])
+    times.set_begin("step", 7000)
+    times.save(machine, [("product", (2, 1))], "step", 3, store)
+    wanted = [("product", (2, 1), 2), ("product", (1, 1), 1), ("sum", (2, 1), 2)]
+    again = TaskTimes()
+    other = CostDatabase(tmp_path / "costs.sqlite", "some computer")
+    assert again.load(machine, wanted, "step", other) == [("product", (1, 1)), ("sum", (2, 1))]
+    assert again.of("product") == {(2, 1): (1500, 2500)} and len(again) == 1
+    assert again.begin_ns("step") == 7000 and again.begin_ns("another") == 0
+    later = TaskTimes()
+    later.add("product", (2, 1), [9, 9])
+    later.save(machine, [("product", (2, 1))], "step", 1, other)  # the first of a key stays
+    assert later.of("product") == {(2, 1): (1500, 2500)}
+    more = MeasuredMachine("here", (*CPUS, Processor("cpu2")), MEMORIES)
+    assert TaskTimes().load(more, wanted[:1], "step", store)  # of other workers
+    elsewhere = CostDatabase(tmp_path / "costs.sqlite", "another computer")
+    assert TaskTimes().load(machine, wanted[:1], "step", elsewhere)
+
+
+def test_times_are_checked() -> None:
+    for points in ([], [5, -1]):
+        with pytest.raises(ValueError, match="one from 0 a point needed"):
+            TaskTimes().add("product", (1,), points)
+
+
+@pytest.mark.parametrize("graph", [perceptron(), convolutions()])
+def test_covering_strategies_have_every_configuration(graph: Graph) -> None:
+    model = prepare(graph, computer())
+    settled = Settled(model)
+    seen: dict[str, set[tuple[tuple[str, int], ...]]] = {}
+    for strategy in covering(model, mixtures=0):
+        settled.set(strategy)  # they are legal
+        for name, item in strategy.items():
+            assert len(set(item.devices)) == item.points <= 2
+            seen.setdefault(name, set()).add(tuple(item.degrees.items()))
+    for item in model.operators:
+        if item.source is None:
+            assert {tuple(c.items()) for c in choices(model, item, None)} == seen[item.name]
+            split = {name for degrees in seen[item.name] for name, _ in degrees}
+            for seed in range(8):
+                assert set(randomly(model, seed)[item.name].degrees) <= split
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_launch_is_part_of_a_task(seed: int) -> None:
+    """Also those of fused chains, of primitives in place of composites, and of sums."""
+    graph = convolutions()
+    model = prepare(graph, computer())
+    settled = Settled(model)
+    settled.set(randomly(model, seed))
+    strategy = as_strategy(graph, model, settled.configurations(), {})
+    lowered = lower(graph, strategy)
+    homes = Homes(model, lowered)
+    launches = expand(lowered, strategy, frozenset(), views(lowered, strategy, frozenset()))
+    assert launches and all(homes.of(launch) is not None for launch in launches)
+
+
+def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
+    """An interrupted measurement keeps what it has; afterwards nothing is estimated."""
+    graph, store = perceptron(), CostDatabase(tmp_path / "costs.sqlite")
+    first, stages = computer(), list[str]()
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        stages.append(stage)
+        if stages.count("measuring tasks") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(graph, first, interrupt, store=store)
+    assert len(first.times) > 0
+    machine = computer()
+    measure(graph, machine, store=store)
+    assert len(machine.times) >= len(first.times)
+    assert measure(graph, machine, store=store) == 0
+    again = computer()
+    assert measure(graph, again, store=store) == 0  # found in the database
+    for where in (machine, again):
+        simulator = Simulator(graph, where)
+        found = [simulator.simulate(make(simulator.model)) for make in NAMED.values()]
+        found += [simulator.simulate(randomly(simulator.model, seed)) for seed in range(4)]
+        assert not any(item.estimated for item in found)
+        assert all(item.lower_bound_us <= item.step_us < math.inf for item in found)
+        assert simulator.problem.times.shape[1] == MOST_DIMS + 2
+        assert simulator.problem.begin_ns[0] > 0
+
+
+def test_devices_of_whole_operators_need_no_further_times() -> None:
+    graph = perceptron()
+    simulator = Simulator(graph, made_up(graph, 1000, 600, 0))
+    names = [item.name for item in simulator.model.operators if item.source is None]
+    placed = {name: Configuration({}, (i % 2,)) for i, name in enumerate(names)}
+    found = simulator.simulate(placed)
+    assert not found.estimated and found.compute_us == len(simulator.model.tasks)
