@@ -236,9 +236,9 @@ def _split(
 
 NAMED: Mapping[str, Callable[[Model], Configurations]] = {
     "data": data_parallel,
+    "model": model_parallel,
     "expert": expert,
     "tensor": tensor_parallel,
-    "model": model_parallel,
 }
 
 __all__ = [

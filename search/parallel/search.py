@@ -247,7 +247,8 @@ class _Search:
 
         tried("data")
         try:
-            for name in [name for name in candidates if name != "data"]:
+            others = [name for name in candidates if name != "data"]
+            for name in sorted(others, key=lambda name: name not in ALWAYS):
                 if name in ALWAYS or self._left() > 1.0 - CANDIDATES_SHARE or not self._timed():
                     tried(name)
             if self.options.blocks and self._left() > 0:
