@@ -169,6 +169,7 @@ def train_app(
     batch_size: int | None = None,
     cpus: int | None = None,
     threads: int = 1,
+    executor: str = "local",
     mapper: str = "data_parallel",
     strategy: str | Path | None = None,
     optimize: bool = False,
@@ -188,6 +189,7 @@ def train_app(
     Args:
         epochs, batch_size, learning_rate: by default as the app's options say.
         cpus, threads: processors to run on, by default all cores, and threads of each.
+        executor: local (threads of this process).
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
         optimize: whether to search for a faster step first; step: the file of one that was found.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
@@ -220,6 +222,7 @@ def train_app(
             optimizer,
             loss=options["loss"],
             metrics=options["metrics"],
+            executor=executor,
             cpus=cpus,
             threads=threads,
             mapper=mapper,
@@ -250,7 +253,7 @@ def train_app(
             step_us=history.step_us,
             samples_per_s=history.samples_per_s,
             peak_bytes=model.peak_bytes,
-            executor="local",
+            executor=executor,
             mapper=mapper if strategy is None else "strategy",
             strategy=None if strategy is None else str(strategy),
             seed=seed,

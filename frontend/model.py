@@ -240,6 +240,7 @@ class Model(Layers):
         metrics: Iterable[str] = (),
         *,
         machine: Machine | None = None,
+        executor: str = "local",
         cpus: int | None = None,
         threads: int = 1,
         mapper: object = "data_parallel",
@@ -252,7 +253,8 @@ class Model(Layers):
 
         Args:
             machine: a described machine to run on; by default this one with `cpus` processors of
-                `threads` threads.
+                `threads` threads in each process.
+            executor: who runs the tasks: local (threads of this process).
             mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
             strategy: a strategy or the path of its file; it is checked against the model's graph.
             optimize: search for a faster training step when the first is to be run, and train with
@@ -274,6 +276,7 @@ class Model(Layers):
             loss=loss,
             metrics=tuple(metrics),
             machine=machine,
+            executor=executor,
             cpus=cpus,
             threads=threads,
             mapper=mapper,

@@ -15,9 +15,10 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers.base import GraphMapper
-from soapstone.runtime import Machine, Profile, Region, Runtime, Trace
+from soapstone.runtime import Machine, Profile, Region, Trace
 from soapstone.runtime.expand import Program, program
 from soapstone.runtime.lower import lower
+from soapstone.runtime.start import start
 
 CARRIED = (Role.PARAMETER, Role.STATE)
 
@@ -45,11 +46,13 @@ class Bound:
 class Session:
     """A runtime, the parameters and states of a model in it, and its bound graphs."""
 
-    def __init__(self, machine: Machine, mapper: GraphMapper, seed: int) -> None:
+    def __init__(
+        self, machine: Machine, mapper: GraphMapper, seed: int, executor: str = "local"
+    ) -> None:
         self.machine = machine
         self.mapper = mapper
         self.seed = seed
-        self.runtime = Runtime(machine=machine, mapper=mapper)
+        self.runtime = start(executor, machine, mapper)
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
         self._timeline: Profile | None = None

@@ -26,6 +26,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
+from soapstone.runtime.start import machine_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -110,6 +111,7 @@ class Trainer:
         loss: str,
         metrics: tuple[str, ...],
         machine: Machine | None,
+        executor: str,
         cpus: int | None,
         threads: int,
         mapper: object,
@@ -121,7 +123,8 @@ class Trainer:
         self.optimizer = as_optimizer(optimizer)
         self.loss = loss
         self.metrics = metrics
-        self.machine = machine or Machine.local(cpus=cpus, threads=threads)
+        self.executor = executor
+        self.machine = machine or machine_of(executor, cpus, threads)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
         self.mapper = load_mapper(mapper, strategy)
@@ -148,7 +151,7 @@ class Trainer:
     def session(self) -> Session:
         """The session, started with the first bound graph."""
         if self._session is None:
-            self._session = Session(self.machine, self.mapper, self.model.seed)
+            self._session = Session(self.machine, self.mapper, self.model.seed, self.executor)
         return self._session
 
     def training_graph(self, batch_size: int) -> Graph:

@@ -74,6 +74,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(min=0, help="A constant rate.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    executor: Annotated[str, typer.Option(help="local: threads of this process.")] = "local",
     mapper: Annotated[str, typer.Option(help="A mapper's name, or module:Class.")] = (
         "data_parallel"
     ),
@@ -114,6 +115,7 @@ def train(
             learning_rate=learning_rate,
             cpus=cpus,
             threads=threads,
+            executor=executor,
             mapper=mapper,
             strategy=strategy,
             optimize=optimize,

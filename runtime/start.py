@@ -1,0 +1,39 @@
+"""Starting a runtime by the name of its executor; what an executor needs is imported only then."""
+
+from __future__ import annotations
+
+from .core import Runtime
+from .errors import MachineError
+from .machine import Machine
+from .mapper import Mapper
+
+EXECUTORS = ("local",)
+
+
+def check_executor(executor: str) -> None:
+    """Refuse a name that is no executor's.
+
+    Raises: MachineError.
+    """
+    if executor not in EXECUTORS:
+        raise MachineError(f"executor {executor!r} found; one of {', '.join(EXECUTORS)} needed")
+
+
+def machine_of(executor: str, cpus: int | None = None, threads: int = 1) -> Machine:
+    """The machine an executor finds, with `cpus` processors of `threads` threads in each process.
+
+    cpus: by default all cores of this computer, shared by its processes.
+
+    Raises: MachineError.
+    """
+    check_executor(executor)
+    return Machine.local(cpus=cpus, threads=threads)
+
+
+def start(executor: str, machine: Machine, mapper: Mapper) -> Runtime:
+    """A runtime on a machine, with an executor.
+
+    Raises: MachineError for an unknown executor.
+    """
+    check_executor(executor)
+    return Runtime(machine, mapper)
