@@ -103,8 +103,23 @@ class Checkpoint(Callback):
             self._save(state)
 
     def _save(self, state: TrainingState) -> None:
-        _model(self, state).save_checkpoint(self.path)
+        before = _identity(self.path)
+        try:
+            _model(self, state).save_checkpoint(self.path)
+        except KeyboardInterrupt:  # it may come when the file is already there
+            if _identity(self.path) != before:
+                self.saved = self.path
+            raise
         self.saved = self.path
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from the one that replaces it, or None for no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 @dataclass
