@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
 Box = tuple[Shape, Shape]
 
-_PAIR_LIMIT = 1 << 22  # cells of one block of the pairwise overlap test
+_PAIR_LIMIT = 1 << 20  # pairs of one block of the overlap test
 _MEMO_LIMIT = 1 << 16  # remembered interferences before the memo is emptied
 
 
@@ -168,24 +168,57 @@ def overlaps(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     if len(_pairs) > _MEMO_LIMIT:
         _pairs.clear()
         _covers.clear()
-    rank = len(first.shape)
-    step = max(1, _PAIR_LIMIT // max(1, second.points))
-    parts: list[tuple[Array, Array]] = []
-    alive = (second.volume > 0)[None, :]
-    for start in range(0, first.points, step):
-        stop = min(first.points, start + step)
-        hit = (first.volume[start:stop] > 0)[:, None] & alive
-        for axis in range(rank):
-            hit &= first.lo[start:stop, axis, None] < second.hi[None, :, axis]
-            hit &= second.lo[None, :, axis] < first.hi[start:stop, axis, None]
-        rows, columns = np.nonzero(hit)
-        parts.append((rows + start, columns))
-    found = (
-        np.concatenate([rows for rows, _ in parts]) if parts else np.zeros(0, np.int64),
-        np.concatenate([columns for _, columns in parts]) if parts else np.zeros(0, np.int64),
-    )
-    _pairs[key] = found
+    found = _pairs[key] = _overlapping(first, second)
     return found
+
+
+def _overlapping(first: Tiling, second: Tiling) -> tuple[Array, Array]:
+    """The overlapping pairs, in row-major order: candidates along one axis, tested on all.
+
+    Along an axis the boxes of `second` are sorted by their low faces; those that may meet a box
+    of `first` are then one range, which ends at its high face and starts where the highest face
+    so far passes its low one. The axis with the fewest candidates is taken.
+    """
+    rank = len(first.shape)
+    mine, theirs = np.flatnonzero(first.volume), np.flatnonzero(second.volume)
+    none = np.zeros(0, np.int64)
+    if not (mine.size and theirs.size):
+        return none, none
+    order, start = theirs, np.zeros(mine.size, np.int64)
+    count = np.full(mine.size, theirs.size)
+    for axis in range(rank):
+        sort = theirs[np.argsort(second.lo[theirs, axis], kind="stable")]
+        reached = np.maximum.accumulate(second.hi[sort, axis])
+        begin = np.searchsorted(reached, first.lo[mine, axis], side="right")
+        end = np.searchsorted(second.lo[sort, axis], first.hi[mine, axis], side="left")
+        length = np.maximum(end - begin, 0)
+        if length.sum() < count.sum():
+            order, start, count = sort, begin, length
+    in_order = bool((order[1:] > order[:-1]).all())
+    parts: list[tuple[Array, Array]] = []
+    ends = np.cumsum(count)
+    low = 0
+    while low < mine.size:
+        past = ends[low - 1] if low else 0
+        high = max(low + 1, int(np.searchsorted(ends, past + _PAIR_LIMIT, side="right")))
+        each = count[low:high]
+        rows = np.repeat(mine[low:high], each)
+        steps = np.arange(rows.size) - np.repeat(np.cumsum(each) - each, each)
+        columns = order[np.repeat(start[low:high], each) + steps]
+        hit = np.ones(rows.size, dtype=bool)
+        for axis in range(rank):
+            hit &= first.lo[rows, axis] < second.hi[columns, axis]
+            hit &= second.lo[columns, axis] < first.hi[rows, axis]
+        rows, columns = rows[hit], columns[hit]
+        parts.append((rows, columns) if in_order else _sorted(rows, columns))
+        low = high
+    return np.concatenate([rows for rows, _ in parts]), np.concatenate([c for _, c in parts])
+
+
+def _sorted(rows: Array, columns: Array) -> tuple[Array, Array]:
+    """Pairs in row-major order."""
+    order = np.lexsort((columns, rows))
+    return rows[order], columns[order]
 
 
 def covered_by(writer: Tiling, user: Tiling) -> Array:
