@@ -16,7 +16,7 @@ import numpy as np
 
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
 from .errors import StoppedError, TaskError
-from .executors.local import as_task_error, context_of, run_body
+from .executors.local import as_task_error, context_of, prepared_body
 from .instance import Cells, Instance, Instances, aligned_bytes
 from .lifetime import ArenaLayout, lay_out
 from .operation import Operation
@@ -54,6 +54,7 @@ class Trace:
         self._analysis = analysis
         self._regions = analysis.persistent()
         self._raised: dict[int, BaseException] = {}
+        self._calls: dict[int, Callable[[], object]] = {}  # the Python bodies, by operation
         self._lock = threading.Lock()
         self._left: list[tuple[Instances, int, list[tuple[Instance, Cells]]]] | None = None
         self._entries: list[EntryLike | None] = [None] * len(sink.operations)
@@ -129,6 +130,7 @@ class Trace:
                         addresses[number] = idle
                     else:
                         addresses[number], blocks[number] = python, number + 1
+                        self._calls[number] = self._prepare(operation)
 
             return work
 
@@ -139,6 +141,11 @@ class Trace:
             predecessors[target].append(source)
         processors = [operation.processor for operation in self.operations]
         return program.assemble(self.order, processors, predecessors, addresses, blocks)
+
+    def _prepare(self, operation: Operation) -> Callable[[], object]:
+        """The call of an operation's Python body, its arrays and context made once."""
+        processor = self._runtime.machine.processors[operation.processor]
+        return prepared_body(operation, processor, operation.arrays())
 
     def _bind(self, operation: Operation) -> EntryLike | None:
         """The entry of an operation, or None when its Python body (or nothing) runs.
@@ -164,12 +171,10 @@ class Trace:
 
     def _call_python(self, block: int) -> int:
         """The entry of operations with a Python body; its block is the operation's id plus 1."""
-        operation = self.operations[block - 1]
         try:
-            processor = self._runtime.machine.processors[operation.processor]
-            run_body(operation, context_of(operation, processor), operation.arrays())
+            self._calls[block - 1]()
         except BaseException as error:
-            self._raised[operation.id] = error
+            self._raised[block - 1] = error
             return PYTHON_STATUS
         return 0
 

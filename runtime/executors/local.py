@@ -55,30 +55,45 @@ def context_of(operation: Operation, processor: Processor) -> PointContext:
     )
 
 
-def run_body(operation: Operation, context: PointContext, arrays: Sequence[Array]) -> None:
-    """Run an operation's Python body on its arrays (read-only views where it only reads)."""
+def prepared_body(
+    operation: Operation, processor: Processor, arrays: Sequence[Array]
+) -> Callable[[], object]:
+    """The call of an operation's Python body on its arrays (read-only views where it only reads).
+
+    It may be called many times: reduce buffers are set to the identity before each.
+
+    Raises: StoppedError for a task without a body.
+    """
     launch = operation.launch
     task = launch.task
     body = task.body
     if body is None:
         raise StoppedError(f"task {task.name!r} has no body, and its bind function gave no entry")
     views = []
+    partials: list[tuple[Array, Any]] = []
     for array, privilege in zip(arrays, task.privileges):
         if not privilege.writes:
             array = array.view()
             array.flags.writeable = False
         elif privilege.reduction is not None:
-            array[...] = identity(privilege.reduction, array.dtype)
+            partials.append((array, identity(privilege.reduction, array.dtype)))
         views.append(array)
+    given: list[Any] = [context_of(operation, processor)] if task.context else []
     if launch.scalars:
         regions, scalars = iter(views), iter(launch.scalars)
-        given = [next(regions) if region else next(scalars) for region in launch.layout]
+        given += [next(regions) if region else next(scalars) for region in launch.layout]
     else:
-        given = views
-    if task.context:
-        body(context, *given)
-    else:
-        body(*given)
+        given += views
+    call = partial(body, *given)
+    if not partials:
+        return call
+
+    def reduce() -> None:
+        for array, value in partials:
+            array[...] = value
+        call()
+
+    return reduce
 
 
 def as_task_error(operation: Operation, processor: Processor, error: BaseException) -> TaskError:
@@ -128,6 +143,8 @@ class LocalExecutor:
         self._idle = threading.Condition(self._lock)
         self._live: dict[int, Operation] = {}
         self._ready: list[list[tuple[int, int, Operation]]] = [[] for _ in machine.processors]
+        self._stepping = [False] * len(machine.processors)  # whether a thread will look at them
+        self._steps = [partial(self._step, number) for number in range(len(machine.processors))]
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
         self._ticket = itertools.count()
@@ -201,7 +218,6 @@ class LocalExecutor:
         if not self._threads:
             self._start()
         first = operations[0].id
-        ready: set[int] = set()
         with self._lock:
             if self.fault is not None:
                 return
@@ -218,45 +234,50 @@ class LocalExecutor:
             for operation in operations:
                 if operation.pending == 0:
                     self._push(operation)
-                    ready.add(operation.processor)
 
     def _push(self, operation: Operation) -> None:
-        """Queue a ready operation; the lock is held."""
+        """Queue a ready operation, and wake its processor's thread; the lock is held."""
         processor = operation.processor
         heapq.heappush(self._ready[processor], (-operation.priority, operation.id, operation))
-        self._queues[processor].put(self._step_of(processor))
-
-    def _step_of(self, processor: int) -> Callable[[], None]:
-        return lambda: self._step(processor)
+        if not self._stepping[processor]:
+            self._stepping[processor] = True
+            self._queues[processor].put(self._steps[processor])
 
     def _step(self, processor: int) -> None:
-        """Run the most urgent ready operation of a processor."""
-        with self._lock:
-            ready = self._ready[processor]
-            if not ready:
-                return
-            operation = heapq.heappop(ready)[2]
-        try:
-            self._run(operation, processor)
-        except BaseException as error:
-            described = (
-                error
-                if isinstance(error, TaskError)
-                else as_task_error(operation, self.machine.processors[processor], error)
-            )
-            self._fail(described)
+        """Run the ready operations of a processor, the most urgent first, until there is none."""
+        ready = self._ready[processor]
+        operation: Operation | None = None
+        while True:
+            with self._lock:
+                if operation is not None:
+                    self._end(operation)
+                if not ready or self.fault is not None:
+                    self._stepping[processor] = False
+                    return
+                operation = heapq.heappop(ready)[2]
+            try:
+                self._run(operation, processor)
+            except BaseException as error:
+                described = (
+                    error
+                    if isinstance(error, TaskError)
+                    else as_task_error(operation, self.machine.processors[processor], error)
+                )
+                self._fail(described)
+                operation = None
+
+    def _end(self, operation: Operation) -> None:
+        """Count an operation as done, and queue those that waited for it only; the lock is held."""
+        if self.fault is not None:
             return
-        with self._lock:
-            if self.fault is not None:
-                return
-            self._live.pop(operation.id, None)
-            for after in operation.successors:
-                after.pending -= 1
-                if after.pending == 0:
-                    self._push(after)
-            operation.successors = []
-            if not self._live:
-                self._idle.notify_all()
+        self._live.pop(operation.id, None)
+        for after in operation.successors:
+            after.pending -= 1
+            if after.pending == 0:
+                self._push(after)
+        operation.successors = []
+        if not self._live:
+            self._idle.notify_all()
 
     def _run(self, operation: Operation, processor: int) -> None:
         profile = self.profile
@@ -264,13 +285,12 @@ class LocalExecutor:
         task = operation.launch.task
         if not operation.idle:
             place = self.machine.processors[processor]
-            context = context_of(operation, place)
             arrays = operation.arrays()
             entry = None
             if task.bind is not None and (task.kind == "task" or task.body is None):
-                entry = task.bind(context, arrays)
+                entry = task.bind(context_of(operation, place), arrays)
             if entry is None:
-                run_body(operation, context, arrays)
+                prepared_body(operation, place, arrays)()
             else:
                 status = int(_ENTRY(entry.address)(entry.block))
                 if status:
