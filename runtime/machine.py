@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import MachineError
+from .host_memory import physical_bytes
 
 VERSION = 1
 _T = TypeVar("_T")
@@ -204,7 +205,8 @@ class Machine:
 
         With `memories` > 1 the processors are spread over separate memories, linked pairwise:
         all are this computer's memory, so this is for testing copies. `memory_bytes` is the
-        capacity of each (default: the physical memory, divided equally).
+        capacity of each (default: physical memory, or the control group's limit where that is
+        lower, divided equally). What other processes use of it counts when memory is claimed.
 
         Raises: MachineError.
         """
@@ -214,7 +216,7 @@ class Machine:
         _number("Machine.local", "cpus", cpus, whole=True, least=1)
         _number("Machine.local", "memories", memories, whole=True, least=1)
         if memory_bytes is None:
-            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // memories
+            memory_bytes = physical_bytes() // memories
         names = ["system"] if memories == 1 else [f"memory{m}" for m in range(memories)]
         return Machine(
             name="local",

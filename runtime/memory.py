@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 
 from .errors import MemoryExhausted
+from .host_memory import available_bytes, resident_bytes
 from .instance import Storage, aligned_bytes
 from .machine import Machine
 from .statistics import Statistics
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_LOOK_BYTES = 64 << 20  # claims between two looks at what this computer has available
+_RESERVE_BYTES = 256 << 20  # left for what is not a region: the interpreter, kernels, the system
 
 
 class MemoryPool:
-    """The bytes in use in each memory of a machine; released when their owners are collected."""
+    """The bytes in use in each memory of a machine; released when their owners are collected.
+
+    A claim must fit the memory's capacity, and all memories together must fit what this computer
+    has available, of which pages that were claimed and not touched yet are still part.
+    """
 
     def __init__(self, machine: Machine, statistics: Statistics) -> None:
         self._memories = machine.memories
@@ -27,6 +34,8 @@ class MemoryPool:
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self._resident_before = resident_bytes()
+        self._unseen = 0  # claimed since the last look
 
     def used(self, memory: int) -> int:
         """The bytes in use in a memory."""
@@ -47,28 +56,58 @@ class MemoryPool:
             self._settle()
             place = self._memories[memory]
             if self._used[memory] + nbytes > place.capacity_bytes:
-                held = sorted(
-                    (s for s in self._storages if s.memory == memory), key=lambda s: -s.nbytes
-                )
-                largest = ", ".join(f"{s.name or '?'} ({s.nbytes} bytes)" for s in held[:5])
-                raise MemoryExhausted(
-                    f"memory {place.name!r}: {what} needs {nbytes} bytes, "
-                    f"{place.capacity_bytes - self._used[memory]} of {place.capacity_bytes} are "
-                    f"free; largest regions: {largest or 'none'}"
-                )
+                free = place.capacity_bytes - self._used[memory]
+                there = f"{free} of {place.capacity_bytes} are free"
+                raise self._exhausted(memory, nbytes, what, there)
+            self._unseen += nbytes
+            if self._unseen >= _LOOK_BYTES:
+                self._look(memory, nbytes, what)
             self._used[memory] += nbytes
             self._statistics.allocations += 1
             self._statistics.bytes_allocated += nbytes
         weakref.finalize(owner, self._released.append, (memory, nbytes)).atexit = False
+
+    def _look(self, memory: int, nbytes: int, what: str) -> None:
+        """Compare what is claimed and not touched yet with what is available; the lock is held."""
+        available = available_bytes()
+        if available is None:
+            return
+        touched = max(0, resident_bytes() - self._resident_before)
+        promised = max(0, sum(self._used) - touched)
+        if promised + nbytes + _RESERVE_BYTES > available:
+            self._unseen -= nbytes
+            free = max(0, available - promised - _RESERVE_BYTES)
+            raise self._exhausted(memory, nbytes, what, f"this computer has {free} available")
+        self._unseen = 0
+
+    def _exhausted(self, memory: int, nbytes: int, what: str, there: str) -> MemoryExhausted:
+        held = sorted((s for s in self._storages if s.memory == memory), key=lambda s: -s.nbytes)
+        largest = ", ".join(f"{s.name or '?'} ({s.nbytes} bytes)" for s in held[:5])
+        return MemoryExhausted(
+            f"memory {self._memories[memory].name!r}: {what} needs {nbytes} bytes, {there}; "
+            f"largest regions: {largest or 'none'}"
+        )
+
+    def buffer(self, memory: int, nbytes: int, zero: bool, what: str) -> Array:
+        """Bytes that were claimed before: uint8 at a 64-byte boundary.
+
+        Raises: MemoryExhausted when the operating system refuses them.
+        """
+        try:
+            return aligned_bytes(nbytes, zero)
+        except MemoryError:
+            refused = "the operating system refuses them"
+            raise self._exhausted(memory, nbytes, what, refused) from None
 
     def allocate(self, storage: Storage) -> None:
         """Give a storage its bytes: zeros, or whatever was there for a transient region.
 
         Raises: MemoryExhausted.
         """
-        self.claim(storage, storage.memory, storage.nbytes, f"region {storage.name!r}")
+        memory, nbytes, what = storage.memory, storage.nbytes, f"region {storage.name!r}"
+        self.claim(storage, memory, nbytes, what)
+        storage.attach(self.buffer(memory, nbytes, not storage.transient, what))
         self._storages.add(storage)
-        storage.attach(aligned_bytes(storage.nbytes, zero=not storage.transient))
 
     def _settle(self) -> None:
         """Count what was released since the last look; the lock is held.

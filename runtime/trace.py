@@ -17,7 +17,7 @@ import numpy as np
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
 from .errors import StoppedError, TaskError
 from .executors.local import as_task_error, context_of, prepared_body
-from .instance import Cells, Instance, Instances, aligned_bytes
+from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
 from .operation import Operation
 from .overlap import overlapped
@@ -92,13 +92,10 @@ class Trace:
             if plan.peak_bytes:
                 held = sorted(self.layout.placed[memory], key=lambda item: -item[0].nbytes)
                 most = ", ".join(f"{s.name or '?'} {s.nbytes} bytes" for s, _ in held[:5])
-                self._runtime.memory.claim(
-                    arena,
-                    memory,
-                    plan.peak_bytes,
-                    f"the arena of trace {self.name!r} (largest: {most})",
-                )
-                arena.buffer = aligned_bytes(plan.peak_bytes, zero=False)
+                pool = self._runtime.memory
+                what = f"the arena of trace {self.name!r} (largest: {most})"
+                pool.claim(arena, memory, plan.peak_bytes, what)
+                arena.buffer = pool.buffer(memory, plan.peak_bytes, False, what)
                 for storage, offset in self.layout.placed[memory]:
                     storage.attach(arena.buffer[offset : offset + storage.nbytes])
             else:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import StoppedError, TaskError
+from ..errors import MemoryExhausted, StoppedError, TaskError
 from ..instance import Storage
 from ..machine import Machine, Processor
 from ..memory import MemoryPool
@@ -208,9 +208,11 @@ class LocalExecutor:
 
         Raises: MemoryExhausted.
         """
-        if storage.nbytes > self._memory.free(storage.memory):
-            self.wait()
-            gc.collect()
+        with contextlib.suppress(MemoryExhausted):
+            self._memory.allocate(storage)
+            return
+        self.wait()
+        gc.collect()
         self._memory.allocate(storage)
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
