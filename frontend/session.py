@@ -77,12 +77,12 @@ class Session:
             spec = lowered.tensors[name]
             persistent.setdefault(name, Region(spec.shape, spec.dtype, name))
         self.mapper.adopt(strategy)
+        results = {name: self.runtime.array(persistent[low]) for name, low in outputs.items()}
         fed = [name for name, role in graph.roles.items() if role not in CARRIED]
         feeds = {name: self.runtime.array(persistent[name]) for name in fed}
         made = program(lowered, strategy, persistent)
         with self.runtime.capture(graph.name) as recording:
             made.launch(self.runtime)
-        results = {name: self.runtime.array(persistent[low]) for name, low in outputs.items()}
         bound = Bound(graph, strategy, made, recording.trace, feeds, results)
         self._bounds.append(bound)
         return bound

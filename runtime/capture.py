@@ -17,9 +17,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Recorder:
-    """The sink of a capture: keeps operations and dependences; transient bytes come later."""
+    """The sink of a capture: keeps operations and dependences; transient bytes come later.
+
+    It takes the operations of all processes: their common order is what a trace is compiled from.
+    """
 
     def __init__(self) -> None:
+        self.mine: Sequence[bool] | None = None
         self.operations: list[Operation] = []
         self._edges: list[tuple[Array, Array]] = []
 
@@ -50,7 +54,7 @@ class CaptureAnalysis(Analysis):
     """
 
     def __init__(self, main: Analysis, recorder: Recorder) -> None:
-        super().__init__(main.machine, main.mapper, main.statistics, recorder)
+        super().__init__(main.machine, main.mapper, main.statistics, recorder, main.world)
         self._main = main
         self.keep = []
 
@@ -61,10 +65,10 @@ class CaptureAnalysis(Analysis):
         main = self._main.state(region)
         state.live = main.live
         state.cuts = [cut.copy() for cut in main.cuts]
-        host = self._main.host_instance(region) if main.live else None
+        hosts = self._main.host_instances(region) if main.live else []
         for key, instance in main.by_key.items():
             valid = instance.valid
-            if host is not None and instance is not host:
+            if hosts and instance not in hosts:
                 valid = False  # the host may write its array before any replay
             state.by_key[key] = Instance(instance.storage, valid, valid)
         return state
@@ -81,7 +85,7 @@ class CaptureAnalysis(Analysis):
             if region.transient or len(state.by_key) < 2:
                 continue
             for instance in list(state):
-                if state.live and instance.storage.memory == 0:
+                if state.live and instance.storage.memory in self.world.hosts:
                     self.complete(region, instance, True)
                 elif not state.live:
                     self.complete(region, instance, instance.required)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import tiling as geometry
+from . import message
 from .errors import MapperError, UnwrittenError
 from .instance import READ, WRITE, Cells, Instance, Instances, Storage, Use, minus, union
 from .launch import Launch
@@ -25,6 +26,7 @@ from .region import Region
 from .statistics import Statistics
 from .tiling import Box, Tiling
 from .transfer import COPY
+from .world import World
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,9 +58,10 @@ class Coherence:
     """The instances of each region, found or made where the mapper wants them, kept valid."""
 
     def __init__(
-        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink
+        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink, world: World
     ) -> None:
         self.machine = machine
+        self.world = world
         self.mapper = mapper
         self.statistics = statistics
         self.sink = sink
@@ -91,6 +94,12 @@ class Coherence:
                     f"needed one of {sorted(self._memory_index)}"
                 )
             answers[processor] = self._memory_index[name]
+            if self.world.apart(answers[processor], self._homes[processor]):
+                raise MapperError(
+                    f"task {launch.name!r}: memory of argument {argument} on processor "
+                    f"{self.machine.processors[processor].name!r} is {name!r}, which belongs to "
+                    f"another process; one of its own needed"
+                )
         return [answers[processor] for processor in processors]
 
     def state(self, region: Region) -> Instances:
@@ -270,17 +279,43 @@ class Coherence:
     ) -> None:
         """Issue one copy of a box between two instances."""
         tile = geometry.single(region.shape, *box)
-        number = self.next_id
-        self.next_id += 1
-        ids = np.array([number], dtype=np.int64)
-        edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
-        state.copied(source, target, tile)
+        read = Use(source.storage, box, False, False)
+        written = Use(target.storage, box, True, False)
         partition = internal_partition(region, tile)
-        launch = Launch(COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}")
-        uses = (Use(source.storage, box, False, False), Use(target.storage, box, True, False))
         self.statistics.copies += 1
         self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
-        operation = Operation(number, launch, 0, processor, uses, 0, None)
+        if self.world.apart(source.storage.memory, target.storage.memory):
+            first = self._homes.index(source.storage.memory)
+            launches = message.launches(partition, self.world, source.storage, target.storage)
+            sides = [
+                (launches[0], first, (read,), source, READ),
+                (launches[1], processor, (written,), target, WRITE),
+            ]
+            for launch, place, uses, instance, access in sides:
+                self._emit(launch, place, uses, instance.depend(tile, self._next(), access))
+        else:
+            launch = Launch(
+                COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}"
+            )
+            ids = self._next()
+            edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
+            self._emit(launch, processor, (read, written), edges)
+        state.copied(source, target, tile)
+
+    def _next(self) -> Array:
+        """The id of the next operation, which `_emit` takes. Returns int64 (1,)."""
+        return np.array([self.next_id], dtype=np.int64)
+
+    def _emit(
+        self,
+        launch: Launch,
+        processor: int,
+        uses: tuple[Use, ...],
+        edges: Sequence[tuple[Array, Array]],
+    ) -> None:
+        """Hand on one operation that the runtime itself adds."""
+        operation = Operation(self.next_id, launch, 0, processor, uses, 0, None)
+        self.next_id += 1
         none = np.zeros(0, dtype=np.int64)
         sources = np.concatenate([none, *[a for a, _ in edges]])
         targets = np.concatenate([none, *[b for _, b in edges]])
@@ -288,8 +323,17 @@ class Coherence:
         self.sink.emit([operation], sources, targets)
 
     def host_instance(self, region: Region) -> Instance:
-        """The whole instance of a region in the host memory, made if absent."""
-        return self.instance(region, 0)
+        """The whole instance of a region in this process' host memory, made if absent."""
+        return self.host_instances(region)[self.world.rank]
+
+    def host_instances(self, region: Region) -> list[Instance]:
+        """The whole instance in each process' host memory; what nobody has written is zero."""
+        fresh = not self.state(region).by_key
+        found = [self.instance(region, memory) for memory in self.world.hosts]
+        if fresh:
+            for instance in found:
+                instance.valid = instance.inherited = found[0].valid
+        return found
 
     def complete(self, region: Region, instance: Instance, cells: Cells) -> None:
         """Issue the copies that make a set of cells valid in an instance."""

@@ -57,20 +57,28 @@ class Runtime:
     threads while a capture is going on; otherwise launches may come from any thread.
     """
 
-    def __init__(self, machine: Machine | None = None, mapper: Mapper | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine | None = None,
+        mapper: Mapper | None = None,
+        executor: type[LocalExecutor] = LocalExecutor,
+    ) -> None:
         self.machine = machine if machine is not None else Machine.local()
         self.mapper: Mapper = mapper if mapper is not None else DefaultMapper()
         self.mapper.attach(self.machine)
         self.statistics = Statistics()
         self.memory = MemoryPool(self.machine, self.statistics)
-        self.executor = LocalExecutor(self.machine, self.memory)
-        self.analysis = Analysis(self.machine, self.mapper, self.statistics, self.executor)
+        self.executor = executor(self.machine, self.memory)
+        self.analysis = Analysis(
+            self.machine, self.mapper, self.statistics, self.executor, self.executor.world
+        )
         self._capture: CaptureAnalysis | None = None
         self._requests: list[Request] | None = None
         self._steps: dict[str, Steps] = {}
         self._lock = threading.RLock()
-        self._live: weakref.WeakSet[Region] = weakref.WeakSet()
+        self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._since_forget = 0
+        self._settled = True  # nothing was launched since the host could touch its arrays
 
     # -- launching
 
@@ -105,8 +113,7 @@ class Runtime:
             if self._capture is not None:
                 self._capture.launch(prepared)
                 return
-            if self._live and not self.executor.busy:
-                self.claim_live()
+            self._unsettle()
             self.analysis.launch(prepared)
             self._since_forget += 1
             if self._since_forget >= _FORGET_EVERY:
@@ -134,7 +141,11 @@ class Runtime:
             if self._requests is not None:
                 self._requests.append(Fill(region, scalar))
                 return
-            (self._capture or self.analysis).fill(region, scalar)
+            if self._capture is not None:
+                self._capture.fill(region, scalar)
+                return
+            self._unsettle()
+            self.analysis.fill(region, scalar)
 
     def wait(self) -> None:
         """Wait until everything launched has ended.
@@ -144,6 +155,16 @@ class Runtime:
         self._outside_capture("wait")
         self.executor.wait()
         self.publish_live()
+
+    def _unsettle(self) -> None:
+        """Before the first launch since the host could write its arrays: take what it wrote.
+
+        That is known from the program alone, never from what happens to be running: every process
+        of a run must decide alike.
+        """
+        if self._settled:
+            self._settled = False
+            self.claim_live()
 
     def _forget(self) -> None:
         self._since_forget = 0
@@ -164,13 +185,17 @@ class Runtime:
         self.executor.check()
         self.executor.wait()
         with self._lock:
+            self._settled = True
             self.claim_live()
+            if self.executor.world.size > 1:
+                self._publish(region)
+                self.executor.wait()
             found = np.zeros(region.shape, dtype=region.dtype)
             state = self.analysis.state(region)
             for instance in state:
-                if instance.valid is False:
-                    continue
                 storage = instance.storage
+                if instance.valid is False or storage.array is None:
+                    continue
                 if instance.valid is True:
                     np.copyto(found, storage.view((tuple([0] * region.rank), region.shape)))
                     break
@@ -195,13 +220,16 @@ class Runtime:
             )
         self.executor.wait()
         with self._lock:
+            self._settled = True
             state = self.analysis.state(region)
-            wholes = [instance for key, instance in state.by_key.items() if key[1] is None]
-            host = state.live or not wholes
-            target = self.analysis.host_instance(region) if host else wholes[0]
-            np.copyto(target.storage.view((tuple([0] * region.rank), region.shape)), given)
+            targets = [instance for key, instance in state.by_key.items() if key[1] is None][:1]
+            if state.live or not targets or self.executor.world.size > 1:
+                targets = self.analysis.host_instances(region)
+            for target in targets:
+                if target.storage.array is not None:
+                    np.copyto(target.storage.view((tuple([0] * region.rank), region.shape)), given)
             for instance in state:
-                instance.valid = instance is target
+                instance.valid = instance in targets
 
     def array(self, region: Region) -> Array:
         """The live NumPy view of a region's instance in the host memory.
@@ -209,6 +237,7 @@ class Runtime:
         It holds the region's contents after `wait` and after each replay, and what the host
         writes to it then is what the next launches and replays read. While tasks run, it must not
         be touched. With several memories, ask before capturing: the trace then has the copies.
+        Each process of a run has an array of its own, and all must write the same.
 
         Raises: LaunchError for a transient region; MemoryExhausted; StoppedError.
         """
@@ -223,7 +252,7 @@ class Runtime:
             instance = self.analysis.host_instance(region)
             self.analysis.state(region).live = True
             if self.many_instances:
-                self._live.add(region)
+                self._live.setdefault(id(region), region)
                 self.publish_live()
             found: Array = instance.storage.view((tuple([0] * region.rank), region.shape))
             return found
@@ -237,21 +266,25 @@ class Runtime:
     def publish_live(self) -> None:
         """Bring the contents of regions the host has arrays of to the host memory."""
         with self._lock:
-            for region in list(self._live):
-                host = self.analysis.host_instance(region)
-                if host.valid is not True:
-                    self.analysis.complete(region, host, True)
+            for region in list(self._live.values()):
+                self._publish(region)
             self.executor.wait()
+            self._settled = True
             self.claim_live()
+
+    def _publish(self, region: Region) -> None:
+        """Issue the copies that bring a region's contents to every host memory."""
+        for host in self.analysis.host_instances(region):
+            if host.valid is not True:
+                self.analysis.complete(region, host, True)
 
     def claim_live(self) -> None:
         """Make the host's arrays the only valid instances: the host may have written them."""
-        for region in list(self._live):
-            state = self.analysis.state(region)
-            host = self.analysis.host_instance(region)
-            if host.valid is True:
-                for instance in state:
-                    if instance is not host:
+        for region in list(self._live.values()):
+            hosts = self.analysis.host_instances(region)
+            if all(host.valid is True for host in hosts):
+                for instance in self.analysis.state(region):
+                    if instance not in hosts:
                         instance.valid = False
 
     # -- traces

@@ -26,6 +26,7 @@ from .region import Region
 from .statistics import Statistics
 from .task import identity
 from .transfer import FILL
+from .world import World
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _PLAN_LIMIT = 4096
@@ -35,9 +36,9 @@ class Analysis(Coherence):
     """The state of one analysis: the instances of each region and who used them last."""
 
     def __init__(
-        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink
+        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink, world: World
     ) -> None:
-        super().__init__(machine, mapper, statistics, sink)
+        super().__init__(machine, mapper, statistics, sink, world)
         self._asks_variant = type(mapper).variant is not DefaultMapper.variant
         self._asks_priority = type(mapper).priority is not DefaultMapper.priority
         self._plans: dict[tuple[Any, ...], FoldPlan] = {}
@@ -203,7 +204,7 @@ class Analysis(Coherence):
             sources = targets = np.zeros(0, dtype=np.int64)
         self.statistics.edges += int(sources.size)
         priority = int(self.mapper.priority(launch)) if self._asks_priority else 0
-        machine, mapper = self.machine.processors, self.mapper
+        machine, mapper, mine = self.machine.processors, self.mapper, self.sink.mine
         idle = _idle(launch) if any(p.tiling.empty for p in launch.partitions) else None
         operations = [
             Operation(
@@ -217,8 +218,10 @@ class Analysis(Coherence):
                 idle is not None and bool(idle[point]),
             )
             for point, processor in enumerate(processors)
+            if mine is None or mine[processor]
         ]
-        self.sink.emit(operations, sources, targets)
+        if operations:
+            self.sink.emit(operations, sources, targets)
 
     @staticmethod
     def _empty(launch: Launch, argument: int) -> list[Use]:

@@ -39,6 +39,10 @@ class StoppedError(RuntimeCoreError, RuntimeError):
     """The runtime is closed, stopped by an earlier error, or busy capturing."""
 
 
+class PeerError(RuntimeCoreError, RuntimeError):
+    """Another process of the run has failed, died or kept silent; the message says which."""
+
+
 class TaskError(RuntimeCoreError, RuntimeError):
     """A point task failed; `__cause__` is the exception its body raised, if it raised one.
 

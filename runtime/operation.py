@@ -56,7 +56,7 @@ class Operation:
 
     @property
     def kind(self) -> str:
-        """ "task", "copy", "fill" or "fold"."""
+        """ "task", "copy", "fill", "fold", or of a message "send", "sent", "receive", "received"."""
         return self.launch.task.kind
 
     def arrays(self) -> list[Array]:
@@ -68,7 +68,12 @@ class Operation:
 
 
 class Sink(Protocol):
-    """Where analysed operations go: to the workers, or into a trace."""
+    """Where analysed operations go: to the workers, or into a trace.
+
+    mine: which processors' operations it takes; None for all.
+    """
+
+    mine: Sequence[bool] | None
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
         """Take operations and the dependences (ids, int64) that end in them."""

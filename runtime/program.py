@@ -139,6 +139,11 @@ def run_stamped(
             store_release(progress, word, k + 1)
 
 
+def control_words() -> Array:
+    """The words by which a program is stopped."""
+    return np.zeros(LINE, dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class WorkerProgram:
     """One worker's arrays, in the order it runs them. operations: the trace's operation ids."""
@@ -265,12 +270,13 @@ def assemble(
     predecessors: Sequence[Sequence[int]],
     addresses: Sequence[int],
     blocks: Sequence[int],
+    control: Array | None = None,
     spins: int = SPINS,
 ) -> NativeProgram:
     """The native program of operations with entries, on workers that follow one global order.
 
     processors, addresses, blocks, predecessors: by operation. Processors without operations get
-    no worker. Everything the loops need is allocated here.
+    no worker. Everything the loops need is allocated here, but `control` where that is given.
     """
     used = sorted(set(processors))
     number = {processor: place for place, processor in enumerate(used)}
@@ -298,7 +304,7 @@ def assemble(
         )
     return NativeProgram(
         workers=tuple(workers),
-        control=np.zeros(LINE, dtype=np.int64),
+        control=control if control is not None else control_words(),
         progress=np.zeros(max(1, len(used)) * LINE, dtype=np.int64),
         result=np.full((max(1, len(used)), LINE), -1, dtype=np.int64),
         spins=spins,

@@ -7,7 +7,7 @@ from .errors import MachineError
 from .machine import Machine
 from .mapper import Mapper
 
-EXECUTORS = ("local",)
+EXECUTORS = ("local", "mpi")
 
 
 def check_executor(executor: str) -> None:
@@ -27,6 +27,10 @@ def machine_of(executor: str, cpus: int | None = None, threads: int = 1) -> Mach
     Raises: MachineError.
     """
     check_executor(executor)
+    if executor == "mpi":
+        from .executors import mpi
+
+        return mpi.machine_of(cpus, threads)
     return Machine.local(cpus=cpus, threads=threads)
 
 
@@ -36,4 +40,8 @@ def start(executor: str, machine: Machine, mapper: Mapper) -> Runtime:
     Raises: MachineError for an unknown executor.
     """
     check_executor(executor)
+    if executor == "mpi":
+        from .executors.mpi import MpiExecutor
+
+        return Runtime(machine, mapper, MpiExecutor)
     return Runtime(machine, mapper)

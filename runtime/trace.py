@@ -19,6 +19,7 @@ from .errors import StoppedError, TaskError
 from .executors.local import as_task_error, context_of, prepared_body
 from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
+from .message import joined, split
 from .operation import Operation
 from .overlap import overlapped
 from .profile import Profile
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 _TRAMPOLINE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_ssize_t)
 PYTHON_STATUS = -1
+STOPPED = -2  # of an entry that waits for another process: something else has failed
 
 
 class _Arena:
@@ -61,6 +63,8 @@ class Trace:
         self.operations = sink.operations
         analysed = sink.edges()
         self.order = _order(self.operations, analysed)
+        if runtime.executor.world.size > 1:
+            analysed = self._take_part(analysed)
         self.layout: ArenaLayout = self._lay_out(analysed)
         pairs = np.concatenate([analysed, self.layout.edges])
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
@@ -76,7 +80,8 @@ class Trace:
     def _lay_out(self, analysed: Array) -> ArenaLayout:
         """The arenas; where memory allows it no worker waits for bytes that another still uses."""
         memories = len(self._runtime.machine.memories)
-        if len({operation.processor for operation in self.operations}) > 1:
+        world = self._runtime.executor.world
+        if world.size == 1 and len({operation.processor for operation in self.operations}) > 1:
             order, lasts = overlapped(self.operations, self.order, analysed)
             found = lay_out(self.operations, order, memories, lasts)
             free = [self._runtime.memory.free(memory) for memory in range(memories)]
@@ -84,6 +89,15 @@ class Trace:
                 self.order = order
                 return found
         return lay_out(self.operations, self.order, memories)
+
+    def _take_part(self, analysed: Array) -> Array:
+        """Keep this process' part of the step, in the order that all processes follow."""
+        world = self._runtime.executor.world
+        if len(world.runs) > world.size:
+            whole = joined(self.operations, analysed)
+            self.order, _ = overlapped(self.operations, self.order, whole)
+        self.operations, found, self.order = split(self.operations, analysed, self.order, world)
+        return found
 
     def _allocate(self) -> list[_Arena]:
         arenas = []
@@ -113,6 +127,8 @@ class Trace:
         addresses = [0] * len(self.operations)
         blocks = [0] * len(self.operations)
         idle = program.nothing_address()
+        control = program.control_words()
+        self._messages = self._runtime.executor.messages(self.operations, control)
         python = ctypes.cast(self._trampoline, ctypes.c_void_p).value or 0
 
         def bind(mine: Sequence[Operation]) -> Callable[[], None]:
@@ -137,7 +153,9 @@ class Trace:
         for source, target in self.edges.tolist():
             predecessors[target].append(source)
         processors = [operation.processor for operation in self.operations]
-        return program.assemble(self.order, processors, predecessors, addresses, blocks)
+        return program.assemble(
+            self.order, processors, predecessors, addresses, blocks, control
+        )
 
     def _prepare(self, operation: Operation) -> Callable[[], object]:
         """The call of an operation's Python body, its arrays and context made once."""
@@ -149,6 +167,9 @@ class Trace:
 
         Raises: TaskError when binding fails.
         """
+        message = self._messages.get(operation.id)
+        if message is not None:
+            return message
         task = operation.launch.task
         if task.bind is None or operation.idle:
             return None
@@ -260,16 +281,23 @@ class Trace:
                 timeline.add_stamps(some, stamped)
 
     def _fail(self, failures: list[tuple[int, int]]) -> None:
+        executor = self._runtime.executor
         place = {number: position for position, number in enumerate(self.order)}
-        number, status = min(failures, key=lambda failure: place[failure[0]])
+        own = [(number, status) for number, status in failures if status != STOPPED]
+        if not own and executor.fault is not None:
+            executor.check()
+        number, status = min(own or failures, key=lambda failure: place[failure[0]])
         operation = self.operations[number]
         processor = self._runtime.machine.processors[operation.processor]
-        error = self._raised.get(number)
-        if error is not None:
-            raise as_task_error(operation, processor, error) from error
-        entry = self._entries[number]
-        reason = status_text(entry, status) if entry is not None else f"status {status}"
-        raise TaskError(operation.launch.name, operation.point, processor.name, reason)
+        raised = self._raised.get(number)
+        if raised is not None:
+            error = as_task_error(operation, processor, raised)
+        else:
+            entry = self._entries[number]
+            reason = status_text(entry, status) if entry is not None else f"status {status}"
+            error = TaskError(operation.launch.name, operation.point, processor.name, reason)
+        executor.stop(error)
+        raise error
 
     # -- reporting
 

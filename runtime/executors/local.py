@@ -27,7 +27,8 @@ from ..machine import Machine, Processor
 from ..memory import MemoryPool
 from ..operation import Operation
 from ..profile import Profile
-from ..task import PointContext, identity, status_text
+from ..task import EntryLike, PointContext, identity, status_text
+from ..world import World
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
@@ -138,6 +139,9 @@ class LocalExecutor:
         self.fault: BaseException | None = None
         self.told = False  # whether `wait` has raised the fault
         self.profile: Profile | None = None
+        self.world = World.alone(machine)
+        self.mine: Sequence[bool] | None = None  # every processor's operations
+        self.processors: Sequence[int] = range(len(machine.processors))
         self._memory = memory
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -145,7 +149,7 @@ class LocalExecutor:
         self._ready: list[list[tuple[int, int, Operation]]] = [[] for _ in machine.processors]
         self._stepping = [False] * len(machine.processors)  # whether a thread will look at them
         self._steps = [partial(self._step, number) for number in range(len(machine.processors))]
-        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        self._queues: dict[int, queue.SimpleQueue[Callable[[], None] | None]] = {}
         self._threads: list[threading.Thread] = []
         self._ticket = itertools.count()
         self._closed = False
@@ -156,9 +160,10 @@ class LocalExecutor:
         if self._closed:
             raise StoppedError("the runtime is closed")
         cores = _cores(self.machine)
-        for number, processor in enumerate(self.machine.processors):
+        for number in self.processors:
+            processor = self.machine.processors[number]
             inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-            self._queues.append(inbox)
+            self._queues[number] = inbox
             thread = threading.Thread(
                 target=_serve,
                 args=(inbox, processor.threads, cores[number] if cores else None),
@@ -314,6 +319,13 @@ class LocalExecutor:
                 ready.clear()
             self._idle.notify_all()
 
+    def stop(self, error: BaseException) -> None:
+        """Stop the other processes of the run with an error; here there are none."""
+
+    def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
+        """The native entries of a trace's messages, by operation id; here there are none."""
+        return {}
+
     def check(self) -> None:
         """Raise what stopped the run, or that the runtime is closed.
 
@@ -356,7 +368,7 @@ class LocalExecutor:
     def reset(self) -> None:
         """Forget the error that stopped the run. Operations that were running are waited for."""
         if self._threads and not self._closed:
-            self.run_all(dict.fromkeys(range(len(self._threads)), _pass), _pass)
+            self.run_all(dict.fromkeys(self.processors, _pass), _pass)
         with self._lock:
             self.fault = None
             self.told = False
@@ -370,7 +382,7 @@ class LocalExecutor:
             self._live.clear()
             for ready in self._ready:
                 ready.clear()
-        for inbox in self._queues:
+        for inbox in self._queues.values():
             inbox.put(None)
         for thread in self._threads:
             thread.join()

@@ -1,0 +1,79 @@
+"""The native loop that awaits a request. Importing this module compiles it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, cfunc, types
+from numba.extending import intrinsic
+
+from ..native import clock_ns, pause, yield_processor
+
+_SPINS = 2000  # polls before other threads may run
+_LOOK = 1024  # polls between two looks at the clock
+_FLAG, _STATUS = 6, 8  # words of the block: MPI_Test's flag, and room for its MPI_Status
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call_test(typingctx: Any, function: Any, request: Any, flag: Any, status: Any) -> Any:
+    """`MPI_Test(request, flag, status)` through addresses."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.IntType(32), [pointer] * 3).as_pointer()
+        given = [builder.inttoptr(arg, pointer) for arg in args[1:]]
+        found = builder.call(builder.inttoptr(args[0], kind), given)
+        return builder.sext(found, ir.IntType(64))
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load(typingctx: Any, address: Any) -> Any:
+    """The word at an address, as an atomic acquire load."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(word, "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _address_of(typingctx: Any, block: Any) -> Any:
+    """The address a void pointer holds."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(types.voidptr), codegen
+
+
+@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+def await_request(block: Any) -> int:
+    """Poll a request until it has ended; the block's words are as `persistent` lays them out."""
+    words = carray(block, (16,), types.int64)
+    base = _address_of(block)
+    polls = 0
+    until = 0
+    while True:
+        words[_FLAG] = 0
+        status = _call_test(words[0], words[1], base + 8 * _FLAG, base + 8 * _STATUS)
+        if status != 0:
+            return status
+        if _load(base + 8 * _FLAG) != 0:
+            return 0
+        if _load(words[2]) != 0 or _load(words[3]) != 0:
+            return -2
+        polls += 1
+        if polls < _SPINS:
+            pause()
+        else:
+            yield_processor()
+        if polls % _LOOK == 0:
+            now = clock_ns()
+            if until == 0:
+                until = now + words[4]
+            elif now > until:
+                return -3

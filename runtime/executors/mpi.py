@@ -1,0 +1,179 @@
+"""The MPI executor: one process a rank, each running the same program on its own points.
+
+Every rank runs the whole program and the whole analysis (control replication), and carries out the
+operations of its own processors; copies between ranks are messages (`runtime.message`). An error on
+one rank stops all of them with that error.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import MachineError, MemoryExhausted, PeerError, StoppedError
+from ..instance import Storage
+from ..machine import Link, Machine, Memory, Processor
+from ..memory import MemoryPool
+from ..message import STARTS, is_message
+from ..operation import Operation
+from ..task import EntryLike
+from ..world import World
+from .local import LocalExecutor
+from .messenger import Messenger
+from .persistent import Persistent
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LATENCY_S, BYTES_PER_S = 3e-6, 5e9  # nominal, of links nobody has measured
+
+
+def connect() -> Any:
+    """The communicator of all ranks.
+
+    Raises: MachineError when mpi4py or an MPI library is not there.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise MachineError(
+            f"executor 'mpi': mpi4py and an MPI library needed (pip install soapstone[mpi]): {error}"
+        ) from error
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise MachineError("executor 'mpi': an MPI library with MPI_THREAD_MULTIPLE needed")
+    return MPI.COMM_WORLD
+
+
+def rank() -> int:
+    """This process' rank; 0 where there is no MPI."""
+    return int(connect().Get_rank())
+
+
+def machine_of(cpus: int | None = None, threads: int = 1) -> Machine:
+    """The machine of all ranks: each has its processors and one memory. Every rank must call it.
+
+    cpus: processors of each rank; by default its share of the cores of its computer.
+
+    Raises: MachineError when the ranks do not agree on cpus or threads.
+    """
+    comm = connect()
+    host = socket.gethostname()
+    hosts = comm.allgather(host)
+    share = hosts.count(host)
+    if cpus is None:
+        cpus = max(1, len(os.sched_getaffinity(0)) // share // threads)
+    mine = Machine.local(cpus, threads)
+    found = comm.allgather((cpus, threads, mine.host.capacity_bytes // share))
+    nodes = sorted(set(hosts))
+    names = [f"rank{number}" for number in range(len(found))]
+    return Machine(
+        "mpi",
+        tuple(
+            Processor(f"{name}.cpu{p}", "cpu", each, name, node=f"node{nodes.index(place)}")
+            for name, place, (count, each, _) in zip(names, hosts, found)
+            for p in range(count)
+        ),
+        tuple(Memory(name, capacity) for name, (_, _, capacity) in zip(names, found)),
+        tuple(Link(a, b, LATENCY_S, BYTES_PER_S) for a in names for b in names if a != b),
+    )
+
+
+class MpiExecutor(LocalExecutor):
+    """The worker threads of one rank, and the messages between it and the others."""
+
+    def __init__(self, machine: Machine, memory: MemoryPool) -> None:
+        super().__init__(machine, memory)
+        comm = connect()
+        size = comm.Get_size()
+        if len(machine.memories) != size:
+            raise MachineError(
+                f"executor 'mpi': machine {machine.name!r} has {len(machine.memories)} memories, "
+                f"one for each of {size} ranks needed"
+            )
+        self.world = World.of(machine, comm.Get_rank(), range(size))
+        self.mine = [owner == self.world.rank for owner in self.world.runs]
+        self.processors = [number for number, here in enumerate(self.mine) if here]
+        self.messenger = Messenger(comm, self._finish, self._peer_failed)
+
+    # -- operations
+
+    def allocate(self, storage: Storage) -> None:
+        """Give a storage of this rank its bytes; those of other ranks have none here."""
+        if self.world.owners[storage.memory] != self.world.rank:
+            return
+        try:
+            super().allocate(storage)
+        except MemoryExhausted as error:
+            self.stop(error)
+            raise
+
+    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
+        """Take this rank's operations; what other ranks do is known only by their messages."""
+        mine = [operation for operation in operations if self.mine[operation.processor]]
+        if not mine:
+            return
+        place = {operation.id: number for number, operation in enumerate(mine)}
+        first = mine[0].id
+        kept = [
+            (source, first + place[target])
+            for source, target in zip(sources.tolist(), targets.tolist())
+            if target in place
+        ]
+        pairs = np.array(kept, dtype=np.int64).reshape(-1, 2)
+        super().emit(mine, pairs[:, 0], pairs[:, 1])
+
+    def _push(self, operation: Operation) -> None:
+        if operation.kind in STARTS:
+            self.messenger.post(operation)
+        else:
+            super()._push(operation)
+
+    def _finish(self, operation: Operation) -> None:
+        with self._lock:
+            self._end(operation)
+
+    # -- traces
+
+    def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
+        """The native entries of a trace's messages, by operation id."""
+        some = [operation for operation in operations if is_message(operation)]
+        return Persistent(self.messenger, control).entries(some)
+
+    # -- errors
+
+    def _fail(self, error: BaseException) -> None:
+        super()._fail(error)
+        self.messenger.announce(error)
+
+    def _peer_failed(self, error: PeerError) -> None:
+        super()._fail(error)
+
+    def stop(self, error: BaseException) -> None:
+        """Stop all ranks with an error of this one."""
+        self._fail(error)
+        self.told = True
+
+    def check(self) -> None:
+        """Raise what stopped the run, once as itself, or that the runtime is closed."""
+        if isinstance(self.fault, PeerError) and not self.told:
+            self.told = True
+            raise self.fault
+        super().check()
+
+    def reset(self) -> None:
+        """Refused after an error: other ranks have stopped too.
+
+        Raises: StoppedError.
+        """
+        if self.fault is not None:
+            raise StoppedError(
+                f"a run over several processes cannot go on after an error: {self.fault}"
+            ) from self.fault
+        super().reset()
+
+    def close(self) -> None:
+        """Stop the threads; messages under way are waited for unless an error stopped the run."""
+        super().close()
+        self.messenger.close(wait=self.fault is None)
