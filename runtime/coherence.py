@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import tiling as geometry
 from . import message
+from . import tiling as geometry
 from .errors import MapperError, UnwrittenError
 from .instance import READ, WRITE, Cells, Instance, Instances, Storage, Use, minus, union
 from .launch import Launch

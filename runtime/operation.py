@@ -56,7 +56,7 @@ class Operation:
 
     @property
     def kind(self) -> str:
-        """ "task", "copy", "fill", "fold", or of a message "send", "sent", "receive", "received"."""
+        """What it does: task, copy, fill, fold; of messages send, sent, receive, received."""
         return self.launch.task.kind
 
     def arrays(self) -> list[Array]:

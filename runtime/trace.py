@@ -153,9 +153,7 @@ class Trace:
         for source, target in self.edges.tolist():
             predecessors[target].append(source)
         processors = [operation.processor for operation in self.operations]
-        return program.assemble(
-            self.order, processors, predecessors, addresses, blocks, control
-        )
+        return program.assemble(self.order, processors, predecessors, addresses, blocks, control)
 
     def _prepare(self, operation: Operation) -> Callable[[], object]:
         """The call of an operation's Python body, its arrays and context made once."""

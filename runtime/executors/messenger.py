@@ -165,9 +165,7 @@ class Messenger:
         if not done:
             return False
         ended = [self._pending[place] for place in done]
-        self._pending = [
-            item for place, item in enumerate(self._pending) if place not in set(done)
-        ]
+        self._pending = [item for place, item in enumerate(self._pending) if place not in set(done)]
         for item in ended:
             if item.operation.kind == "receive":
                 target = item.operation.arrays()[0]

@@ -39,7 +39,7 @@ def connect() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MachineError(
-            f"executor 'mpi': mpi4py and an MPI library needed (pip install soapstone[mpi]): {error}"
+            f"executor 'mpi' needs mpi4py and MPI (pip install soapstone[mpi]): {error}"
         ) from error
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise MachineError("executor 'mpi': an MPI library with MPI_THREAD_MULTIPLE needed")

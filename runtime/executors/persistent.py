@@ -50,9 +50,7 @@ class Persistent:
             if operation.kind in STARTS:
                 self._requests[message_of(operation).number] = self._request(operation)
         return {
-            operation.id: self._end(operation)
-            if operation.kind in ENDS
-            else self._begin(operation)
+            operation.id: self._end(operation) if operation.kind in ENDS else self._begin(operation)
             for operation in operations
         }
 
