@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import launch as launches
+from .automatic import Automatic
 from .capture import CaptureAnalysis, Recorder
 from .dependence import Analysis
 from .errors import LaunchError, StoppedError
@@ -53,8 +54,9 @@ class Recording:
 class Runtime:
     """Regions, tasks and instances on one machine; a context manager.
 
-    machine: default `Machine.local()`. mapper: default `DefaultMapper()`. Not shared between
-    threads while a capture is going on; otherwise launches may come from any thread.
+    machine: default `Machine.local()`. mapper: default `DefaultMapper()`. automatic: whether
+    launch sequences that repeat are traced without being marked (docs/runtime.md). Not shared
+    between threads while a capture is going on; otherwise launches may come from any thread.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Runtime:
         machine: Machine | None = None,
         mapper: Mapper | None = None,
         executor: type[LocalExecutor] = LocalExecutor,
+        *,
+        automatic: bool = False,
     ) -> None:
         self.machine = machine if machine is not None else Machine.local()
         self.mapper: Mapper = mapper if mapper is not None else DefaultMapper()
@@ -79,6 +83,7 @@ class Runtime:
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._since_forget = 0
         self._settled = True  # nothing was launched since the host could touch its arrays
+        self._automatic = Automatic(self) if automatic else None
 
     # -- launching
 
@@ -102,6 +107,13 @@ class Runtime:
         Raises: LaunchError, PrivilegeError, MapperError, MemoryExhausted, UnwrittenError,
         StoppedError.
         """
+        automatic, asked = self._automatic, None
+        if automatic is not None and (grid is None or type(grid) is tuple):
+            asked = (task, grid, name, tag, initialise, *arguments)
+            with self._lock:
+                self.executor.check()
+                if not self.capturing and automatic.follow(asked):
+                    return
         prepared = launches.prepare(
             task, arguments, grid=grid, name=name, tag=tag, initialise=initialise
         )
@@ -109,15 +121,35 @@ class Runtime:
             self.executor.check()
             if self._requests is not None:
                 self._requests.append(prepared)
-                return
-            if self._capture is not None:
+            elif self._capture is not None:
                 self._capture.launch(prepared)
-                return
-            self._unsettle()
-            self.analysis.launch(prepared)
-            self._since_forget += 1
-            if self._since_forget >= _FORGET_EVERY:
-                self._forget()
+            elif automatic is not None:
+                automatic.launch(prepared, asked)
+            else:
+                self.issue(prepared)
+
+    def issue(self, request: Request) -> None:
+        """Analyse a launch or fill and give it to the executor, now and untraced.
+
+        Raises: MapperError, MemoryExhausted, UnwrittenError.
+        """
+        self._unsettle()
+        if isinstance(request, Fill):
+            self.analysis.fill(request.region, request.value)
+            return
+        self.analysis.launch(request)
+        self._since_forget += 1
+        if self._since_forget >= _FORGET_EVERY:
+            self._forget()
+
+    def flush(self) -> None:
+        """Run the launches that automatic tracing holds back; done before the host does anything.
+
+        Raises: what launching them raises.
+        """
+        if self._automatic is not None and not self.capturing:
+            with self._lock:
+                self._automatic.flush()
 
     def fill(self, region: Region, value: Any) -> None:
         """Set every element of a region. value: a scalar the region's dtype can hold.
@@ -140,12 +172,12 @@ class Runtime:
             self.executor.check()
             if self._requests is not None:
                 self._requests.append(Fill(region, scalar))
-                return
-            if self._capture is not None:
+            elif self._capture is not None:
                 self._capture.fill(region, scalar)
-                return
-            self._unsettle()
-            self.analysis.fill(region, scalar)
+            elif self._automatic is not None:
+                self._automatic.launch(Fill(region, scalar), None)
+            else:
+                self.issue(Fill(region, scalar))
 
     def wait(self) -> None:
         """Wait until everything launched has ended.
@@ -153,6 +185,7 @@ class Runtime:
         Raises: TaskError when a task failed; StoppedError.
         """
         self._outside_capture("wait")
+        self.flush()
         self.executor.wait()
         self.publish_live()
 
@@ -183,6 +216,7 @@ class Runtime:
         """
         self._outside_capture("read")
         self.executor.check()
+        self.flush()
         self.executor.wait()
         with self._lock:
             self._settled = True
@@ -212,6 +246,7 @@ class Runtime:
         """
         self._outside_capture("write")
         self.executor.check()
+        self.flush()
         given = np.asarray(array)
         if given.shape != region.shape or given.dtype != region.dtype:
             raise LaunchError(
@@ -247,6 +282,7 @@ class Runtime:
                 f"region {region.name!r} is transient: its contents live only within a step"
             )
         self.executor.check()
+        self.flush()
         self.executor.wait()
         with self._lock:
             instance = self.analysis.host_instance(region)
@@ -319,6 +355,7 @@ class Runtime:
         with self._lock:
             self._outside_capture("capture")
             self.executor.check()
+            self.flush()
             self.executor.wait()
             sink = Recorder()
             analysis = CaptureAnalysis(self.analysis, sink)
@@ -344,6 +381,7 @@ class Runtime:
         """
         self._outside_capture("trace")
         self.executor.check()
+        self.flush()
         requests: list[Request] = []
         self._requests = requests
         try:
@@ -359,12 +397,19 @@ class Runtime:
             key = None
         found = steps.get(key) if key is not None else None
         if found is None:
-            with self._capturing(name) as recording:
-                issue(requests, self._capture or self.analysis)
-            found = recording.trace
+            found = self.capture_requests(name, requests)
             if key is not None:
                 steps.put(key, found)
         found.replay()
+
+    def capture_requests(self, name: str, requests: list[Request]) -> Trace:
+        """The trace of launches that were asked for before.
+
+        Raises: as `capture`.
+        """
+        with self._capturing(name) as recording:
+            issue(requests, self._capture or self.analysis)
+        return recording.trace
 
     def _outside_capture(self, what: str) -> None:
         if self._capture is not None or self._requests is not None:
@@ -376,10 +421,12 @@ class Runtime:
     def profile(self, name: str = "run") -> Iterator[Profile]:
         """Record the untraced operations that run inside the block."""
         found = Profile(self.machine, name)
+        self.flush()
         self.executor.wait()
         self.executor.profile = found
         try:
             yield found
+            self.flush()
             self.executor.wait()
         finally:
             self.executor.profile = None
@@ -391,6 +438,8 @@ class Runtime:
         """
         self.executor.reset()
         with self._lock:
+            if self._automatic is not None:
+                self._automatic.drop()
             for state in list(self.analysis.regions.values()):
                 for instance in state:
                     instance.forget()
@@ -410,6 +459,7 @@ class Runtime:
     ) -> None:
         try:
             if kind is None and not self.executor.told:
+                self.flush()
                 self.executor.wait()
         finally:
             self.close()

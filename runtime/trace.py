@@ -205,6 +205,7 @@ class Trace:
         the runtime is closed or stopped; KeyboardInterrupt, after all workers have stopped.
         """
         runtime = self._runtime
+        runtime.flush()
         with self._lock:
             runtime.executor.check()
             if runtime.capturing:
@@ -222,6 +223,17 @@ class Trace:
                     self._install()
             runtime.statistics.steps_replayed += 1
             return timeline
+
+    def fits(self) -> bool:
+        """Whether the instances it was compiled for are still those of the runtime."""
+        main = self._runtime.analysis
+        for region in self._regions:
+            mine = main.state(region).by_key
+            for key, instance in self._analysis.regions[region].by_key.items():
+                now = mine.get(key)
+                if now is None or now.storage is not instance.storage:
+                    return False
+        return True
 
     def _restore(self) -> None:
         """Make the precondition hold, unless nothing has changed since the last replay."""

@@ -311,6 +311,7 @@ class LocalExecutor:
             profile.add(operation, start, start, time.perf_counter_ns())
 
     def _fail(self, error: BaseException) -> None:
+        """Stop the run: nothing queued runs any more, and the error comes out of `wait`."""
         with self._lock:
             if self.fault is None:
                 self.fault = error
