@@ -102,9 +102,7 @@ class Session:
 
     def run(self, bound: Bound) -> None:
         """Run a bound graph once on what its feeds hold."""
-        found = bound.trace.replay(profile=self._timeline is not None)
-        if self._timeline is not None and found is not None:
-            self._timeline.extend(found)
+        bound.trace.replay(profile=self._timeline)
 
     def state(self) -> dict[str, Array]:
         """Return copies of all parameters and states, by name."""

@@ -14,6 +14,7 @@ from .errors import (
     MapperError,
     MemoryExhausted,
     PrivilegeError,
+    ProfileError,
     RuntimeCoreError,
     StoppedError,
     TaskError,
@@ -23,7 +24,7 @@ from .launch import Launch
 from .machine import Link, Machine, Memory, Processor
 from .mapper import DefaultMapper, Mapper
 from .partition import Partition
-from .profile import Profile
+from .profile import Profile, estimate_offset
 from .region import Region
 from .statistics import Statistics
 from .task import PointContext, Privilege, Read, ReadWrite, Reduce, Task, Write, task
@@ -47,6 +48,7 @@ __all__ = [
     "PrivilegeError",
     "Processor",
     "Profile",
+    "ProfileError",
     "Read",
     "ReadWrite",
     "Recording",
@@ -61,5 +63,6 @@ __all__ = [
     "Trace",
     "UnwrittenError",
     "Write",
+    "estimate_offset",
     "task",
 ]

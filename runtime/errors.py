@@ -31,6 +31,10 @@ class UnwrittenError(RuntimeCoreError, ValueError):
     """A transient region is read in a step before that step has written it."""
 
 
+class ProfileError(RuntimeCoreError, ValueError):
+    """A timeline or a log of a run cannot be read: the message says which part is wrong."""
+
+
 class MemoryExhausted(RuntimeCoreError, MemoryError):
     """An allocation would exceed the capacity of a memory."""
 

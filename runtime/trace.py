@@ -285,10 +285,12 @@ class Trace:
             self._fail(failures)
         if timeline is None:
             return
-        for mine, stamped in zip(program.workers, stamps):
-            if stamped is not None:
-                some = [self.operations[i] for i in mine.operations.tolist()]
-                timeline.add_stamps(some, stamped)
+        workers = [
+            ([self.operations[i] for i in mine.operations.tolist()], stamped)
+            for mine, stamped in zip(program.workers, stamps)
+            if stamped is not None
+        ]
+        timeline.add_step(self.edges, workers)
 
     def _fail(self, failures: list[tuple[int, int]]) -> None:
         executor = self._runtime.executor

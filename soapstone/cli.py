@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import soapstone
-from soapstone import cli_onnx, cli_optimize, cli_rules, cli_strategy
+from soapstone import cli_onnx, cli_optimize, cli_profile, cli_rules, cli_strategy
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Checkpoint
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_onnx.app, name="onnx")
+app.add_typer(cli_profile.app, name="profile")
 app.add_typer(cli_rules.app, name="rules")
 app.add_typer(cli_strategy.app, name="strategy")
 app.add_typer(cli_strategy.machines, name="machine")

@@ -17,6 +17,8 @@ from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.runtime.cluster import load_machine
+from soapstone.runtime.profile import Profile
+from soapstone.runtime.summary import summarise
 from soapstone.search.parallel import (
     NAMED,
     Options,
@@ -345,7 +347,13 @@ def test_strategies_are_simulated_by_name_and_from_files(tmp_path: Any) -> None:
     path = tmp_path / "strategy.json"
     as_strategy(graph, simulator.model, simulator.settled.configurations(), {}).save(path)
     assert simulated(graph, machine, path) == named
-    assert named.timeline.to_json()["traceEvents"]
+    summary = summarise(Profile.from_json(named.timeline.to_json()))
+    assert summary.wall_ns / 1e3 == pytest.approx(named.step_us)
+    assert 0 < summary.bound_ns <= summary.wall_ns
+    ends = {event.number: event.end_ns for event in named.timeline.events}
+    after = [(event, ends[n]) for event in named.timeline.events for n in event.after]
+    assert len(after) > len(ends) and all(end <= event.start_ns for event, end in after)
+    assert sum(link.nbytes for link in summary.links) == named.bytes_moved
 
 
 def small() -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,13 @@ from soapstone.search.parallel.arrays import (
     GIVERS,
     MESSAGE,
     MOVED,
+    NODE,
+    OP,
     PLACE,
     POINTS,
+    READS,
     STAYS,
+    TASK,
     TO_DEVICE,
     VALUE,
 )
@@ -151,27 +155,89 @@ class Simulator:
         )
 
     def _timeline(self) -> Profile:
+        """Return what each device and link did, with what each task and message waited for."""
         p, c, s = self.problem, self.settled.choice, self.state
         profile = Profile(self.model.machine, self.model.graph.name)
         devices = len(p.devices)
+        names = [processor.name for processor in self.model.machine.processors]
+        numbers = {
+            (task, point): number
+            for number, (task, point) in enumerate(
+                (task, point)
+                for task in range(len(p.tasks))
+                for point in range(int(c.operators[p.tasks[task, OP], POINTS]))
+            )
+        }
         found = []
         for task, (op, nodes) in enumerate(self.model.tasks):
-            forward = nodes[0] in self.model.operators[op].ahead
-            name = self.model.operators[op].name + ("" if forward else " backward")
+            item = self.model.operators[op]
+            name = item.name + ("" if nodes[0] in item.ahead else " backward")
             for point in range(int(c.operators[op, POINTS])):
                 stop = int(s.end[p.tasks[task, PLACE], point]) - int(c.task_ns[task, devices])
                 start = stop - int(c.task_ns[task, point])
-                found.append(Event(name, "task", int(c.placed[op, point]), point, start, stop))
+                after = self._given(self._needs(task, point), len(numbers))
+                found.append(
+                    Event(
+                        *(name, "task", int(c.placed[op, point]), point, start, stop, 0),
+                        operator=item.node.operator + name[len(item.name) :],
+                        number=numbers[task, point],
+                        after=tuple(n if isinstance(n, int) else numbers[n] for n in after),
+                    )
+                )
         for number in range(int(c.top[MESSAGE])):
             row = c.messages[number]
-            if row[FROM_DEVICE] == row[TO_DEVICE] and row[FROM_DEVICE] >= 0:
+            source, target = int(row[FROM_DEVICE]), int(row[TO_DEVICE])
+            if source == target and source >= 0:
                 continue
-            kind = "collective" if row[FROM_DEVICE] < 0 else "copy"
+            kind = "collective" if source < 0 else "copy"
+            ends = ("", "") if source < 0 else (names[source], names[target])
             start = int(s.began[number])
-            place = int(max(row[TO_DEVICE], 0))
-            found.append(Event(kind, kind, place, 0, start, start + int(row[BUSY])))
+            found.append(
+                Event(
+                    *(kind, kind, profile.row(" -> ".join(ends) if source >= 0 else kind), 0),
+                    *(start, start + int(row[BUSY]), 0),
+                    number=len(numbers) + number,
+                    after=tuple(numbers[giver] for giver in self._givers(number)),
+                    nbytes=int(row[MOVED]),
+                    source=ends[0],
+                    target=ends[1],
+                )
+            )
         profile.put(found)
         return profile
+
+    def _needs(self, task: int, point: int) -> list[int]:
+        """Return the messages that a task waits for at a point."""
+        p, c = self.problem, self.settled.choice
+        found = []
+        for at in range(int(p.tasks[task, READS]), int(p.tasks[task, READS + 1])):
+            heads = int(c.need_at[p.lists[at]])
+            need = int(c.head[heads + point]) if heads >= 0 else -1
+            while need >= 0:
+                found.append(int(c.needs[need, 0]))
+                need = int(c.needs[need, 1])
+        return found
+
+    def _givers(self, message: int) -> list[tuple[int, int]]:
+        """Return the tasks, and their points, whose results a message carries."""
+        p, c = self.problem, self.settled.choice
+        found = []
+        giver = int(c.messages[message, GIVERS])
+        while giver >= 0:
+            writer, point, giver = (int(n) for n in c.givers[giver])
+            found.append((int(p.nodes[p.operands[p.writers[writer], NODE], TASK]), point))
+        return found
+
+    def _given(self, messages: Sequence[int], first: int) -> list[int | tuple[int, int]]:
+        """Return what messages stand for: themselves, or tasks where nothing has to move."""
+        found: dict[int | tuple[int, int], None] = {}
+        for message in messages:
+            source, target = self.settled.choice.messages[message, [FROM_DEVICE, TO_DEVICE]]
+            if source == target and source >= 0:
+                found.update(dict.fromkeys(self._givers(message)))
+            else:
+                found[first + message] = None
+        return list(found)
 
 
 def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
