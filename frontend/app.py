@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.data import Splits, read_splits
 from soapstone.frontend.optimizers import optimizer as as_optimizer
+from soapstone.runtime.start import rank_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -189,7 +190,7 @@ def train_app(
     Args:
         epochs, batch_size, learning_rate: by default as the app's options say.
         cpus, threads: processors to run on, by default all cores, and threads of each.
-        executor: local (threads of this process).
+        executor: local (threads of this process) or mpi (one process a rank, under mpiexec).
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
         optimize: whether to search for a faster step first; step: the file of one that was found.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
@@ -216,6 +217,8 @@ def train_app(
         hooks.append(Checkpoint(checkpoint))
     if profile is not None:
         hooks.append(ProfileSteps(profile))
+    if rank_of(executor):
+        say = _nothing  # the first process speaks for all
     splits = _splits(app, data)
     with app.build(size) as model:
         model.compile(
@@ -258,6 +261,10 @@ def train_app(
             strategy=None if strategy is None else str(strategy),
             seed=seed,
         )
+
+
+def _nothing(text: str) -> None:
+    pass
 
 
 def _splits(app: App, data: str | Path | None) -> Splits:

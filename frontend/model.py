@@ -254,7 +254,8 @@ class Model(Layers):
         Args:
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
-            executor: who runs the tasks: local (threads of this process).
+            executor: who runs the tasks: local (threads of this process) or mpi (one process a
+                rank, under mpiexec: every rank runs the same program).
             mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
             strategy: a strategy or the path of its file; it is checked against the model's graph.
             optimize: search for a faster training step when the first is to be run, and train with

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,10 +27,14 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
-from soapstone.runtime.start import machine_of
+from soapstone.runtime.start import machine_of, rank_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class NonFiniteLoss(RuntimeError):
@@ -100,6 +105,21 @@ class _Position:
         self.loss_sum, self.correct, self.samples = 0.0, 0.0, 0
 
 
+def together(method: Callable[Concatenate[Trainer, P], T]) -> Callable[Concatenate[Trainer, P], T]:
+    """A method that all processes of a run call alike: an error of one stops all."""
+
+    @wraps(method)
+    def guarded(self: Trainer, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            if self._session is not None:
+                self._session.runtime.executor.stop(error)
+            raise
+
+    return guarded
+
+
 class Trainer:
     """A compiled model: its session, its bound shapes and its position in training."""
 
@@ -124,11 +144,17 @@ class Trainer:
         self.loss = loss
         self.metrics = metrics
         self.executor = executor
+        self.first = rank_of(executor) == 0
         self.machine = machine or machine_of(executor, cpus, threads)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
         self.mapper = load_mapper(mapper, strategy)
         self.mapper.attach(self.machine)
+        if optimize and executor != "local":
+            raise GraphError(
+                f"optimize: found with executor {executor!r}, whose processes would find different "
+                "steps; find one with executor 'local', and give its file as step"
+            )
         self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
         self._strategies: dict[str, Strategy] = {}
         self._bounds: dict[tuple[str, int], Bound] = {}
@@ -190,6 +216,7 @@ class Trainer:
 
     # Loops
 
+    @together
     def fit(
         self,
         x: Any,
@@ -216,7 +243,7 @@ class Trainer:
             self._position.start_epoch(0)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
-        hooks = [*callbacks, *([ProgressBar()] if progress else [])]
+        hooks = [*callbacks, *([ProgressBar()] if progress and self.first else [])]
         began = time.perf_counter()
         busy: list[float] = []
         for hook in hooks:
@@ -322,6 +349,7 @@ class Trainer:
             " parameters are as they were before this step"
         )
 
+    @together
     def evaluate(self, x: Any, y: Any, *, batch_size: int | None) -> dict[str, float]:
         """Return mean loss and metrics; see `Model.evaluate`."""
         size = batch_size or self.model.batch_size
@@ -341,6 +369,7 @@ class Trainer:
             raise DataError("evaluate: no samples found, 1 or more needed")
         return {"loss": loss_sum / samples} | self._means(correct, samples)
 
+    @together
     def predict(self, x: Any, *, batch_size: int | None) -> Array | tuple[Array, ...]:
         """Return the outputs for all samples; see `Model.predict`."""
         size = batch_size or self.model.batch_size
@@ -358,6 +387,7 @@ class Trainer:
 
     # Checkpoints
 
+    @together
     def save_checkpoint(self, path: str | Path) -> None:
         """Write everything a resumed run needs, atomically."""
         bound = self.bound("train", self.model.batch_size)
@@ -369,8 +399,11 @@ class Trainer:
             "position": dict(vars(position)),
             "variants": dict(bound.variants),
         }
-        checkpoint.save(path, self.session.state(), metadata)
+        state = self.session.state()  # of all processes
+        if self.first:
+            checkpoint.save(path, state, metadata)
 
+    @together
     def load_checkpoint(self, path: str | Path) -> None:
         """Read parameters, states and position.
 

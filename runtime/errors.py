@@ -44,7 +44,14 @@ class StoppedError(RuntimeCoreError, RuntimeError):
 
 
 class PeerError(RuntimeCoreError, RuntimeError):
-    """Another process of the run has failed, died or kept silent; the message says which."""
+    """Another process of the run has failed, died or kept silent; the message says which.
+
+    announced: whether that process has said so itself, and reports its error.
+    """
+
+    def __init__(self, text: str, announced: bool = False) -> None:
+        super().__init__(text)
+        self.announced = announced
 
 
 class TaskError(RuntimeCoreError, RuntimeError):

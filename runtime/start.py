@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 from .core import Runtime
 from .errors import MachineError
 from .machine import Machine
 from .mapper import Mapper
 
 EXECUTORS = ("local", "mpi")
+
+
+def launched() -> int:
+    """How many processes an MPI launcher has started of this program; 1 where none has."""
+    sizes = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+    found = [os.environ[name] for name in sizes if os.environ.get(name, "").isdigit()]
+    return max([1, *map(int, found)])
+
+
+def default_executor() -> str:
+    """The executor of a program that asks for none: mpi among several processes, else local."""
+    return "mpi" if launched() > 1 else "local"
 
 
 def check_executor(executor: str) -> None:
@@ -32,6 +46,15 @@ def machine_of(executor: str, cpus: int | None = None, threads: int = 1) -> Mach
 
         return mpi.machine_of(cpus, threads)
     return Machine.local(cpus=cpus, threads=threads)
+
+
+def rank_of(executor: str) -> int:
+    """The number of this process among those that run the program; the first one, 0, reports."""
+    if executor == "mpi":
+        from .executors import mpi
+
+        return mpi.rank()
+    return 0
 
 
 def start(executor: str, machine: Machine, mapper: Mapper) -> Runtime:

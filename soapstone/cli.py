@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -46,19 +46,27 @@ def _reported(debug: bool, checkpoint: list[Checkpoint] | None = None) -> Iterat
     """Turn errors into one line on standard error and an exit code."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         saved = checkpoint[0].saved if checkpoint else None
         rest = f"; go on with --resume {saved}" if saved else "; no checkpoint was saved"
-        typer.echo(f"interrupted{'' if checkpoint is None else rest}", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        _end(f"interrupted{'' if checkpoint is None else rest}", error, _INTERRUPTED)
     except BrokenPipeError:
         raise  # the reader has gone; there is nobody to tell
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         if debug or isinstance(error, typer.Exit):
             raise
         text = " ".join(str(error).split()) or type(error).__name__
-        typer.echo(f"error: {text}", err=True)
-        raise typer.Exit(1) from None
+        _end(f"error: {text}", error, 1)
+
+
+def _end(text: str, error: BaseException, code: int) -> NoReturn:
+    """Say what went wrong, in one process of a run of several, and end with an exit code."""
+    mpi = sys.modules.get("soapstone.runtime.executors.mpi")
+    if mpi is None or mpi.speaks(error):
+        typer.echo(text, err=True)
+    if mpi is not None:
+        mpi.leave(code)
+    raise typer.Exit(code) from None
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -75,7 +83,10 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(min=0, help="A constant rate.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
-    executor: Annotated[str, typer.Option(help="local: threads of this process.")] = "local",
+    executor: Annotated[
+        str | None,
+        typer.Option(help="local: threads; mpi: ranks of mpiexec, the default under it."),
+    ] = None,
     mapper: Annotated[str, typer.Option(help="A mapper's name, or module:Class.")] = (
         "data_parallel"
     ),
@@ -105,6 +116,10 @@ def train(
     with _reported(debug, saving):
         from soapstone.frontend.app import train_app
         from soapstone.frontend.callbacks import Checkpoint
+        from soapstone.runtime.start import default_executor, rank_of
+
+        executor = executor or default_executor()
+        rank = rank_of(executor)
 
         sys.path.append(str(Path.cwd()))  # where a mapper's module:Class is looked for, last
         if checkpoint is not None:
@@ -128,9 +143,10 @@ def train(
             profile=profile,
             say=lambda text: typer.echo(f"{text}\n", err=as_json),
         )
-        typer.echo(str(result), err=as_json)
-        if as_json:
-            _print_json(result.as_dict())
+        if rank == 0:
+            typer.echo(str(result), err=as_json)
+            if as_json:
+                _print_json(result.as_dict())
 
 
 @app.command()

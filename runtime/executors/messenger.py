@@ -83,6 +83,7 @@ class Messenger:
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._pending: list[_Pending] = []
         self._announced = False
+        self.heard: list[tuple[int, str]] = []  # errors of other ranks
         self._sent: list[Any] = []
         self._wait_at_end = True
         self._thread = threading.Thread(target=self._serve, daemon=True, name="soapstone-messenger")
@@ -107,7 +108,7 @@ class Messenger:
         if self._announced or isinstance(error, PeerError):
             return
         self._announced = True
-        text = json.dumps({"rank": self.rank, "error": str(error), "kind": type(error).__name__})
+        text = json.dumps({"rank": self.rank, "error": str(error)})
         data = np.frombuffer(text.encode(), dtype=np.uint8).copy()
         for other in range(self._errors.Get_size()):
             if other != self.rank:
@@ -127,7 +128,7 @@ class Messenger:
         closing = False
         while True:
             try:
-                item = self._inbox.get(timeout=None if False else (0 if self._pending else _LOOK_S))
+                item = self._inbox.get(timeout=0 if self._pending else _LOOK_S)
                 if item is None:
                     closing = True
                 else:
@@ -182,7 +183,8 @@ class Messenger:
             data = np.zeros(status.Get_count(self.mpi.BYTE), dtype=np.uint8)
             self._errors.Recv([data, self.mpi.BYTE], status.Get_source(), _ERROR_TAG)
             found = json.loads(data.tobytes())
-            self._give_up(f"process {found['rank']}: {found['kind']}: {found['error']}")
+            self.heard.append((int(found["rank"]), str(found["error"])))
+            self._give_up(f"process {found['rank']}: {found['error']}", announced=True)
             return
         for other, pid in self._pids.items():
             if not _alive(pid):
@@ -195,12 +197,12 @@ class Messenger:
                 f"{self.timeout_s:g} s"
             )
 
-    def _give_up(self, text: str) -> None:
+    def _give_up(self, text: str, announced: bool = False) -> None:
         if self.fault[0]:
             return
         self.fault[0] = 1
         self._pending = []
-        self._failed(PeerError(text))
+        self._failed(PeerError(text, announced))
 
 
 def _room(array: Array) -> Array:

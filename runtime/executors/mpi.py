@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import time
 from collections.abc import Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,11 +26,13 @@ from ..operation import Operation
 from ..task import EntryLike
 from ..world import World
 from .local import LocalExecutor
-from .messenger import Messenger
+from .messenger import Messenger, timeout_s
 from .persistent import Persistent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LATENCY_S, BYTES_PER_S = 3e-6, 5e9  # nominal, of links nobody has measured
+_LOOK_S = 0.001
+_HEARING_S = 0.3  # in which an error of one rank has come to all others
 
 
 def connect() -> Any:
@@ -46,9 +51,64 @@ def connect() -> Any:
     return MPI.COMM_WORLD
 
 
+def meet(what: str) -> None:
+    """Wait until every rank has come here.
+
+    Raises: PeerError when that takes longer than a message may.
+    """
+    request = connect().Ibarrier()
+    limit = timeout_s()
+    until = time.monotonic() + limit
+    while not request.Test():
+        if time.monotonic() > until:
+            raise PeerError(f"{what}: other processes have not come to it within {limit:g} s")
+        time.sleep(_LOOK_S)
+
+
 def rank() -> int:
-    """This process' rank; 0 where there is no MPI."""
+    """This process' rank."""
     return int(connect().Get_rank())
+
+
+def speaks(error: BaseException) -> bool:
+    """Whether this rank is the one that reports an error that ends the run: it is told once.
+
+    Where it happened it is reported, by the lowest rank if by several; whoever only heard of it is
+    silent, unless the other rank cannot speak any more.
+    """
+    if isinstance(error, PeerError):
+        return not error.announced
+    if rank() == 0:
+        return True
+    messenger = MpiExecutor.messenger_of_run
+    if messenger is None:  # most likely all ranks fail alike, and the first one ends this one
+        time.sleep(3 * _HEARING_S)
+        return True
+    messenger.announce(error)
+    until = time.monotonic() + _HEARING_S
+    while time.monotonic() < until:
+        if any(other < rank() and text == str(error) for other, text in messenger.heard):
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def leave(code: int) -> None:
+    """End this process after an error, without waiting for messages that will never come."""
+    if connect().Get_size() > 1:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        time.sleep(2 * _HEARING_S)  # others report theirs; a launcher ends them when this one goes
+        os._exit(code)
+
+
+def _report_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """The hook of exceptions that nobody catches: told by one rank, and the end of all."""
+    if speaks(error):
+        sys.__excepthook__(kind, error, traceback)
+    leave(1)
 
 
 def machine_of(cpus: int | None = None, threads: int = 1) -> Machine:
@@ -59,6 +119,7 @@ def machine_of(cpus: int | None = None, threads: int = 1) -> Machine:
     Raises: MachineError when the ranks do not agree on cpus or threads.
     """
     comm = connect()
+    meet("the machine of all processes")
     host = socket.gethostname()
     hosts = comm.allgather(host)
     share = hosts.count(host)
@@ -83,6 +144,8 @@ def machine_of(cpus: int | None = None, threads: int = 1) -> Machine:
 class MpiExecutor(LocalExecutor):
     """The worker threads of one rank, and the messages between it and the others."""
 
+    messenger_of_run: ClassVar[Messenger | None] = None
+
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         super().__init__(machine, memory)
         comm = connect()
@@ -92,10 +155,13 @@ class MpiExecutor(LocalExecutor):
                 f"executor 'mpi': machine {machine.name!r} has {len(machine.memories)} memories, "
                 f"one for each of {size} ranks needed"
             )
+        meet("the start of the runtime")
         self.world = World.of(machine, comm.Get_rank(), range(size))
         self.mine = [owner == self.world.rank for owner in self.world.runs]
         self.processors = [number for number, here in enumerate(self.mine) if here]
         self.messenger = Messenger(comm, self._finish, self._peer_failed)
+        MpiExecutor.messenger_of_run = self.messenger
+        sys.excepthook = _report_uncaught
 
     # -- operations
 
