@@ -1,7 +1,7 @@
 """One Markov chain over strategies, compiled (Jia, section 3.5).
 
 A proposal changes the configuration of one operator, at random as in the paper or by a move that
-keeps what is good about it, or those of a whole class of equal operators. It is accepted if it is
+keeps what is good about it, or those of all equal operators, or of all that share parameters. It is accepted if it is
 faster, else with a probability that falls with the difference. The threshold is drawn first, so
 that a simulation stops as soon as it must be passed. `descend` tries given configurations in turn
 instead, and keeps what is faster.
@@ -86,7 +86,8 @@ class Chain(NamedTuple):
     counts: Array
     weights: Array  # (MOVES): cumulative shares of moves
     free: Array  # operators that may be chosen, those with a configuration of their own
-    class_ptr: Array  # operators of each class
+    group_of: Array  # (operators, 2): their class, and those that share their parameters
+    group_ptr: Array  # operators of each group
     members: Array
     peer_ptr: Array  # operators that share a value with an operator
     peers: Array
@@ -295,8 +296,8 @@ def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) 
     """
     op = k.free[_below(k.random, k.free.shape[0])]
     choices.affected(p, s, op, True)
-    number = p.operators[op, ITS_CLASS]
-    first, size = k.class_ptr[number], k.class_ptr[number + 1] - k.class_ptr[number]
+    number = k.group_of[op, _below(k.random, np.int64(2)) if move == CLASS else ZERO]
+    first, size = k.group_ptr[number], k.group_ptr[number + 1] - k.group_ptr[number]
     twin, run = op, ONE
     if move == CLASS and (size < 2 or _below(k.random, size) >= AFFORDED):
         move = COPY  # a large class costs as much to derive

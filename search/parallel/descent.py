@@ -1,7 +1,8 @@
 """Coordinate descent: every configuration that is placed in order, for one group after another.
 
-Groups are all operators of a class, then those of them that share parameters, then single ones: so
-the repeated parts of a network are settled together first, and told apart later.
+Groups are all operators of a class, then those that share parameters (the steps of a recurrent
+layer, whose first is often of another class), then those of both, then single ones: so the repeated
+parts of a network are settled together first, and told apart later.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from soapstone.ir.tensor import Role
-from soapstone.search.parallel.arrays import CLASS, FREE, KIND, Array
+from soapstone.search.parallel.arrays import CLASS, Array
 from soapstone.search.parallel.configurations import degrees_of, placements, rows
+from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.walker import Walker
 
@@ -21,24 +22,17 @@ AT_ONCE = 256  # configurations tried of a group in one round
 
 def groups_of(model: Model) -> Iterator[list[Array]]:
     """Yield groups of operators, coarse ones first; those that were there before are left out."""
-    p = model.problem
-    free = np.nonzero(p.operators[:, KIND] == FREE)[0]
-    kind = {op: int(p.operators[op, CLASS]) for op in free.tolist()}
-    shared = {op: (number, _parameters(model, op)) for op, number in kind.items()}
-    single = {op: op for op in kind}
+    equal, shared = classes(model), sharing(model)
+    both = {op: (key, shared[op]) for op, key in equal.items()}
+    single = {op: op for op in equal}
     known: set[tuple[int, ...]] = set()
-    for keys in (kind, shared, single):
+    for keys in (equal, shared, both, single):
         found: dict[object, list[int]] = {}
         for op, key in keys.items():
             found.setdefault(key, []).append(op)
         new = [tuple(group) for group in found.values() if tuple(group) not in known]
         known.update(new)
         yield [np.array(group, np.int64) for group in new]
-
-
-def _parameters(model: Model, op: int) -> tuple[str, ...]:
-    node = model.operators[op].node
-    return tuple(n for n in node.inputs if model.graph.roles.get(n) is Role.PARAMETER)
 
 
 class Descent:

@@ -186,6 +186,7 @@ class _Search:
         self.best_ns = 0
 
     def run(self) -> StrategyResult:
+        self._walker(0).load()
         self.began = time.perf_counter()
         walkers = self._walk()
         seconds = time.perf_counter() - self.began

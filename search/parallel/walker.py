@@ -11,7 +11,6 @@ from soapstone.ir.configuration import Configuration
 from soapstone.search.parallel import chain, schedule
 from soapstone.search.parallel.arrays import (
     CAPACITY,
-    CLASS,
     DEGREES,
     FREE,
     KIND,
@@ -20,6 +19,7 @@ from soapstone.search.parallel.arrays import (
 )
 from soapstone.search.parallel.choice import Settled, empty
 from soapstone.search.parallel.compiling import call
+from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.liveness import excess, most_bytes
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model
@@ -52,6 +52,14 @@ class Walker:
         p, c = self.model.problem, self.settled.choice
         self.backup = empty(p, 1)
         self.state = schedule.room(p, len(c.messages))
+
+    def load(self) -> None:
+        """Compile what walks and descends, or load it, before any clock runs."""
+        self.begin({})
+        none = np.zeros((0, 1), np.int64)
+        self._run(chain.walk, 0.0, 0, self.delta)
+        self._run(chain.descend, none[:, 0], none, none, np.zeros(1, np.int64), 0, self.delta)
+        self.seconds = 0.0
 
     def begin(self, configurations: Mapping[str, Configuration]) -> int:
         """Start from a strategy; return its cost in ns."""
@@ -180,13 +188,16 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
     free = np.nonzero(p.operators[:, KIND] == FREE)[0]
     if not free.size:
         raise ParallelError(f"graph {model.graph.name!r} has no operator to choose for")
-    classes: dict[int, list[int]] = {}
-    for op in free.tolist():
-        classes.setdefault(int(p.operators[op, CLASS]), []).append(op)
-    ptr, members = [0], []
-    for number in range(int(p.operators[:, CLASS].max()) + 1):
-        members += classes.get(number, [])
-        ptr.append(len(members))
+    group_of = np.zeros((operators, 2), np.int64)
+    groups: list[list[int]] = []
+    for column, keys in enumerate((classes(model), sharing(model))):
+        number: dict[object, int] = {}
+        for op, key in keys.items():
+            group_of[op, column] = number.setdefault(key, len(groups))
+            if group_of[op, column] == len(groups):
+                groups.append([])
+            groups[group_of[op, column]].append(op)
+    ptr = np.cumsum([0, *map(len, groups)])
     peers = _peers(model, set(free.tolist()))
     peer_ptr = np.cumsum([0, *(len(peers[op]) for op in range(operators))])
     devices = len(p.devices)
@@ -197,8 +208,9 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
         counts=np.zeros(8, np.int64),
         weights=chain.moves(dict(moves)),
         free=free.astype(np.int64),
-        class_ptr=np.array(ptr, np.int64),
-        members=np.array(members, np.int64),
+        group_of=group_of,
+        group_ptr=ptr.astype(np.int64),
+        members=np.array([op for group in groups for op in group], np.int64),
         peer_ptr=peer_ptr.astype(np.int64),
         peers=np.array([peer for op in range(operators) for peer in peers[op]], np.int64),
         divisors=np.array([n for n in range(1, devices + 1) if devices % n == 0], np.int64),
