@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.strategy import Strategy
 from soapstone.mappers.base import GraphMapper
 from soapstone.mappers.plugins import StrategyMapper
+from soapstone.runtime import MapperError
+from soapstone.runtime.named import mapper_class
+from soapstone.runtime.named import mapper_names as names
 
-GROUP = "soapstone.mappers"
-
-
-def names() -> tuple[str, ...]:
-    """Return the names of the installed mappers."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+__all__ = ["load", "names"]
 
 
 def load(mapper: object, strategy: Strategy | str | Path | None = None) -> GraphMapper:
@@ -36,18 +32,10 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
         raise StrategyError("mapper 'strategy' needs a strategy; give a Strategy or its file")
     if not isinstance(mapper, str):
         raise StrategyError(f"mapper {mapper!r} found; a name, module:Class or GraphMapper needed")
-    if ":" in mapper:
-        module, _, attribute = mapper.partition(":")
-        try:
-            kind = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise StrategyError(f"mapper {mapper!r}: {error}") from None
-    else:
-        found = {point.name: point for point in entry_points(group=GROUP)}
-        if mapper not in found:
-            have = ", ".join(sorted(found))
-            raise StrategyError(f"mapper {mapper!r} found; one of {have}, or module:Class needed")
-        kind = found[mapper].load()
+    try:
+        kind = mapper_class(mapper)
+    except MapperError as error:
+        raise StrategyError(str(error)) from None
     if not (isinstance(kind, type) and issubclass(kind, GraphMapper)):
         raise StrategyError(f"mapper {mapper!r}: {kind!r} is not a subclass of GraphMapper")
     return kind()

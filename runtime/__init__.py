@@ -22,19 +22,22 @@ from .errors import (
 )
 from .launch import Launch
 from .machine import Link, Machine, Memory, Processor
-from .mapper import DefaultMapper, Mapper
+from .mapper import DefaultMapper, Held, Layout, Mapper
 from .partition import Partition
 from .profile import Profile, estimate_offset
 from .region import Region
 from .statistics import Statistics
 from .task import PointContext, Privilege, Read, ReadWrite, Reduce, Task, Write, task
 from .trace import Trace
+from .view import View
 
 __all__ = [
     "BoundsError",
     "DefaultMapper",
+    "Held",
     "Launch",
     "LaunchError",
+    "Layout",
     "Link",
     "Machine",
     "MachineError",
@@ -62,6 +65,7 @@ __all__ = [
     "TaskError",
     "Trace",
     "UnwrittenError",
+    "View",
     "Write",
     "estimate_offset",
     "task",

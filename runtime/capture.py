@@ -9,6 +9,7 @@ import numpy as np
 
 from .dependence import Analysis
 from .instance import Instance, Instances, Storage, minus, union
+from .mapper import Layout, Order
 from .operation import Operation
 from .region import Region
 from .tiling import Box
@@ -73,11 +74,10 @@ class CaptureAnalysis(Analysis):
             state.by_key[key] = Instance(instance.storage, valid, valid)
         return state
 
-    def _storage(self, region: Region, memory: int, box: Box) -> Storage:
+    def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
         if region.transient:
-            return super()._storage(region, memory, box)
-        whole = (tuple([0] * region.rank), region.shape)
-        return self._main.instance(region, memory, None if box == whole else box).storage
+            return super()._storage(region, memory, box, order)
+        return self._main.instance(region, memory, box, Layout(order)).storage
 
     def close(self) -> None:
         """Issue the copies after which the step can follow itself without any other copy."""

@@ -15,13 +15,26 @@ import numpy as np
 
 from . import message
 from . import tiling as geometry
-from .errors import MapperError, UnwrittenError
-from .instance import READ, WRITE, Cells, Instance, Instances, Storage, Use, minus, union
+from .errors import UnwrittenError
+from .instance import (
+    READ,
+    WRITE,
+    Cells,
+    Instance,
+    InstanceKey,
+    Instances,
+    Storage,
+    Use,
+    both,
+    minus,
+    union,
+)
 from .launch import Launch
 from .machine import Machine
-from .mapper import DefaultMapper, Mapper
+from .mapper import Layout, Mapper, Order
 from .operation import Operation, Sink
 from .partition import Partition
+from .policy import Policy
 from .region import Region
 from .statistics import Statistics
 from .tiling import Box, Tiling
@@ -68,39 +81,12 @@ class Coherence:
         self.regions: weakref.WeakKeyDictionary[Region, Instances] = weakref.WeakKeyDictionary()
         self.next_id = 0
         self.keep: list[Region] | None = None  # a capture keeps its regions alive
-        self._memory_index = {memory.name: i for i, memory in enumerate(machine.memories)}
-        self._homes = [self._memory_index[p.memory] for p in machine.processors]
-        self._one_memory = len(machine.memories) == 1
-        self._asks_memory = type(mapper).memory is not DefaultMapper.memory
-        self._asks_whole = type(mapper).whole_instances is not DefaultMapper.whole_instances
+        self.policy = Policy(machine, mapper, world)
+        self.pinned: set[int] = set()  # the storages of the launch being analysed
         self._bandwidth = {(link.source, link.target): link.bytes_per_s for link in machine.links}
         self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
 
     # -- instances
-
-    def _memories(self, launch: Launch, argument: int, processors: list[int]) -> list[int]:
-        """The memory index of each point's instance of one argument."""
-        if self._one_memory:
-            return [0] * len(processors)
-        if not self._asks_memory:
-            return [self._homes[processor] for processor in processors]
-        answers: dict[int, int] = {}
-        for processor in set(processors):
-            name = self.mapper.memory(launch, argument, self.machine.processors[processor])
-            if name not in self._memory_index:
-                raise MapperError(
-                    f"task {launch.name!r}: memory of argument {argument} on processor "
-                    f"{self.machine.processors[processor].name!r} is {name!r}, "
-                    f"needed one of {sorted(self._memory_index)}"
-                )
-            answers[processor] = self._memory_index[name]
-            if self.world.apart(answers[processor], self._homes[processor]):
-                raise MapperError(
-                    f"task {launch.name!r}: memory of argument {argument} on processor "
-                    f"{self.machine.processors[processor].name!r} is {name!r}, which belongs to "
-                    f"another process; one of its own needed"
-                )
-        return [answers[processor] for processor in processors]
 
     def state(self, region: Region) -> Instances:
         """The instances of a region."""
@@ -115,44 +101,49 @@ class Coherence:
     def _begin(self, region: Region) -> Instances:
         return Instances(region)
 
-    def _whole(self, region: Region, memory: int, partials: bool) -> bool:
-        if partials:
-            return self._one_memory
-        if not self._asks_whole:
-            return True
-        answer = self.mapper.whole_instances(region, self.machine.memories[memory].name)
-        return bool(answer)
+    def _layout(
+        self, asked: tuple[Launch, int], region: Region, memory: int
+    ) -> tuple[bool, Layout | None]:
+        """Whether an argument's instance in a memory is whole, and the layout it asks for."""
+        if region in self._buffers:
+            return self.policy.one_memory, None
+        found = self.policy.layout(*asked, region, memory)
+        return (self.policy.whole(region, memory) if found is None else found.whole), found
 
-    def instance(self, region: Region, memory: int, box: Box | None = None) -> Instance:
-        """The instance of a region in a memory, made if absent: whole, or of a tile's box."""
+    def instance(
+        self,
+        region: Region,
+        memory: int,
+        box: Box | None = None,
+        layout: Layout | None = None,
+    ) -> Instance:
+        """The instance of a region in a memory, made if absent: whole, or of a tile's box.
+
+        layout: whose axis order is needed; None: of any order.
+        """
         state = self.state(region)
         whole = (tuple([0] * region.rank), region.shape)
-        found = state.by_key.get((memory, None))
-        if found is not None:
-            return found
-        if box is not None and box != whole:
-            for (where, _), instance in state.by_key.items():
-                if where == memory and _contains(instance.storage.box, box):
+        if box == whole:
+            box = None
+        inside: Instance | None = None
+        for (where, part, lies), instance in state.by_key.items():
+            if where == memory and (layout is None or lies == layout.order):
+                if part is None:
                     return instance
-            key: tuple[int, Box | None] = (memory, box)
-        else:
-            box, key = whole, (memory, None)
-        storage = self._storage(region, memory, box)
-        fresh = not state.by_key and key[1] is None and not region.transient
+                if inside is None and box is not None and _contains(part, box):
+                    inside = instance
+        if inside is not None:
+            return inside
+        order = self.policy.order(region) if layout is None else layout.order
+        key: InstanceKey = (memory, box, order)
+        storage = self._storage(region, memory, whole if box is None else box, order)
+        fresh = not state.by_key and box is None and not region.transient
         instance = Instance(storage, fresh, fresh)
         state.by_key[key] = instance
         return instance
 
-    def _storage(self, region: Region, memory: int, box: Box) -> Storage:
-        order = self.mapper.order(region)
-        if order is not None and sorted(order) != list(range(region.rank)):
-            raise MapperError(
-                f"region {region.name!r}: order {order!r}, needed a permutation of its "
-                f"{region.rank} axes or None"
-            )
-        if order is not None and tuple(order) == tuple(range(region.rank)):
-            order = None
-        storage = Storage(region, memory, box, None if order is None else tuple(order))
+    def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
+        storage = Storage(region, memory, box, order)
         self.sink.allocate(storage)
         return storage
 
@@ -171,13 +162,12 @@ class Coherence:
         state = self.state(region)
         chosen = group.points
         mine = processors if chosen is None else [processors[p] for p in chosen.tolist()]
-        memories = self._memories(asked[0], asked[1], mine)
+        memories = self.policy.memories(*asked, mine)
         boxes = tiling.boxes
         writes = bool(access & WRITE)
-        partials = region in self._buffers
-        whole = {memory: self._whole(region, memory, partials) for memory in set(memories)}
-        if len(whole) == 1 and all(whole.values()):
-            instance = self.instance(region, memories[0])
+        layouts = {memory: self._layout(asked, region, memory) for memory in sorted(set(memories))}
+        if len(layouts) == 1 and layouts[memories[0]][0]:
+            instance = self._pin(self.instance(region, memories[0], None, layouts[memories[0]][1]))
             if access & READ:
                 self._acquire(state, region, instance, tiling, mine[0], asked[0])
             pieces.append(Piece(state, instance, tiling, chosen, access))
@@ -185,7 +175,9 @@ class Coherence:
         by_instance: dict[int, tuple[Instance, list[int]]] = {}
         for place, memory in enumerate(memories):
             if tiling.volume[place]:
-                instance = self.instance(region, memory, None if whole[memory] else boxes[place])
+                whole, layout = layouts[memory]
+                found = self.instance(region, memory, None if whole else boxes[place], layout)
+                instance = self._pin(found)
                 by_instance.setdefault(id(instance), (instance, []))[1].append(place)
         uses: list[Use | None] = [None] * len(mine)
         for instance, inside in by_instance.values():
@@ -201,6 +193,12 @@ class Coherence:
             use if use is not None else Use(None, boxes[place], writes, group.squeeze)
             for place, use in enumerate(uses)
         ]
+
+    def _pin(self, instance: Instance) -> Instance:
+        """Note that the launch being analysed uses an instance."""
+        self.pinned.add(id(instance.storage))
+        instance.used = self.next_id
+        return instance
 
     def _acquire(
         self,
@@ -237,11 +235,14 @@ class Coherence:
         others = sorted(
             (other for other in state if other is not instance), key=self._distance(instance)
         )
-        for source in others:
+        while others:
             state.mask(tile)
-            found = minus(missing, minus(missing, source.valid))
-            if found is False:
-                continue
+            others = [o for o in others if both(missing, o.valid) is not False]
+            if not others:
+                break
+            chosen = self.policy.copy_source(launch, region, instance, others)
+            source = others.pop(chosen or 0)
+            found = both(missing, source.valid)
             shared = state.cells(found).copy()
             for piece in list(state.boxes(shared, (0,) * shared.ndim)):
                 self._copy(state, region, source, instance, piece, processor)
@@ -285,7 +286,7 @@ class Coherence:
         self.statistics.copies += 1
         self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
         if self.world.apart(source.storage.memory, target.storage.memory):
-            first = self._homes.index(source.storage.memory)
+            first = self.policy.homes.index(source.storage.memory)
             launches = message.launches(partition, self.world, source.storage, target.storage)
             sides = [
                 (launches[0], first, (read,), source, READ),
@@ -341,7 +342,7 @@ class Coherence:
         lacking = minus(cells, instance.valid)
         if lacking is False:
             return
-        homes = [p for p, home in enumerate(self._homes) if home == instance.storage.memory]
+        homes = [p for p, home in enumerate(self.policy.homes) if home == instance.storage.memory]
         work = state.cells(lacking).copy()
         for box in list(state.boxes(work, (0,) * work.ndim)):
             self._fetch(state, region, instance, box, homes[0] if homes else 0, None)

@@ -18,13 +18,15 @@ from .dependence import Analysis
 from .errors import LaunchError, StoppedError
 from .executors.local import LocalExecutor
 from .machine import Machine
-from .mapper import DefaultMapper, Mapper
+from .mapper import Mapper
 from .memory import MemoryPool
+from .named import as_mapper
 from .profile import Profile
 from .region import Region
 from .statistics import Statistics
 from .step import Fill, Request, Steps, issue, signature
 from .task import Task
+from .view import View
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -54,21 +56,24 @@ class Recording:
 class Runtime:
     """Regions, tasks and instances on one machine; a context manager.
 
-    machine: default `Machine.local()`. mapper: default `DefaultMapper()`. automatic: whether
-    launch sequences that repeat are traced without being marked (docs/runtime.md). Not shared
-    between threads while a capture is going on; otherwise launches may come from any thread.
+    machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
+    installed one. automatic: whether launch sequences that repeat are traced without being marked
+    (docs/runtime.md). Not shared between threads while a capture is going on; otherwise launches
+    may come from any thread.
+
+    Raises: MapperError for something that is no mapper.
     """
 
     def __init__(
         self,
         machine: Machine | None = None,
-        mapper: Mapper | None = None,
+        mapper: Mapper | str | None = None,
         executor: type[LocalExecutor] = LocalExecutor,
         *,
         automatic: bool = False,
     ) -> None:
         self.machine = machine if machine is not None else Machine.local()
-        self.mapper: Mapper = mapper if mapper is not None else DefaultMapper()
+        self.mapper = as_mapper(mapper)
         self.mapper.attach(self.machine)
         self.statistics = Statistics()
         self.memory = MemoryPool(self.machine, self.statistics)
@@ -84,6 +89,7 @@ class Runtime:
         self._since_forget = 0
         self._settled = True  # nothing was launched since the host could touch its arrays
         self._automatic = Automatic(self) if automatic else None
+        self.mapper.observe(View(self))
 
     # -- launching
 
@@ -296,8 +302,7 @@ class Runtime:
     @property
     def many_instances(self) -> bool:
         """Whether a region may have more than one instance."""
-        several = len(self.machine.memories) > 1
-        return several or type(self.mapper).whole_instances is not DefaultMapper.whole_instances
+        return self.analysis.policy.many_instances
 
     def publish_live(self) -> None:
         """Bring the contents of regions the host has arrays of to the host memory."""
@@ -324,6 +329,11 @@ class Runtime:
                         instance.valid = False
 
     # -- traces
+
+    @property
+    def analysing(self) -> Analysis:
+        """The analysis that launches go to now: of the capture in progress, else of the runtime."""
+        return self._capture or self.analysis
 
     @property
     def capturing(self) -> bool:

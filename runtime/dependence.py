@@ -14,11 +14,10 @@ import numpy as np
 
 from . import tiling as geometry
 from .coherence import Coherence, Group, Piece, internal_partition
-from .errors import MapperError
 from .instance import READ, WRITE, Use
 from .launch import Launch
 from .machine import Machine
-from .mapper import DefaultMapper, Mapper
+from .mapper import Mapper
 from .operation import Operation, Sink
 from .partition import Partition
 from .reduction import FoldPlan, plan
@@ -39,8 +38,6 @@ class Analysis(Coherence):
         self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink, world: World
     ) -> None:
         super().__init__(machine, mapper, statistics, sink, world)
-        self._asks_variant = type(mapper).variant is not DefaultMapper.variant
-        self._asks_priority = type(mapper).priority is not DefaultMapper.priority
         self._plans: dict[tuple[Any, ...], FoldPlan] = {}
 
     # -- launches
@@ -50,7 +47,7 @@ class Analysis(Coherence):
         self.statistics.launches += 1
         self.statistics.points += launch.points
         before = geometry.interference_tests
-        processors = self._place(launch)
+        processors = self.policy.processors(launch)
         groups: list[Group] = []
         folds: list[tuple[int, FoldPlan, list[Region]]] = []
         for argument, (partition, privilege) in enumerate(
@@ -78,27 +75,10 @@ class Analysis(Coherence):
             self._fold(launch, argument, found, buffers)
         self.statistics.interference_tests += geometry.interference_tests - before
 
-    def _place(self, launch: Launch) -> list[int]:
-        answer = np.asarray(self.mapper.place_all(launch))
-        count = len(self.machine.processors)
-        if answer.shape != (launch.points,) or answer.dtype.kind not in "iu":
-            raise MapperError(
-                f"task {launch.name!r}: place_all returned {answer.dtype} {answer.shape}, "
-                f"needed integers ({launch.points},)"
-            )
-        if answer.size and (int(answer.min()) < 0 or int(answer.max()) >= count):
-            wrong = int(np.nonzero((answer < 0) | (answer >= count))[0][0])
-            raise MapperError(
-                f"task {launch.name!r}: place put point {wrong} on processor "
-                f"{int(answer[wrong])}, needed 0..{count - 1}"
-            )
-        placed: list[int] = answer.tolist()
-        return placed
-
     def _plan(self, launch: Launch, argument: int, processors: list[int]) -> FoldPlan:
         partition = launch.partitions[argument]
         reduction = launch.task.privileges[argument].reduction or ""
-        memories = self._memories(launch, argument, processors)
+        memories = self.policy.memories(launch, argument, processors)
         spread = len(set(memories)) > 1
         itemsize = partition.region.dtype.itemsize
         key = (
@@ -157,7 +137,7 @@ class Analysis(Coherence):
         launch = Launch(
             FILL, (partition,), (value,), (False, True), partition.grid, f"fill {region.name}"
         )
-        placed = self._place(launch)
+        placed = self.policy.processors(launch)
         self._issue(launch, placed, [Group(0, None, region, partition.tiling, WRITE)])
 
     def _issue(
@@ -169,6 +149,7 @@ class Analysis(Coherence):
     ) -> None:
         """Make the operations of one launch and hand them on with their dependences."""
         points = len(processors)
+        self.pinned.clear()
         columns: list[Sequence[Use]] = [()] * len(launch.partitions)
         pieces: list[Piece] = []
         for group in groups:
@@ -203,8 +184,10 @@ class Analysis(Coherence):
         else:
             sources = targets = np.zeros(0, dtype=np.int64)
         self.statistics.edges += int(sources.size)
-        priority = int(self.mapper.priority(launch)) if self._asks_priority else 0
-        machine, mapper, mine = self.machine.processors, self.mapper, self.sink.mine
+        policy = self.policy
+        priority = policy.priority(launch)
+        variants = policy.variants(launch, processors)
+        mine = self.sink.mine
         idle = _idle(launch) if any(p.tiling.empty for p in launch.partitions) else None
         operations = [
             Operation(
@@ -214,7 +197,7 @@ class Analysis(Coherence):
                 processor,
                 uses[point],
                 priority,
-                mapper.variant(launch, point, machine[processor]) if self._asks_variant else None,
+                None if variants is None else variants[point],
                 idle is not None and bool(idle[point]),
             )
             for point, processor in enumerate(processors)

@@ -24,6 +24,7 @@ from soapstone.ir.tensor import Array
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.runtime import (
+    MapperError,
     Partition,
     PointContext,
     Privilege,
@@ -269,7 +270,15 @@ class Program:
 
         def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
             chosen = context.variant or item.variant
-            name, entry = select(call(context, arrays), context.processor.kind, chosen)
+            try:
+                name, entry = select(call(context, arrays), context.processor.kind, chosen)
+            except ValueError as error:
+                if context.variant is None:
+                    raise
+                raise MapperError(
+                    f"task {item.node.name!r}: variant of point {context.point} on processor "
+                    f"{context.processor.name!r} is {context.variant!r}: {error}"
+                ) from None
             self.variants[item.node.name] = name
             return entry
 

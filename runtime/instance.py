@@ -17,6 +17,7 @@ from .tiling import Box, Shape, Tiling, cells_of, covered_by, overlaps
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Cells = bool | Array  # a set of elements: all, none, or the cells where the array is True
+InstanceKey = tuple[int, Box | None, tuple[int, ...] | None]  # memory, box (None: whole), order
 
 READ, WRITE = 1, 2
 _USES_LIMIT = 64
@@ -33,7 +34,8 @@ class Storage:
     """The bytes of one instance: a box of a region in a memory, with an axis order.
 
     `array` has the box's logical shape (a permuted view for an order other than C); it is None
-    for a transient instance of a trace until the arena is planned.
+    for a transient instance of a trace until the arena is planned; `offset` is where the analysis
+    has put it there already, in a memory that instances leave.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class Storage:
         "memory",
         "name",
         "nbytes",
+        "offset",
         "order",
         "shape",
         "transient",
@@ -60,6 +63,7 @@ class Storage:
         self.nbytes = math.prod(self.shape) * region.dtype.itemsize
         self.name = region.name
         self.transient = region.transient
+        self.offset: int | None = None
         self.array: Array | None = None
 
     def attach(self, buffer: Array) -> None:
@@ -165,7 +169,16 @@ class Instance:
     that the capture read: the trace's precondition.
     """
 
-    __slots__ = ("_uses", "inherited", "readers", "required", "storage", "valid", "writers")
+    __slots__ = (
+        "_uses",
+        "inherited",
+        "readers",
+        "required",
+        "storage",
+        "used",
+        "valid",
+        "writers",
+    )
 
     def __init__(self, storage: Storage, valid: Cells, inherited: Cells = False) -> None:
         self.storage = storage
@@ -174,6 +187,7 @@ class Instance:
         self.valid = valid
         self.inherited = inherited
         self.required: Cells = False
+        self.used = 0  # the first operation of the launch that used it last
         self._uses: dict[tuple[int, bool, bool], list[Use]] = {}
 
     def uses(self, tiling: Tiling, writes: bool, squeeze: bool) -> list[Use]:
@@ -233,7 +247,7 @@ class Instances:
     def __init__(self, region: Region, tracking: bool = False) -> None:
         self.shape = region.shape
         self.name = region.name
-        self.by_key: dict[tuple[int, Box | None], Instance] = {}
+        self.by_key: dict[InstanceKey, Instance] = {}
         self.cuts: list[Array] = [np.array([0, max(1, n)], dtype=np.int64) for n in region.shape]
         self._masks: dict[int, Cells] = {}
         self.tracking = tracking

@@ -12,7 +12,8 @@ class Statistics:
     launches: index launches analysed (copies and folds not counted). points: their point tasks.
     edges: dependences found. interference_tests: pairs of tilings compared (each once).
     allocations: instances and arenas. steps_replayed: completed trace replays. launches_traced:
-    launches and fills that automatic tracing replayed.
+    launches and fills that automatic tracing replayed. evictions: instances that left a memory to
+    make room.
     """
 
     launches: int = 0
@@ -28,6 +29,7 @@ class Statistics:
     steps_replayed: int = 0
     fixup_copies: int = 0
     launches_traced: int = 0
+    evictions: int = 0
 
     def describe(self) -> dict[str, int]:
         """The counters as a dictionary, in a stable order."""

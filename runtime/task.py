@@ -109,6 +109,7 @@ class Task:
     bind: called as `bind(context, arrays)` once the arrays have their final addresses; returns a
         native entry, or None to use the body.
     parameters: for a declared order of arguments: each is a Privilege, or None for a scalar.
+    variants: the names a mapper may ask for, or None when only `bind` and `body` know them.
 
     Raises: LaunchError when there is nothing to run or a privilege is not one.
     """
@@ -119,6 +120,7 @@ class Task:
     bind: Callable[[PointContext, Sequence[Array]], EntryLike | None] | None = None
     context: bool = False
     parameters: tuple[Privilege | None, ...] | None = None
+    variants: tuple[str, ...] | None = None
     kind: str = field(default="task", repr=False)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
-from .errors import StoppedError, TaskError
+from .errors import MapperError, StoppedError, TaskError
 from .executors.local import as_task_error, context_of, prepared_body
 from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
@@ -174,6 +174,8 @@ class Trace:
         processor = self._runtime.machine.processors[operation.processor]
         try:
             entry = task.bind(context_of(operation, processor), operation.arrays())
+        except MapperError:
+            raise
         except Exception as error:
             raise as_task_error(operation, processor, error) from error
         if entry is None and task.body is None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MemoryExhausted, StoppedError, TaskError
+from ..errors import MapperError, MemoryExhausted, StoppedError, TaskError
 from ..instance import Storage
 from ..machine import Machine, Processor
 from ..memory import MemoryPool
@@ -267,7 +267,7 @@ class LocalExecutor:
             except BaseException as error:
                 described = (
                     error
-                    if isinstance(error, TaskError)
+                    if isinstance(error, TaskError | MapperError)
                     else as_task_error(operation, self.machine.processors[processor], error)
                 )
                 self._fail(described)

@@ -1,0 +1,60 @@
+"""Mappers by name: plugins are found through the entry-point group `soapstone.mappers`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from .errors import MapperError
+from .mapper import DefaultMapper, Mapper
+
+GROUP = "soapstone.mappers"
+
+
+def mapper_names() -> tuple[str, ...]:
+    """The names of the installed mappers, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def mapper_class(name: str) -> Any:
+    """What is behind the name of an installed mapper, or behind `module:Class`.
+
+    Raises: MapperError for a name that is unknown or cannot be imported.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise MapperError(f"mapper {name!r}: {error}") from None
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in points:
+        have = ", ".join(sorted(points)) or "none"
+        raise MapperError(f"mapper {name!r} found; one of {have}, or module:Class needed")
+    try:
+        return points[name].load()
+    except (ImportError, AttributeError) as error:
+        raise MapperError(f"mapper {name!r} ({points[name].value}): {error}") from None
+
+
+def as_mapper(mapper: Mapper | str | None) -> Mapper:
+    """A mapper from itself or its name; None is the default mapper.
+
+    Raises: MapperError.
+    """
+    if mapper is None:
+        return DefaultMapper()
+    if isinstance(mapper, str):
+        kind = mapper_class(mapper)
+        if not (isinstance(kind, type) and issubclass(kind, Mapper)):
+            raise MapperError(f"mapper {mapper!r}: {kind!r} is not a subclass of DefaultMapper")
+        try:
+            mapper = kind()
+        except TypeError as error:
+            raise MapperError(
+                f"mapper {mapper!r}: {error}; make one and give it in place of its name"
+            ) from None
+    if not isinstance(mapper, Mapper):
+        raise MapperError(f"mapper {mapper!r} found, a name or a DefaultMapper needed")
+    return mapper
