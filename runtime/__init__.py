@@ -7,6 +7,15 @@ imported when a trace is compiled.
 from __future__ import annotations
 
 from .core import Recording, Runtime
+from .dependent import (
+    by_field,
+    difference,
+    image,
+    image_ranges,
+    intersection,
+    preimage,
+    union,
+)
 from .errors import (
     BoundsError,
     LaunchError,
@@ -20,21 +29,41 @@ from .errors import (
     TaskError,
     UnwrittenError,
 )
+from .fields import FieldRegion, FieldViews
+from .future import Future, FutureMap
 from .launch import Launch
 from .machine import Link, Machine, Memory, Processor
 from .mapper import DefaultMapper, Held, Layout, Mapper
 from .partition import Partition
 from .profile import Profile, estimate_offset
 from .region import Region
+from .sparse import IndexPartition
 from .statistics import Statistics
-from .task import PointContext, Privilege, Read, ReadWrite, Reduce, Task, Write, task
+from .task import (
+    Fields,
+    PointContext,
+    Privilege,
+    Read,
+    ReadWrite,
+    Reduce,
+    Returns,
+    Task,
+    Write,
+    task,
+)
 from .trace import Trace
 from .view import View
 
 __all__ = [
     "BoundsError",
     "DefaultMapper",
+    "FieldRegion",
+    "FieldViews",
+    "Fields",
+    "Future",
+    "FutureMap",
     "Held",
+    "IndexPartition",
     "Launch",
     "LaunchError",
     "Layout",
@@ -57,6 +86,7 @@ __all__ = [
     "Recording",
     "Reduce",
     "Region",
+    "Returns",
     "Runtime",
     "RuntimeCoreError",
     "Statistics",
@@ -67,6 +97,13 @@ __all__ = [
     "UnwrittenError",
     "View",
     "Write",
+    "by_field",
+    "difference",
     "estimate_offset",
+    "image",
+    "image_ranges",
+    "intersection",
+    "preimage",
     "task",
+    "union",
 ]

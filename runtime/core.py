@@ -17,6 +17,9 @@ from .capture import CaptureAnalysis, Recorder
 from .dependence import Analysis
 from .errors import LaunchError, StoppedError
 from .executors.local import LocalExecutor
+from .expansion import Expanded, Expander, Step, needs_expansion
+from .fields import FieldRegion
+from .future import Future, FutureMap
 from .machine import Machine
 from .mapper import Mapper
 from .memory import MemoryPool
@@ -83,6 +86,7 @@ class Runtime:
         )
         self._capture: CaptureAnalysis | None = None
         self._requests: list[Request] | None = None
+        self._expander = Expander(self, len(self.machine.processors))
         self._steps: dict[str, Steps] = {}
         self._lock = threading.RLock()
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
@@ -101,14 +105,16 @@ class Runtime:
         name: str = "",
         tag: Hashable = None,
         initialise: bool = False,
-    ) -> None:
+    ) -> Any:
         """Run a task at every point of its partitions' common grid.
 
-        arguments: a Partition or Region (seen whole by every point) for each privilege, and
-        scalars. name: for errors and timelines. tag: anything the mapper can look at.
+        arguments: a partition or Region (seen whole by every point) for each privilege, and
+        scalars or futures. name: for errors and timelines. tag: anything the mapper can look at.
         initialise: reductions replace the contents of their region instead of adding to them.
 
-        Returns at once; an error of the task comes out of `wait`, `read` or a later launch.
+        Returns at once; an error of the task comes out of `wait`, `read` or a later launch. The
+        result is a Future for a task that returns a value, a FutureMap where it has several
+        points, and None for other tasks.
 
         Raises: LaunchError, PrivilegeError, MapperError, MemoryExhausted, UnwrittenError,
         StoppedError.
@@ -119,20 +125,38 @@ class Runtime:
             with self._lock:
                 self.executor.check()
                 if not self.capturing and automatic.follow(asked):
-                    return
+                    return None
+        if needs_expansion(task, arguments):
+            options = {"grid": grid, "name": name, "tag": tag, "initialise": initialise}
+            return self._issue(self._expander.expand(task, arguments, nest=None, **options))
         prepared = launches.prepare(
             task, arguments, grid=grid, name=name, tag=tag, initialise=initialise
         )
+        self._take(prepared, asked)
+        return None
+
+    def combine(self, values: FutureMap, reduction: str) -> Future:
+        """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
+        return self._issue(self._expander.combine(values, reduction))
+
+    def _issue(self, expanded: Expanded) -> Any:
+        with self._lock:
+            for request in expanded.requests:
+                self._take(request, None)
+        return expanded.result
+
+    def _take(self, request: Request, asked: tuple[Any, ...] | None) -> None:
+        """Record, capture, trace or analyse one request; asked: as the user gave it."""
         with self._lock:
             self.executor.check()
             if self._requests is not None:
-                self._requests.append(prepared)
+                self._requests.append(request)
             elif self._capture is not None:
-                self._capture.launch(prepared)
-            elif automatic is not None:
-                automatic.launch(prepared, asked)
+                issue([request], self._capture)
+            elif self._automatic is not None:
+                self._automatic.launch(request, asked)
             else:
-                self.issue(prepared)
+                self.issue(request)
 
     def issue(self, request: Request) -> None:
         """Analyse a launch or fill and give it to the executor, now and untraced.
@@ -158,10 +182,14 @@ class Runtime:
                 self._automatic.flush()
 
     def fill(self, region: Region, value: Any) -> None:
-        """Set every element of a region. value: a scalar the region's dtype can hold.
+        """Set every element of a region, in all its fields. value: a scalar its dtype can hold.
 
         Raises: LaunchError for a value that is no scalar or does not fit; StoppedError.
         """
+        if isinstance(region, FieldRegion):
+            for each in region.fields.values():
+                self.fill(each, value)
+            return
         try:
             held = np.asarray(value)
             if held.ndim or not np.can_cast(held.dtype, region.dtype, casting="same_kind"):
@@ -174,16 +202,7 @@ class Runtime:
                 f"fill of region {region.name!r}: found {value!r}, "
                 f"needed a scalar that fits {region.dtype}"
             ) from error
-        with self._lock:
-            self.executor.check()
-            if self._requests is not None:
-                self._requests.append(Fill(region, scalar))
-            elif self._capture is not None:
-                self._capture.fill(region, scalar)
-            elif self._automatic is not None:
-                self._automatic.launch(Fill(region, scalar), None)
-            else:
-                self.issue(Fill(region, scalar))
+        self._take(Fill(region, scalar), None)
 
     def wait(self) -> None:
         """Wait until everything launched has ended.
@@ -218,8 +237,12 @@ class Runtime:
     def read(self, region: Region) -> Array:
         """A copy of a region's contents, in C order, once all launches have ended.
 
+        A region with several fields gives a structured array.
+
         Raises: TaskError when a task failed; StoppedError.
         """
+        if isinstance(region, FieldRegion):
+            return region.join({name: self.read(each) for name, each in region.fields.items()})
         self._outside_capture("read")
         self.executor.check()
         self.flush()
@@ -248,8 +271,14 @@ class Runtime:
     def write(self, region: Region, array: Any) -> None:
         """Replace a region's contents. array: of the region's shape and dtype.
 
+        A region with several fields takes a structured array, or a mapping from names to arrays.
+
         Raises: LaunchError for another shape or dtype; MemoryExhausted; StoppedError.
         """
+        if isinstance(region, FieldRegion):
+            for name, part in region.split(array).items():
+                self.write(region[name], part)
+            return
         self._outside_capture("write")
         self.executor.check()
         self.flush()
@@ -280,9 +309,12 @@ class Runtime:
         be touched. With several memories, ask before capturing: the trace then has the copies.
         Each process of a run has an array of its own, and all must write the same.
 
-        Raises: LaunchError for a transient region; MemoryExhausted; StoppedError.
+        Raises: LaunchError for a transient region, or one with several fields (each of them has an
+        array of its own); MemoryExhausted; StoppedError.
         """
         self._outside_capture("array")
+        if isinstance(region, FieldRegion):
+            raise LaunchError(f"region {region.name!r} has several fields: ask for one of them")
         if region.transient:
             raise LaunchError(
                 f"region {region.name!r} is transient: its contents live only within a step"
@@ -370,12 +402,14 @@ class Runtime:
             sink = Recorder()
             analysis = CaptureAnalysis(self.analysis, sink)
             self._capture = analysis
+            self._expander.steady = False
             recording = Recording(name)
             try:
                 yield recording
                 analysis.close()
             finally:
                 self._capture = None
+                self._expander.steady = True
             recording._trace = Trace(self, name, analysis, sink)
             self.statistics.captures += 1
 
@@ -394,23 +428,30 @@ class Runtime:
         self.flush()
         requests: list[Request] = []
         self._requests = requests
+        step = self._expander.step = Step()
         try:
             yield
         finally:
-            self._requests = None
+            self._requests = self._expander.step = None
         if not requests:
             return
         steps = self._steps.setdefault(name, Steps())
         try:
-            key: Hashable = signature(requests)
+            key: Hashable = signature(requests, step.regions)
         except TypeError:
             key = None
         found = steps.get(key) if key is not None else None
         if found is None:
-            found = self.capture_requests(name, requests)
+            found = (self.capture_requests(name, requests), step)
             if key is not None:
-                steps.put(key, found)
-        found.replay()
+                steps.put(key, *found)
+        trace, first = found
+        for request in step.bring(first):
+            self._take(request, None)
+        trace.replay()
+        written = [self.read(inner) for inner in first.written]
+        for result, values in zip(step.made, written, strict=True):
+            result.settle(values)
 
     def capture_requests(self, name: str, requests: list[Request]) -> Trace:
         """The trace of launches that were asked for before.

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import tiling as geometry
 from .errors import BoundsError
+from .fields import FieldRegion
 from .region import Region
 from .tiling import Tiling
 
@@ -111,6 +112,31 @@ class Partition:
     def __repr__(self) -> str:
         cut = "x".join(str(degree) for degree in self.grid)
         return f"Partition({self.region.name or '?'}, grid {cut})"
+
+    def on(self, region: Region) -> Partition:
+        """The same tiles of another region of the same shape.
+
+        Raises: BoundsError for another shape.
+        """
+        if region.shape != self.region.shape:
+            raise BoundsError(
+                f"partition of region {self.region.name!r}, shape {self.region.shape}, cannot be "
+                f"one of region {region.name!r}: shape {region.shape}"
+            )
+        found = object.__new__(Partition)
+        for name in ("lo", "hi", "grid", "tiling"):
+            object.__setattr__(found, name, getattr(self, name))
+        object.__setattr__(found, "region", region)
+        return found
+
+    def __getitem__(self, field: str) -> Partition:
+        """The same tiles of one field of a region with several.
+
+        Raises: BoundsError when the region has no such field.
+        """
+        if not isinstance(self.region, FieldRegion):
+            raise BoundsError(f"partition of region {self.region.name!r}: it has no named fields")
+        return self.on(self.region[field])
 
     @staticmethod
     def of(region: Region, lo: Any, hi: Any, grid: Sequence[int] | int | None = None) -> Partition:

@@ -7,7 +7,7 @@ the same sequence again replays; one that launches another sequence is captured 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from .region import Region
 
 if TYPE_CHECKING:
     from .dependence import Analysis
+    from .expansion import Step
     from .trace import Trace
 
 _LIMIT = 8  # traces kept for one step
@@ -65,18 +66,33 @@ def _known(scalar: Any) -> Hashable:
         return (type(scalar), scalar)
 
 
-def signature(requests: list[Request]) -> Hashable:
+def signature(requests: list[Request], own: Collection[Region] = ()) -> Hashable:
     """What makes two launch sequences the same step.
+
+    own: regions that are this run's alone (the values of its futures), as transient regions are:
+    another run has others in their place. They are known by the order of their first use.
 
     Raises: TypeError when a scalar or tag cannot be hashed.
     """
+    mine = set(own)
+    numbers: dict[Region, Hashable] = {}
+
+    def known(region: Region) -> Hashable:
+        if not region.transient and region not in mine:
+            return region
+        found = numbers.get(region)
+        if found is None:
+            found = (len(numbers), region.shape, region.dtype.str, region.name, region.transient)
+            numbers[region] = found
+        return found
+
     found: list[Hashable] = []
     for request in requests:
         if isinstance(request, Fill):
             value = request.value
-            found.append((request.region, value.dtype.str, value.tobytes()))
+            found.append((known(request.region), value.dtype.str, value.tobytes()))
         else:
-            tiles = tuple((p.region, p.tiling.uid, p.grid) for p in request.partitions)
+            tiles = tuple((known(p.region), p.tiling.uid, p.grid) for p in request.partitions)
             plain = tuple(_known(scalar) for scalar in request.scalars)
             found.append(
                 (request.task, tiles, plain, request.name, request.tag, request.initialise)
@@ -99,17 +115,17 @@ class Steps:
     """The traces of the steps of one name, the most recently used last."""
 
     def __init__(self) -> None:
-        self._traces: OrderedDict[Hashable, Trace] = OrderedDict()
+        self._traces: OrderedDict[Hashable, tuple[Trace, Step]] = OrderedDict()
 
-    def get(self, key: Hashable) -> Trace | None:
-        """The trace of a launch sequence, if it is known."""
+    def get(self, key: Hashable) -> tuple[Trace, Step] | None:
+        """The trace of a launch sequence and the run it was captured from, if it is known."""
         found = self._traces.get(key)
         if found is not None:
             self._traces.move_to_end(key)
         return found
 
-    def put(self, key: Hashable, trace: Trace) -> None:
-        """Keep a trace; the least recently used one makes room."""
-        self._traces[key] = trace
+    def put(self, key: Hashable, trace: Trace, first: Step) -> None:
+        """Keep a trace and the run it is of; the least recently used one makes room."""
+        self._traces[key] = (trace, first)
         while len(self._traces) > _LIMIT:
             self._traces.popitem(last=False)

@@ -14,7 +14,7 @@ from .task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIRST, COMBINE, IDENTITY = 0, 1, 2
-_NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
 
 
 class NativeEntry(NamedTuple):
@@ -26,13 +26,13 @@ class NativeEntry(NamedTuple):
 
 
 class FoldPart(NamedTuple):
-    """One partial result: the slice at `place` of an argument, into a box of the output.
+    """One partial result: what is at `place` of an argument, into a box of the output.
 
     `target` and `source` are slices of the output and of the partial, or None for all of it.
     """
 
     argument: int
-    place: int
+    place: int | slice
     target: tuple[slice, ...] | None
     source: tuple[slice, ...] | None
 
@@ -120,7 +120,7 @@ def fold_entry(
     reduction: str, mode: int, out: Array, parts: Sequence[tuple[Array, Array]]
 ) -> NativeEntry | None:
     """The native entry of `fold_arrays`, or None for a dtype without a native kernel."""
-    if out.dtype.str[1:] not in _NATIVE_FOLDS or not out.dtype.isnative:
+    if out.dtype.str[1:] not in NATIVE_FOLDS or not out.dtype.isnative:
         return None
     from . import transfer_kernels
 

@@ -1,0 +1,129 @@
+"""Native kernels that move or combine rows at given offsets; argument blocks are int64 words.
+
+block: rows, unit (bytes), target, source, the addresses of each row's offset in target and source
+(int64, bytes), axes of a row, then axes x 3 words: extents, target strides, source strides (bytes).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, from_dtype, types
+
+from .native import pointer
+from .transfer_kernels import MAX, MIN, PROD, SUM
+
+_HEAD = 7
+
+
+@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+def move_rows(block: Any) -> int:
+    """Copy rows. The last axis of a row is the inner loop."""
+    head = carray(block, (_HEAD,), types.int64)
+    rows = head[0]
+    unit = head[1]
+    axes = head[6]
+    w = carray(block, (_HEAD + 3 * axes,), types.int64)
+    to_rows = carray(pointer(head[4]), (rows,), types.int64)
+    by_rows = carray(pointer(head[5]), (rows,), types.int64)
+    outer = 1
+    for axis in range(axes - 1):
+        outer *= w[_HEAD + axis]
+    n = w[_HEAD - 1 + axes]
+    to = w[_HEAD - 1 + 2 * axes]
+    by = w[_HEAD - 1 + 3 * axes]
+    if axes == 1 and n == 1 and unit == 4:
+        for i in range(rows):
+            a4 = carray(pointer(head[2] + to_rows[i]), (1,), types.uint32)
+            a4[0] = carray(pointer(head[3] + by_rows[i]), (1,), types.uint32)[0]
+        return 0
+    if axes == 1 and n == 1 and unit == 8:
+        for i in range(rows):
+            a8 = carray(pointer(head[2] + to_rows[i]), (1,), types.uint64)
+            a8[0] = carray(pointer(head[3] + by_rows[i]), (1,), types.uint64)[0]
+        return 0
+    for row in range(rows):
+        for line in range(outer):
+            target = head[2] + to_rows[row]
+            source = head[3] + by_rows[row]
+            left = line
+            for axis in range(axes - 2, -1, -1):
+                extent = w[_HEAD + axis]
+                step = left % extent
+                left //= extent
+                target += step * w[_HEAD + axes + axis]
+                source += step * w[_HEAD + 2 * axes + axis]
+            if to == unit and by == unit:
+                size = n * unit
+                words = size // 8
+                t8 = carray(pointer(target), (words,), types.uint64)
+                s8 = carray(pointer(source), (words,), types.uint64)
+                for i in range(words):
+                    t8[i] = s8[i]
+                t1 = carray(pointer(target + words * 8), (size - words * 8,), types.uint8)
+                s1 = carray(pointer(source + words * 8), (size - words * 8,), types.uint8)
+                for i in range(size - words * 8):
+                    t1[i] = s1[i]
+            elif unit == 8:
+                for i in range(n):
+                    b8 = carray(pointer(target + i * to), (1,), types.uint64)
+                    b8[0] = carray(pointer(source + i * by), (1,), types.uint64)[0]
+            elif unit == 4:
+                for i in range(n):
+                    b4 = carray(pointer(target + i * to), (1,), types.uint32)
+                    b4[0] = carray(pointer(source + i * by), (1,), types.uint32)[0]
+            else:
+                for i in range(n):
+                    for byte in range(unit):
+                        b1 = carray(pointer(target + i * to + byte), (1,), types.uint8)
+                        b1[0] = carray(pointer(source + i * by + byte), (1,), types.uint8)[0]
+    return 0
+
+
+@cache
+def combine_rows(dtype: str, reduction: str) -> Any:
+    """The kernel that combines rows of one dtype into the target, one after another."""
+    kind = from_dtype(np.dtype(dtype))
+    wanted = (SUM, PROD, MAX, MIN)[("sum", "prod", "max", "min").index(reduction)]
+
+    @cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+    def combine(block: Any) -> int:
+        head = carray(block, (_HEAD,), types.int64)
+        rows = head[0]
+        axes = head[6]
+        w = carray(block, (_HEAD + 3 * axes,), types.int64)
+        to_rows = carray(pointer(head[4]), (rows,), types.int64)
+        by_rows = carray(pointer(head[5]), (rows,), types.int64)
+        outer = 1
+        for axis in range(axes - 1):
+            outer *= w[_HEAD + axis]
+        n = w[_HEAD - 1 + axes]
+        to = w[_HEAD - 1 + 2 * axes]
+        by = w[_HEAD - 1 + 3 * axes]
+        for row in range(rows):
+            for line in range(outer):
+                target = head[2] + to_rows[row]
+                source = head[3] + by_rows[row]
+                left = line
+                for axis in range(axes - 2, -1, -1):
+                    extent = w[_HEAD + axis]
+                    step = left % extent
+                    left //= extent
+                    target += step * w[_HEAD + axes + axis]
+                    source += step * w[_HEAD + 2 * axes + axis]
+                for i in range(n):
+                    cell = carray(pointer(target + i * to), (1,), kind)
+                    b = carray(pointer(source + i * by), (1,), kind)[0]
+                    a = cell[0]
+                    if wanted == SUM:
+                        cell[0] = a + b
+                    elif wanted == PROD:
+                        cell[0] = a * b
+                    else:
+                        keep = a >= b if wanted == MAX else a <= b
+                        cell[0] = a if keep or a != a else b
+        return 0
+
+    return combine
