@@ -17,7 +17,7 @@ from .capture import CaptureAnalysis, Recorder
 from .dependence import Analysis
 from .errors import LaunchError, StoppedError
 from .executors.local import LocalExecutor
-from .expansion import Expanded, Expander, Step, needs_expansion
+from .expansion import Expanded, Expander, Options, Step, needs_expansion
 from .fields import FieldRegion
 from .future import Future, FutureMap
 from .machine import Machine
@@ -127,8 +127,8 @@ class Runtime:
                 if not self.capturing and automatic.follow(asked):
                     return None
         if needs_expansion(task, arguments):
-            options = {"grid": grid, "name": name, "tag": tag, "initialise": initialise}
-            return self._issue(self._expander.expand(task, arguments, nest=None, **options))
+            options = Options(grid, name, tag, initialise)
+            return self._issue(self._expander.expand(task, arguments, options))
         prepared = launches.prepare(
             task, arguments, grid=grid, name=name, tag=tag, initialise=initialise
         )
@@ -137,7 +137,8 @@ class Runtime:
 
     def combine(self, values: FutureMap, reduction: str) -> Future:
         """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
-        return self._issue(self._expander.combine(values, reduction))
+        found: Future = self._issue(self._expander.combine(values, reduction))
+        return found
 
     def _issue(self, expanded: Expanded) -> Any:
         with self._lock:

@@ -48,6 +48,16 @@ def needs_expansion(task: Task, arguments: Sequence[object]) -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a launch is given besides a task and its arguments; see `Runtime.launch`."""
+
+    grid: Sequence[int] | None = None
+    name: str = ""
+    tag: Hashable = None
+    initialise: bool = False
+
+
 @dataclass
 class Expanded:
     """What one call becomes: requests in order, and the future of what it returns."""
@@ -73,43 +83,32 @@ class _Call:
 class Expander:
     """Expands the calls of one host: a runtime, or the scope of a task that launches tasks.
 
-    blocks: into how many boxes a scatter cuts a region. steady: whether futures made now keep
-    their values: those of a capture do not. taking: while a step that traces itself is recorded,
-    what stands for the futures that come from outside it.
+    blocks: into how many boxes a scatter cuts a region. nest: what opens the scopes of nested
+    tasks. steady: whether futures made now keep their values: those of a capture do not. step: the
+    futures of the step that traces itself, while one is recorded.
     """
 
-    def __init__(self, host: Host, blocks: int) -> None:
+    def __init__(self, host: Host, blocks: int, nest: object = None) -> None:
         self.host = host
         self.blocks = blocks
+        self.nest = nest
         self.steady = True
         self.step: Step | None = None
 
     # -- calls
 
-    def expand(
-        self,
-        task: Task,
-        arguments: Sequence[object],
-        *,
-        grid: Sequence[int] | None,
-        name: str,
-        tag: Hashable,
-        initialise: bool,
-        nest: object,
-    ) -> Expanded:
+    def expand(self, task: Task, arguments: Sequence[object], options: Options) -> Expanded:
         """The requests of one call, and the future of what the task returns, if it does.
-
-        nest: what opens the scope of a nested task.
 
         Raises: LaunchError, PrivilegeError, BoundsError.
         """
         if not isinstance(task, Task):
             raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
-        name = name or task.name
+        name, tag, initialise = options.name or task.name, options.tag, options.initialise
         parameters = _parameters(task, name, arguments)
-        call = _Call(name, tag, initialise, _grid(name, grid, arguments))
+        call = _Call(name, tag, initialise, _grid(name, options.grid, arguments))
         if task.nested:
-            call.arguments.append(nest)
+            call.arguments.append(self.nest)
         forms = [
             self._argument(call, position, argument, parameter)
             for position, (argument, parameter) in enumerate(zip(arguments, parameters))

@@ -8,7 +8,7 @@ tasks that use different fields are independent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +34,7 @@ class FieldRegion(Region):
     TypeError for a dtype that holds Python objects.
     """
 
-    fields: Mapping[str, Region]
+    fields: Mapping[str, Region] = field(init=False, default_factory=dict)
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class FieldRegion(Region):
     ) -> None:
         if not fields:
             raise BoundsError(f"region {name!r}: no fields found, at least one needed")
-        for field in fields:
-            if not isinstance(field, str) or not field.isidentifier():
-                raise BoundsError(f"region {name!r}: field {field!r} found, an identifier needed")
+        for each in fields:
+            if not isinstance(each, str) or not each.isidentifier():
+                raise BoundsError(f"region {name!r}: field {each!r} found, an identifier needed")
         made = {
-            field: Region(shape, dtype, f"{name}.{field}", transient)
-            for field, dtype in fields.items()
+            each: Region(shape, dtype, f"{name}.{each}", transient)
+            for each, dtype in fields.items()
         }
         self._hold(shape, made, name, transient)
 
@@ -61,7 +61,7 @@ class FieldRegion(Region):
         name: str,
         transient: bool,
     ) -> None:
-        dtype = np.dtype([(field, region.dtype) for field, region in fields.items()])
+        dtype = np.dtype([(each, region.dtype) for each, region in fields.items()])
         Region.__init__(self, shape, dtype, name, transient)
         object.__setattr__(self, "fields", MappingProxyType(dict(fields)))
 

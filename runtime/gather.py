@@ -51,7 +51,9 @@ def gather_task(sets: IndexSets) -> Task:
 
         def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry:
             source, packed = arrays
-            return _move(packed, None, source, local(context))
+            entry = _move(packed, None, source, local(context))
+            assert entry is not None  # any dtype can be moved
+            return entry
 
         found = Task("gather", (Read, Write), body=body, bind=bind, context=True, kind="gather")
         sets.tasks["gather"] = found
@@ -145,7 +147,7 @@ def _move(
     source: Array,
     by: tuple[Array, ...],
     reduction: str | None = None,
-) -> Any:
+) -> NativeEntry | None:
     """The native entry that moves or combines rows, or None for a dtype without a kernel.
 
     to, by: coordinates of the rows along the first axes of target and source; None for all rows of

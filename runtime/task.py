@@ -246,10 +246,11 @@ def task(function: Callable[..., Any]) -> Task:
         choices = (parameter.annotation, *get_args(parameter.annotation))
         found = [choice for choice in choices if isinstance(choice, Privilege | Fields)]
         parameters.append(found[0] if found else None)
-        if found and isinstance(found[0], Fields):
-            privileges += [privilege for _, privilege in found[0].privileges]
-        elif found:
-            privileges.append(found[0])
+        for declared in found[:1]:
+            if isinstance(declared, Fields):
+                privileges += [privilege for _, privilege in declared.privileges]
+            else:
+                privileges.append(declared)
     returns = _returned(name, signature.return_annotation)
     if not privileges and returns is None:
         raise LaunchError(
