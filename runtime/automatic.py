@@ -104,6 +104,8 @@ class Automatic:
         self._follower: dict[int, Held] = {}  # of those: what followed last time
         self._running: Request | None = None
         self._busy = False
+        if runtime.executor.world.size == 1:  # else all processes must do it together
+            runtime.memory.on_pressure(self.release)
 
     # -- launches
 
@@ -373,7 +375,7 @@ class Automatic:
             self._busy = False
 
     def release(self) -> None:
-        """Give up all traces, and with them their memory."""
+        """Give up all traces, and with them their memory; they are captured again when needed."""
         for sequence in self._sequences:
             sequence.traces.clear()
         self._follower.clear()

@@ -400,6 +400,8 @@ class Runtime:
             self.executor.check()
             self.flush()
             self.executor.wait()
+            if self.many_instances:
+                self.publish_live()  # what the host may write, the step reads from the host
             sink = Recorder()
             analysis = CaptureAnalysis(self.analysis, sink)
             self._capture = analysis

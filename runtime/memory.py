@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class MemoryPool:
         self._lock = threading.Lock()
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
         self._resident_before = resident_bytes()
+        self._relief: list[Callable[[], None]] = []
         self._unseen = 0  # claimed since the last look
 
     def used(self, memory: int) -> int:
@@ -46,6 +48,15 @@ class MemoryPool:
     def free(self, memory: int) -> int:
         """The bytes not in use in a memory."""
         return self._memories[memory].capacity_bytes - self.used(memory)
+
+    def on_pressure(self, give_up: Callable[[], None]) -> None:
+        """Have a function called, before a claim is refused, that gives up what can be remade."""
+        self._relief.append(give_up)
+
+    def relieve(self) -> None:
+        """Have everything given up that can be remade."""
+        for give_up in self._relief:
+            give_up()
 
     def claim(self, owner: Any, memory: int, nbytes: int, what: str) -> None:
         """Count bytes as used until `owner` is collected.

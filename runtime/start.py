@@ -57,8 +57,8 @@ def rank_of(executor: str) -> int:
     return 0
 
 
-def start(executor: str, machine: Machine, mapper: Mapper) -> Runtime:
-    """A runtime on a machine, with an executor.
+def start(executor: str, machine: Machine, mapper: Mapper, automatic: bool = False) -> Runtime:
+    """A runtime on a machine, with an executor. automatic: trace launches that repeat.
 
     Raises: MachineError for an unknown executor.
     """
@@ -66,5 +66,5 @@ def start(executor: str, machine: Machine, mapper: Mapper) -> Runtime:
     if executor == "mpi":
         from .executors.mpi import MpiExecutor
 
-        return Runtime(machine, mapper, MpiExecutor)
-    return Runtime(machine, mapper)
+        return Runtime(machine, mapper, MpiExecutor, automatic=automatic)
+    return Runtime(machine, mapper, automatic=automatic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from soapstone.runtime import (
     Task,
     Write,
 )
+from soapstone.runtime.transfer import copy_entry
 
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -61,75 +63,133 @@ class ShuffledMapper(DefaultMapper):
         return not self.tiles or self._draw("whole", region.name) % 3 > 0
 
 
+def digest(array: np.ndarray) -> int:
+    """A number that depends on every element of an array and not on their order in memory."""
+    if array.dtype.kind == "f":
+        array = np.where(np.abs(array) < 1e9, array, 5)
+    return int(array.astype(np.int64).sum()) % 1000003
+
+
 def _write_formula(k: int, point: int, given: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
-    total = sum(int(array.sum()) for array in given) % 1000003
+    total = sum(digest(array) for array in given)
     ramp = np.arange(out.size, dtype=np.int64).reshape(out.shape)
-    return (total * k + ramp * (point + 1)) % 10007
+    found: np.ndarray = (total * k + ramp * (point + 1)) % 10007
+    return found
+
+
+def boxes(partition: Partition, point: int) -> tuple[slice, ...]:
+    """Where a point's tile is in its region."""
+    low, high = partition.lo[point], partition.hi[point]
+    return tuple(slice(int(a), int(b)) for a, b in zip(low, high))
 
 
 @dataclass(frozen=True)
+class Output:
+    """One region that a step writes or reduces into."""
+
+    partition: Partition
+    privilege: Privilege
+
+    def value(self, k: int, point: int, given: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
+        """What a point writes, or combines, into its tile, which holds `out` before."""
+        value = _write_formula(k, point, given, out)
+        if self.privilege is ReadWrite:
+            value = (value + np.where(np.abs(out) < 1e9, out, 7).astype(np.int64) * 3) % 10007
+        if self.privilege.reduction == "prod":
+            value = value % 3 + 1
+        return value.astype(out.dtype)
+
+    def start(self) -> Any:
+        """The identity of the reduction."""
+        dtype = self.partition.region.dtype
+        least, most = -np.inf, np.inf
+        if dtype.kind != "f":
+            least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        return {"sum": 0, "prod": 1, "max": least, "min": most}[self.privilege.reduction or ""]
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
-    """One launch: inputs read, one output with a privilege; `k` is its scalar."""
+    """One launch: inputs read, outputs with privileges; `k` is its scalar.
+
+    varies: the scalar is another one each time. native: a copy of the first input, bound natively.
+    """
 
     name: str
     k: int
     inputs: tuple[Partition, ...]
-    output: Partition
-    privilege: Privilege
-    initialise: bool
+    outputs: tuple[Output, ...]
+    initialise: bool = False
+    varies: bool = False
+    native: bool = False
 
+    @property
+    def regions(self) -> list[Region]:
+        """Every region it uses."""
+        return [p.region for p in (*self.inputs, *[o.partition for o in self.outputs])]
+
+    @cached_property
     def task(self) -> Task:
-        privileges = (*[Read] * len(self.inputs), self.privilege)
+        """The task, the same one every time."""
+        privileges = (*[Read] * len(self.inputs), *[o.privilege for o in self.outputs])
+        if self.native:
+            return Task(self.name, privileges, bind=lambda _, a: copy_entry(a[1], a[0]))
 
         def body(context: Any, k: int, *arrays: np.ndarray) -> None:
-            *given, out = arrays
+            given, out = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
             assert all(not array.flags.writeable for array in given)
-            value = _write_formula(k, context.point, given, out)
-            if self.privilege is ReadWrite:
-                value = (value + out * 3) % 10007
-            out[...] = value
+            for output, array in zip(self.outputs, out, strict=True):
+                array[...] = output.value(k, context.point, given, array)
 
         return Task(self.name, privileges, body=body, context=True)
 
-    def launch(self, runtime: Runtime) -> None:
+    def launch(self, runtime: Runtime, turn: int = 0) -> None:
+        """Launch it. turn: how often it was launched before, for scalars that vary."""
+        scalars = () if self.native else (self.k + self.varies * turn,)
         runtime.launch(
-            self.task(),
-            self.k,
+            self.task,
+            *scalars,
             *self.inputs,
-            self.output,
+            *[output.partition for output in self.outputs],
             name=self.name,
             initialise=self.initialise,
         )
 
-    def run(self, arrays: dict[Region, np.ndarray]) -> None:
+    def run(self, arrays: dict[Region, np.ndarray], turn: int = 0) -> None:
         """The sequential meaning."""
+        k = self.k + self.varies * turn
+        found = []
+        before = {o.partition.region: arrays[o.partition.region].copy() for o in self.outputs}
+        with np.errstate(over="ignore", invalid="ignore"):
+            for point in range(self.outputs[0].partition.points):
+                given = [arrays[p.region][boxes(p, point)] for p in self.inputs]
+                for output in self.outputs:
+                    partition = output.partition
+                    box = boxes(partition, point)
+                    old = before[partition.region][box]
+                    value = given[0] if self.native else output.value(k, point, given, old)
+                    found.append((output, box, value))
+            for output in self.outputs:
+                if output.privilege.reduction is not None and self.initialise:
+                    arrays[output.partition.region][...] = output.start()
+            for output, box, value in found:
+                out = arrays[output.partition.region]
+                reduction = output.privilege.reduction
+                out[box] = value if reduction is None else COMBINE[reduction](out[box], value)
 
-        def tile(partition: Partition, point: int) -> tuple[slice, ...]:
-            low, high = partition.lo[point], partition.hi[point]
-            return tuple(slice(int(a), int(b)) for a, b in zip(low, high))
+    def __str__(self) -> str:
+        def show(partition: Partition) -> str:
+            tiles = [
+                "[" + ", ".join(f"{a}:{b}" for a, b in zip(low, high)) + "]"
+                for low, high in zip(partition.lo.tolist(), partition.hi.tolist())
+            ]
+            return f"{partition.region.name} by {' '.join(tiles)}"
 
-        out = arrays[self.output.region]
-        before = out.copy()
-        reduction = self.privilege.reduction
-        partials = []
-        for point in range(self.output.points):
-            given = [arrays[p.region][tile(p, point)] for p in self.inputs]
-            box = tile(self.output, point)
-            value = _write_formula(self.k, point, given, out[box])
-            if reduction is not None:
-                partials.append((box, value))
-                continue
-            if self.privilege is ReadWrite:
-                value = (value + before[box] * 3) % 10007
-            out[box] = value
-        if reduction is not None:
-            if self.initialise:
-                info = np.iinfo(np.int64)
-                start = {"sum": 0, "prod": 1, "max": info.min, "min": info.max}[reduction]
-                out[...] = start
-            with np.errstate(over="ignore"):
-                for box, value in partials:
-                    out[box] = COMBINE[reduction](out[box], value)
+        kind = "copy" if self.native else f"k={self.k}{'+turn' * self.varies}"
+        read = "; ".join(show(p) for p in self.inputs)
+        write = "; ".join(f"{o.privilege!r} {show(o.partition)}" for o in self.outputs)
+        start = ", initialise" * self.initialise
+        return f"launch {self.name} ({kind}{start}): reads {read or 'nothing'}; {write}"
 
 
 @dataclass
@@ -153,8 +213,13 @@ class Program:
             step.run(arrays)
 
 
-def random_partition(rng: np.random.Generator, region: Region, points: int, write: bool) -> Any:
-    """A partition of a region into `points` tiles; disjoint when it is to be written."""
+def random_partition(
+    rng: np.random.Generator, region: Region, points: int, write: bool
+) -> Partition:
+    """A partition of a region into `points` tiles; disjoint when it is to be written.
+
+    Tiled, by ranges, halo, any boxes, whole; in any order; sometimes with elements left out.
+    """
     kind = int(rng.integers(0, 5))
     rank = region.rank
     if rank == 0 or (not write and kind == 0):
@@ -181,36 +246,97 @@ def random_partition(rng: np.random.Generator, region: Region, points: int, writ
         )
         base = Partition.of(region, corners[0], corners[1])
     order = rng.permutation(points)
-    return Partition.of(region, base.lo[order], base.hi[order], (points,))
+    lo, hi = base.lo[order], base.hi[order].copy()
+    if rng.integers(0, 5) == 0:
+        hi = np.maximum(lo, hi - rng.integers(0, 2, size=hi.shape))
+    return Partition.of(region, lo, hi, (points,))
+
+
+PRIVILEGES = (Write, ReadWrite, Reduce("sum"), Reduce("max"), Reduce("min"), Reduce("prod"))
+
+
+def random_step(
+    rng: np.random.Generator, name: str, regions: Sequence[Region], varies: bool = False
+) -> Step:
+    """A legal launch on some of the regions."""
+
+    def draw(some: Sequence[Region]) -> Region:
+        return some[int(rng.integers(0, len(some)))]
+
+    points = int(rng.choice([1, 1, 2, 3, 4, 6]))
+    if rng.integers(0, 8) == 0 and (found := _random_copy(rng, name, regions, points)):
+        return found
+    outputs: list[Output] = []
+    for _ in range(1 + int(rng.integers(0, 4) == 0)):
+        region = draw([r for r in regions if all(o.partition.region is not r for o in outputs)])
+        privilege = PRIVILEGES[int(rng.integers(0, len(PRIVILEGES)))]
+        direct = privilege.reduction is None
+        if direct and region.rank == 0 and points > 1:
+            privilege, direct = Reduce("sum"), False
+        outputs.append(Output(random_partition(rng, region, points, direct), privilege))
+    inputs = []
+    for _ in range(int(rng.integers(0, 3))):
+        partition = random_partition(rng, draw(regions), points, False)
+        same = [o for o in outputs if o.partition.region is partition.region]
+        if all(o.privilege.reduction or _apart(o.partition, partition) for o in same):
+            inputs.append(partition)
+    reduces = any(output.privilege.reduction for output in outputs)
+    return Step(
+        name,
+        int(rng.integers(1, 50)),
+        tuple(inputs),
+        tuple(outputs),
+        bool(rng.integers(0, 2)) and reduces,
+        varies,
+    )
+
+
+def _random_copy(
+    rng: np.random.Generator, name: str, regions: Sequence[Region], points: int
+) -> Step | None:
+    """A native copy between two regions of one shape and dtype, if there are any."""
+    pairs = [
+        (a, b)
+        for a in regions
+        for b in regions
+        if a is not b and a.shape == b.shape and a.dtype == b.dtype and a.rank
+    ]
+    if not pairs:
+        return None
+    source, target = pairs[int(rng.integers(0, len(pairs)))]
+    tiles = random_partition(rng, target, points, True)
+    theirs = Partition.of(source, tiles.lo, tiles.hi, tiles.grid)
+    return Step(name, 0, (theirs,), (Output(tiles, Write),), native=True)
+
+
+def _apart(one: Partition, other: Partition) -> bool:
+    """Whether no box of one overlaps a box of the other."""
+    for p in range(one.points):
+        for q in range(other.points):
+            low = np.maximum(one.lo[p], other.lo[q])
+            if (low < np.minimum(one.hi[p], other.hi[q])).all():
+                return False
+    return True
+
+
+def random_regions(rng: np.random.Generator, count: int = 4) -> tuple[list[Region], list[Region]]:
+    """Persistent regions, and transient ones of the same shapes."""
+    dtypes = [np.int64, np.int64, np.int32, np.float64]
+    persistent, transient = [], []
+    for i in range(count):
+        shape = tuple(int(n) for n in rng.integers(1, 8, size=int(rng.integers(0, 4))))
+        dtype = dtypes[int(rng.integers(0, len(dtypes)))]
+        persistent.append(Region(shape, dtype, f"p{i}"))
+        transient.append(Region(shape, dtype, f"t{i}", transient=True))
+    return persistent, transient
 
 
 def random_program(seed: int, steps: int = 12) -> Program:
     """A program of `steps` launches over a few small regions."""
     rng = np.random.default_rng(seed)
-    shapes = [
-        tuple(int(n) for n in rng.integers(1, 8, size=int(rng.integers(0, 4)))) for _ in range(4)
-    ]
-    persistent = [Region(shape, np.int64, f"p{i}") for i, shape in enumerate(shapes)]
-    transient = [Region(shape, np.int64, f"t{i}", transient=True) for i, shape in enumerate(shapes)]
+    persistent, transient = random_regions(rng)
     program = Program(persistent, transient)
-    everything = [*persistent, *transient]
-    for number in range(steps):
-        points = int(rng.choice([1, 1, 2, 3, 4, 6]))
-        out = everything[int(rng.integers(0, len(everything)))]
-        others = [region for region in everything if region is not out]
-        inputs = tuple(
-            random_partition(rng, others[int(rng.integers(0, len(others)))], points, False)
-            for _ in range(int(rng.integers(0, 3)))
-        )
-        privilege = (Write, ReadWrite, Reduce("sum"), Reduce("max"), Reduce("min"))[
-            int(rng.integers(0, 5))
-        ]
-        direct = privilege.reduction is None
-        if direct and out.rank == 0:
-            points, inputs = 1, ()
-        output = random_partition(rng, out, points, direct)
-        initialise = bool(rng.integers(0, 2)) and not direct
-        program.steps.append(
-            Step(f"step{number}", int(rng.integers(1, 50)), inputs, output, privilege, initialise)
-        )
+    program.steps += [
+        random_step(rng, f"step{number}", [*persistent, *transient]) for number in range(steps)
+    ]
     return program

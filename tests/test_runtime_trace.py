@@ -71,7 +71,8 @@ def _addresses(array: Array) -> set[int]:
     found = np.array([array.__array_interface__["data"][0]])
     for extent, stride in zip(array.shape, array.strides):
         found = (found[:, None] + np.arange(extent) * stride).reshape(-1)
-    return {int(a) // 8 for a in found}
+    words = range(0, array.itemsize, 4)
+    return {(int(a) + word) // 4 for a in found for word in words}
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -183,6 +184,26 @@ def test_a_step_that_ends_elsewhere_can_follow_itself() -> None:
         trace.replay()
         assert runtime.read(y).tolist() == [7] * 8
         assert runtime.statistics.fixup_copies == 1
+
+
+def test_a_step_captured_while_the_host_array_is_behind() -> None:
+    class Split(DefaultMapper):
+        def place(self, launch: Launch, point: int) -> int:
+            return {"near": 0, "far": 1}.get(launch.name, point % 2)
+
+    with Runtime(Machine.local(2, memories=2), Split()) as runtime:
+        x, y = Region((2,), "i8", "x"), Region((2,), "i8", "y")
+        runtime.array(x)
+        runtime.launch(bump, Partition.tiled(x, 2))  # the second half is valid elsewhere
+
+        def step() -> None:
+            runtime.launch(add, x, y, name="far")
+            runtime.launch(bump, x, name="near")
+
+        trace = runtime.capture(step)
+        for _ in range(3):
+            trace.replay()
+        assert runtime.read(y).tolist() == [1 + 2 + 3] * 2
 
 
 # -- reductions

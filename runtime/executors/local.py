@@ -217,6 +217,7 @@ class LocalExecutor:
             self._memory.allocate(storage)
             return
         self.wait()
+        self._memory.relieve()
         gc.collect()
         self._memory.allocate(storage)
 

@@ -1,0 +1,380 @@
+"""Random programs as users write them: loops, traces of every kind, a host that reads and writes.
+
+A scenario follows from its seed alone, so that every process of a run makes the same one. It is
+executed beside its sequential meaning on NumPy arrays, and a failing one is made smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from runtime_programs import ShuffledMapper, Step, random_regions, random_step
+
+from soapstone.runtime import Machine, Region, Runtime, Trace
+from soapstone.runtime.start import machine_of, start
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Fill:
+    """Every element of a region becomes `value`."""
+
+    region: Region
+    value: int
+
+    def __str__(self) -> str:
+        return f"fill {self.region.name} with {self.value}"
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """What the host does: "read" (and compare), "write", "array" (and write), "wait"."""
+
+    kind: str
+    region: Region
+    seed: int = 0
+
+    def contents(self) -> Array:
+        """What it writes."""
+        rng = np.random.default_rng(self.seed)
+        return rng.integers(0, 100, size=self.region.shape).astype(self.region.dtype)
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "wait" else f"{self.kind} {self.region.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A body, some times: "plain", each time in a `trace` block, or captured and replayed.
+
+    between: what the host does after every `every`th time.
+    """
+
+    name: str
+    times: int
+    mode: str
+    body: tuple[Action, ...]
+    between: tuple[Host, ...] = ()
+    every: int = 1
+
+    def __str__(self) -> str:
+        inside = [f"  {line}" for action in self.body for line in str(action).splitlines()]
+        host = [f"  every {self.every}: {action}" for action in self.between]
+        return "\n".join([f"{self.times} times, {self.mode}:", *inside, *host])
+
+
+Action = Step | Fill | Host | Loop
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where a scenario runs."""
+
+    executor: str
+    cpus: int
+    memories: int
+    mapper_seed: int
+    tiles: bool
+    anywhere: bool
+    automatic: bool
+
+    def runtime(self) -> Runtime:
+        """A runtime of this kind."""
+        mapper = ShuffledMapper(self.mapper_seed, self.tiles, self.anywhere)
+        if self.executor == "local":
+            machine = Machine.local(self.cpus, memories=self.memories)
+        else:
+            machine = machine_of(self.executor, self.cpus)
+        return start(self.executor, machine, mapper, automatic=self.automatic)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Regions, and what is done with them."""
+
+    seed: int
+    regions: tuple[Region, ...]
+    actions: tuple[Action, ...]
+    setup: Setup
+
+    def __str__(self) -> str:
+        regions = [str(region) for region in self.regions]
+        lines = [f"seed {self.seed}", str(self.setup), *regions, *map(str, self.actions)]
+        return "\n".join(lines)
+
+
+class Difference(AssertionError):
+    """A region does not hold what sequential execution gives."""
+
+
+# -- making them
+
+
+def scenario(seed: int, executor: str = "local") -> Scenario:
+    """The scenario of a seed."""
+    rng = np.random.default_rng([seed, 7])
+    persistent, transient = random_regions(rng, 4)
+    make = _Maker(rng, persistent, transient)
+    actions = [*make.hosts(3), *(make.action(0) for _ in range(int(rng.integers(2, 6))))]
+    setup = Setup(
+        executor,
+        cpus=int(rng.integers(1, 4 if executor == "local" else 3)),
+        memories=int(rng.integers(1, 4)),
+        mapper_seed=seed,
+        tiles=bool(rng.integers(0, 2)),
+        anywhere=bool(rng.integers(0, 3)),
+        automatic=bool(rng.integers(0, 3)),
+    )
+    return Scenario(seed, tuple(persistent), tuple(actions), setup)
+
+
+class _Maker:
+    """Draws actions."""
+
+    def __init__(
+        self, rng: np.random.Generator, persistent: list[Region], transient: list[Region]
+    ) -> None:
+        self.rng = rng
+        self.persistent = persistent
+        self.transient = transient
+        self.count = 0
+
+    def number(self) -> int:
+        self.count += 1
+        return self.count
+
+    def region(self) -> Region:
+        return self.persistent[int(self.rng.integers(0, len(self.persistent)))]
+
+    def step(self, regions: list[Region], varies: bool = False) -> Step:
+        return random_step(self.rng, f"s{self.number()}", regions, varies)
+
+    def fill(self) -> Fill:
+        return Fill(self.region(), int(self.rng.integers(0, 9)))
+
+    def hosts(self, most: int) -> tuple[Host, ...]:
+        kinds = ("read", "read", "write", "write", "array", "wait")
+        return tuple(
+            Host(kinds[int(self.rng.integers(0, 6))], self.region(), self.number())
+            for _ in range(int(self.rng.integers(0, most + 1)))
+        )
+
+    def action(self, depth: int) -> Action:
+        kind = int(self.rng.integers(0, 10))
+        if kind < 3:
+            return self.step(self.persistent)
+        if kind == 3:
+            return self.fill()
+        if kind == 4:
+            return Host("write", self.region(), self.number())
+        return self.loop(depth)
+
+    def loop(self, depth: int) -> Loop:
+        rng = self.rng
+        modes = (
+            ("plain", "plain", "plain", "trace", "capture") if depth == 0 else ("plain", "trace")
+        )
+        mode = modes[int(rng.integers(0, len(modes)))]
+        times = int(rng.choice([2, 3, 5, 20, 60])) if depth == 0 else int(rng.integers(1, 8))
+        length = int(rng.integers(1, 7))
+        most = 240 if mode == "plain" else 40
+        times = max(2, min(times, most // length))
+        body: list[Action] = []
+        if mode == "plain":
+            for _ in range(length):
+                kind = int(rng.integers(0, 14))
+                if kind == 0 and depth == 0:
+                    body.append(self.loop(1))
+                elif kind == 1:
+                    body.append(self.fill())
+                elif kind == 2:
+                    body.append(self.step(self.persistent, varies=True))
+                else:
+                    body.append(self.step(self.persistent))
+            if depth:
+                times = min(times, 6)
+        else:
+            body += [Fill(region, 7) for region in self.transient]
+            regions = [*self.persistent, *self.transient]
+            body += [self.step(regions) for _ in range(length)]
+            body += [self.fill()] * int(rng.integers(0, 2))
+        between = self.hosts(2) if rng.integers(0, 2) else ()
+        every = int(rng.integers(1, 12))
+        return Loop(f"loop{self.number()}", times, mode, tuple(body), between, every)
+
+
+# -- running them
+
+
+class Run:
+    """One execution of a scenario on a runtime, beside its sequential meaning."""
+
+    def __init__(self, runtime: Runtime, given: Scenario) -> None:
+        self.runtime = runtime
+        self.given = given
+        self.arrays: dict[Region, Array] = {}
+        self.views: dict[Region, Array] = {}
+        self.place = "the start"
+
+    def run(self) -> None:
+        """Execute, and compare.
+
+        Raises: Difference, and whatever the runtime raises.
+        """
+        for number, region in enumerate(self.given.regions):
+            host = Host("write", region, 1000 + number)
+            self.arrays[region] = host.contents()
+            self.runtime.write(region, host.contents())
+        for action in self.given.actions:
+            self.do(action, 0)
+        for region in self.given.regions:
+            self.compare(region)
+
+    def compare(self, region: Region) -> None:
+        self.same(region, self.runtime.read(region), "read")
+
+    def same(self, region: Region, found: Array, what: str) -> None:
+        if not np.array_equal(found, self.arrays[region], equal_nan=region.dtype.kind == "f"):
+            raise Difference(
+                f"{what} of region {region.name!r} after {self.place}: found {found.tolist()}, "
+                f"needed {self.arrays[region].tolist()}"
+            )
+
+    def do(self, action: Action, turn: int) -> None:
+        if not isinstance(action, Loop):
+            self.place = str(action).splitlines()[0]
+        if isinstance(action, Loop):
+            self.loop(action)
+        elif isinstance(action, Host):
+            self.host(action, turn)
+        else:
+            self.launch(action, turn)
+            self.follow(action, turn)
+
+    def launch(self, action: Action, turn: int) -> None:
+        if isinstance(action, Fill):
+            self.runtime.fill(action.region, action.value)
+        elif isinstance(action, Step):
+            action.launch(self.runtime, turn)
+
+    def follow(self, action: Action, turn: int) -> None:
+        """What a launch means."""
+        if isinstance(action, Fill):
+            region = action.region
+            self.arrays[region] = np.full(region.shape, action.value, dtype=region.dtype)
+        elif isinstance(action, Step):
+            action.run(self.arrays, turn)
+
+    def host(self, action: Host, turn: int) -> None:
+        region = action.region
+        if action.kind == "read":
+            self.compare(region)
+            return
+        if action.kind == "wait":
+            self.runtime.wait()
+            for live, view in self.views.items():
+                self.same(live, view, "array")
+            return
+        fresh = replace(action, seed=action.seed + 977 * turn).contents()
+        if action.kind == "write":
+            self.runtime.write(region, fresh)
+        else:
+            view = self.runtime.array(region)
+            self.same(region, view, "array")
+            self.views[region] = view
+            view[...] = fresh
+        self.arrays[region] = fresh
+
+    def loop(self, loop: Loop) -> None:
+        trace: Trace | None = None
+        if loop.mode == "capture":
+            trace = self.runtime.capture(lambda: [self.launch(a, 0) for a in loop.body])
+        for turn in range(loop.times):
+            self.place = f"turn {turn} of {loop.name} ({loop.mode})"
+            if loop.mode == "plain":
+                for action in loop.body:
+                    self.do(action, turn)
+            elif trace is not None:
+                trace.replay()
+            else:
+                with self.runtime.trace(loop.name):
+                    for action in loop.body:
+                        self.launch(action, turn)
+            if loop.mode != "plain":
+                for action in loop.body:
+                    self.follow(action, turn)
+            if turn % loop.every == 0:
+                for host in loop.between:
+                    self.host(host, turn)
+
+
+def execute(given: Scenario) -> dict[str, int]:
+    """Run a scenario; returns the runtime's statistics.
+
+    Raises: Difference, and whatever the runtime raises.
+    """
+    with given.setup.runtime() as runtime:
+        Run(runtime, given).run()
+        return runtime.statistics.describe()
+
+
+# -- making them smaller
+
+
+def shrink(
+    given: Scenario, fails: Callable[[Scenario], bool], attempts: int = 400
+) -> tuple[Scenario, int]:
+    """The smallest scenario found that still fails, and how many were tried."""
+    tried = 0
+    going = True
+    while going and tried < attempts:
+        going = False
+        for smaller in _smaller(given):
+            tried += 1
+            if fails(smaller):
+                given, going = smaller, True
+                break
+            if tried >= attempts:
+                break
+    return given, tried
+
+
+def _smaller(given: Scenario) -> Iterator[Scenario]:
+    """Scenarios that are a step smaller, the most promising first."""
+    for actions in _fewer(given.actions):
+        yield replace(given, actions=actions)
+    setup = given.setup
+    for change in (
+        {"automatic": False},
+        {"tiles": False},
+        {"anywhere": False},
+        {"memories": setup.memories - 1},
+        {"cpus": setup.cpus - 1},
+    ):
+        smaller = replace(setup, **change)  # type: ignore[arg-type]
+        if smaller != setup and smaller.memories and smaller.cpus:
+            yield replace(given, setup=smaller)
+
+
+def _fewer(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
+    half = len(actions) // 2
+    if half > 1:
+        yield actions[half:]
+        yield actions[:half]
+    for i in range(len(actions)):
+        yield actions[:i] + actions[i + 1 :]
+    for i, action in enumerate(actions):
+        if isinstance(action, Loop):
+            changes: list[Loop] = [
+                replace(action, body=body) for body in _fewer(action.body) if body
+            ]
+            changes += [
+                replace(action, times=n) for n in (action.times // 2, action.times - 1) if n
+            ]
+            changes += [replace(action, between=())] * bool(action.between)
+            for change in changes:
+                yield (*actions[:i], change, *actions[i + 1 :])
