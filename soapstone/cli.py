@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import soapstone
-from soapstone import cli_onnx, cli_optimize, cli_profile, cli_rules, cli_strategy
+from soapstone import cli_bench, cli_onnx, cli_optimize, cli_profile, cli_rules, cli_strategy
 
 if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Checkpoint
@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_onnx.app, name="onnx")
 app.add_typer(cli_profile.app, name="profile")
 app.add_typer(cli_rules.app, name="rules")

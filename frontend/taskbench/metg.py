@@ -1,0 +1,109 @@
+"""METG: the smallest task granularity at which a system still reaches a given efficiency.
+
+The method of the paper (section 4): with everything else fixed the tasks are made smaller and
+smaller; efficiency is the rate of the kernel's work against the highest rate of the sweep; the
+granularity of a run is its time, times the workers, over its tasks; METG(50 %) is where the curve
+of efficiency over granularity crosses 50 %, interpolated between the runs around it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One size of task: seconds of the fastest run, us of worker time a task, work a second."""
+
+    iterations: int
+    seconds: float
+    granularity_us: float
+    rate: float
+    efficiency: float = math.nan
+
+
+@dataclass(frozen=True)
+class Metg:
+    """A sweep and what follows from it. metg_us: None when no run was as efficient as asked.
+
+    bound: the smallest tasks there are were still efficient enough; METG is at most `metg_us`.
+    """
+
+    metg_us: float | None
+    bound: bool
+    target: float
+    peak_rate: float
+    samples: tuple[Sample, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
+
+
+def timed(
+    run: Callable[[int], float],
+    work: Callable[[int], float],
+    tasks: int,
+    workers: int,
+    *,
+    iterations: int,
+    repeats: int,
+) -> Sample:
+    """One size of task: the fastest of some runs. The arguments are those of `metg`."""
+    seconds = min(run(iterations) for _ in range(repeats))
+    granularity_us = seconds * workers / tasks * 1e6
+    return Sample(iterations, seconds, granularity_us, work(iterations) / seconds)
+
+
+def metg(
+    run: Callable[[int], float],
+    work: Callable[[int], float],
+    tasks: int,
+    workers: int,
+    *,
+    largest: int = 1 << 14,
+    repeats: int = 5,
+    target: float = 0.5,
+    factor: float = 2.0,
+) -> Metg:
+    """Measure the minimum effective task granularity.
+
+    run: seconds of one run of all tasks with a number of iterations. work: what such a run does.
+    largest: the iterations to begin with, divided by `factor` until efficiency is well below the
+    target; the fastest of `repeats` runs counts.
+
+    Raises: ValueError for a target outside (0, 1), or sizes that cannot fall.
+    """
+    if not 0 < target < 1:
+        raise ValueError(f"target is {target}, needed between 0 and 1")
+    if largest < 1 or repeats < 1 or tasks < 1 or factor <= 1:
+        raise ValueError("largest, repeats and tasks must be 1 or more, and factor above 1")
+    samples: list[Sample] = []
+    iterations = largest
+    while True:
+        sample = timed(run, work, tasks, workers, iterations=iterations, repeats=repeats)
+        samples.append(sample)
+        peak = max(each.rate for each in samples)
+        if iterations == 1 or sample.rate < 0.6 * target * peak:
+            return summary(samples, target)
+        iterations = max(1, int(iterations / factor))
+
+
+def summary(samples: Sequence[Sample], target: float) -> Metg:
+    """METG of the samples of a sweep, from the largest tasks to the smallest."""
+    peak = max(sample.rate for sample in samples)
+    done = tuple(
+        Sample(s.iterations, s.seconds, s.granularity_us, s.rate, s.rate / peak) for s in samples
+    )
+    good = [number for number, sample in enumerate(done) if sample.efficiency >= target]
+    last = good[-1]
+    above = done[last]
+    if last + 1 == len(done):
+        return Metg(above.granularity_us, True, target, peak, done)
+    below = done[last + 1]
+    share = (above.efficiency - target) / (above.efficiency - below.efficiency)
+    high, low = math.log(above.granularity_us), math.log(below.granularity_us)
+    return Metg(math.exp(high + share * (low - high)), False, target, peak, done)
