@@ -31,9 +31,7 @@ class TaskGraph:
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:
-            raise ValueError(
-                f"pattern {self.pattern!r} found; needed one of {', '.join(PATTERNS)}"
-            )
+            raise ValueError(f"pattern {self.pattern!r} found; needed one of {', '.join(PATTERNS)}")
         for name, least in (("width", 1), ("steps", 1), ("radix", 0), ("period", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}, needed at least {least}")
