@@ -45,6 +45,16 @@ def _bound(sizes: Array, starts: Array, ends: Array) -> int:
     return int(np.cumsum(changes[order]).max(initial=0))
 
 
+def fixed(blocks: Sequence[Block], offsets: Sequence[int]) -> ArenaPlan:
+    """The plan of blocks whose offsets are decided already."""
+    sizes = _padded(blocks)
+    starts = np.array([block.start for block in blocks], dtype=np.int64)
+    ends = np.array([block.end for block in blocks], dtype=np.int64)
+    at = np.array(offsets, dtype=np.int64)
+    peak = max((offset + block.nbytes for offset, block in zip(offsets, blocks)), default=0)
+    return ArenaPlan(at, peak, _bound(sizes, starts, ends))
+
+
 def _pack(order: Sequence[int], sizes: Array, starts: Array, ends: Array) -> tuple[Array, int]:
     """Offsets when blocks are placed in this order, each into the smallest gap that fits."""
     offsets = np.zeros(sizes.size, dtype=np.int64)

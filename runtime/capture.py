@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import eviction
 from .dependence import Analysis
 from .instance import Instance, Instances, Storage, minus, union
 from .mapper import Layout, Order
@@ -37,6 +38,22 @@ class Recorder:
     def allocate(self, storage: Storage) -> None:
         """Leave a transient storage without bytes: the arena planner places it."""
 
+    def remove(self, unread: Sequence[int]) -> None:
+        """Remove operations that nothing depends on for its values; the others get new ids."""
+        if not unread:
+            return
+        kept = np.ones(len(self.operations), dtype=bool)
+        kept[list(unread)] = False
+        number = np.cumsum(kept) - 1
+        self.operations = [operation for operation in self.operations if kept[operation.id]]
+        for new, operation in enumerate(self.operations):
+            operation.id = new
+        self._edges = [
+            (number[sources[some]], number[targets[some]])
+            for sources, targets in self._edges
+            for some in [kept[sources] & kept[targets]]
+        ]
+
     def edges(self) -> Array:
         """All dependences, each once, sorted. Returns int64 (edges, 2)."""
         if not self._edges:
@@ -56,6 +73,7 @@ class CaptureAnalysis(Analysis):
 
     def __init__(self, main: Analysis, recorder: Recorder) -> None:
         super().__init__(main.machine, main.mapper, main.statistics, recorder, main.world)
+        self._recorder = recorder
         self._main = main
         self.keep = []
 
@@ -64,6 +82,9 @@ class CaptureAnalysis(Analysis):
         if region.transient:
             return state
         main = self._main.state(region)
+        for key in list(main.by_key):  # replays take over the bytes of what is there
+            if key[0] in self.spaces:
+                eviction.drop(self._main, region, key)
         state.live = main.live
         state.cuts = [cut.copy() for cut in main.cuts]
         hosts = self._main.host_instances(region) if main.live else []
@@ -75,12 +96,20 @@ class CaptureAnalysis(Analysis):
         return state
 
     def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
-        if region.transient:
-            return super()._storage(region, memory, box, order)
+        if region.transient or memory in self.spaces:
+            storage = super()._storage(region, memory, box, order)
+            storage.transient = True
+            return storage
         return self._main.instance(region, memory, box, Layout(order)).storage
 
     def close(self) -> None:
         """Issue the copies after which the step can follow itself without any other copy."""
+        self.launching = None
+        self.pinned.clear()
+        for region, state in list(self.regions.items()):
+            for key in list(state.by_key):
+                if key[0] in self.spaces and not region.transient:
+                    eviction.drop(self, region, key)
         for region, state in list(self.regions.items()):
             if region.transient or len(state.by_key) < 2:
                 continue
@@ -89,10 +118,34 @@ class CaptureAnalysis(Analysis):
                     self.complete(region, instance, True)
                 elif not state.live:
                     self.complete(region, instance, instance.required)
+        if self.spaces:
+            self._remove_unread()
+
+    def _remove_unread(self) -> None:
+        """Remove the copies of evicted values that nothing reads any more."""
+        read: set[int] = set()
+        unread: list[int] = []
+        for operation in reversed(self._recorder.operations):
+            if operation.kind == "copy":
+                source, target = (use.storage for use in operation.uses)
+                if target is not None and target.transient and id(target) not in read:
+                    unread.append(operation.id)
+                    self.statistics.copies -= 1
+                    self.statistics.bytes_copied -= _copied_bytes(operation)
+                else:
+                    read.add(id(source))
+            else:
+                read.update(id(use.storage) for use in operation.uses)
+        self._recorder.remove(unread)
 
     def persistent(self) -> list[Region]:
         """The persistent regions the step uses."""
         return [region for region in self.keep or [] if not region.transient]
+
+
+def _copied_bytes(operation: Operation) -> int:
+    partition = operation.launch.partitions[0]
+    return int(partition.tiling.volume[0]) * partition.region.dtype.itemsize
 
 
 def restore_needs(main: Analysis, captured: Analysis, regions: Sequence[Region]) -> int:

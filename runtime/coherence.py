@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import message
+from . import eviction, message
 from . import tiling as geometry
 from .errors import UnwrittenError
 from .instance import (
@@ -36,6 +36,7 @@ from .operation import Operation, Sink
 from .partition import Partition
 from .policy import Policy
 from .region import Region
+from .space import Space
 from .statistics import Statistics
 from .tiling import Box, Tiling
 from .transfer import COPY
@@ -82,8 +83,15 @@ class Coherence:
         self.next_id = 0
         self.keep: list[Region] | None = None  # a capture keeps its regions alive
         self.policy = Policy(machine, mapper, world)
-        self.pinned: set[int] = set()  # the storages of the launch being analysed
         self._bandwidth = {(link.source, link.target): link.bytes_per_s for link in machine.links}
+        self.launching: Launch | None = None  # the launch being analysed
+        self.pinned: set[int] = set()  # its storages
+        self.spaces = {  # of the memories that instances leave to make room
+            memory: Space(machine.memories[memory].capacity_bytes)
+            for memory, backing in enumerate(self.policy.backing)
+            if backing is not None
+        }
+        self.placed: list[tuple[weakref.ref[Region], Instance]] = []  # in those memories
         self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
 
     # -- instances
@@ -140,10 +148,16 @@ class Coherence:
         fresh = not state.by_key and box is None and not region.transient
         instance = Instance(storage, fresh, fresh)
         state.by_key[key] = instance
+        if memory in self.spaces:
+            self.placed.append((weakref.ref(region), instance))
         return instance
 
     def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
         storage = Storage(region, memory, box, order)
+        if memory in self.spaces:
+            if not region.transient:
+                eviction.home(self, region, memory)  # what nobody has written is zero there
+            eviction.place(self, storage)
         self.sink.allocate(storage)
         return storage
 
@@ -249,6 +263,12 @@ class Coherence:
             missing = state.missing(instance, tile)
             if missing is False:
                 return
+        if instance.storage.offset is not None and not region.transient:
+            home = eviction.home(self, region, instance.storage.memory)
+            home.valid = union(home.valid, missing)
+            home.inherited = union(home.inherited, missing)
+            self._fetch(state, region, instance, box, processor, launch)
+            return
         if region.transient and launch is not None:
             raise UnwrittenError(
                 f"task {launch.name!r} reads transient region {region.name!r}, box "

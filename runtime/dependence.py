@@ -149,6 +149,7 @@ class Analysis(Coherence):
     ) -> None:
         """Make the operations of one launch and hand them on with their dependences."""
         points = len(processors)
+        self.launching = launch
         self.pinned.clear()
         columns: list[Sequence[Use]] = [()] * len(launch.partitions)
         pieces: list[Piece] = []

@@ -34,12 +34,13 @@ class Storage:
     """The bytes of one instance: a box of a region in a memory, with an axis order.
 
     `array` has the box's logical shape (a permuted view for an order other than C); it is None
-    for a transient instance of a trace until the arena is planned; `offset` is where the analysis
-    has put it there already, in a memory that instances leave.
+    for a transient instance of a trace until the arena is planned. In a memory that instances leave
+    `offset` is its place, and `after` are the operations that may be using its bytes still.
     """
 
     __slots__ = (
         "__weakref__",
+        "after",
         "array",
         "box",
         "dtype",
@@ -64,6 +65,7 @@ class Storage:
         self.name = region.name
         self.transient = region.transient
         self.offset: int | None = None
+        self.after: Array = np.zeros(0, dtype=np.int64)
         self.array: Array | None = None
 
     def attach(self, buffer: Array) -> None:
@@ -211,6 +213,9 @@ class Instance:
         writes = access & WRITE
         before = self.writers + self.readers if writes else self.writers
         found = [user.edges(tiling, ids) for user in before]
+        after = self.storage.after
+        if writes and after.size:
+            found.append((np.repeat(after, ids.size), np.tile(ids, after.size)))
         mine = Users(tiling, ids)
         if writes:
             self.writers = [w for user in self.writers if (w := user.beyond(tiling)) is not None]
@@ -228,6 +233,9 @@ class Instance:
             else [user for user in users if int(user.ids.max(initial=-1)) >= below]
             for users in (self.writers, self.readers)
         )
+        after = self.storage.after
+        if after.size and (below is None or int(after.max()) < below):
+            self.storage.after = np.zeros(0, dtype=np.int64)
 
 
 class Instances:

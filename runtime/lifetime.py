@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .arena import ArenaPlan, Block, plan
+from .arena import ArenaPlan, Block, fixed, plan
 from .instance import Storage
 from .operation import Operation
 from .tiling import Box
@@ -73,7 +73,9 @@ def lay_out(
     plans, placed, edges = [], [], []
     for memory in range(memories):
         mine = [life for life in lives.values() if life.storage.memory == memory]
-        found = plan([Block(life.storage.nbytes, life.start, life.end) for life in mine])
+        blocks = [Block(life.storage.nbytes, life.start, life.end) for life in mine]
+        given = [life.storage.offset for life in mine if life.storage.offset is not None]
+        found = fixed(blocks, given) if given else plan(blocks)
         plans.append(found)
         at = [(life.storage, int(offset)) for life, offset in zip(mine, found.offsets)]
         placed.append(tuple(at))

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -227,6 +227,31 @@ class Machine:
             memories=tuple(Memory(name, memory_bytes) for name in names),
             links=tuple(
                 Link(a, b, latency_s=1e-6, bytes_per_s=10e9) for a in names for b in names if a != b
+            ),
+        )
+
+    def bounded(self, memory_bytes: int) -> Machine:
+        """This machine with a memory of `memory_bytes` between its processors and each memory.
+
+        Processors of "system" then work in "system.bounded", as those of a device do in its own
+        memory; mappers that stream (`bounded_memory`) run more in it than it holds.
+
+        Raises: MachineError.
+        """
+        _number("Machine.bounded", "memory_bytes", memory_bytes, whole=True, least=1)
+        used = list(dict.fromkeys(processor.memory for processor in self.processors))
+        rates = {memory.name: memory.bytes_per_s or 10e9 for memory in self.memories}
+        return replace(
+            self,
+            processors=tuple(replace(p, memory=f"{p.memory}.bounded") for p in self.processors),
+            memories=(*self.memories, *(Memory(f"{name}.bounded", memory_bytes) for name in used)),
+            links=(
+                *self.links,
+                *(
+                    Link(*ends, latency_s=1e-6, bytes_per_s=rates[name])
+                    for name in used
+                    for ends in ((name, f"{name}.bounded"), (f"{name}.bounded", name))
+                ),
             ),
         )
 

@@ -112,14 +112,17 @@ class Mapper(Protocol):
         makes for itself or for the host.
         """
 
-    def backing(self, region: Region, memory: str) -> str | None:
-        """The memory a region's contents return to when they leave a memory; None: they stay."""
+    def backing(self, memory: str) -> str | None:
+        """The memory that instances return to when a memory is full; None: they stay.
+
+        Asked once. Not asked of the memory that the host reads and writes: what is there stays.
+        """
 
     def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
         """Which instance (an index into `held`) leaves a memory where `nbytes` are needed.
 
-        held: those with a backing memory that the launch does not use, least recently used first.
-        Asked again as long as the bytes do not suffice.
+        held: those that the launch does not use, least recently used first. Asked again as long as
+        the bytes do not suffice. Never asked where there is no backing memory.
         """
 
     # What is compiled
@@ -197,7 +200,7 @@ class DefaultMapper:
         """The nearest: of the same memory, else over the fastest link."""
         return None
 
-    def backing(self, region: Region, memory: str) -> str | None:
+    def backing(self, memory: str) -> str | None:
         """Instances stay: a memory that is full is an error."""
         return None
 

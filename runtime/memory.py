@@ -34,6 +34,7 @@ class MemoryPool:
         self._used = [0] * len(machine.memories)
         self._released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
+        self._arenas: dict[int, Array] = {}
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
         self._resident_before = resident_bytes()
         self._relief: list[Callable[[], None]] = []
@@ -110,11 +111,27 @@ class MemoryPool:
             refused = "the operating system refuses them"
             raise self._exhausted(memory, nbytes, what, refused) from None
 
+    def _arena(self, memory: int) -> Array:
+        found = self._arenas.get(memory)
+        if found is None:
+            place = self._memories[memory]
+            what = "the arena that instances leave and come to"
+            self.claim(self, memory, place.capacity_bytes, what)
+            found = self.buffer(memory, place.capacity_bytes, False, what)
+            self._arenas[memory] = found
+        return found
+
     def allocate(self, storage: Storage) -> None:
         """Give a storage its bytes: zeros, or whatever was there for a transient region.
 
+        One that has its offset already gets it in the arena of its memory, which takes all of it.
+
         Raises: MemoryExhausted.
         """
+        if storage.offset is not None:
+            arena = self._arena(storage.memory)
+            storage.attach(arena[storage.offset : storage.offset + storage.nbytes])
+            return
         memory, nbytes, what = storage.memory, storage.nbytes, f"region {storage.name!r}"
         self.claim(storage, memory, nbytes, what)
         storage.attach(self.buffer(memory, nbytes, not storage.transient, what))

@@ -54,7 +54,7 @@ class Policy:
         self._asks_variant = asks("variant")
         self._asks_priority = asks("priority")
         self._asks_source = asks("copy_source")
-        self.backs = asks("backing")
+        self.backing = self._backings()
         self.many_instances = not self.one_memory or self._asks_layout or self._asks_whole
 
     # -- where points run
@@ -203,30 +203,29 @@ class Policy:
             answer, seen, f"{who}: copy source of region {region.name!r}", "None or an index of"
         )
 
-    def backing(self, region: Region, memory: int) -> int | None:
-        """The index of the memory that a region's contents return to, or None."""
-        if not self.backs:
-            return None
-        name = self.machine.memories[memory].name
-        answer = self.mapper.backing(region, name)
-        if answer is None:
-            return None
-        if memory in self.world.hosts:
-            raise MapperError(
-                f"region {region.name!r}: backing of memory {name!r} is {answer!r}, needed None: "
-                "what the host reads and writes stays there"
-            )
-        others = [
-            other
-            for other, index in self._memory_index.items()
-            if index != memory and not self.world.apart(index, memory)
-        ]
-        if answer not in others:
-            raise MapperError(
-                f"region {region.name!r}: backing of memory {name!r} is {answer!r}, "
-                f"needed None or one of {others}"
-            )
-        return self._memory_index[answer]
+    def _backings(self) -> list[int | None]:
+        """The index of each memory's backing memory, or None."""
+        found: list[int | None] = []
+        for memory, place in enumerate(self.machine.memories):
+            answer = None if memory in self.world.hosts else self.mapper.backing(place.name)
+            others = {
+                other: index
+                for other, index in self._memory_index.items()
+                if index != memory and not self.world.apart(index, memory)
+            }
+            if answer is not None and answer not in others:
+                raise MapperError(
+                    f"backing of memory {place.name!r} is {answer!r}, needed None or one of "
+                    f"{sorted(others)}"
+                )
+            found.append(None if answer is None else others[answer])
+        for memory, backing in enumerate(found):
+            if backing is not None and found[backing] is not None:
+                raise MapperError(
+                    f"backing of memory {self.machine.memories[memory].name!r} is "
+                    f"{self.machine.memories[backing].name!r}, needed one whose instances stay"
+                )
+        return found
 
     def evict(self, launch: Launch | None, memory: int, nbytes: int, held: tuple[Held, ...]) -> int:
         """The index of the instance that makes room."""

