@@ -6,6 +6,7 @@ the nearest instance where they are. Validity is kept region by region, element 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from .transfer import COPY
 from .world import World
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_CUT_BYTES = 1 << 18  # larger copies are shared by several processors
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -183,7 +185,7 @@ class Coherence:
         if len(layouts) == 1 and layouts[memories[0]][0]:
             instance = self._pin(self.instance(region, memories[0], None, layouts[memories[0]][1]))
             if access & READ:
-                self._acquire(state, region, instance, tiling, mine[0], asked[0])
+                self._acquire(state, region, instance, tiling, mine, asked[0])
             pieces.append(Piece(state, instance, tiling, chosen, access))
             return instance.uses(tiling, writes, group.squeeze)
         by_instance: dict[int, tuple[Instance, list[int]]] = {}
@@ -198,7 +200,7 @@ class Coherence:
             places = np.array(inside, dtype=np.int64)
             part = tiling.subset(places)
             if access & READ:
-                self._acquire(state, region, instance, part, mine[inside[0]], asked[0])
+                self._acquire(state, region, instance, part, [mine[i] for i in inside], asked[0])
             targets = places if chosen is None else chosen[places]
             pieces.append(Piece(state, instance, part, targets, access))
             for place in inside:
@@ -220,14 +222,21 @@ class Coherence:
         region: Region,
         instance: Instance,
         tiling: Tiling,
-        processor: int,
+        processors: list[int],
         launch: Launch,
     ) -> None:
-        """Make a tiling's union valid in an instance, by copies from wherever it is valid."""
+        """Make a tiling's union valid in an instance, by copies from wherever it is valid.
+
+        Each tile is copied by the processor of its first point; what several share, in equal parts.
+        """
         missing = state.missing(instance, tiling)
         if missing is not False:
+            tiles = dict(zip(reversed(tiling.boxes), reversed(processors)))
+            sharing = list(dict.fromkeys(processors))
             for box in dict.fromkeys(tiling.boxes):
-                self._fetch(state, region, instance, box, processor, launch)
+                parts = [(box, tiles[box])] if len(tiles) > 1 else self._parts(region, box, sharing)
+                for part, processor in parts:
+                    self._fetch(state, region, instance, part, processor, launch)
         state.read(instance, tiling)
 
     def _fetch(
@@ -362,10 +371,31 @@ class Coherence:
         lacking = minus(cells, instance.valid)
         if lacking is False:
             return
-        homes = [p for p, home in enumerate(self.policy.homes) if home == instance.storage.memory]
+        memory, homes = instance.storage.memory, self.policy.homes
+        near = [p for p, home in enumerate(homes) if home == memory]
+        near = near or [p for p, home in enumerate(homes) if not self.world.apart(home, memory)]
         work = state.cells(lacking).copy()
         for box in list(state.boxes(work, (0,) * work.ndim)):
-            self._fetch(state, region, instance, box, homes[0] if homes else 0, None)
+            for part, processor in self._parts(region, box, near or [0]):
+                self._fetch(state, region, instance, part, processor, None)
+
+    def _parts(self, region: Region, box: Box, processors: Sequence[int]) -> list[tuple[Box, int]]:
+        """A box cut along its longest axis over the processors that copy it, if it is large."""
+        extents = [high - low for low, high in zip(*box)]
+        count = len(processors)
+        if math.prod(extents) * region.dtype.itemsize <= _CUT_BYTES or max(extents) < count:
+            return [(box, processors[0])]
+        axis = extents.index(max(extents))
+        low, high = box
+        cuts = [low[axis] + extents[axis] * part // count for part in range(count + 1)]
+        return [
+            ((_at(low, axis, begin), _at(high, axis, end)), processor)
+            for begin, end, processor in zip(cuts, cuts[1:], processors)
+        ]
+
+
+def _at(corner: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*corner[:axis], value, *corner[axis + 1 :])
 
 
 def _contains(outer: Box, inner: Box) -> bool:

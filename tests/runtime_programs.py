@@ -11,7 +11,9 @@ import numpy as np
 
 from soapstone.runtime import (
     DefaultMapper,
+    Held,
     Launch,
+    Layout,
     Partition,
     Privilege,
     Processor,
@@ -61,6 +63,38 @@ class ShuffledMapper(DefaultMapper):
 
     def whole_instances(self, region: Region, memory: str) -> bool:
         return not self.tiles or self._draw("whole", region.name) % 3 > 0
+
+    def slices(self, launch: Launch) -> np.ndarray | None:
+        if self._draw("slices", launch.name) % 2:
+            return None
+        return self.place_all(launch) + len(self.machine.processors) * np.array(
+            [self._draw("slice", launch.name, point) % 2 for point in range(launch.points)]
+        )
+
+    def stealable(self, launch: Launch) -> bool:
+        return self._draw("steal", launch.name) % 2 == 0
+
+    def copy_source(
+        self, launch: Launch | None, target: Held, sources: tuple[Held, ...]
+    ) -> int | None:
+        draw = self._draw("source", launch and launch.name, target.memory, len(sources))
+        return None if draw % 4 == 0 else draw % len(sources)
+
+
+class ContraryMapper(ShuffledMapper):
+    """Asks for another layout with every argument, and streams through memories with a backing."""
+
+    def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
+        region = launch.partitions[argument].region
+        order = [self._draw("layout", launch.name, argument, axis) for axis in range(region.rank)]
+        whole = self._draw("tile", launch.name, argument) % 2 > 0
+        return Layout(tuple(int(axis) for axis in np.argsort(order)), whole)
+
+    def backing(self, memory: str) -> str | None:
+        return memory.removesuffix(".bounded") if memory.endswith(".bounded") else None
+
+    def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
+        return self._draw("evict", launch and launch.name, len(held)) % len(held)
 
 
 def digest(array: np.ndarray) -> int:
