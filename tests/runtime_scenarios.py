@@ -84,7 +84,8 @@ class Setup:
 
     def runtime(self) -> Runtime:
         """A runtime of this kind."""
-        mapper = ShuffledMapper(self.mapper_seed, self.tiles, self.anywhere)
+        anywhere = self.anywhere and self.executor == "local"  # a rank has one memory
+        mapper = ShuffledMapper(self.mapper_seed, self.tiles, anywhere)
         if self.executor == "local":
             machine = Machine.local(self.cpus, memories=self.memories)
         else:

@@ -1,0 +1,61 @@
+"""A program that goes wrong on rank 1: `mpiexec -n 2 python mpi_faults.py KIND traced|untraced`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, task
+from soapstone.runtime.start import machine_of, rank_of, start
+
+KIND, TRACED = sys.argv[1], sys.argv[2] == "traced"
+RANK = rank_of("mpi")
+done = 0
+
+
+@task
+def work(x: Read, y: ReadWrite) -> None:
+    """Adds; and on rank 1, in the third step, goes wrong as was asked."""
+    global done
+    done += 1
+    if RANK == 1 and done > 8:
+        if KIND == "raise":
+            raise ValueError("it broke")
+        if KIND == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if KIND == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if KIND == "sleep":
+            time.sleep(600)
+    y += x.sum() % 7
+
+
+def main() -> None:
+    x, y = Region((1000,), "f8", "x"), Region((1000,), "f8", "y")
+    with start("mpi", machine_of("mpi", cpus=1), DefaultMapper()) as runtime:
+        for _ in range(4):
+            if TRACED:
+                with runtime.trace():
+                    step(runtime, x, y)
+            else:
+                step(runtime, x, y)
+        print(f"rank {RANK}: {runtime.read(x).sum()}", flush=True)
+        if KIND == "program" and RANK == 1:
+            raise RuntimeError("the program itself failed")
+        if KIND == "memory":
+            huge = Region((1 << 45,), "f8", "huge")
+            runtime.launch(work, Partition.whole(x, (2,)), Partition.tiled(huge, (2,)))
+        step(runtime, x, y)
+        runtime.wait()
+    print(f"rank {RANK}: ended", flush=True)
+
+
+def step(runtime: object, x: Region, y: Region) -> None:
+    runtime.launch(work, Partition.whole(x, (4,)), Partition.tiled(y, (4,)))  # type: ignore[attr-defined]
+    runtime.launch(work, Partition.whole(y, (4,)), Partition.tiled(x, (4,)))  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The MPI executor: ranks of mpiexec compute what one process computes, and fail together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soapstone.frontend import checkpoint
+
+HERE = Path(__file__).parent
+BESIDE = Path(sys.executable).with_name("mpiexec")
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
+if MPIEXEC is None:
+    pytest.skip("there is no mpiexec", allow_module_level=True)
+
+
+def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
+    """What a Python command on several ranks gives; its messages may take `timeout_s`."""
+    return subprocess.run(
+        [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)],
+        env={**os.environ, "SOAPSTONE_TIMEOUT_S": str(timeout_s)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("count", "first", "programs"), [(2, 0, 25), (3, 500, 8)])
+def test_random_programs_equal_sequential_numpy(count: int, first: int, programs: int) -> None:
+    done = ranks(count, HERE / "mpi_random.py", first, programs, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{programs} programs equal"] * count
+
+
+def train(*arguments: object, count: int = 1) -> Any:
+    command = ("-m", "soapstone.cli", "train", *arguments)
+    if count > 1:
+        return ranks(count, *command, timeout_s=60)
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False
+    )
+
+
+def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone.npz", tmp_path / "together.npz"
+    for count, file in ((1, alone), (2, together)):
+        done = train("digits", "--epochs", 1, "--checkpoint", file, count=count)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("trained 1 epochs") == 1  # one rank speaks
+    one, _ = checkpoint.load(alone)
+    two, _ = checkpoint.load(together)
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_allclose(two[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    crossed = [
+        train("digits", "--epochs", 2, "--resume", file, "--checkpoint", out, count=count)
+        for count, file, out in (
+            (2, alone, tmp_path / "a.npz"),
+            (1, together, tmp_path / "b.npz"),
+        )
+    ]
+    assert all(done.returncode == 0 for done in crossed), [done.stderr for done in crossed]
+    one, position = checkpoint.load(tmp_path / "a.npz")
+    two, other = checkpoint.load(tmp_path / "b.npz")
+    assert position["position"]["step"] == other["position"]["step"]
+    for name, array in one.items():
+        np.testing.assert_allclose(two[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("traced", ["traced", "untraced"])
+@pytest.mark.parametrize(
+    ("kind", "said", "silence_s"),
+    [
+        ("raise", "task 'work', point 2, on processor 'rank1.cpu0': ValueError: it broke", 60.0),
+        ("stop", "has not ended after 2 s", 2.0),
+        ("kill", "igned|died|illed", 60.0),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_one_error(
+    kind: str, said: str, silence_s: float, traced: str
+) -> None:
+    done = ranks(2, HERE / "mpi_faults.py", kind, traced, timeout_s=silence_s)
+    assert done.returncode != 0
+    assert "ended" not in done.stdout
+    everything = done.stderr + done.stdout
+    assert any(part in everything for part in said.split("|")), everything
+    assert everything.count("Error: ") <= 2, everything  # the one error, and its cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("program", "the program itself failed"), ("memory", "region 'huge' needs")],
+)
+def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
+    done = ranks(2, HERE / "mpi_faults.py", kind, "traced", timeout_s=60)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "ended" not in done.stdout
+
+
+def test_wrong_use_is_told_once() -> None:
+    done = train("nothing", count=2)
+    assert done.returncode == 1
+    assert done.stderr.count("app 'nothing' found") == 1
+    done = train("digits", "--executor", "clouds")
+    assert done.returncode == 1
+    assert "executor 'clouds' found; one of" in done.stderr
+    done = train("digits", "--optimize", count=2)
+    assert done.returncode == 1
+    assert "optimize: found with executor 'mpi'" in done.stderr
