@@ -71,6 +71,8 @@ class CaptureAnalysis(Analysis):
     without bytes. What is read as it was at the start is the trace's precondition.
     """
 
+    steals = False  # each worker of a trace has a program of its own
+
     def __init__(self, main: Analysis, recorder: Recorder) -> None:
         super().__init__(main.machine, main.mapper, main.statistics, recorder, main.world)
         self._recorder = recorder

@@ -18,7 +18,7 @@ from .instance import READ, WRITE, Use
 from .launch import Launch
 from .machine import Machine
 from .mapper import Mapper
-from .operation import Operation, Sink
+from .operation import ALONE, Operation, Sink
 from .partition import Partition
 from .reduction import FoldPlan, plan
 from .region import Region
@@ -33,6 +33,8 @@ _PLAN_LIMIT = 4096
 
 class Analysis(Coherence):
     """The state of one analysis: the instances of each region and who used them last."""
+
+    steals = True  # idle processors may take over operations
 
     def __init__(
         self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink, world: World
@@ -204,8 +206,19 @@ class Analysis(Coherence):
             for point, processor in enumerate(processors)
             if mine is None or mine[processor]
         ]
+        if self.steals and launch.task.kind == "task" and policy.stealable(launch):
+            self._slice(operations, policy.slices(launch, processors))
         if operations:
             self.sink.emit(operations, sources, targets)
+
+    @staticmethod
+    def _slice(operations: Sequence[Operation], labels: Sequence[int] | None) -> None:
+        """Let idle processors take operations, slice by slice."""
+        heads: dict[int, int] = {}
+        for operation in operations:
+            operation.slice = ALONE
+            if labels is not None:
+                operation.slice = heads.setdefault(labels[operation.point], operation.id)
 
     @staticmethod
     def _empty(launch: Launch, argument: int) -> list[Use]:

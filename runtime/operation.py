@@ -13,10 +13,14 @@ from .launch import Launch
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+ALONE = -1
+
+
 class Operation:
     """One point task, copy, fill or fold, with its place and its arguments.
 
-    idle: it has something to write, and all of it is empty: nothing needs to run.
+    idle: it has something to write, and all of it is empty: nothing needs to run. slice: the first
+    operation of those that an idle processor takes with it (ALONE: none), or None if it stays.
     """
 
     __slots__ = (
@@ -27,6 +31,7 @@ class Operation:
         "point",
         "priority",
         "processor",
+        "slice",
         "successors",
         "uses",
         "variant",
@@ -51,6 +56,7 @@ class Operation:
         self.priority = priority
         self.variant = variant
         self.idle = idle
+        self.slice: int | None = None
         self.pending = 0
         self.successors: list[Operation] = []
 

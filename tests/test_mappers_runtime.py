@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from runtime_programs import ContraryMapper, Program, random_program
 
 from soapstone.mappers.bounded import BoundedMemoryMapper
+from soapstone.mappers.locality import LocalityMapper
+from soapstone.mappers.stealing import WorkStealingMapper
 from soapstone.runtime import (
+    DefaultMapper,
+    Layout,
     Machine,
     Mapper,
+    MapperError,
     MemoryExhausted,
     Partition,
+    Profile,
     Read,
     ReadWrite,
     Region,
     Runtime,
+    Task,
     Write,
     task,
 )
+from soapstone.runtime.executors.stealing import Stealing
+from soapstone.runtime.launch import prepare
+from soapstone.runtime.operation import ALONE, Operation
+from soapstone.runtime.profile import Event
 
 
 @task
@@ -139,3 +153,237 @@ def test_dead_regions_make_room() -> None:
             runtime.wait()
         assert runtime.statistics.bytes_copied <= 20 * 384 * 8
         assert runtime.statistics.evictions == 0
+
+
+# Illegal answers
+
+
+def _answers(**answers: Any) -> DefaultMapper:
+    """A mapper that answers some questions with a constant, or with what a function says."""
+
+    def question(answer: Any) -> Callable[..., Any]:
+        return answer if callable(answer) else lambda self, *asked: answer
+
+    kind = type("Stubborn", (DefaultMapper,), {q: question(a) for q, a in answers.items()})
+    found = kind()
+    assert isinstance(found, DefaultMapper)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"place": 2}, r"task 'double': place put point 0 on processor 2, needed 0\.\.1"),
+        ({"place_all": [0]}, r"task 'double': place_all returned int64 \(1,\), needed .*\(4,\)"),
+        ({"memory": "disk"}, r"task 'double': memory of argument 0 .* 'disk', needed one of"),
+        ({"layout": (0, 1)}, r"task 'double': layout of argument 0 .* needed a Layout"),
+        (
+            {"layout": Layout((0, 0))},
+            r"task 'double': layout of argument 0 \(region 'x'\): order \(0, 0\), needed a perm",
+        ),
+        ({"order": (0, 1, 2)}, r"region 'x': order \(0, 1, 2\), needed a permutation of its 2"),
+        ({"priority": "high"}, r"task 'double': priority is 'high', needed an integer"),
+        ({"variant": "avx"}, r"task 'double': variant of point 0 .* 'avx', needed one of"),
+        ({"variant": 3}, r"task 'double': variant of point 0 .* is 3, needed a name or None"),
+        (
+            {"copy_source": 1},
+            r"task 'double': copy source of region 'x' is 1, needed None or .* 0:",
+        ),
+        (
+            {"stealable": True, "slices": np.zeros(4, np.int64)},
+            r"task 'double': slice 0 has point 2 on processor 1, needed 0",
+        ),
+        (
+            {"stealable": True, "slices": np.zeros(3, np.int64)},
+            r"task 'double': slices returned int64 \(3,\), needed integers \(4,\) or None",
+        ),
+    ],
+)
+def test_impossible_answers_name_the_task_and_the_request(
+    answers: dict[str, Any], message: str
+) -> None:
+    x, y = (Region((8, 8), np.float64, name) for name in "xy")
+    tiles = [Partition.tiled(region, (4, 1)) for region in (x, y)]
+    known = Task("double", double.privileges, double.body, variants=("plain",))
+    with (
+        Runtime(Machine.local(cpus=2, memories=2), _answers(**answers)) as runtime,
+        pytest.raises(MapperError, match=message),
+    ):
+        runtime.array(x)  # a first instance, so that the others are copied to
+        runtime.launch(known, *tiles)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"backing": "disk"}, r"backing of memory 'system.bounded' is 'disk', needed None or one"),
+        (
+            {"backing": "system.bounded"},
+            r"backing of memory 'system.bounded' is 'system.bounded', needed None or one of",
+        ),
+        ({"backing": "system", "evict": 7}, r"task 'double': evict from .* is 7, needed an index"),
+    ],
+)
+def test_impossible_evictions_are_refused(answers: dict[str, Any], message: str) -> None:
+    x, y, z = (Region((100,), np.float64, name) for name in "xyz")
+    with (
+        pytest.raises(MapperError, match=message),
+        Runtime(Machine.local(cpus=1).bounded(1700), _answers(**answers)) as runtime,
+    ):
+        runtime.launch(double, x, y)
+        runtime.launch(double, y, z)
+
+
+def test_only_a_mapper_or_its_name_is_taken() -> None:
+    for wrong, message in (
+        (object(), "a name or a DefaultMapper needed"),
+        ("fastest", "'fastest' found; one of .*sequential.*, or module:Class needed"),
+        ("soapstone.runtime:Machine", "is not a subclass of DefaultMapper"),
+        ("strategy", "strategy.*make one and give it in place of its name"),
+    ):
+        with pytest.raises(MapperError, match=message):
+            Runtime(Machine.local(cpus=1), wrong)  # type: ignore[arg-type]
+    with Runtime(Machine.local(cpus=1), "soapstone.mappers.bounded:BoundedMemoryMapper") as runtime:
+        assert isinstance(runtime.mapper, BoundedMemoryMapper)
+
+
+# Where points run
+
+
+@task
+def hold(count: ReadWrite, x: Read, y: Write) -> None:
+    for _ in range(int(x[0])):
+        np.sort(np.arange(2000.0)[::-1])
+    count += 1
+    y[...] = x + 1
+
+
+def _who_ran(mapper: Mapper, machine: Machine, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The processor of every point of one untraced launch, and what it computed."""
+    n = len(work)
+    count, x, y = (Region((n,), np.float64, name) for name in ("count", "x", "y"))
+    with Runtime(machine, mapper) as runtime:
+        runtime.write(x, work)
+        with runtime.profile() as profile:
+            runtime.launch(hold, *(Partition.tiled(region, (n,)) for region in (count, x, y)))
+        np.testing.assert_array_equal(runtime.read(count), np.ones(n))
+        placed = {event.point: event.processor for event in profile.events}
+        return np.array([placed[point] for point in range(n)]), runtime.read(y)
+
+
+def test_an_idle_processor_takes_points_of_a_busy_one() -> None:
+    work = np.where(np.arange(40) < 20, 200.0, 1.0)
+    stayed, wanted = _who_ran(DefaultMapper(), Machine.local(cpus=2), work)
+    np.testing.assert_array_equal(stayed, np.arange(40) // 20)
+    for points in (1, 5):
+        moved, found = _who_ran(WorkStealingMapper(points), Machine.local(cpus=2), work)
+        np.testing.assert_array_equal(found, wanted)
+        assert (moved[:20] == 1).any()
+
+
+def test_ready_points_of_a_slice_are_taken_together_and_others_stay() -> None:
+    machine = Machine.local(cpus=3)
+    x = Region((9,), np.float64, "x")
+    launch = prepare(bump, (Partition.tiled(x, (9,)),))
+    queues: list[list[tuple[int, int, Operation]]] = [[], [], []]
+    for point, head in enumerate([None, 1, 1, 3, 3, ALONE, None, None, None]):
+        operation = Operation(point, launch, point, point // 6, (), 0, None)
+        operation.slice = head
+        heapq.heappush(queues[point // 6], (-(point % 2), point, operation))
+    stealing = Stealing(machine, range(3))
+    taken = []
+    while stealing.take(2, queues):
+        taken.append(sorted(number for _, number, _ in queues[2]))
+        assert all(operation.processor == 2 for _, _, operation in queues[2])
+        queues[2].clear()
+    assert sorted(taken) == [[1, 2], [3, 4], [5]]
+    assert [number for _, number, _ in queues[0]] == [0]
+    assert sorted(number for _, number, _ in queues[1]) == [6, 7, 8]
+
+
+def test_points_are_not_taken_into_another_memory() -> None:
+    work = np.where(np.arange(20) < 10, 100.0, 1.0)
+    placed, _ = _who_ran(WorkStealingMapper(), Machine.local(cpus=2, memories=2), work)
+    np.testing.assert_array_equal(placed, np.arange(20) // 10)
+
+
+def _placed(runtime: Runtime, *launches: Callable[[], None]) -> list[dict[int, int]]:
+    """The processor of each point of captured launches."""
+    found = []
+    for launch in launches:
+        trace = runtime.capture(launch)
+        found.append({o.point: o.processor for o in trace.operations if o.kind == "task"})
+    return found
+
+
+def test_traces_are_placed_longest_first_by_measured_loads() -> None:
+    mapper = WorkStealingMapper()
+    work = np.array([700.0, 10, 10, 10, 400, 400, 300, 10])
+    regions = [Region((8,), np.float64, name) for name in ("count", "x", "y")]
+    with Runtime(Machine.local(cpus=2), mapper) as runtime:
+        runtime.write(regions[1], work)
+
+        def launch() -> None:
+            runtime.launch(hold, *(Partition.tiled(region, (8,)) for region in regions))
+
+        profile = Profile(runtime.machine, "measured")
+        profile.put(
+            Event("hold", "task", 0, point, start_ns=0, end_ns=int(1000 * us))
+            for point, us in enumerate(work)
+        )
+        mapper.learn(profile)
+        (placed,) = _placed(runtime, launch)
+    loads = np.zeros(2)
+    for point, processor in placed.items():
+        loads[processor] += work[point]
+    shares = [
+        sum(work[list(some)]) for n in range(9) for some in itertools.combinations(range(8), n)
+    ]
+    best = min(max(share, work.sum() - share) for share in shares)
+    assert loads.max() <= best * (4 / 3 - 1 / 6)  # Graham's bound for two processors
+    assert loads.max() < work[4:].sum()  # of blocks of consecutive points
+
+
+def test_points_run_where_most_of_their_bytes_are_valid() -> None:
+    machine = Machine.local(cpus=2, memories=2)
+    n = 8
+    first, second = (Region((n, 512), np.float64, name) for name in ("first", "second"))
+    partitions = [Partition.tiled(region, (n, 1)) for region in (first, second)]
+    # The same tiles in the other order: default placement would move all of them.
+    turned = [Partition.of(p.region, p.lo[::-1], p.hi[::-1], (n,)) for p in partitions]
+    moved = {}
+    for mapper in (DefaultMapper(), LocalityMapper()):
+        with Runtime(machine, mapper) as runtime:
+            runtime.launch(bump, partitions[0])
+            before = runtime.statistics.bytes_copied
+            runtime.launch(double, *turned)
+            runtime.launch(bump, partitions[1])
+            moved[type(mapper)] = runtime.statistics.bytes_copied - before
+            np.testing.assert_array_equal(runtime.read(second), np.full((n, 512), 3.0))
+    assert moved[DefaultMapper] == 2 * first.nbytes
+    assert moved[LocalityMapper] == 0
+
+
+def test_the_view_counts_valid_bytes_by_brute_force() -> None:
+    rng = np.random.default_rng(5)
+    mapper = DefaultMapper()
+    region = Region((7, 9), np.float64, "r")
+    where: np.ndarray = np.zeros(region.shape, dtype=np.int64)  # the memory of each element
+    with Runtime(Machine.local(cpus=3, memories=3), mapper) as runtime:
+        runtime.write(region, np.zeros(region.shape))
+        for _ in range(6):
+            low = rng.integers(0, region.shape)
+            high = low + 1 + rng.integers(0, np.array(region.shape) - low)
+            processor = int(rng.integers(0, 3))
+            mapper.place_all = lambda launch, p=processor: np.full(launch.points, p)  # type: ignore
+            runtime.launch(
+                Task("set", (Write,), lambda a: None), Partition.of(region, [low], [high])
+            )
+            where[low[0] : high[0], low[1] : high[1]] = processor
+            lo = rng.integers(0, region.shape, size=(5, 2))
+            hi = lo + rng.integers(0, np.array(region.shape) - lo + 1)
+            found = mapper.view.valid_bytes(Partition.of(region, lo, hi, (5,)))
+            for point in range(5):
+                tile = where[lo[point, 0] : hi[point, 0], lo[point, 1] : hi[point, 1]]
+                wanted = [8 * int((tile == memory).sum()) for memory in range(3)]
+                assert found[point].tolist() == wanted

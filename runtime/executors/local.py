@@ -29,6 +29,7 @@ from ..operation import Operation
 from ..profile import Profile
 from ..task import EntryLike, PointContext, identity, status_text
 from ..world import World
+from .stealing import Stealing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
@@ -153,6 +154,7 @@ class LocalExecutor:
         self._threads: list[threading.Thread] = []
         self._ticket = itertools.count()
         self._closed = False
+        self._stealing: Stealing | None = None  # once there is something to steal
 
     # -- threads
 
@@ -230,6 +232,8 @@ class LocalExecutor:
             if self.fault is not None:
                 return
             live = self._live
+            if operations[0].slice is not None and self._stealing is None:
+                self._stealing = Stealing(self.machine, self.processors)
             for operation in operations:
                 live[operation.id] = operation
             if sources.size:
@@ -248,8 +252,16 @@ class LocalExecutor:
         processor = operation.processor
         heapq.heappush(self._ready[processor], (-operation.priority, operation.id, operation))
         if not self._stepping[processor]:
-            self._stepping[processor] = True
-            self._queues[processor].put(self._steps[processor])
+            self._wake(processor)
+        elif operation.slice is not None and self._stealing is not None:
+            idle = self._stealing.idle_peer(processor, self._stepping)
+            if idle is not None:
+                self._wake(idle)
+
+    def _wake(self, processor: int) -> None:
+        """Let a processor's thread look for ready operations; the lock is held."""
+        self._stepping[processor] = True
+        self._queues[processor].put(self._steps[processor])
 
     def _step(self, processor: int) -> None:
         """Run the ready operations of a processor, the most urgent first, until there is none."""
@@ -259,7 +271,9 @@ class LocalExecutor:
             with self._lock:
                 if operation is not None:
                     self._end(operation)
-                if not ready or self.fault is not None:
+                if self.fault is not None or not (
+                    ready or (self._stealing and self._stealing.take(processor, self._ready))
+                ):
                     self._stepping[processor] = False
                     return
                 operation = heapq.heappop(ready)[2]
