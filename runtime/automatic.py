@@ -368,7 +368,7 @@ class Automatic:
         executor = self._runtime.executor
         self._busy = True
         try:
-            trace.replay(profile=executor.profile)
+            trace.replay(profile=self._runtime.profiling)
         except TaskError as error:
             executor._fail(error)  # and comes out of `wait`, as for any launch
         finally:

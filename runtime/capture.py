@@ -10,9 +10,11 @@ import numpy as np
 from . import eviction
 from .dependence import Analysis
 from .instance import Instance, Instances, Storage, minus, union
+from .launch import Launch
 from .mapper import Layout, Order
 from .operation import Operation
 from .region import Region
+from .step import Fill, Request
 from .tiling import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,6 +80,17 @@ class CaptureAnalysis(Analysis):
         self._recorder = recorder
         self._main = main
         self.keep = []
+        self.requests: list[Request] = []
+
+    def launch(self, launch: Launch) -> None:
+        """Analyse one launch of the step."""
+        self.requests.append(launch)
+        super().launch(launch)
+
+    def fill(self, region: Region, value: Any) -> None:
+        """Issue a fill that the step asks for."""
+        self.requests.append(Fill(region, value))
+        super().fill(region, value)
 
     def _begin(self, region: Region) -> Instances:
         state = Instances(region, tracking=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -20,15 +21,17 @@ from .executors.local import LocalExecutor
 from .expansion import Expanded, Expander, Options, Step, needs_expansion
 from .fields import FieldRegion
 from .future import Future, FutureMap
+from .instance import Instance, Storage
 from .machine import Machine
 from .mapper import Mapper
 from .memory import MemoryPool
 from .named import as_mapper
-from .profile import Profile
+from .profile import Observer, Profile
 from .region import Region
 from .statistics import Statistics
 from .step import Fill, Request, Steps, issue, signature
 from .task import Task
+from .tiling import Box
 from .view import View
 
 if TYPE_CHECKING:
@@ -61,8 +64,8 @@ class Runtime:
 
     machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
     installed one. automatic: whether launch sequences that repeat are traced without being marked
-    (docs/runtime.md). Not shared between threads while a capture is going on; otherwise launches
-    may come from any thread.
+    (docs/runtime.md). log: a file for the log of the run, as `log` writes it. Not shared between
+    threads while a capture is going on; otherwise launches may come from any thread.
 
     Raises: MapperError for something that is no mapper.
     """
@@ -74,6 +77,7 @@ class Runtime:
         executor: type[LocalExecutor] = LocalExecutor,
         *,
         automatic: bool = False,
+        log: str | os.PathLike[str] | None = None,
     ) -> None:
         self.machine = machine if machine is not None else Machine.local()
         self.mapper = as_mapper(mapper)
@@ -94,6 +98,9 @@ class Runtime:
         self._settled = True  # nothing was launched since the host could touch its arrays
         self._automatic = Automatic(self) if automatic else None
         self.mapper.observe(View(self))
+        self.profiling: Profile | None = None
+        if log is not None:
+            self._begin_log(log)
 
     # -- launching
 
@@ -213,6 +220,8 @@ class Runtime:
         self._outside_capture("wait")
         self.flush()
         self.executor.wait()
+        if self.analysis.log is not None:
+            self.analysis.log.wait()
         self.publish_live()
 
     def _unsettle(self) -> None:
@@ -256,17 +265,22 @@ class Runtime:
                 self.executor.wait()
             found = np.zeros(region.shape, dtype=region.dtype)
             state = self.analysis.state(region)
+            seen: list[tuple[Storage, Box]] = []
             for instance in state:
                 storage = instance.storage
                 if instance.valid is False or storage.array is None:
                     continue
                 if instance.valid is True:
                     np.copyto(found, storage.view((tuple([0] * region.rank), region.shape)))
+                    seen = [(storage, storage.box)]
                     break
                 cells = state.cells(instance.valid).copy()
                 for low, high in list(state.boxes(cells, (0,) * cells.ndim)):
                     box = tuple(slice(a, b) for a, b in zip(low, high))
                     found[box] = storage.view((low, high))
+                    seen.append((storage, (low, high)))
+            if self.analysis.log is not None:
+                self.analysis.log.host("read", region, seen)
             return found
 
     def write(self, region: Region, array: Any) -> None:
@@ -301,6 +315,7 @@ class Runtime:
                     np.copyto(target.storage.view((tuple([0] * region.rank), region.shape)), given)
             for instance in state:
                 instance.valid = instance in targets
+            self._tell("write", region, targets)
 
     def array(self, region: Region) -> Array:
         """The live NumPy view of a region's instance in the host memory.
@@ -360,6 +375,7 @@ class Runtime:
                 for instance in self.analysis.state(region):
                     if instance not in hosts:
                         instance.valid = False
+                self._tell("claim", region, hosts)
 
     # -- traces
 
@@ -477,13 +493,73 @@ class Runtime:
         found = Profile(self.machine, name)
         self.flush()
         self.executor.wait()
-        self.executor.profile = found
+        self._observe(found)
         try:
             yield found
             self.flush()
             self.executor.wait()
         finally:
-            self.executor.profile = None
+            self._observe(None)
+
+    @contextmanager
+    def log(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Write what runs inside the block to a log, for `soapstone profile check`.
+
+        Raises: OSError.
+        """
+        self._outside_capture("log")
+        self.flush()
+        self.executor.wait()
+        self._begin_log(path)
+        try:
+            yield
+            self.flush()
+            self.executor.wait()
+        finally:
+            self._end_log()
+
+    def _begin_log(self, path: str | os.PathLike[str]) -> None:
+        from .log import Log, LoggedSink
+
+        if self.analysis.log is not None:
+            raise StoppedError("the runtime writes a log already")
+        for state in list(self.analysis.regions.values()):
+            for instance in state:
+                instance.forget()
+        self.analysis.log = Log(self, path)
+        self.analysis.sink = LoggedSink(self, self.analysis.log)
+        self._observe(self.profiling)
+
+    def _end_log(self) -> None:
+        log, self.analysis.log = self.analysis.log, None
+        self.analysis.sink = self.executor
+        self._observe(self.profiling)
+        if log is not None:
+            log.close(self.executor.fault is None and not self.executor.busy)
+
+    def _observe(self, profile: Profile | None) -> None:
+        self.profiling = profile
+        self.executor.profile = self.observed(profile)
+
+    def observed(self, profile: Profile | None) -> Observer | None:
+        """Who is told of operations that run: a profile, the log, or both."""
+        log = self.analysis.log
+        if log is None:
+            return profile
+        from .log import Both
+
+        return log if profile is None else Both(log, profile)
+
+    def failed(self, name: str) -> None:
+        """Tell the log that a replay failed."""
+        if self.analysis.log is not None:
+            self.analysis.log.failed(name)
+
+    def _tell(self, action: str, region: Region, instances: Iterable[Instance]) -> None:
+        """Tell the log what Python did to whole instances of a region."""
+        if self.analysis.log is not None:
+            seen = [(instance.storage, instance.storage.box) for instance in instances]
+            self.analysis.log.host(action, region, seen)
 
     def reset(self) -> None:
         """Go on after a task failed: forget the error and everything that was still queued.
@@ -500,6 +576,7 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the worker threads and join them; the runtime is of no use afterwards."""
+        self._end_log()
         self.executor.close()
 
     def __enter__(self) -> Runtime:

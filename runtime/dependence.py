@@ -8,7 +8,7 @@ region are not ordered; copies between the instances carry the values and the or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from .task import identity
 from .transfer import FILL
 from .world import World
 
+if TYPE_CHECKING:
+    from .log import Log
+
 Array = np.ndarray[Any, np.dtype[Any]]
 _PLAN_LIMIT = 4096
 
@@ -41,11 +44,14 @@ class Analysis(Coherence):
     ) -> None:
         super().__init__(machine, mapper, statistics, sink, world)
         self._plans: dict[tuple[Any, ...], FoldPlan] = {}
+        self.log: Log | None = None
 
     # -- launches
 
     def launch(self, launch: Launch) -> None:
         """Analyse one launch, with the copies it needs and the folds that follow it."""
+        if self.log is not None:
+            self.log.launch(launch)
         self.statistics.launches += 1
         self.statistics.points += launch.points
         before = geometry.interference_tests
@@ -105,7 +111,7 @@ class Analysis(Coherence):
         region = launch.partitions[argument].region
         if found.fill_first:
             reduction = launch.task.privileges[argument].reduction or ""
-            self.fill(region, identity(reduction, region.dtype))
+            self._fill(region, identity(reduction, region.dtype))
         for fold in found.folds:
             # Reductions keep the mapper's answers for the argument they come from.
             partitions = [internal_partition(region, fold.out)]
@@ -130,6 +136,11 @@ class Analysis(Coherence):
 
     def fill(self, region: Region, value: Any) -> None:
         """Issue a fill of a whole region, cut over the processors when it is large."""
+        if self.log is not None:
+            self.log.fill(region, value)
+        self._fill(region, value)
+
+    def _fill(self, region: Region, value: Any) -> None:
         processors = self.machine.processors
         cut = len(processors) if region.nbytes > 1 << 20 else 1
         if region.rank and region.shape[0] >= cut > 1:

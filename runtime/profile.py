@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from .machine import Machine
 
 if TYPE_CHECKING:
     from .operation import Operation
+    from .trace import Trace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _WAIT_NS = 200  # shorter waits are the cost of looking, not waiting
@@ -71,6 +72,18 @@ class Row:
     kind: str = "cpu"
 
 
+class Observer(Protocol):
+    """Who is told of operations that have run: a profile, a log, or both."""
+
+    def add(self, operation: Operation, asked_ns: int, start_ns: int, end_ns: int) -> None:
+        """Take one untraced operation."""
+
+    def add_replay(
+        self, trace: Trace, workers: Sequence[tuple[Sequence[Operation], Array]]
+    ) -> None:
+        """Take one replay of a trace, with the stamps of each worker's operations."""
+
+
 class Profile:
     """The events of a run: tasks, copies, messages, fills, folds, and waits for other processors.
 
@@ -115,14 +128,16 @@ class Profile:
             self._numbers += 1
         return number
 
-    def add_step(self, edges: Array, workers: Iterable[tuple[Sequence[Operation], Array]]) -> None:
+    def add_replay(
+        self, trace: Trace, workers: Sequence[tuple[Sequence[Operation], Array]]
+    ) -> None:
         """Add one replay of a trace, which follows everything before it.
 
-        edges: int64 (edges, 2) ids. workers: of each the operations, and their stamps, int64
-        (operations, 3) ns: when it was next, when it started, when it ended.
+        workers: of each the operations, and their stamps, int64 (operations, 3) ns: when it was
+        next, when it started, when it ended.
         """
         before: dict[int, list[int]] = {}
-        for source, target in edges.tolist():
+        for source, target in trace.edges.tolist():
             before.setdefault(target, []).append(source)
         with self._lock:
             base, self._step = self._numbers, self._step + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import heapq
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +23,13 @@ from .lifetime import ArenaLayout, lay_out
 from .message import joined, split
 from .operation import Operation
 from .overlap import overlapped
-from .profile import Profile
+from .profile import Observer, Profile
 from .task import EntryLike, status_text
 
 if TYPE_CHECKING:
     from .core import Runtime
+    from .region import Region
+    from .step import Request
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _TRAMPOLINE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_ssize_t)
@@ -212,6 +214,16 @@ class Trace:
 
     # -- replaying
 
+    @property
+    def requests(self) -> list[Request]:
+        """The launches and fills that were captured."""
+        return self._analysis.requests
+
+    @property
+    def regions(self) -> Mapping[Region, Instances]:
+        """The regions that the step uses, and their instances."""
+        return self._analysis.regions
+
     def replay(self, profile: bool | Profile | None = False) -> Profile | None:
         """Run the step once.
 
@@ -233,7 +245,10 @@ class Trace:
                 profile = Profile(runtime.machine, self.name)
             timeline = profile or None
             try:
-                self._run(timeline)
+                self._run(runtime.observed(timeline))
+            except BaseException:
+                runtime.failed(self.name)
+                raise
             finally:
                 if runtime.many_instances:
                     self._install()
@@ -282,7 +297,7 @@ class Trace:
                     if len(state.by_key) > 1
                 ]
 
-    def _run(self, timeline: Profile | None) -> None:
+    def _run(self, timeline: Observer | None) -> None:
         program = self._program
         if not program.workers:
             return
@@ -308,7 +323,7 @@ class Trace:
             for mine, stamped in zip(program.workers, stamps)
             if stamped is not None
         ]
-        timeline.add_step(self.edges, workers)
+        timeline.add_replay(self, workers)
 
     def _fail(self, failures: list[tuple[int, int]]) -> None:
         executor = self._runtime.executor

@@ -6,6 +6,7 @@ Nothing here imports Numba until an entry is bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,6 +175,14 @@ def _bind_fill(context: PointContext, arrays: Sequence[Array]) -> NativeEntry:
 FILL = Task("fill", (Write,), body=_fill, bind=_bind_fill, parameters=(None, Write), kind="fill")
 
 
+@dataclass(frozen=True, eq=False)
+class FoldTask(Task):
+    """A task of folds that says what they fold. parts: of each point, in order."""
+
+    reduction: str = "sum"
+    parts: Sequence[Sequence[FoldPart]] = ()
+
+
 def fold_task(
     reduction: str, mode: int, arguments: int, parts: Sequence[Sequence[FoldPart]]
 ) -> Task:
@@ -203,4 +212,10 @@ def fold_task(
 
     output = ReadWrite if mode == COMBINE else Write
     privileges = (output, *[Read] * arguments)
-    return Task("fold", privileges, body=body, bind=bind, context=True, kind="fold")
+    return FoldTask(
+        *("fold", privileges, body, bind),
+        context=True,
+        kind="fold",
+        reduction=reduction,
+        parts=parts,
+    )

@@ -55,3 +55,26 @@ def show(
             typer.echo(text(summaries[0], top))
         else:
             typer.echo(compared(summaries[0], summaries[1], top))
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="LOG", help="What `Runtime(log=...)` wrote.")],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say whether a logged run obeyed the dependences of its program; exit code 1 if not.
+
+    Works them out again from regions, tiles and privileges, and follows every value that is read.
+    """
+    from soapstone.cli import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.runtime.checker import check_log
+
+        report = check_log(file)
+        typer.echo(str(report), err=as_json)
+        if as_json:
+            _print_json(report.as_dict())
+        if not report.accepted:
+            raise typer.Exit(1)

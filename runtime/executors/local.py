@@ -26,7 +26,7 @@ from ..instance import Storage
 from ..machine import Machine, Processor
 from ..memory import MemoryPool
 from ..operation import Operation
-from ..profile import Profile
+from ..profile import Observer
 from ..task import EntryLike, PointContext, identity, status_text
 from ..world import World
 from .stealing import Stealing
@@ -139,7 +139,7 @@ class LocalExecutor:
         self.machine = machine
         self.fault: BaseException | None = None
         self.told = False  # whether `wait` has raised the fault
-        self.profile: Profile | None = None
+        self.profile: Observer | None = None
         self.world = World.alone(machine)
         self.mine: Sequence[bool] | None = None  # every processor's operations
         self.processors: Sequence[int] = range(len(machine.processors))

@@ -1,0 +1,89 @@
+"""What the bytes of instances hold, followed through everything that ran."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import numpy as np
+
+from .cells import Grid, empty
+from .order import span
+from .records import Box, Records, Storage
+from .versions import Versions
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Memory:
+    """The contents of every storage, by cell; writing one spoils those that share its bytes."""
+
+    def __init__(self, records: Records, grids: dict[int, Grid], versions: Versions) -> None:
+        self._records = records
+        self._grids = grids
+        self._versions = versions
+        self._held: dict[int, Array] = {}
+        self._spans: dict[int, tuple[Array, Array]] = {}
+        self._sorted = sorted(
+            (*span(s, s.box), s.id) for s in records.storages.values() if not empty(s.box)
+        )
+        self._longest = max((high - low for low, high, _ in self._sorted), default=0)
+
+    def held(self, number: int) -> Array:
+        """The contents of a storage's cells."""
+        found = self._held.get(number)
+        if found is None:
+            storage = self._records.storages[number]
+            region, grid = self._records.regions[storage.region], self._grids[storage.region]
+            if storage.valid is not None:
+                found = grid.full(storage.box, self._versions.of("stale"))
+                for box in storage.valid:
+                    known = self._versions.of("known", region.id)
+                    found[grid.slices(box, storage.box)] = known
+            elif region.transient:
+                found = grid.full(storage.box, self._versions.of("junk"))
+            else:
+                found = grid.full(storage.box, self._versions.of("value", region.zero))
+                self._spoil(storage, storage.box, f"a new instance of {region.name!r}")
+            self._held[number] = found
+        return found
+
+    def read(self, number: int, box: Box) -> Array:
+        """What a box of a storage holds; a view."""
+        storage = self._records.storages[number]
+        found: Array = self.held(number)[self._grids[storage.region].slices(box, storage.box)]
+        return found
+
+    def write(self, number: int, box: Box, contents: Array | int, who: str) -> None:
+        """Replace what a box of a storage holds. who: writes it."""
+        self.read(number, box)[...] = contents
+        self._spoil(self._records.storages[number], box, who)
+
+    def _spoil(self, storage: Storage, box: Box, who: str) -> None:
+        if empty(box):
+            return
+        low, high = span(storage, box)
+        start = bisect.bisect_left(self._sorted, (low - self._longest,))
+        for begin, end, number in self._sorted[start:]:
+            if begin >= high:
+                break
+            if end > low and number != storage.id and number in self._held:
+                lows, highs = self._cells(self._records.storages[number])
+                hit = (lows < high) & (highs > low)
+                if hit.any():
+                    self._held[number][hit] = self._versions.of("overwritten", who)
+
+    def _cells(self, storage: Storage) -> tuple[Array, Array]:
+        """The bytes each cell of a storage spans: from, to."""
+        found = self._spans.get(storage.id)
+        if found is None:
+            low = np.array(storage.address, dtype=np.int64)
+            high = np.array(storage.address + storage.itemsize, dtype=np.int64)
+            for axis, cut in enumerate(self._grids[storage.region].cuts):
+                base, end = storage.box[0][axis], storage.box[1][axis]
+                inside = cut[(cut >= base) & (cut <= end)]
+                step = storage.strides[axis]
+                low = low[..., None] + (inside[:-1] - base) * step
+                high = high[..., None] + (inside[1:] - 1 - base) * step
+            found = self._spans[storage.id] = (low, high)
+        return found
