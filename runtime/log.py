@@ -142,20 +142,25 @@ class Log:
     def _trace(self, trace: Trace, number: int) -> None:
         regions = {**self._runtime.analysis.regions, **trace.regions}
         launches: list[dict[str, Any]] = []
-        known: dict[int, int] = {}
+        known: dict[int, list[int]] = {}  # one launch may be asked for several times
+        taken: dict[tuple[int, int], int] = {}
         for request in trace.requests:
             if isinstance(request, Fill):
                 name = self._region(request.region)
                 launches.append({"region": name, "value": _value(request.value)})
             else:
-                known[id(request)] = self._next("launch")
-                launches.append(self._described(request, known[id(request)]))
+                launch = self._next("launch")
+                known.setdefault(id(request), []).append(launch)
+                launches.append(self._described(request, launch))
         after: dict[int, list[int]] = {}
         for source, target in trace.edges.tolist():
             after.setdefault(target, []).append(source)
         operations = []
         for operation in trace.operations:
-            found = self._operation(operation, known.get(id(operation.launch)), regions)
+            key = id(operation.launch), operation.point
+            times = taken[key] = taken.get(key, -1) + 1
+            mine = known[key[0]][times] if key[0] in known else None
+            found = self._operation(operation, mine, regions)
             found["after"] = after.get(operation.id, [])
             operations.append(found)
         self._put(
@@ -276,7 +281,7 @@ class Log:
             uses.append([where, list(use.box[0]), list(use.box[1]), access])
         found: dict[str, Any] = {
             "id": operation.id,
-            "what": operation.kind,
+            "what": operation.kind if launch is None else "task",
             "name": given.name,
             "launch": launch,
             "point": operation.point,
@@ -284,9 +289,9 @@ class Log:
             "idle": operation.idle,
             "uses": uses,
         }
-        if operation.kind == "fill":
+        if found["what"] == "fill":
             found["value"] = _value(given.scalars[0])
-        if isinstance(task, FoldTask):
+        if launch is None and isinstance(task, FoldTask):
             found["fresh"] = (
                 None
                 if task.privileges[0].reads
