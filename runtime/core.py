@@ -88,7 +88,7 @@ class Runtime:
         self.analysis = Analysis(
             self.machine, self.mapper, self.statistics, self.executor, self.executor.world
         )
-        self._capture: CaptureAnalysis | None = None
+        self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
         self._expander = Expander(self, len(self.machine.processors))
         self._steps: dict[str, Steps] = {}

@@ -9,7 +9,7 @@ from .errors import MachineError
 from .machine import Machine
 from .mapper import Mapper
 
-EXECUTORS = ("local", "mpi")
+EXECUTORS = ("local", "mpi", "legate")
 
 
 def launched() -> int:
@@ -45,6 +45,10 @@ def machine_of(executor: str, cpus: int | None = None, threads: int = 1) -> Mach
         from .executors import mpi
 
         return mpi.machine_of(cpus, threads)
+    if executor == "legate":
+        from .executors.legate_start import legate_machine
+
+        return legate_machine(cpus, threads)
     return Machine.local(cpus=cpus, threads=threads)
 
 
@@ -60,11 +64,15 @@ def rank_of(executor: str) -> int:
 def start(executor: str, machine: Machine, mapper: Mapper, automatic: bool = False) -> Runtime:
     """A runtime on a machine, with an executor. automatic: trace launches that repeat.
 
-    Raises: MachineError for an unknown executor.
+    Raises: MachineError for an unknown executor, or one that cannot be started here.
     """
     check_executor(executor)
     if executor == "mpi":
         from .executors.mpi import MpiExecutor
 
         return Runtime(machine, mapper, MpiExecutor, automatic=automatic)
+    if executor == "legate":
+        from .executors.legate import LegateRuntime
+
+        return LegateRuntime(machine, mapper, automatic=automatic)
     return Runtime(machine, mapper, automatic=automatic)

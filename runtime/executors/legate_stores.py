@@ -1,0 +1,199 @@
+"""Legate stores of regions: made on first use, cut for tasks, and shared with other libraries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import LaunchError
+from ..region import Region
+from ..tiling import Box
+from .legate_start import Legate
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_HANDLES = 512  # views of one store kept before they are forgotten
+
+
+class Held:
+    """Where a region's elements are: a store of Legate, and the host's array if there is one.
+
+    The store has the region's axes in `order`, outermost first (rank 0 is one element of rank 1);
+    None is C order. at_host: the host's array has the contents, and the store may be out of date.
+    host_stale: the other way round. adopted: the store is somebody else's.
+    """
+
+    def __init__(
+        self,
+        legate: Legate,
+        region: Region,
+        order: tuple[int, ...] | None,
+        claim: Callable[[Held, int], None],
+    ) -> None:
+        self.name = region.name
+        self.dtype = region.dtype
+        self.shape = region.shape
+        self.order = None if order is None or tuple(order) == tuple(range(region.rank)) else order
+        self.host: Array | None = None
+        self.at_host = self.host_stale = self.adopted = False
+        self._legate = legate
+        self._claim = claim
+        self._store: Any = None
+        self._defined = False  # whether Legate has ever been told what the store holds
+        self._handles: dict[Any, Any] = {}
+        if len(region.shape) > legate.core.LEGATE_MAX_DIM:
+            raise LaunchError(
+                f"region {region.name!r}: rank {region.rank} found; Legate has stores of rank "
+                f"{legate.core.LEGATE_MAX_DIM} at most"
+            )
+
+    def physical(self, extents: tuple[int, ...]) -> tuple[int, ...]:
+        """A tuple over the region's axes as one over the store's."""
+        if not extents:
+            return (1,)
+        return extents if self.order is None else tuple(extents[axis] for axis in self.order)
+
+    def store(self, reads: bool) -> Any:
+        """The store; zeros where it was never written, if it is to be read."""
+        if self._store is None:
+            kind = self._legate.type_of(self.dtype, self.name)
+            self._store = self._legate.runtime.create_store(kind, self.physical(self.shape))
+        if reads and not self._defined:
+            self._store.fill(self.dtype.type(0).item())
+            self._defined = True
+        return self._store
+
+    def wrote(self) -> None:
+        """Note that a task was launched that writes to the store."""
+        self._defined = True
+
+    def box(self, box: Box, reads: bool) -> Any:
+        """The part of the store in a box of the region."""
+        store = self.store(reads)
+        low, high = box
+        return self._handle((low, high), box, lambda: self._cut(store, low, high))
+
+    def tiles(
+        self, box: Box, tile: tuple[int, ...], dims: tuple[int, ...], reads: bool
+    ) -> tuple[Any, Any]:
+        """A box cut into equal tiles, and which tile a point of a launch sees.
+
+        tile: extents. dims: for each axis the dim of the launch that chooses the tile, or -1.
+        """
+        store = self.store(reads)
+
+        def make() -> tuple[Any, Any]:
+            core = self._legate.core
+            part = self._cut(store, *box)
+            if all(dim < 0 for dim in dims):
+                return part, None
+            chosen = self.physical(dims)
+            projection = tuple(
+                core.constant(0) if dim < 0 else core.dimension(dim) for dim in chosen
+            )
+            return part.partition_by_tiling(self.physical(tile)), projection
+
+        found: tuple[Any, Any] = self._handle((box, tile, dims), box, make)
+        return found
+
+    def _handle(self, key: Any, box: Box, make: Callable[[], Any]) -> Any:
+        found = self._handles.get(key)
+        if found is None:
+            if not self.adopted:  # Legate may keep an instance for each way it is cut
+                volume = math.prod(b - a for a, b in zip(*box))
+                self._claim(self, volume * self.dtype.itemsize)
+            if len(self._handles) >= _HANDLES:
+                self._handles.clear()
+            found = self._handles[key] = make()
+        return found
+
+    def _cut(self, store: Any, low: tuple[int, ...], high: tuple[int, ...]) -> Any:
+        if high == self.shape and not any(low):
+            return store
+        pairs = zip(self.physical(low), self.physical(high))
+        return store[tuple(slice(a, b) for a, b in pairs)]
+
+    def logical(self) -> Any:
+        """The store with the region's axes in their order."""
+        store = self.store(True)
+        if self.order is None:
+            return store
+        return store.transpose(tuple(int(axis) for axis in np.argsort(self.order)))
+
+    def seen(self, physical: Any, rank: int) -> Array:
+        """A task's array of some of the store, with the region's axes in their order."""
+        array: Array = np.asarray(physical)
+        if rank == 0:
+            return array.reshape(())
+        return array if self.order is None else array.transpose(np.argsort(self.order))
+
+    def fetch(self) -> Array:
+        """A copy of the contents, in C order; waits for the tasks that write them."""
+        if not math.prod(self.shape) or (self._store is None and not self._defined):
+            return np.zeros(self.shape, self.dtype)
+        physical = self.store(True).get_physical_store()
+        return np.array(self.seen(physical, len(self.shape)), order="C")
+
+    def adopt(self, store: Any) -> None:
+        """Use another store, in C order."""
+        if self.adopted and self._store is not None and self._store.equal_storage(store):
+            return
+        self._store, self.order, self._defined = store, None, True
+        self._handles.clear()
+        self.at_host, self.host_stale, self.adopted = False, False, True
+
+
+class LegateView:
+    """A region's elements for other libraries of Legate; NumPy gets a copy."""
+
+    def __init__(self, store: Any, region: Region, legate: Legate) -> None:
+        self.shape = region.shape
+        self.dtype = region.dtype
+        self._store = store
+        self._legate = legate
+
+    @property
+    def __legate_data_interface__(self) -> Any:
+        return self._store.__legate_data_interface__
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a view of a Legate store is copied for NumPy")
+        found = np.array(self._store.get_physical_store(), dtype=dtype)
+        return found.reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"LegateView({self.dtype} {self.shape})"
+
+
+def is_legate_data(data: Any) -> bool:
+    """Whether an object gives its elements to other libraries of Legate."""
+    return hasattr(data, "__legate_data_interface__")
+
+
+def interface_store(data: Any, region: Region) -> Any:
+    """The store of Legate data, checked against the region that it will be.
+
+    Raises: LaunchError.
+    """
+    from legate.core import as_logical_array
+
+    if not is_legate_data(data):
+        raise LaunchError(
+            f"region {region.name!r}: {type(data).__name__} found; data of Legate needed, such as "
+            "a cuPyNumeric array"
+        )
+    try:
+        array = as_logical_array(data)
+    except (TypeError, NotImplementedError) as error:
+        raise LaunchError(f"region {region.name!r}: {error}") from error
+    store = array.data
+    shape, dtype = tuple(store.extents), store.type.to_numpy_dtype()
+    if shape != region.shape or np.dtype(dtype) != region.dtype:
+        raise LaunchError(
+            f"region {region.name!r}: Legate data {np.dtype(dtype)} {shape} found, "
+            f"{region.dtype} {region.shape} needed"
+        )
+    return store

@@ -1,0 +1,189 @@
+"""Traces under Legate: a captured step's launches, fused into few tasks, and issued again.
+
+Legate cannot replay from Python what it analysed. So everything on this side is decided once (the
+bundles, their native entries, how stores are cut), and a replay only launches the bundles.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import StoppedError
+from ..instance import READ, WRITE
+from ..launch import Launch
+from ..operation import Operation
+from ..profile import Profile
+from ..region import Region
+from ..trace import Trace
+from .bundles import Work, fuse
+from .lanes import Faults
+from .legate_start import Legate
+from .legate_tasks import Running
+
+if TYPE_CHECKING:
+    from .legate import LegateRuntime
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Compiled:
+    """The running bundles of a step, for one choice of regions that the host holds."""
+
+    def __init__(self, running: list[Running], legate: Legate) -> None:
+        self.running = running
+        weakref.finalize(self, _forget, legate, [item.number for item in running])
+
+
+def _forget(legate: Legate, numbers: list[int]) -> None:
+    for number in numbers:
+        legate.calls.pop(number, None)
+
+
+class LegateTrace(Trace):
+    """A captured step of a runtime under Legate.
+
+    operations: everything a replay runs, by id. Legate finds their dependences, so there are none
+    in `edges`.
+    """
+
+    def __init__(self, runtime: LegateRuntime, name: str, works: list[Work]) -> None:
+        self.name = name
+        self.operations: list[Operation] = [o for work in works for o in work.operations]
+        self.order = [operation.id for operation in self.operations]
+        self.edges: Array = np.zeros((0, 2), np.int64)
+        self._legate_runtime = runtime
+        self._works = works
+        self._replays = threading.Lock()
+        self._faults = Faults()
+        self._reads: set[Region] = set()  # what it needs from before
+        self._writes: set[Region] = set()
+        for work in works:
+            for group in work.groups:
+                whole = group.tiling.complete and not group.access & READ
+                if group.region not in self._writes and not whole:
+                    self._reads.add(group.region)
+                if group.access & WRITE:
+                    self._writes.add(group.region)
+        self._compiled: dict[frozenset[Region], _Compiled] = {}
+        self._compile()
+
+    def _compile(self) -> _Compiled:
+        """The bundles for the regions that the host holds now; the private buffers are claimed."""
+        from .legate import feed, publish
+
+        runtime = self._legate_runtime
+        legate = runtime.legate
+        hosted = {
+            region: held.host
+            for region in self._reads | self._writes
+            if (held := runtime.find(region)) is not None and held.host is not None and held.at_host
+        }
+        key = frozenset(hosted)
+        found = self._compiled.get(key)
+        if found is not None:
+            return found
+        shared = {region: array for region, array in hosted.items() if region not in self._writes}
+        front, back = [], []
+        for region, array in hosted.items():
+            if region in shared or not region.size:
+                continue
+            if region in self._reads:
+                front.append(runtime.placed(feed(region, array)))
+            if legate.nodes == 1:
+                back.append(runtime.placed(publish(region, array)))
+        bundles = fuse([*front, *self._works, *back], shared)
+        running = [
+            Running(
+                runtime.issuer.number(),
+                legate,
+                runtime.machine,
+                bundle,
+                self._faults,
+                shared,
+                held=runtime.held,
+                loops=True,
+            )
+            for bundle in bundles
+        ]
+        found = _Compiled(running, legate)
+        nbytes = sum(bundle.private_bytes for bundle in bundles)
+        if nbytes:
+            runtime.memory.claim(found, 0, nbytes, f"the buffers of trace {self.name!r}")
+        self._compiled[key] = found
+        return found
+
+    def replay(self, profile: bool | Profile | None = False) -> Profile | None:
+        """Run the step once.
+
+        profile: True for a timeline of this replay, or a timeline to add it to. Returns it.
+
+        Raises: TaskError when an operation fails (the trace can be replayed again); StoppedError
+        when the runtime is closed or stopped; MemoryExhausted.
+        """
+        runtime = self._legate_runtime
+        with self._replays:
+            runtime.executor.check()
+            if runtime.capturing:
+                raise StoppedError(f"trace {self.name!r}: replay during a capture")
+            runtime.settle()
+            compiled = self._compile()
+            if profile is True:
+                profile = Profile(runtime.machine, self.name)
+            timeline = profile or None
+            self._faults.clear()
+            for item in compiled.running:
+                item.profile = timeline
+                item.issue()
+            runtime.legate.fence()
+            error = runtime.issuer.agreed(self._faults)
+            runtime.wrote(self._writes)
+            if error is not None:
+                raise error
+            runtime.statistics.steps_replayed += 1
+            return timeline
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """What was captured, in order, with the folds and fills of its reductions."""
+        return [work.launch for work in self._works]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes of the buffers that live within one task of Legate."""
+        return max(
+            sum(item.bundle.private_bytes for item in compiled.running)
+            for compiled in self._compiled.values()
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What the trace holds: operations by kind, and the tasks Legate gets for them."""
+        kinds: dict[str, int] = {}
+        for operation in self.operations:
+            kinds[operation.kind] = kinds.get(operation.kind, 0) + 1
+        compiled = next(reversed(self._compiled.values()))
+        return {
+            "name": self.name,
+            "operations": kinds,
+            "tasks": [
+                {
+                    "lanes": len(item.bundle.lanes),
+                    "operations": len(item.bundle.operations),
+                    "arguments": len(item.bundle.arguments),
+                    "index_launch": item.forms is not None,
+                }
+                for item in compiled.running
+            ],
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def __repr__(self) -> str:
+        compiled = next(reversed(self._compiled.values()))
+        return (
+            f"Trace({self.name!r}: {len(self.operations)} operations in "
+            f"{len(compiled.running)} Legate launches)"
+        )
