@@ -15,7 +15,6 @@ from ..errors import TaskError
 from ..instance import aligned_bytes
 from ..machine import Machine
 from ..operation import Operation
-from ..profile import Profile
 from ..region import Region
 from ..task import EntryLike, status_text
 from ..tiling import Box
@@ -23,6 +22,7 @@ from .bundles import Lane, Slot
 from .local import as_task_error, context_of, prepared_body, set_openmp_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Record = Callable[[Operation, int, int], None]  # told when an operation started and ended, ns
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _KEPT = 4  # sets of addresses a lane stays bound to
 _threads = threading.local()
@@ -89,7 +89,7 @@ class LaneProgram:
         self._bound: dict[tuple[Any, ...], list[_Step]] = {}
         self._private: dict[Region, Array] | None = None
 
-    def run(self, arrays: Sequence[Array | None], profile: Profile | None) -> None:
+    def run(self, arrays: Sequence[Array | None], record: Record | None) -> None:
         """Run all operations, unless one has failed. arrays: of the lane's box of each argument.
 
         Errors go to the faults, and none is raised.
@@ -114,13 +114,13 @@ class LaneProgram:
         for step in steps:
             if self._faults:
                 return
-            if isinstance(step, _Native) and profile is None:
+            if isinstance(step, _Native) and record is None:
                 self._loop(step)
             elif isinstance(step, _Native):
                 for operation, entry in zip(step.operations, step.entries):
-                    self._one(operation, entry, profile)
+                    self._one(operation, entry, record)
             else:
-                self._one(*step, profile)
+                self._one(*step, record)
 
     def _loop(self, native: _Native) -> None:
         from ..program import run_alone
@@ -137,7 +137,7 @@ class LaneProgram:
         self,
         operation: Operation,
         call: EntryLike | Callable[[], object],
-        profile: Profile | None,
+        record: Record | None,
     ) -> None:
         if self._faults:
             return
@@ -151,8 +151,8 @@ class LaneProgram:
                     self._fail(operation, status_text(call, status))
         except BaseException as error:
             self._faults.add(operation.id, as_task_error(operation, self._place, error))
-        if profile is not None:
-            profile.add(operation, start, start, time.perf_counter_ns())
+        if record is not None:
+            record(operation, start, time.perf_counter_ns())
 
     def _fail(self, operation: Operation, reason: str) -> None:
         self._faults.add(

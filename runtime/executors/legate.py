@@ -55,9 +55,9 @@ def _copy(source: Any, target: Any) -> None:
 class LegateExecutor(LocalExecutor):
     """Issues works to Legate, and waits for them. It is where errors of untraced tasks are kept."""
 
-    def __init__(self, legate: Legate, machine: Machine, memory: MemoryPool) -> None:
+    def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         super().__init__(machine, memory)
-        self.legate = legate
+        self.legate = start_legate(len(machine.processors))
         self.faults = Faults()
         self._waiting: set[int] = set()  # numbers of calls that may still be run
 
@@ -68,6 +68,9 @@ class LegateExecutor(LocalExecutor):
     def submit(self, running: Running) -> None:
         """Issue a bundle; its call is kept until the next wait."""
         self._waiting.add(running.number)
+        profile = self.profile
+        if profile is not None:
+            running.record = lambda operation, start, end: profile.add(operation, start, start, end)
         running.issue()
 
     def agreed(self, faults: Faults) -> BaseException | None:
@@ -215,7 +218,7 @@ class LegateAnalysis(Analysis):
         take: Callable[[Work], None],
         sink: LocalExecutor,
     ) -> None:
-        super().__init__(machine, mapper, statistics, sink)
+        super().__init__(machine, mapper, statistics, sink, sink.world)
         self._take = take
 
     def _issue(
@@ -280,17 +283,24 @@ class LegateAnalysis(Analysis):
 class LegateRuntime(Runtime):
     """A runtime whose tasks are Legate's.
 
-    machine: default: all cpus of Legate. Several runtimes of a process share its one Legate.
+    machine: default: all cpus of Legate. mapper, automatic: as for `Runtime`. Several runtimes of
+    a process share its one Legate.
 
     Raises: MachineError when Legate is absent, cannot start, or has fewer cpus than the machine.
     """
 
-    def __init__(self, machine: Machine | None = None, mapper: Mapper | None = None) -> None:
-        legate = start_legate(None if machine is None else len(machine.processors))
-        super().__init__(machine if machine is not None else legate_machine(), mapper)
-        self.legate = legate
-        self.issuer = LegateExecutor(legate, self.machine, self.memory)
-        self.executor = self.issuer
+    def __init__(
+        self,
+        machine: Machine | None = None,
+        mapper: Mapper | None = None,
+        *,
+        automatic: bool = False,
+    ) -> None:
+        machine = machine if machine is not None else legate_machine()
+        super().__init__(machine, mapper, LegateExecutor, automatic=automatic)
+        assert isinstance(self.executor, LegateExecutor)
+        self.issuer = self.executor
+        self.legate = self.issuer.legate
         self.analysis = LegateAnalysis(
             self.machine, self.mapper, self.statistics, self._run, self.executor
         )
@@ -322,12 +332,14 @@ class LegateRuntime(Runtime):
             elif self.legate.nodes > 1:
                 np.copyto(held.host, held.fetch())
 
-    def placed(self, launch: Launch) -> Work:
-        """A launch of the runtime's own, placed but not issued."""
+    def placed(self, launch: Launch, number: int) -> Work:
+        """A launch of the runtime's own with one point, `number`, placed but not issued."""
         found: list[Work] = []
-        LegateAnalysis(self.machine, self.mapper, Statistics(), found.append, self.executor).launch(
-            launch
+        analysis = LegateAnalysis(
+            self.machine, self.mapper, Statistics(), found.append, self.executor
         )
+        analysis.next_id = number
+        analysis.launch(launch)
         return found[0]
 
     def claim(self, held: Held, nbytes: int) -> None:
@@ -382,6 +394,7 @@ class LegateRuntime(Runtime):
         Raises: TaskError when a task failed; StoppedError.
         """
         self._outside_capture("wait")
+        self.flush()
         with self._lock:
             self.settle()
 
@@ -408,6 +421,7 @@ class LegateRuntime(Runtime):
         """
         self._outside_capture("read")
         self.executor.check()
+        self.flush()
         with self._lock:
             self.settle()
             held = self.held(region)
@@ -422,6 +436,7 @@ class LegateRuntime(Runtime):
         """
         self._outside_capture("write")
         self.executor.check()
+        self.flush()
         given = np.asarray(array)
         if given.shape != region.shape or given.dtype != region.dtype:
             raise LaunchError(
@@ -447,6 +462,7 @@ class LegateRuntime(Runtime):
         Raises: LaunchError for a transient region; MemoryExhausted; StoppedError.
         """
         self._outside_capture("array")
+        self.flush()
         if region.transient:
             raise LaunchError(
                 f"region {region.name!r} is transient: its contents live only within a step"
@@ -476,6 +492,7 @@ class LegateRuntime(Runtime):
         """
         self._outside_capture("adopt")
         self.executor.check()
+        self.flush()
         store = interface_store(data, region)
         with self._lock:
             held = self.held(region)
@@ -493,6 +510,7 @@ class LegateRuntime(Runtime):
         """
         self._outside_capture("view")
         self.executor.check()
+        self.flush()
         with self._lock:
             held = self.held(region)
             if held.host is not None and held.at_host:
@@ -512,6 +530,7 @@ class LegateRuntime(Runtime):
         """
         self._outside_capture("offload")
         self.executor.check()
+        self.flush()
         targets = self.legate.core.StoreTarget.__members__
         if target not in targets:
             raise LaunchError(
@@ -536,6 +555,7 @@ class LegateRuntime(Runtime):
         with self._lock:
             self._outside_capture("capture")
             self.executor.check()
+            self.flush()
             self.settle()
             works: list[Work] = []
             analysis = LegateAnalysis(
@@ -555,7 +575,7 @@ class LegateRuntime(Runtime):
 
         Regions keep their contents; those the failed run was writing may hold anything.
         """
-        self.issuer.reset()
+        super().reset()
         for region in list(self._hosted):
             held = self.held(region)
             held.at_host, held.host_stale = not held.adopted, False

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..profile import Profile
 from ..region import Region
 from ..tiling import Box
 from .bundles import Bundle
-from .lanes import Faults, LaneProgram
+from .lanes import Faults, LaneProgram, Record
 from .legate_start import Legate
 from .legate_stores import Held
 
@@ -93,7 +92,7 @@ class Running:
         self.number = number
         self.legate = legate
         self.bundle = bundle
-        self.profile: Profile | None = None
+        self.record: Record | None = None
         self.forms = _forms(bundle, legate, machine)
         self.whole = len(machine.processors) == len(legate.cpus)
         self.processors = len(machine.processors)
@@ -122,7 +121,7 @@ class Running:
             if argument.writes:
                 given = next(outputs)
             arrays.append(held.seen(given, rank))
-        self._programs[lane].run(arrays, self.profile)
+        self._programs[lane].run(arrays, self.record)
 
     def issue(self) -> None:
         """Launch the bundle's tasks."""

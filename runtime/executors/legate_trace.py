@@ -44,6 +44,19 @@ def _forget(legate: Legate, numbers: list[int]) -> None:
         legate.calls.pop(number, None)
 
 
+def _by_processor(
+    stamps: list[tuple[Operation, int, int]],
+) -> list[tuple[list[Operation], Array]]:
+    """What each processor ran, in order, with the times: when next, started, ended."""
+    found: dict[int, list[tuple[Operation, int, int]]] = {}
+    for stamp in sorted(stamps, key=lambda stamp: stamp[1]):
+        found.setdefault(stamp[0].processor, []).append(stamp)
+    return [
+        ([stamp[0] for stamp in mine], np.array([(s, s, e) for _, s, e in mine], np.int64))
+        for _, mine in sorted(found.items())
+    ]
+
+
 class LegateTrace(Trace):
     """A captured step of a runtime under Legate.
 
@@ -89,13 +102,15 @@ class LegateTrace(Trace):
             return found
         shared = {region: array for region, array in hosted.items() if region not in self._writes}
         front, back = [], []
+        number = len(self.operations)
         for region, array in hosted.items():
             if region in shared or not region.size:
                 continue
             if region in self._reads:
-                front.append(runtime.placed(feed(region, array)))
+                front.append(runtime.placed(feed(region, array), number))
             if legate.nodes == 1:
-                back.append(runtime.placed(publish(region, array)))
+                back.append(runtime.placed(publish(region, array), number + 1))
+            number += 2
         bundles = fuse([*front, *self._works, *back], shared)
         running = [
             Running(
@@ -130,22 +145,31 @@ class LegateTrace(Trace):
             runtime.executor.check()
             if runtime.capturing:
                 raise StoppedError(f"trace {self.name!r}: replay during a capture")
+            runtime.flush()
             runtime.settle()
             compiled = self._compile()
             if profile is True:
                 profile = Profile(runtime.machine, self.name)
             timeline = profile or None
             self._faults.clear()
+            stamps: list[tuple[Operation, int, int]] = []
+            record = None if timeline is None else lambda *found: stamps.append(found)
             for item in compiled.running:
-                item.profile = timeline
+                item.record = record
                 item.issue()
             runtime.legate.fence()
             error = runtime.issuer.agreed(self._faults)
             runtime.wrote(self._writes)
             if error is not None:
                 raise error
+            if timeline is not None:
+                timeline.add_step(self.edges, _by_processor(stamps))
             runtime.statistics.steps_replayed += 1
             return timeline
+
+    def fits(self) -> bool:
+        """True: stores are looked up by each replay."""
+        return True
 
     @property
     def launches(self) -> Sequence[Launch]:
