@@ -69,7 +69,7 @@ _Step = tuple[Operation, "EntryLike | Callable[[], object]"] | _Native
 class LaneProgram:
     """A lane bound to arrays: its entries are made again only when an array has moved.
 
-    shared: arrays of regions that the host holds. loops: native entries run in compiled loops,
+    shared: arrays of regions that the host holds. orders: of the axes of private regions. loops: native entries run in compiled loops,
     which is worth it for what runs many times.
     """
 
@@ -79,12 +79,14 @@ class LaneProgram:
         machine: Machine,
         faults: Faults,
         shared: Mapping[Region, Array],
+        orders: Callable[[Region], tuple[int, ...] | None],
         loops: bool,
     ) -> None:
         self._lane = lane
         self._place = machine.processors[lane.processor]
         self._faults = faults
         self._shared = shared
+        self._orders = orders
         self._loops = loops
         self._bound: dict[tuple[Any, ...], list[_Step]] = {}
         self._private: dict[Region, Array] | None = None
@@ -165,7 +167,7 @@ class LaneProgram:
     def _bind(self, arrays: Sequence[Array | None]) -> list[_Step] | None:
         """Each operation's entry or body on these arrays; None when one cannot be made."""
         if self._private is None:
-            self._private = _buffers(self._lane)
+            self._private = _buffers(self._lane, self._orders)
         steps: list[_Step] = []
         run: list[tuple[Operation, EntryLike]] = []
 
@@ -214,14 +216,18 @@ class LaneProgram:
         return array[0, ...] if slot.squeeze else array
 
 
-def _buffers(lane: Lane) -> dict[Region, Array]:
+def _buffers(
+    lane: Lane, orders: Callable[[Region], tuple[int, ...] | None]
+) -> dict[Region, Array]:
     """The arrays of a lane's private regions."""
     memory = aligned_bytes(lane.buffers.peak_bytes, zero=False)
     found = {}
     for (region, box), offset in zip(lane.private.items(), lane.buffers.offsets.tolist()):
         shape = tuple(b - a for a, b in zip(*box))
-        flat = np.ndarray(shape, region.dtype, memory.data, offset)
-        found[region] = flat
+        order = orders(region) or range(region.rank)
+        physical = tuple(shape[axis] for axis in order)
+        flat: Array = np.ndarray(physical, region.dtype, memory.data, offset)
+        found[region] = flat.transpose(np.argsort(order)) if shape else flat
     return found
 
 
