@@ -69,8 +69,8 @@ _Step = tuple[Operation, "EntryLike | Callable[[], object]"] | _Native
 class LaneProgram:
     """A lane bound to arrays: its entries are made again only when an array has moved.
 
-    shared: arrays of regions that the host holds. orders: of the axes of private regions. loops: native entries run in compiled loops,
-    which is worth it for what runs many times.
+    shared: arrays of regions that the host holds. orders: of the axes of private regions. loops:
+    native entries run in compiled loops, which is worth it for what runs many times.
     """
 
     def __init__(
@@ -216,9 +216,7 @@ class LaneProgram:
         return array[0, ...] if slot.squeeze else array
 
 
-def _buffers(
-    lane: Lane, orders: Callable[[Region], tuple[int, ...] | None]
-) -> dict[Region, Array]:
+def _buffers(lane: Lane, orders: Callable[[Region], tuple[int, ...] | None]) -> dict[Region, Array]:
     """The arrays of a lane's private regions."""
     memory = aligned_bytes(lane.buffers.peak_bytes, zero=False)
     found = {}

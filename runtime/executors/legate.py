@@ -26,6 +26,7 @@ from ..coherence import Group
 from ..core import Recording, Runtime
 from ..dependence import Analysis, _idle
 from ..errors import LaunchError, MemoryExhausted, TaskError, UnwrittenError
+from ..fields import FieldRegion
 from ..instance import READ, WRITE, Instance, Instances, Storage
 from ..launch import Launch
 from ..machine import Machine
@@ -237,9 +238,9 @@ class LegateAnalysis(Analysis):
                 state.wrote(instance, group.tiling)
         first = self.next_id
         self.next_id += len(processors)
-        priority = int(self.mapper.priority(launch)) if self._asks_priority else 0
+        priority = self.policy.priority(launch)
+        variants = self.policy.variants(launch, processors)
         idle = _idle(launch) if any(p.tiling.empty for p in launch.partitions) else None
-        variant = self.mapper.variant if self._asks_variant else None
         operations = [
             Operation(
                 first + point,
@@ -248,7 +249,7 @@ class LegateAnalysis(Analysis):
                 processor,
                 (),
                 priority,
-                variant(launch, point, self.machine.processors[processor]) if variant else None,
+                None if variants is None else variants[point],
                 idle is not None and bool(idle[point]),
             )
             for point, processor in enumerate(processors)
@@ -258,7 +259,7 @@ class LegateAnalysis(Analysis):
     def _written(self, region: Region) -> tuple[Instances, Instance]:
         """What of a transient region was written."""
         state = self.state(region)
-        key = (0, None)
+        key = (0, None, None)
         if key not in state.by_key:
             whole = ((0,) * region.rank, region.shape)
             state.by_key[key] = Instance(Storage(region, 0, whole, None), False)
@@ -292,7 +293,7 @@ class LegateRuntime(Runtime):
     def __init__(
         self,
         machine: Machine | None = None,
-        mapper: Mapper | None = None,
+        mapper: Mapper | str | None = None,
         *,
         automatic: bool = False,
     ) -> None:
@@ -313,7 +314,7 @@ class LegateRuntime(Runtime):
         """Where a region's elements are: its store, and the host's array if there is one."""
         found = self._held.get(region)
         if found is None:
-            found = Held(self.legate, region, self.mapper.order(region), self.claim)
+            found = Held(self.legate, region, self.analysis.policy.order(region), self.claim)
             self._held[region] = found
         return found
 
@@ -419,6 +420,8 @@ class LegateRuntime(Runtime):
 
         Raises: TaskError when a task failed; StoppedError.
         """
+        if isinstance(region, FieldRegion):
+            return super().read(region)
         self._outside_capture("read")
         self.executor.check()
         self.flush()
@@ -434,6 +437,9 @@ class LegateRuntime(Runtime):
 
         Raises: LaunchError for another shape or dtype; MemoryExhausted; StoppedError.
         """
+        if isinstance(region, FieldRegion):
+            super().write(region, array)
+            return
         self._outside_capture("write")
         self.executor.check()
         self.flush()
@@ -463,10 +469,8 @@ class LegateRuntime(Runtime):
         """
         self._outside_capture("array")
         self.flush()
-        if region.transient:
-            raise LaunchError(
-                f"region {region.name!r} is transient: its contents live only within a step"
-            )
+        if region.transient or isinstance(region, FieldRegion):
+            return super().array(region)  # which says why there is none
         self.executor.check()
         with self._lock:
             self.settle()
@@ -593,5 +597,5 @@ def publish(region: Region, array: Array) -> Launch:
     return Launch(_PUBLISH, (whole,), (array,), (True, False), (1,), f"publish {region.name}")
 
 
-_FEED = Task("feed", (Write,), body=_copy, parameters=(None, Write), kind="copy")
-_PUBLISH = Task("publish", (Read,), body=_copy, parameters=(Read, None), kind="copy")
+_FEED = Task("feed", (Write,), body=_copy, parameters=(None, Write), kind="feed")
+_PUBLISH = Task("publish", (Read,), body=_copy, parameters=(Read, None), kind="publish")
