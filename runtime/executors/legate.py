@@ -138,6 +138,7 @@ class LegateExecutor(LocalExecutor):
                 errors[processor] = error
 
         legate.calls[number] = run
+        legate.begin()
         for processor in jobs:
             with legate.core.Scope(machine=legate.cpus[processor]):
                 task = legate.runtime.create_manual_task(legate.library, legate.task, (1,))
@@ -189,11 +190,13 @@ def agreed(
             row[0, : written.size] = written
 
     legate.calls[number] = tell
+    legate.begin()
     task = legate.runtime.create_manual_task(legate.library, legate.task, (count, 1))
     task.add_output(store.partition_by_tiling((1, _ERROR_BYTES)))
     task.add_scalar_arg(number, core.int64)
     task.execute()
     rows = np.array(store.get_physical_store())
+    legate.fence()
     del legate.calls[number]
     if faults.first is not None:
         return faults.first

@@ -6,6 +6,7 @@ the `legate` launcher the launcher has configured it; alone, it gets all cores o
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -47,17 +48,21 @@ _TYPES = {
     "c8": "complex64",
     "c16": "complex128",
 }
+_COLLECT_EVERY = 256  # launches
 _lock = threading.Lock()
 _started: Legate | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Legate:
     """Legate, started: its module, its runtime, the library and number of our task, its cpus.
 
     machine: all its cpus; cpus: each of them alone.
 
     calls: what the task runs, by the number that is its first scalar argument.
+
+    Objects of Legate may be freed by the thread that launches only, never inside a task. So while
+    tasks run, Python looks for cyclic garbage in that thread alone.
     """
 
     core: Any
@@ -70,6 +75,17 @@ class Legate:
     nodes: int
     sysmem_bytes: int
     calls: dict[int, Callable[[Any], None]]
+    _paused: bool = False
+    _begun: int = 0
+
+    def begin(self) -> None:
+        """Prepare for a task to be launched."""
+        if gc.isenabled():
+            gc.disable()
+            self._paused = True
+        self._begun += 1
+        if self._paused and self._begun % _COLLECT_EVERY == 0:
+            gc.collect(1)
 
     def type_of(self, dtype: np.dtype[Any], name: str) -> Any:
         """Legate's type for a dtype.
@@ -87,6 +103,9 @@ class Legate:
     def fence(self) -> None:
         """Wait for all tasks that were launched."""
         self.runtime.issue_execution_fence(block=True)
+        if self._paused:
+            self._paused = False
+            gc.enable()
 
 
 def refuse_copies(environment: Mapping[str, str], nodes: int) -> None:

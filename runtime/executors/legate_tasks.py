@@ -126,6 +126,7 @@ class Running:
 
     def issue(self) -> None:
         """Launch the bundle's tasks."""
+        self.legate.begin()
         self._held = [self._find(argument.region) for argument in self.bundle.arguments]
         if self.forms is not None:
             with self._scope(None):
