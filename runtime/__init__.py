@@ -26,6 +26,7 @@ from .errors import (
     ProfileError,
     RuntimeCoreError,
     StoppedError,
+    SubtaskError,
     TaskError,
     UnwrittenError,
 )
@@ -34,6 +35,7 @@ from .future import Future, FutureMap
 from .launch import Launch
 from .machine import Link, Machine, Memory, Processor
 from .mapper import DefaultMapper, Held, Layout, Mapper
+from .nested import Scope
 from .partition import Partition
 from .profile import Profile, estimate_offset
 from .region import Region
@@ -89,8 +91,10 @@ __all__ = [
     "Returns",
     "Runtime",
     "RuntimeCoreError",
+    "Scope",
     "Statistics",
     "StoppedError",
+    "SubtaskError",
     "Task",
     "TaskError",
     "Trace",

@@ -26,6 +26,7 @@ from .machine import Machine
 from .mapper import Mapper
 from .memory import MemoryPool
 from .named import as_mapper
+from .nested import Level, Nest
 from .profile import Observer, Profile
 from .region import Region
 from .statistics import Statistics
@@ -90,7 +91,8 @@ class Runtime:
         )
         self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
-        self._expander = Expander(self, len(self.machine.processors))
+        level = Level(Nest(self.executor, self.memory))
+        self._expander = Expander(self, len(self.machine.processors), level)
         self._steps: dict[str, Steps] = {}
         self._lock = threading.RLock()
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()

@@ -65,3 +65,7 @@ class TaskError(RuntimeCoreError, RuntimeError):
         self.task = task
         self.point = point
         self.processor = processor
+
+
+class SubtaskError(RuntimeCoreError, RuntimeError):
+    """A task launched by the body of a task failed; `__cause__` is its TaskError."""

@@ -8,7 +8,7 @@ after. Checks that need the user's view (which elements two arguments share) are
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -105,7 +105,7 @@ class Expander:
         if not isinstance(task, Task):
             raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
         name, tag, initialise = options.name or task.name, options.tag, options.initialise
-        parameters = _parameters(task, name, arguments)
+        parameters = parameters_of(task, name, arguments)
         call = _Call(name, tag, initialise, _grid(name, options.grid, arguments))
         if task.nested:
             call.arguments.append(self.nest)
@@ -209,6 +209,8 @@ class Expander:
 
     def _value(self, call: _Call, value: Value) -> Partition:
         """The rows of a future's values that the points of a call read."""
+        if value.result.host is not self.host:
+            raise LaunchError(f"task {call.name!r}: {value!r} belongs to another runtime or task")
         result = self._taken(call.before, value.result)
         region = result.region
         points = math.prod(call.grid)
@@ -354,7 +356,7 @@ def _launch(task: Task, partitions: tuple[Partition, ...], name: str, tag: Hasha
 # -- checks
 
 
-def _parameters(task: Task, name: str, arguments: Sequence[object]) -> Sequence[Parameter]:
+def parameters_of(task: Task, name: str, arguments: Sequence[object]) -> Sequence[Parameter]:
     """What the task declares of each argument.
 
     Raises: LaunchError for another number of arguments, or another kind.
@@ -403,6 +405,25 @@ def _grid(name: str, grid: Sequence[int] | None, arguments: Sequence[object]) ->
     return common or (maps[0] if maps else (1,))
 
 
+def region_uses(
+    arguments: Sequence[object], parameters: Sequence[Parameter]
+) -> Iterator[tuple[int, Place, Region, Privilege]]:
+    """Each region of one field that a call uses: argument, as it was given, region, privilege."""
+    for position, (argument, parameter) in enumerate(zip(arguments, parameters)):
+        if not isinstance(argument, Place) or parameter is None:
+            continue
+        holder = argument if isinstance(argument, Region) else argument.region
+        if not isinstance(holder, FieldRegion):
+            if not isinstance(parameter, Fields):
+                yield position, argument, holder, parameter
+        elif isinstance(parameter, Fields):
+            for name, privilege in parameter.privileges:
+                yield position, argument, holder[name], privilege
+        else:
+            for region in holder.fields.values():
+                yield position, argument, region, parameter
+
+
 def _check_sharing(
     name: str, arguments: Sequence[object], parameters: Sequence[Parameter], initialise: bool
 ) -> None:
@@ -413,18 +434,8 @@ def _check_sharing(
     if not any(isinstance(argument, IndexPartition) for argument in arguments):
         return
     uses: dict[Region, list[tuple[int, Place, Privilege]]] = {}
-    for position, (argument, parameter) in enumerate(zip(arguments, parameters)):
-        if not isinstance(argument, Place) or parameter is None:
-            continue
-        holder = argument if isinstance(argument, Region) else argument.region
-        if isinstance(parameter, Fields):
-            wanted = [(holder.fields[f], p) for f, p in parameter.privileges]  # type: ignore[attr-defined]
-        elif isinstance(holder, FieldRegion):
-            wanted = [(region, parameter) for region in holder.fields.values()]
-        else:
-            wanted = [(holder, parameter)]
-        for region, privilege in wanted:
-            uses.setdefault(region, []).append((position, argument, privilege))
+    for position, place, region, privilege in region_uses(arguments, parameters):
+        uses.setdefault(region, []).append((position, place, privilege))
     for region, mine in uses.items():
         for b in range(1, len(mine)):
             for a in range(b):

@@ -81,14 +81,26 @@ class FieldRegion(Region):
     def __iter__(self) -> Iterator[str]:
         return iter(self.fields)
 
+    @staticmethod
+    def of(fields: Mapping[str, Region], name: str = "") -> FieldRegion:
+        """The region whose fields are these regions of one shape.
+
+        Raises: BoundsError for no fields or several shapes.
+        """
+        shapes = {region.shape for region in fields.values()}
+        if len(shapes) != 1:
+            raise BoundsError(f"region {name!r}: fields of shapes {sorted(shapes)}, one needed")
+        found = object.__new__(FieldRegion)
+        transient = all(region.transient for region in fields.values())
+        found._hold(shapes.pop(), fields, name, transient)
+        return found
+
     def only(self, *fields: str) -> FieldRegion:
         """The same region seen through some of its fields, in the order given.
 
         Raises: BoundsError.
         """
-        found = object.__new__(FieldRegion)
-        found._hold(self.shape, {name: self[name] for name in fields}, self.name, self.transient)
-        return found
+        return FieldRegion.of({name: self[name] for name in fields}, self.name)
 
     def split(self, array: Any) -> dict[str, Array]:
         """The contents of each field. array: structured, or a mapping from names to arrays.

@@ -304,26 +304,40 @@ class LocalExecutor:
     def _run(self, operation: Operation, processor: int) -> None:
         profile = self.profile
         start = time.perf_counter_ns() if profile is not None else 0
-        task = operation.launch.task
-        if not operation.idle:
-            place = self.machine.processors[processor]
-            arrays = operation.arrays()
-            entry = None
-            if task.bind is not None and (task.kind == "task" or task.body is None):
-                entry = task.bind(context_of(operation, place), arrays)
-            if entry is None:
-                prepared_body(operation, place, arrays)()
-            else:
-                status = int(_ENTRY(entry.address)(entry.block))
-                if status:
-                    raise TaskError(
-                        operation.launch.name,
-                        operation.point,
-                        place.name,
-                        status_text(entry, status),
-                    )
+        self.perform(operation, processor)
         if profile is not None:
             profile.add(operation, start, start, time.perf_counter_ns())
+
+    def perform(self, operation: Operation, processor: int) -> None:
+        """Run an operation in the calling thread, as a processor.
+
+        Raises: TaskError for the status of a native entry; what a Python body raises.
+        """
+        if operation.idle:
+            return
+        task = operation.launch.task
+        place = self.machine.processors[processor]
+        arrays = operation.arrays()
+        entry = None
+        if task.bind is not None and (task.kind == "task" or task.body is None):
+            entry = task.bind(context_of(operation, place), arrays)
+        if entry is None:
+            prepared_body(operation, place, arrays)()
+            return
+        status = int(_ENTRY(entry.address)(entry.block))
+        if status:
+            reason = status_text(entry, status)
+            raise TaskError(operation.launch.name, operation.point, place.name, reason)
+
+    def offer(self, processor: int, function: Callable[[], None]) -> bool:
+        """Have a processor's thread call a function that raises nothing, after what it has to do.
+
+        Returns whether there is such a thread.
+        """
+        inbox = self._queues.get(processor)
+        if inbox is not None:
+            inbox.put(function)
+        return inbox is not None
 
     def _fail(self, error: BaseException) -> None:
         """Stop the run: nothing queued runs any more, and the error comes out of `wait`."""
