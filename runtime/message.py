@@ -8,7 +8,7 @@ late as the first operation that needs it, so that bytes move while tasks run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,13 @@ def _body(*arguments: object) -> None:
     raise RuntimeError("a message is carried out by an executor, not by a task body")
 
 
-SEND = Task("send", (Read,), body=_body, parameters=(Read, None), kind="send")
-RECEIVE = Task("receive", (Write,), body=_body, parameters=(Write, None), kind="receive")
-SENT = Task("sent", (Read,), body=_body, parameters=(Read, None), kind="sent")
-RECEIVED = Task("received", (Write,), body=_body, parameters=(Write, None), kind="received")
-STARTS, ENDS = ("send", "receive"), ("sent", "received")
-_ENDS = {"send": SENT, "receive": RECEIVED}
+SEND = Task("send", (Read,), body=_body, kind="send")
+RECEIVE = Task("receive", (Write,), body=_body, kind="recv")
+SENT = Task("sent", (Read,), body=_body, kind="sent")
+POST = Task("post", (Write,), body=_body, kind="post")
+MESSAGES = ("send", "recv")
+STARTS, ENDS = ("send", "post"), ("sent", "recv")  # of a message in a trace
+_SPLIT = {"send": (SEND, SENT), "recv": (POST, RECEIVE)}
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,15 @@ class Message:
 
 
 def message_of(operation: Operation) -> Message:
-    """The message an operation starts or ends."""
-    (found,) = operation.launch.scalars
-    assert isinstance(found, Message)
-    return found
-
-
-def is_message(operation: Operation) -> bool:
-    """Whether an operation starts or ends a message."""
-    return operation.kind in STARTS or operation.kind in ENDS
+    """The message an operation starts or ends; of a bucket the first one's, with all bytes."""
+    messages: Sequence[Message] = operation.launch.scalars
+    first = messages[0]
+    if len(messages) == 1:
+        return first
+    nbytes = sum(message.nbytes for message in messages)
+    return Message(
+        first.number, first.source, first.target, f"{first.region} and {len(messages) - 1}", nbytes
+    )
 
 
 def launches(
@@ -78,25 +79,23 @@ def launches(
         region.name,
         int(partition.tiling.volume[0]) * region.dtype.itemsize,
     )
-    send, receive = (
-        Launch(task, (partition,), (found,), (True, False), (1,), f"{task.name} {region.name}")
-        for task in (SEND, RECEIVE)
+    return (
+        _launch(SEND, (partition,), (found,), region.name),
+        _launch(RECEIVE, (partition,), (found,), region.name),
     )
-    return send, receive
+
+
+def _launch(
+    task: Task, partitions: tuple[Partition, ...], messages: tuple[Message, ...], what: str
+) -> Launch:
+    layout = (True,) * len(partitions) + (False,) * len(messages)
+    return Launch(task, partitions, messages, layout, (1,), f"{task.name} {what}")
 
 
 def joined(operations: Sequence[Operation], edges: Array) -> Array:
     """The dependences of a whole program, and those of receives on their sends."""
-    sends = {
-        message_of(operation).number: operation.id
-        for operation in operations
-        if operation.kind == "send"
-    }
-    pairs = [
-        (sends[message_of(operation).number], operation.id)
-        for operation in operations
-        if operation.kind == "receive"
-    ]
+    sends = {message_of(op).number: op.id for op in operations if op.kind == "send"}
+    pairs = [(sends[message_of(op).number], op.id) for op in operations if op.kind == "recv"]
     if not pairs:
         return edges
     found: Array = np.concatenate([edges, np.array(pairs, dtype=np.int64)])
@@ -104,7 +103,11 @@ def joined(operations: Sequence[Operation], edges: Array) -> Array:
 
 
 def split(
-    operations: Sequence[Operation], edges: Array, order: Sequence[int], world: World
+    operations: Sequence[Operation],
+    edges: Array,
+    order: Sequence[int],
+    world: World,
+    buckets: Mapping[int, int],
 ) -> tuple[list[Operation], Array, list[int]]:
     """This process' part of a captured program: its operations, dependences and order.
 
@@ -112,55 +115,64 @@ def split(
     message comes just before the first operation that depends on it. So nothing can wait in a
     circle: of all ends that wait, the first in the order has both its starts before it.
 
-    operations: those of all processes, by id. edges: int64 (edges, 2). Returns the same of this
-    process, with new ids.
+    operations: those of all processes, by id. edges: int64 (edges, 2). buckets: of sends and
+    receives that share one message, the id of the first (`bucket.buckets`). Returns the same of
+    this process, with new ids.
     """
-    mine = [op for op in operations if world.runs[op.processor] == world.rank]
+    members: dict[int, list[Operation]] = {}
+    for number in order:
+        operation = operations[number]
+        if world.runs[operation.processor] == world.rank:
+            members.setdefault(buckets.get(number, number), []).append(operation)
     found: list[Operation] = []
+    keys: list[tuple[float, int]] = []  # the place of each operation in the order
     enter: dict[int, int] = {}
     leave: dict[int, int] = {}
     pairs: list[tuple[int, int]] = []
-    for operation in mine:
-        enter[operation.id] = leave[operation.id] = len(found)
-        found.append(_renumbered(operation, len(found), operation.launch))
-        if operation.kind in STARTS:
-            launch = operation.launch
-            end = _ENDS[operation.kind]
-            ending = Launch(
-                end,
-                launch.partitions,
-                launch.scalars,
-                launch.layout,
-                launch.grid,
-                f"{end.name} {launch.partitions[0].region.name}",
-            )
-            leave[operation.id] = len(found)
-            pairs.append((enter[operation.id], len(found)))
-            found.append(_renumbered(operation, len(found), ending))
-    pairs += [(leave[a], enter[b]) for a, b in edges.tolist() if a in leave and b in enter]
-    first: dict[int, int] = {}
-    place = {
-        enter[number]: position
-        for position, number in enumerate(number for number in order if number in enter)
-    }
+    for place, group in enumerate(members.values()):
+        first = len(found)
+        for operation in group:
+            enter[operation.id] = leave[operation.id] = first
+        if group[0].kind in _SPLIT:
+            for task in _SPLIT[group[0].kind]:
+                found.append(_message(task, group, len(found)))
+            keys += [(place, 1), (len(members), 0)]
+            leave.update((operation.id, first + 1) for operation in group)
+            pairs.append((first, first + 1))
+        else:
+            (operation,) = group
+            found.append(_renumbered(operation, first, operation.launch, operation.uses))
+            keys.append((place, 1))
+    pairs += [
+        (leave[a], enter[b])
+        for a, b in edges.tolist()
+        if a in leave and b in enter and leave[a] != enter[b]
+    ]
     for source, target in pairs:
-        if target in place:
-            first[source] = min(first.get(source, len(order)), place[target])
-    keys = {number: (position, 1) for number, position in place.items()}
-    for operation in found:
-        if operation.kind in ENDS:
-            keys[operation.id] = (first.get(operation.id, len(order)), 0)
-    local = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return found, local, sorted(keys, key=lambda number: (*keys[number], number))
+        if found[source].kind in ENDS:
+            keys[source] = min(keys[source], (keys[target][0], 0))
+    local = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0)
+    return found, local, sorted(range(len(found)), key=lambda number: (*keys[number], number))
 
 
-def _renumbered(operation: Operation, number: int, launch: Launch) -> Operation:
+def _message(task: Task, group: Sequence[Operation], number: int) -> Operation:
+    """One end or start of a message for the sends, or the receives, of a bucket."""
+    partitions = tuple(partition for op in group for partition in op.launch.partitions)
+    messages = tuple(message for op in group for message in op.launch.scalars)
+    what = messages[0].region + (f" and {len(group) - 1}" if len(group) > 1 else "")
+    uses = tuple(use for op in group for use in op.uses)
+    return _renumbered(group[0], number, _launch(task, partitions, messages, what), uses)
+
+
+def _renumbered(
+    operation: Operation, number: int, launch: Launch, uses: tuple[Any, ...]
+) -> Operation:
     return Operation(
         number,
         launch,
         operation.point,
         operation.processor,
-        operation.uses,
+        uses,
         operation.priority,
         operation.variant,
         operation.idle,

@@ -62,7 +62,7 @@ class Operation:
 
     @property
     def kind(self) -> str:
-        """What it does: task, copy, fill, fold; of messages send, sent, receive, received."""
+        """What it does: task, copy, fill, fold; of messages send, sent, recv, received."""
         return self.launch.task.kind
 
     def arrays(self) -> list[Array]:

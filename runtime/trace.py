@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import eviction
+from .bucket import buckets
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
 from .errors import MapperError, StoppedError, TaskError
 from .executors.local import as_task_error, context_of, prepared_body
@@ -105,10 +106,15 @@ class Trace:
     def _take_part(self, analysed: Array) -> Array:
         """Keep this process' part of the step, in the order that all processes follow."""
         world = self._runtime.executor.world
-        if len(world.runs) > world.size and not self._placed:
-            whole = joined(self.operations, analysed)
-            self.order, _ = overlapped(self.operations, self.order, whole)
-        self.operations, found, self.order = split(self.operations, analysed, self.order, world)
+        whole = joined(self.operations, analysed)
+        together: dict[int, int] = {}
+        if not self._placed:
+            if len(world.runs) > world.size:
+                self.order, _ = overlapped(self.operations, self.order, whole)
+            self.order, together = buckets(self.operations, whole, self.order)
+        self.operations, found, self.order = split(
+            self.operations, analysed, self.order, world, together
+        )
         return found
 
     def _allocate(self) -> list[_Arena]:

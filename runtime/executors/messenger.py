@@ -168,7 +168,7 @@ class Messenger:
         ended = [self._pending[place] for place in done]
         self._pending = [item for place, item in enumerate(self._pending) if place not in set(done)]
         for item in ended:
-            if item.operation.kind == "receive":
+            if item.operation.kind == "recv":
                 target = item.operation.arrays()[0]
                 if not np.may_share_memory(target, item.packed):
                     target[...] = item.packed

@@ -21,7 +21,7 @@ from ..errors import MachineError, MemoryExhausted, PeerError, StoppedError
 from ..instance import Storage
 from ..machine import Link, Machine, Memory, Processor
 from ..memory import MemoryPool
-from ..message import STARTS, is_message
+from ..message import ENDS, MESSAGES, STARTS
 from ..operation import Operation
 from ..task import EntryLike
 from ..world import World
@@ -191,7 +191,7 @@ class MpiExecutor(LocalExecutor):
         super().emit(mine, pairs[:, 0], pairs[:, 1])
 
     def _push(self, operation: Operation) -> None:
-        if operation.kind in STARTS:
+        if operation.kind in MESSAGES:
             self.messenger.post(operation)
         else:
             super()._push(operation)
@@ -204,7 +204,7 @@ class MpiExecutor(LocalExecutor):
 
     def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
         """The native entries of a trace's messages, by operation id."""
-        some = [operation for operation in operations if is_message(operation)]
+        some = [operation for operation in operations if operation.kind in (*STARTS, *ENDS)]
         return Persistent(self.messenger, control).entries(some)
 
     # -- errors

@@ -58,19 +58,13 @@ class Persistent:
         message = message_of(operation)
         messenger = self._messenger
         mpi = messenger.mpi
-        array = operation.arrays()[0]
-        kind = _datatype(mpi, array)
-        span = sum((n - 1) * abs(s) for n, s in zip(array.shape, array.strides)) + array.itemsize
-        place = mpi.memory.fromaddress(array.ctypes.data, span)
-        if operation.kind == "send":
-            request = messenger.traced.Send_init(
-                [place, 1, kind], message.target, messenger.tag(message)
-            )
-        else:
-            request = messenger.traced.Recv_init(
-                [place, 1, kind], message.source, messenger.tag(message)
-            )
-        return request, (array, kind, place)
+        arrays = operation.arrays()
+        place, kind = _place(mpi, arrays)
+        make = messenger.traced.Send_init, messenger.traced.Recv_init
+        sends = operation.kind == "send"
+        other = message.target if sends else message.source
+        request = make[not sends]([place, 1, kind], other, messenger.tag(message))
+        return request, (arrays, kind, place)
 
     def _begin(self, operation: Operation) -> MessageEntry:
         request, keep = self._requests[message_of(operation).number]
@@ -103,6 +97,24 @@ def _address(function: Any) -> int:
     found = ctypes.cast(function, ctypes.c_void_p).value
     assert found is not None
     return found
+
+
+def _place(mpi: Any, arrays: Sequence[Array]) -> tuple[Any, Any]:
+    """Where arrays begin, and the MPI datatype of all their elements seen from there."""
+    kinds = [_datatype(mpi, array) for array in arrays]
+    addresses = [array.ctypes.data for array in arrays]
+    base = min(addresses)
+    place = mpi.memory.fromaddress(base, max(_end(array) for array in arrays) - base)
+    if len(arrays) == 1:
+        return place, kinds[0]
+    distances = [address - base for address in addresses]
+    return place, mpi.Datatype.Create_struct([1] * len(kinds), distances, kinds).Commit()
+
+
+def _end(array: Array) -> int:
+    """The address behind an array's last byte."""
+    reach = sum((extent - 1) * step for extent, step in zip(array.shape, array.strides))
+    return int(array.ctypes.data + reach + array.itemsize)
 
 
 def _datatype(mpi: Any, array: Array) -> Any:
