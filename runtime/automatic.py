@@ -50,13 +50,15 @@ class Held:
 class Sequence:
     """A launch sequence that repeats; `most` repetitions in a row make its longest trace.
 
-    traces: by number of repetitions, None where capturing failed. used: when it last ran.
+    traces: by number of repetitions, None where capturing failed. used: when it last ran. seen:
+    how often it was met without a trace.
     """
 
     tokens: tuple[int, ...]
     points: int
     most: int
     used: int
+    seen: int = 0
     traces: dict[int, Trace | None] = field(default_factory=dict)
 
 
@@ -336,6 +338,9 @@ class Automatic:
         if found is not None and found.fits():
             return found
         if times in sequence.traces and found is None:
+            return None
+        sequence.seen += found is None
+        if not self._runtime.mapper.trace(requests, sequence.seen):
             return None
         sequence.traces[times] = None
         if not self._quiet():

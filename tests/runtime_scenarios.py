@@ -6,14 +6,17 @@ executed beside its sequential meaning on NumPy arrays, and a failing one is mad
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from runtime_programs import ShuffledMapper, Step, random_regions, random_step
 
 from soapstone.runtime import Machine, Region, Runtime, Trace
+from soapstone.runtime.checker import check_log
 from soapstone.runtime.start import machine_of, start
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -313,14 +316,24 @@ class Run:
                     self.host(host, turn)
 
 
-def execute(given: Scenario) -> dict[str, int]:
+def execute(given: Scenario, log: Path | None = None) -> dict[str, int]:
     """Run a scenario; returns the runtime's statistics.
+
+    log: where to write a log, which the offline checker must accept.
 
     Raises: Difference, and whatever the runtime raises.
     """
     with given.setup.runtime() as runtime:
-        Run(runtime, given).run()
-        return runtime.statistics.describe()
+        with contextlib.nullcontext() if log is None else runtime.log(log):
+            Run(runtime, given).run()
+        statistics = runtime.statistics.describe()
+    if log is not None:
+        report = check_log(log)
+        if not report.accepted:
+            raise Difference(f"the checker refuses the log: {report.violations[0]}")
+        if report.launches == 0:
+            raise Difference("the log has no launches")
+    return statistics
 
 
 # -- making them smaller
