@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.data import Splits, read_splits
 from soapstone.frontend.optimizers import optimizer as as_optimizer
-from soapstone.runtime.start import rank_of
+from soapstone.runtime.start import machine_of, rank_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -172,6 +172,7 @@ def train_app(
     threads: int = 1,
     executor: str = "local",
     mapper: str = "data_parallel",
+    memory_bytes: int | None = None,
     strategy: str | Path | None = None,
     optimize: bool = False,
     step: str | Path | None = None,
@@ -192,6 +193,7 @@ def train_app(
         cpus, threads: processors to run on, by default all cores, and threads of each.
         executor: local (threads of this process) or mpi (one process a rank, under mpiexec).
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
+        memory_bytes: the size of a memory that the processors work in, besides the computer's.
         optimize: whether to search for a faster step first; step: the file of one that was found.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         checkpoint: a file to save to after each epoch; resume: one to go on from.
@@ -209,6 +211,13 @@ def train_app(
     for name, value, least in (("batch size", size, 1), ("epochs", most, 0)):
         if value < least:
             raise AppError(f"app {app.name!r}: {name}: {value!r} found, {least} or more needed")
+    machine = None
+    if memory_bytes is not None:
+        if executor != "local":
+            raise AppError(
+                f"app {app.name!r}: memory bytes: found with executor {executor!r}, 'local' needed"
+            )
+        machine = machine_of(executor, cpus, threads).bounded(memory_bytes)
     optimizer = as_optimizer(options["optimizer"])
     if learning_rate is not None:
         optimizer = replace(optimizer, learning_rate=learning_rate)
@@ -228,6 +237,7 @@ def train_app(
             executor=executor,
             cpus=cpus,
             threads=threads,
+            machine=machine,
             mapper=mapper,
             strategy=strategy,
             optimize=optimize,

@@ -7,6 +7,7 @@ memory plan says leaves next.
 
 from __future__ import annotations
 
+from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.mappers.plugins import DataParallelMapper
 from soapstone.runtime import Held, Launch, Machine
 
@@ -16,9 +17,24 @@ class BoundedMemoryMapper(DataParallelMapper):
 
     The backing memory is the fastest reachable one of larger capacity. On a machine where
     processors work in its largest memory nothing is backed, and nothing leaves.
+
+    plan: of the graph that is launched (after `runtime.lower`); what it has sent away by the time
+    of a node leaves first. None: the least recently used.
     """
 
     name = "bounded_memory"
+
+    def __init__(self, plan: MemoryPlan | None = None) -> None:
+        super().__init__()
+        self._resident: dict[str, frozenset[str]] = {}  # while each node runs
+        here: set[str] = set()
+        for step in plan.steps if plan is not None else ():
+            if step.action is Action.RUN:
+                self._resident[step.name] = frozenset(here)
+            elif step.action in (Action.ALLOCATE, Action.FETCH):
+                here.add(step.name)
+            else:
+                here.discard(step.name)
 
     def attach(self, machine: Machine) -> None:
         """Find the backing memory of each memory that processors work in."""
@@ -36,5 +52,10 @@ class BoundedMemoryMapper(DataParallelMapper):
         return self._backing.get(memory)
 
     def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
-        """The least recently used."""
+        """What the plan has sent away; where it has not, or there is none, what is oldest."""
+        stays = self._resident.get(launch.name) if launch is not None else None
+        if stays is not None:
+            for index, instance in enumerate(held):
+                if instance.region.name not in stays:
+                    return index
         return 0

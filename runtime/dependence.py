@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import eviction
 from . import tiling as geometry
 from .coherence import Coherence, Group, Piece, internal_partition
+from .errors import MemoryExhausted
 from .instance import READ, WRITE, Use
 from .launch import Launch
 from .machine import Machine
@@ -162,23 +164,12 @@ class Analysis(Coherence):
     ) -> None:
         """Make the operations of one launch and hand them on with their dependences."""
         points = len(processors)
-        self.launching = launch
-        self.pinned.clear()
-        columns: list[Sequence[Use]] = [()] * len(launch.partitions)
-        pieces: list[Piece] = []
-        for group in groups:
-            asked = origin if origin is not None else (launch, group.argument)
-            found = self._locate(group, processors, asked, pieces)
-            if group.points is None:
-                columns[group.argument] = found
-            else:
-                column = list(columns[group.argument]) or self._empty(launch, group.argument)
-                for point, use in zip(group.points.tolist(), found):
-                    column[point] = use
-                columns[group.argument] = column
-        for argument, given in enumerate(columns):
-            if not given:  # every tile is empty
-                columns[argument] = self._empty(launch, argument)
+        try:
+            columns, pieces = self._uses(launch, processors, groups, origin)
+        except MemoryExhausted:
+            if not eviction.leave_all(self):
+                raise
+            columns, pieces = self._uses(launch, processors, groups, origin)  # without any gaps
         uses = list(zip(*columns)) if columns else [()] * points
         first = self.next_id
         self.next_id += points
@@ -221,6 +212,33 @@ class Analysis(Coherence):
             self._slice(operations, policy.slices(launch, processors))
         if operations:
             self.sink.emit(operations, sources, targets)
+
+    def _uses(
+        self,
+        launch: Launch,
+        processors: list[int],
+        groups: list[Group],
+        origin: tuple[Launch, int] | None,
+    ) -> tuple[list[Sequence[Use]], list[Piece]]:
+        """The instances that the points of a launch use, argument by argument, made valid."""
+        self.launching = launch
+        self.pinned.clear()
+        columns: list[Sequence[Use]] = [()] * len(launch.partitions)
+        pieces: list[Piece] = []
+        for group in groups:
+            asked = origin if origin is not None else (launch, group.argument)
+            found = self._locate(group, processors, asked, pieces)
+            if group.points is None:
+                columns[group.argument] = found
+            else:
+                column = list(columns[group.argument]) or self._empty(launch, group.argument)
+                for point, use in zip(group.points.tolist(), found):
+                    column[point] = use
+                columns[group.argument] = column
+        for argument, given in enumerate(columns):
+            if not given:  # every tile is empty
+                columns[argument] = self._empty(launch, argument)
+        return columns, pieces
 
     @staticmethod
     def _slice(operations: Sequence[Operation], labels: Sequence[int] | None) -> None:

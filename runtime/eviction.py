@@ -55,7 +55,7 @@ def _evict(analysis: Coherence, storage: Storage) -> None:
         name, launch = analysis.machine.memories[memory].name, analysis.launching
         who = "" if launch is None else f" for task {launch.name!r}"
         raise MemoryExhausted(
-            f"memory {name!r}: region {storage.name!r}{who} needs {storage.nbytes} bytes in a row "
+            f"memory {name!r}: region {storage.name!r}{who} needs {storage.nbytes} bytes "
             f"of {analysis.spaces[memory].capacity_bytes}, and nothing more can leave: all that a "
             "launch uses is there at once"
         )
@@ -109,7 +109,7 @@ def home(analysis: Coherence, region: Region, memory: int) -> Instance:
 
 
 def leave_all(analysis: Coherence) -> bool:
-    """Let every instance leave the memories that have a backing one: a trace takes them over.
+    """Let every instance leave the memories that have a backing one, so that all is in one piece.
 
     Returns whether any was there.
     """

@@ -91,6 +91,9 @@ def train(
     mapper: Annotated[str, typer.Option(help="A mapper's name, or module:Class.")] = (
         "data_parallel"
     ),
+    memory_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Work in a memory of that size; see bounded_memory.")
+    ] = None,
     strategy: Annotated[Path | None, typer.Option(help="A strategy file to follow.")] = None,
     optimize: Annotated[
         bool, typer.Option("--optimize", help="Search for a faster training step first.")
@@ -134,6 +137,7 @@ def train(
             threads=threads,
             executor=executor,
             mapper=mapper,
+            memory_bytes=memory_bytes,
             strategy=strategy,
             optimize=optimize,
             step=step,

@@ -166,8 +166,13 @@ def test_json_is_alone_on_standard_output_and_repeats(tiny: Path) -> None:
 def test_mappers_agree(tiny: Path) -> None:
     losses = [
         trained(tiny, "--mapper", mapper, "--cpus", "2")["loss"]
-        for mapper in ("data_parallel", "sequential", "round_robin")
+        for mapper in ("data_parallel", "sequential", "round_robin", "locality", "work_stealing")
     ]
+    losses.append(
+        trained(tiny, "--mapper", "bounded_memory", "--memory-bytes", "20000", "--cpus", "2")[
+            "loss"
+        ]
+    )
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
