@@ -69,3 +69,14 @@ class TaskError(RuntimeCoreError, RuntimeError):
 
 class SubtaskError(RuntimeCoreError, RuntimeError):
     """A task launched by the body of a task failed; `__cause__` is its TaskError."""
+
+
+class BodyError(RuntimeCoreError, RuntimeError):
+    """A body could not run in another process, or failed there; `reason` says it in one line.
+
+    The text ends with the traceback of the other process, where there is one.
+    """
+
+    def __init__(self, reason: str, trace: str = "") -> None:
+        super().__init__(f"{reason}\n{trace}" if trace else reason)
+        self.reason = reason

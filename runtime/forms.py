@@ -55,7 +55,7 @@ def adapted(task: Task, forms: tuple[Form, ...], privileges: tuple[Privilege, ..
         found = Task(
             task.name,
             privileges,
-            body=None if task.body is None else _body(task, task.body, forms),
+            body=None if task.body is None else Adapted(task, task.body, forms),
             bind=None if task.bind is None or values else _bound(task.bind, forms),
             context=True,
             variants=task.variants,
@@ -65,12 +65,21 @@ def adapted(task: Task, forms: tuple[Form, ...], privileges: tuple[Privilege, ..
     return found
 
 
-def _body(task: Task, body: Callable[..., Any], forms: tuple[Form, ...]) -> Callable[..., None]:
-    def run(context: PointContext, *plain: Any) -> None:
+@dataclass(frozen=True)
+class Adapted:
+    """The body of an adapted task. A class, so that it can be sent to a process."""
+
+    task: Task
+    body: Callable[..., Any]
+    forms: tuple[Form, ...]
+
+    def __call__(self, context: PointContext, *plain: Any) -> None:
+        """Put the arguments together, run the body, and keep what it returns."""
+        task = self.task
         rest = iter(plain)
         nest = next(rest) if task.nested else None
         given: list[Any] = [context] if task.context else []
-        for form in forms:
+        for form in self.forms:
             mine = list(islice(rest, len(form.names)))
             for array, start in zip(mine, form.starts):
                 if start is not None:
@@ -81,11 +90,9 @@ def _body(task: Task, body: Callable[..., Any], forms: tuple[Form, ...]) -> Call
                 given.append(mine[0][0, ...][()])
             else:
                 given.append(mine[0][0, ...] if form.kind == "row" else mine[0])
-        value = body(*given) if nest is None else nest.run(task, context, body, given)
+        value = self.body(*given) if nest is None else nest.run(task, context, self.body, given)
         if task.returns is not None:
             _store(task.name, task.returns, value, next(rest))
-
-    return run
 
 
 def _store(name: str, returns: Returns, value: Any, out: Array) -> None:

@@ -15,6 +15,7 @@ from .errors import MachineError
 from .host_memory import physical_bytes
 
 VERSION = 1
+PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
 _T = TypeVar("_T")
 
 
@@ -42,6 +43,7 @@ def _number(
 class Processor:
     """One worker: `threads` hardware threads that run one point task at a time.
 
+    `kind` "process" runs Python bodies in a process of its own, out of the interpreter's lock.
     `memory` names the memory its instances live in by default; `flops` is its peak rate in
     floating-point operations a second, or None when unknown; `node` is the computer it is in, empty
     where there is but one.
@@ -200,6 +202,7 @@ class Machine:
         threads: int = 1,
         memory_bytes: int | None = None,
         memories: int = 1,
+        processes: bool = False,
     ) -> Machine:
         """This computer: `cpus` processors (default: all cores) of `threads` threads each.
 
@@ -207,6 +210,7 @@ class Machine:
         all are this computer's memory, so this is for testing copies. `memory_bytes` is the
         capacity of each (default: physical memory, or the control group's limit where that is
         lower, divided equally). What other processes use of it counts when memory is claimed.
+        With `processes`, Python bodies run in a process for each processor.
 
         Raises: MachineError.
         """
@@ -217,11 +221,12 @@ class Machine:
         _number("Machine.local", "memories", memories, whole=True, least=1)
         if memory_bytes is None:
             memory_bytes = physical_bytes() // memories
+        kind = PROCESS if processes else "cpu"
         names = ["system"] if memories == 1 else [f"memory{m}" for m in range(memories)]
         return Machine(
             name="local",
             processors=tuple(
-                Processor(f"cpu{p}", threads=threads, memory=names[p * memories // cpus])
+                Processor(f"cpu{p}", kind, threads, memory=names[p * memories // cpus])
                 for p in range(cpus)
             ),
             memories=tuple(Memory(name, memory_bytes) for name in names),

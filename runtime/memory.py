@@ -13,7 +13,8 @@ import numpy as np
 from .errors import MemoryExhausted
 from .host_memory import available_bytes, resident_bytes
 from .instance import Storage, aligned_bytes
-from .machine import Machine
+from .machine import PROCESS, Machine
+from .shared import Segments
 from .statistics import Statistics
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,6 +37,9 @@ class MemoryPool:
         self._lock = threading.Lock()
         self._arenas: dict[int, Array] = {}
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
+        shared = {p.memory for p in machine.processors if p.kind == PROCESS}
+        self._shared = [memory.name in shared for memory in machine.memories]
+        self.segments = Segments() if shared else None
         self._resident_before = resident_bytes()
         self._relief: list[Callable[[], None]] = []
         self._unseen = 0  # claimed since the last look
@@ -103,12 +107,16 @@ class MemoryPool:
     def buffer(self, memory: int, nbytes: int, zero: bool, what: str) -> Array:
         """Bytes that were claimed before: uint8 at a 64-byte boundary.
 
+        A memory of a processor that is a process is shared with that process.
+
         Raises: MemoryExhausted when the operating system refuses them.
         """
         try:
+            if self.segments is not None and self._shared[memory]:
+                return self.segments.allocate(nbytes)
             return aligned_bytes(nbytes, zero)
-        except MemoryError:
-            refused = "the operating system refuses them"
+        except MemoryError as error:
+            refused = f"the operating system refuses them ({error})"
             raise self._exhausted(memory, nbytes, what, refused) from None
 
     def _arena(self, memory: int) -> Array:

@@ -17,8 +17,8 @@ import numpy as np
 from . import eviction
 from .bucket import buckets
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
-from .errors import MapperError, StoppedError, TaskError
-from .executors.local import as_task_error, context_of, prepared_body
+from .errors import BodyError, MapperError, StoppedError, TaskError
+from .executors.local import as_task_error, context_of
 from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
 from .message import joined, split
@@ -179,8 +179,12 @@ class Trace:
 
     def _prepare(self, operation: Operation) -> Callable[[], object]:
         """The call of an operation's Python body, its arrays and context made once."""
-        processor = self._runtime.machine.processors[operation.processor]
-        return prepared_body(operation, processor, operation.arrays())
+        number = operation.processor
+        try:
+            return self._runtime.executor.prepared(operation, number, operation.arrays())
+        except BodyError as error:
+            processor = self._runtime.machine.processors[number]
+            raise as_task_error(operation, processor, error) from error
 
     def _bind(self, operation: Operation) -> EntryLike | None:
         """The entry of an operation, or None when its Python body (or nothing) runs.

@@ -162,6 +162,13 @@ def test_the_command_prints_a_table_and_one_object() -> None:
     )
 
 
+def test_pure_bodies_run_in_processes() -> None:
+    options = ("--body", "pure", "--processes", "--workers", "2", "--steps", "6", "--no-metg")
+    done = _invoke(*options, "--iterations", "2", "--repeats", "1", "--pattern", "spread")
+    assert done.exit_code == 0, done.output
+    assert "2 workers (processes)" in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from soapstone.runtime import DefaultMapper
+from soapstone.runtime import DefaultMapper, Machine
 from soapstone.runtime.start import machine_of, start
 
 from .graph import TaskGraph
@@ -43,7 +43,11 @@ def measure(
 
     Raises: ValueError naming an option; TaskError when a task finds a wrong input.
     """
-    machine = machine_of(executor, cpus=workers)
+    if processes and executor != "local":
+        raise ValueError(f"processes with executor {executor!r} found; the local one is needed")
+    machine = (
+        Machine.local(workers, processes=True) if processes else machine_of(executor, cpus=workers)
+    )
     count = len(machine.processors)
     made = [
         TaskGraph(pattern, width or count, steps, radix, index=number) for number in range(graphs)

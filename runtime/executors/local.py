@@ -21,14 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MapperError, MemoryExhausted, StoppedError, TaskError
+from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
 from ..instance import Storage
-from ..machine import Machine, Processor
+from ..machine import PROCESS, Machine, Processor
 from ..memory import MemoryPool
 from ..operation import Operation
 from ..profile import Observer
 from ..task import EntryLike, PointContext, identity, status_text
 from ..world import World
+from .processes import WorkerProcess
 from .stealing import Stealing
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -58,13 +59,17 @@ def context_of(operation: Operation, processor: Processor) -> PointContext:
 
 
 def prepared_body(
-    operation: Operation, processor: Processor, arrays: Sequence[Array]
+    operation: Operation,
+    processor: Processor,
+    arrays: Sequence[Array],
+    process: WorkerProcess | None = None,
 ) -> Callable[[], object]:
     """The call of an operation's Python body on its arrays (read-only views where it only reads).
 
-    It may be called many times: reduce buffers are set to the identity before each.
+    It may be called many times: reduce buffers are set to the identity before each. process: where
+    the body runs, if not in the calling thread.
 
-    Raises: StoppedError for a task without a body.
+    Raises: StoppedError for a task without a body; BodyError for one that no process can run.
     """
     launch = operation.launch
     task = launch.task
@@ -86,7 +91,9 @@ def prepared_body(
         given += [next(regions) if region else next(scalars) for region in launch.layout]
     else:
         given += views
-    call = partial(body, *given)
+    call: Callable[[], object] = partial(body, *given)
+    if process is not None:
+        call = process.prepared(task.name, body, given)
     if not partials:
         return call
 
@@ -100,7 +107,7 @@ def prepared_body(
 
 def as_task_error(operation: Operation, processor: Processor, error: BaseException) -> TaskError:
     """The error of a point task, caused by what its body raised."""
-    reason = f"{type(error).__name__}: {error}"
+    reason = error.reason if isinstance(error, BodyError) else f"{type(error).__name__}: {error}"
     found = TaskError(operation.launch.name, operation.point, processor.name, reason)
     found.__cause__ = error
     return found
@@ -152,6 +159,7 @@ class LocalExecutor:
         self._steps = [partial(self._step, number) for number in range(len(machine.processors))]
         self._queues: dict[int, queue.SimpleQueue[Callable[[], None] | None]] = {}
         self._threads: list[threading.Thread] = []
+        self._processes: dict[int, WorkerProcess] = {}  # of processors of kind "process"
         self._ticket = itertools.count()
         self._closed = False
         self._stealing: Stealing | None = None  # once there is something to steal
@@ -301,6 +309,22 @@ class LocalExecutor:
         if not self._live:
             self._idle.notify_all()
 
+    def prepared(
+        self, operation: Operation, processor: int, arrays: Sequence[Array]
+    ) -> Callable[[], object]:
+        """The call of an operation's Python body, wherever a processor runs bodies.
+
+        Raises: StoppedError, BodyError.
+        """
+        place = self.machine.processors[processor]
+        process, segments = None, self._memory.segments
+        if place.kind == PROCESS and operation.kind == "task" and segments is not None:
+            process = self._processes.get(processor)
+            if process is None:
+                process = WorkerProcess(place.name, place.threads, segments)
+                self._processes[processor] = process
+        return prepared_body(operation, place, arrays, process)
+
     def _run(self, operation: Operation, processor: int) -> None:
         profile = self.profile
         start = time.perf_counter_ns() if profile is not None else 0
@@ -322,7 +346,7 @@ class LocalExecutor:
         if task.bind is not None and (task.kind == "task" or task.body is None):
             entry = task.bind(context_of(operation, place), arrays)
         if entry is None:
-            prepared_body(operation, place, arrays)()
+            self.prepared(operation, processor, arrays)()
             return
         status = int(_ENTRY(entry.address)(entry.block))
         if status:
@@ -412,6 +436,8 @@ class LocalExecutor:
             self._live.clear()
             for ready in self._ready:
                 ready.clear()
+        for process in list(self._processes.values()):
+            process.close()  # also ends a body that runs in it
         for inbox in self._queues.values():
             inbox.put(None)
         for thread in self._threads:

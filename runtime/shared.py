@@ -1,0 +1,136 @@
+"""Memory that processes share: anonymous files, mapped by whoever is given their descriptor.
+
+A segment has no name anywhere, so nothing is left behind, however a process ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_SMALL, _SLAB = 1 << 16, 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies: a segment, an offset in it, and the array's form."""
+
+    segment: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    writeable: bool
+
+
+class Segments:
+    """The shared memory of one runtime: segments that live as long as arrays in them.
+
+    Finalizers run in any thread at any moment, so they take no lock: what they change is one step.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._held: dict[int, _Segment] = {}
+        self._lock = threading.Lock()
+        self._slab: Array = np.zeros(0, np.uint8)  # what is left of the segment of small arrays
+
+    def allocate(self, nbytes: int) -> Array:
+        """Zeros that other processes can map: uint8 (nbytes,), at a 64-byte boundary.
+
+        Small arrays share segments, since every segment takes descriptors.
+
+        Raises: MemoryError when the system has no room.
+        """
+        if nbytes > _SMALL:
+            return self._segment(nbytes)
+        with self._lock:
+            if self._slab.size < nbytes:
+                self._slab = self._segment(_SLAB)
+            found, self._slab = self._slab[:nbytes], self._slab[-(-nbytes // 64) * 64 :]
+            return found
+
+    def _segment(self, size: int) -> Array:
+        descriptor = _anonymous(size)
+        try:
+            memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            os.close(descriptor)
+            raise MemoryError(str(error)) from error
+        whole: Array = np.frombuffer(memory, dtype=np.uint8)
+        number = next(self._numbers)
+        self._held[number] = _Segment(whole.ctypes.data, size, descriptor, weakref.ref(memory))
+        weakref.finalize(memory, _release, self._held, number)
+        return whole
+
+    def changes(self, known: set[int]) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """What has changed since someone knew some segments.
+
+        Returns the numbers of those that ended, and number, descriptor and bytes of those that are
+        new; the descriptors are duplicates, to be closed.
+        """
+        held = dict(self._held)
+        fresh = []
+        for number, segment in held.items():
+            memory = segment.memory()  # as long as this is held, the descriptor stays open
+            if memory is not None and number not in known:
+                fresh.append((number, os.dup(segment.descriptor), segment.nbytes))
+        return sorted(known - held.keys()), fresh
+
+    def place(self, array: Array) -> Place | None:
+        """Where an array lies, or None when it is not in a segment."""
+        start = array.ctypes.data
+        for number, segment in list(self._held.items()):
+            offset = start - segment.start
+            if 0 <= offset < segment.nbytes:
+                form = (array.shape, array.strides, array.dtype.str, array.flags.writeable)
+                return Place(number, offset, *form)
+        return None
+
+
+class _Segment(NamedTuple):
+    start: int  # its address
+    nbytes: int
+    descriptor: int
+    memory: Callable[[], mmap.mmap | None]
+
+
+def _release(held: dict[int, _Segment], number: int) -> None:
+    os.close(held.pop(number).descriptor)
+
+
+def view(memory: Any, place: Place) -> Array:
+    """The array at a place of a mapped segment."""
+    found: Array = np.ndarray(
+        place.shape, np.dtype(place.dtype), memory, place.offset, place.strides
+    )
+    found.flags.writeable = place.writeable
+    return found
+
+
+def _anonymous(nbytes: int) -> int:
+    """The descriptor of a file of zeros that has no name."""
+    try:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("soapstone")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+    except OSError as error:  # no descriptor left
+        raise MemoryError(str(error)) from error
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except OSError as error:
+        os.close(descriptor)
+        raise MemoryError(str(error)) from error
+    return descriptor
