@@ -132,13 +132,16 @@ class Session:
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
-        """Time every task run inside and write a trace-event timeline."""
-        self._timeline = Profile(self.machine, "soapstone")
+        """Time every task run inside and write a trace-event timeline, of all processes."""
+        world = self.runtime.executor.world
+        self._timeline = Profile.here(self.machine, world, "soapstone")
         try:
             yield
         finally:
             timeline, self._timeline = self._timeline, None
-            timeline.save(path)
+            whole = self.runtime.executor.gathered(timeline)
+            if whole is not None:
+                whole.save(path)
 
     def close(self) -> None:
         """Stop the workers and free the memory."""

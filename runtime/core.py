@@ -492,7 +492,7 @@ class Runtime:
     @contextmanager
     def profile(self, name: str = "run") -> Iterator[Profile]:
         """Record the untraced operations that run inside the block."""
-        found = Profile(self.machine, name)
+        found = Profile.here(self.machine, self.executor.world, name)
         self.flush()
         self.executor.wait()
         self._observe(found)

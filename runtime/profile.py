@@ -18,10 +18,12 @@ import numpy as np
 
 from .errors import ProfileError
 from .machine import Machine
+from .message import MESSAGES, message_of
 
 if TYPE_CHECKING:
     from .operation import Operation
     from .trace import Trace
+    from .world import World
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _WAIT_NS = 200  # shorter waits are the cost of looking, not waiting
@@ -110,6 +112,15 @@ class Profile:
         self._after: dict[int, list[int]] = {}
         self._lock = threading.Lock()
 
+    @staticmethod
+    def here(machine: Machine, world: World, name: str = "run") -> Profile:
+        """An empty profile of one process of a run: its rows are that process' processors."""
+        found = Profile(machine, name, world.rank)
+        for number, rank in enumerate(world.runs):
+            if rank != world.rank:
+                del found.rows[world.rank, number]
+        return found
+
     # -- recording
 
     def add(self, operation: Operation, asked_ns: int, start_ns: int, end_ns: int) -> None:
@@ -162,10 +173,15 @@ class Profile:
                 nbytes = _nbytes(made.storage.dtype.itemsize, made.box)
                 source = self.memories[given.storage.memory]
                 target = self.memories[made.storage.memory]
+        message = ""
+        if kind in MESSAGES:
+            sent = message_of(operation)
+            nbytes, message = sent.nbytes, f"{sent.region} #{sent.number}"
+            source, target = self.memories[sent.source], self.memories[sent.target]
         self._events.append(
             Event(
                 *(launch.name, kind, place, point, start, end, self.rank, launch.task.name),
-                *(number, after, nbytes, source, target, "", self._step),
+                *(number, after, nbytes, source, target, message, self._step),
             )
         )
         if start - asked > _WAIT_NS:
@@ -219,11 +235,13 @@ class Profile:
         if len(set(ranks)) < len(ranks):
             raise ProfileError(f"merge: ranks {ranks} found, each once needed")
         merged = Profile(None, profiles[0].name, profiles[0].rank)
+        names = profiles[0].memories
+        shared = len(names) >= len(profiles) and all(p.memories == names for p in profiles)
         events: list[Event] = []
         for profile, shift in sorted(zip(profiles, shifts), key=lambda item: item[0].rank):
             base, rank = merged._numbers, profile.rank
-            prefix = f"rank{rank}/" if len(profiles) > 1 else ""
-            merged.memories += tuple(prefix + name for name in profile.memories)
+            prefix = "" if shared else f"rank{rank}/"
+            merged.memories += tuple(prefix + name for name in profile.memories if not shared)
             merged.rows.update(profile.rows)
             for event in profile.events:
                 moved = replace(
@@ -235,6 +253,8 @@ class Profile:
                 )
                 events.append(moved)
             merged._numbers += profile._numbers
+        if shared:
+            merged.memories = names
         merged._events = _connected(events)
         return merged
 

@@ -252,7 +252,7 @@ class Trace:
             if runtime.many_instances:
                 self._restore()
             if profile is True:
-                profile = Profile(runtime.machine, self.name)
+                profile = Profile.here(runtime.machine, runtime.executor.world, self.name)
             timeline = profile or None
             try:
                 self._run(runtime.observed(timeline))

@@ -26,7 +26,7 @@ from ..instance import Storage
 from ..machine import PROCESS, Machine, Processor
 from ..memory import MemoryPool
 from ..operation import Operation
-from ..profile import Observer
+from ..profile import Observer, Profile
 from ..task import EntryLike, PointContext, identity, status_text
 from ..world import World
 from .processes import WorkerProcess
@@ -375,6 +375,10 @@ class LocalExecutor:
 
     def stop(self, error: BaseException) -> None:
         """Stop the other processes of the run with an error; here there are none."""
+
+    def gathered(self, profile: Profile) -> Profile | None:
+        """The profile of all processes, which the first of them gets; every one must ask."""
+        return profile
 
     def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
         """The native entries of a trace's messages, by operation id; here there are none."""

@@ -49,19 +49,20 @@ class _Pending(NamedTuple):
     operation: Operation
     request: Any
     packed: Array
-    since: float
+    since_ns: int
 
 
 class Messenger:
     """The messages of one rank.
 
-    finished: called with an operation whose message has ended. failed: called with a PeerError.
+    finished: called with an operation whose message has ended, and when it was started (ns).
+    failed: called with a PeerError.
     """
 
     def __init__(
         self,
         comm: Any,
-        finished: Callable[[Operation], None],
+        finished: Callable[[Operation, int], None],
         failed: Callable[[PeerError], None],
     ) -> None:
         from mpi4py import MPI
@@ -143,7 +144,7 @@ class Messenger:
             now = time.monotonic()
             if now - looked > _LOOK_S:
                 looked = now
-                self._look(now)
+                self._look()
 
     def _start(self, operation: Operation) -> None:
         message = message_of(operation)
@@ -154,7 +155,7 @@ class Messenger:
             request = self._comm.Isend(buffer, message.target, self.tag(message))
         else:
             request = self._comm.Irecv(buffer, message.source, self.tag(message))
-        self._pending.append(_Pending(operation, request, packed, time.monotonic()))
+        self._pending.append(_Pending(operation, request, packed, time.perf_counter_ns()))
 
     def _poll(self) -> bool:
         """Take what has ended. Returns whether anything has."""
@@ -172,10 +173,10 @@ class Messenger:
                 target = item.operation.arrays()[0]
                 if not np.may_share_memory(target, item.packed):
                     target[...] = item.packed
-            self._finished(item.operation)
+            self._finished(item.operation, item.since_ns)
         return True
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         """See whether the other ranks are well."""
         if self._errors.Iprobe(tag=_ERROR_TAG):
             status = self.mpi.Status()
@@ -190,7 +191,8 @@ class Messenger:
             if not _alive(pid):
                 self._give_up(f"process {other} has died")
                 return
-        late = [item for item in self._pending if now - item.since > self.timeout_s]
+        now_ns = time.perf_counter_ns()
+        late = [item for item in self._pending if now_ns - item.since_ns > self.timeout_s * 1e9]
         if late:
             self._give_up(
                 f"process {self.rank}: {message_of(late[0].operation)} has not ended after "

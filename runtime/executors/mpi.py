@@ -23,6 +23,7 @@ from ..machine import Link, Machine, Memory, Processor
 from ..memory import MemoryPool
 from ..message import ENDS, MESSAGES, STARTS
 from ..operation import Operation
+from ..profile import Profile, estimate_offset
 from ..task import EntryLike
 from ..world import World
 from .local import LocalExecutor
@@ -32,6 +33,7 @@ from .persistent import Persistent
 Array = np.ndarray[Any, np.dtype[Any]]
 LATENCY_S, BYTES_PER_S = 3e-6, 5e9  # nominal, of links nobody has measured
 _LOOK_S = 0.001
+_ROUND_TRIPS = 50  # to learn how far two clocks are apart
 _HEARING_S = 0.3  # in which an error of one rank has come to all others
 
 
@@ -196,7 +198,9 @@ class MpiExecutor(LocalExecutor):
         else:
             super()._push(operation)
 
-    def _finish(self, operation: Operation) -> None:
+    def _finish(self, operation: Operation, since_ns: int) -> None:
+        if self.profile is not None:
+            self.profile.add(operation, since_ns, since_ns, time.perf_counter_ns())
         with self._lock:
             self._end(operation)
 
@@ -206,6 +210,38 @@ class MpiExecutor(LocalExecutor):
         """The native entries of a trace's messages, by operation id."""
         some = [operation for operation in operations if operation.kind in (*STARTS, *ENDS)]
         return Persistent(self.messenger, control).entries(some)
+
+    # -- profiles
+
+    def gathered(self, profile: Profile) -> Profile | None:
+        """The profile of all ranks on the clock of rank 0, which gets it; every rank must ask."""
+        comm = connect()
+        meet("the timeline of all processes")
+        profile.offset_ns = -estimate_offset(self._round_trips(comm)) if self.world.rank else 0
+        if self.world.rank == 0:
+            for other in range(1, self.world.size):
+                self._answer(comm, other)
+        found = comm.gather(profile.to_json())
+        return None if found is None else Profile.merge([Profile.from_json(one) for one in found])
+
+    def _round_trips(self, comm: Any) -> list[tuple[int, int, int]]:
+        """When this rank asked rank 0 for its time, what it said, and when that was here (ns)."""
+        samples = []
+        answer = np.zeros(1, dtype=np.int64)
+        for _ in range(_ROUND_TRIPS):
+            sent = time.perf_counter_ns()
+            comm.Send(answer, 0)
+            comm.Recv(answer, 0)
+            samples.append((sent, int(answer[0]), time.perf_counter_ns()))
+        return samples
+
+    def _answer(self, comm: Any, other: int) -> None:
+        """Tell another rank this one's time as often as it asks."""
+        answer = np.zeros(1, dtype=np.int64)
+        for _ in range(_ROUND_TRIPS):
+            comm.Recv(answer, other)
+            answer[0] = time.perf_counter_ns()
+            comm.Send(answer, other)
 
     # -- errors
 
