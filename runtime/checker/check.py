@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ProfileError
 from .cells import empty, grids, part_boxes, tile_of
 from .memory import Memory
-from .order import LIMIT, Conflict, ancestors, conflicts
+from .order import LIMIT, Access, ancestors, bit_rows, conflicts, holds, same_bytes
 from .records import (
     Box,
     Fill,
@@ -127,7 +127,7 @@ class _Checker:
         self.versions = Versions(records)
         self.program = Program(records, cells, self.versions)
         self.memory = Memory(records, cells, self.versions)
-        self._traced: dict[int, list[Conflict]] = {}
+        self._traced: dict[int, Array] = {}
         self._before: list[tuple[Operation, tuple[int, int]]] = []  # the segment before
         self._launches: list[Launch] = []
         self._operations: list[Operation] = []
@@ -242,81 +242,86 @@ class _Checker:
                 f"{use.access}",
             )
 
-    def _conflicts(self, segment: _Segment) -> list[Conflict]:
-        """The pairs that must be ordered; those that no dependence orders are violations."""
+    def _conflicts(self, segment: _Segment) -> Array:
+        """The pairs of places that must be ordered, the first first. Returns int64 (pairs, 2).
+
+        Those that no dependence orders are violations.
+        """
         operations, trace = segment.operations, segment.trace
         if len(operations) > LIMIT:
             raise ProfileError(
                 f"log: {len(operations)} operations between two waits, {LIMIT} at most can be "
                 "checked: wait more often"
             )
+        if trace is None:
+            ends = [end for _, end in segment.runs]
+            before = bit_rows(ancestors(operations, range(len(operations)), False, ends))
+        else:
+            before = bit_rows(ancestors(operations, trace.order, True))
         found = conflicts(operations, self.records.storages)
+        ahead = holds(before, found.second, found.first)
+        behind = holds(before, found.first, found.second) & ~found.same
+        needed = ahead | behind | found.same
+        for pair in np.nonzero(~ahead & ~behind)[0].tolist():
+            one, two = (found.accesses[int(by[pair])] for by in found.by)
+            storages = self.records.storages
+            shared = found.same[pair] or same_bytes(
+                *(storages[one.storage], one.box, storages[two.storage], two.box)
+            )
+            needed[pair] = shared
+            if shared:
+                both = self._both(operations, one, two)
+                self.report.add("dependence", f"{both}: nothing orders them")
+        flows = self._flows(segment)
+        unordered = ~holds(before, flows[:, 1], flows[:, 0])
+        for i, j in flows[unordered].tolist():
+            self.report.add(
+                "dependence",
+                f"{_name(operations[j])} reads what {_name(operations[i])} writes: nothing orders "
+                "them",
+            )
+        pairs = np.stack([found.first, found.second], axis=1)
+        pairs[behind] = pairs[behind][:, ::-1]
+        everything: Array = np.concatenate([pairs[needed], flows])
+        self.report.conflicts += len(everything)
+        return everything
+
+    def _flows(self, segment: _Segment) -> Array:
+        """The pairs of places of tasks of which the second reads what the first wrote."""
         place = {
             (segment.instances[operation.launch], operation.point): number
-            for number, operation in enumerate(operations)
+            for number, operation in enumerate(segment.operations)
             if operation.what == "task" and operation.launch in segment.instances
         }
-        flows = [
-            (place[flow[:2]], place[flow[2:]], flow[2])
+        found = [
+            (place[flow[:2]], place[flow[2:]])
             for flow in sorted(self.program.flows)
             if flow[:2] in place and flow[2:] in place
         ]
-        if trace is None:
-            order: Sequence[int] = range(len(operations))
-            before = ancestors(operations, order, False, [end for _, end in segment.runs])
-        else:
-            before = ancestors(operations, trace.order, True)
-        self.report.conflicts += len(found) + len(flows)
-        directed = []
-        for pair in found:
-            i, j = pair.first, pair.second
-            if before[j] >> i & 1:
-                directed.append(pair)
-            elif not pair.directed and before[i] >> j & 1:
-                directed.append(Conflict(j, i, True, pair.storage, pair.box))
-            else:
-                directed.append(pair)
-                both = self._both(operations, pair)
-                self.report.add("dependence", f"{both}: nothing orders them")
-        for i, j, _ in flows:
-            if operations[j].idle or operations[i].idle:
-                continue
-            directed.append(Conflict(i, j, True, -1, ((), ())))
-            if not before[j] >> i & 1:
-                self.report.add(
-                    "dependence",
-                    f"{_name(operations[j])} reads what {_name(operations[i])} writes: nothing "
-                    "orders them",
-                )
-        return directed
+        idle = {n for n, operation in enumerate(segment.operations) if operation.idle}
+        kept = [pair for pair in found if not idle & set(pair)]
+        return np.array(kept, dtype=np.int64).reshape(-1, 2)
 
-    def _both(self, operations: Sequence[Operation], pair: Conflict) -> str:
-        one, two = operations[pair.first], operations[pair.second]
-        if pair.storage < 0:
-            return f"{_name(one)} and {_name(two)}, which reads what it writes"
-        storage = self.records.storages[pair.storage]
+    def _both(self, operations: Sequence[Operation], one: Access, two: Access) -> str:
+        storage = self.records.storages[two.storage]
         region = self.records.regions[storage.region]
-        memory = self.records.memories[storage.memory]
         return (
-            f"{_name(one)} and {_name(two)} use the same bytes of region {region.name!r}, "
-            f"{_box(pair.box)} in memory {memory!r}"
+            f"{_name(operations[one.place])} and {_name(operations[two.place])} use the same bytes "
+            f"of region {region.name!r}, {_box(two.box)} in memory "
+            f"{self.records.memories[storage.memory]!r}"
         )
 
-    def _obeyed(self, segment: _Segment, known: Sequence[Conflict]) -> None:
+    def _obeyed(self, segment: _Segment, pairs: Array) -> None:
         """Whether the clock says that conflicts were kept apart."""
-        if not known:
-            return
         starts = np.array([start for start, _ in segment.runs], dtype=np.int64)
         ends = np.array([end for _, end in segment.runs], dtype=np.int64)
-        first = np.array([pair.first for pair in known])
-        second = np.array([pair.second for pair in known])
+        first, second = pairs[:, 0], pairs[:, 1]
         for number in np.nonzero(starts[second] < ends[first])[0].tolist():
-            pair = known[number]
-            early = int(ends[pair.first] - starts[pair.second])
+            one, two = (int(n) for n in pairs[number])
             self.report.add(
                 "order",
-                f"{self._both(segment.operations, pair)}: the second started {early} ns before "
-                "the first had ended",
+                f"{_name(segment.operations[two])} started {int(ends[one] - starts[two])} ns "
+                f"before {_name(segment.operations[one])} had ended, which it conflicts with",
             )
 
     def _apart(self, segment: _Segment) -> None:
@@ -327,14 +332,13 @@ class _Checker:
             last = max(end for _, (_, end) in self._before)
             late = [item for item in self._before if item[1][1] > begin]
             early = [item for item in now if item[1][0] < last]
-            if late and early:
-                both = [operation for operation, _ in (*late, *early)]
-                runs = [run for _, run in (*late, *early)]
-                for pair in conflicts(both, self.records.storages):
-                    across = pair.first < len(late) <= pair.second
-                    if across and runs[pair.second][0] < runs[pair.first][1]:
-                        said = f"{self._both(both, pair)}, in two steps that overlap"
-                        self.report.add("order", said)
+            both = [operation for operation, _ in (*late, *early)]
+            runs = [run for _, run in (*late, *early)]
+            found = conflicts(both, self.records.storages) if late and early else None
+            for one, two in zip(*found.by) if found is not None else ():
+                a, b = found.accesses[one], found.accesses[two]
+                if a.place < len(late) <= b.place and runs[b.place][0] < runs[a.place][1]:
+                    self.report.add("order", f"{self._both(both, a, b)}, in steps that overlap")
         if now:
             self._before = now
 

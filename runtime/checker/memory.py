@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,12 @@ class Memory:
         self._versions = versions
         self._held: dict[int, Array] = {}
         self._spans: dict[int, tuple[Array, Array]] = {}
-        self._sorted = sorted(
-            (*span(s, s.box), s.id) for s in records.storages.values() if not empty(s.box)
+        spans = sorted((*span(s, s.box), s.id) for s in records.storages.values())
+        self._lows, self._highs, self._numbers = (
+            np.array([item[i] for item in spans], dtype=np.int64) for i in range(3)
         )
-        self._longest = max((high - low for low, high, _ in self._sorted), default=0)
+        self._longest = int((self._highs - self._lows).max(initial=0))
+        self._whole: set[int] = set()  # storages that hold anything that was not overwritten
 
     def held(self, number: int) -> Array:
         """The contents of a storage's cells."""
@@ -46,6 +47,7 @@ class Memory:
                 found = grid.full(storage.box, self._versions.of("value", region.zero))
                 self._spoil(storage, storage.box, f"a new instance of {region.name!r}")
             self._held[number] = found
+            self._whole.add(number)
         return found
 
     def read(self, number: int, box: Box) -> Array:
@@ -57,21 +59,24 @@ class Memory:
     def write(self, number: int, box: Box, contents: Array | int, who: str) -> None:
         """Replace what a box of a storage holds. who: writes it."""
         self.read(number, box)[...] = contents
+        self._whole.add(number)
         self._spoil(self._records.storages[number], box, who)
 
     def _spoil(self, storage: Storage, box: Box, who: str) -> None:
         if empty(box):
             return
         low, high = span(storage, box)
-        start = bisect.bisect_left(self._sorted, (low - self._longest,))
-        for begin, end, number in self._sorted[start:]:
-            if begin >= high:
-                break
-            if end > low and number != storage.id and number in self._held:
-                lows, highs = self._cells(self._records.storages[number])
-                hit = (lows < high) & (highs > low)
-                if hit.any():
-                    self._held[number][hit] = self._versions.of("overwritten", who)
+        start, stop = np.searchsorted(self._lows, [low - self._longest, high])
+        near = self._numbers[start:stop][self._highs[start:stop] > low]
+        for number in near.tolist():
+            if number == storage.id or number not in self._whole:
+                continue
+            lows, highs = self._cells(self._records.storages[number])
+            hit = (lows < high) & (highs > low)
+            if hit.any():
+                self._held[number][hit] = self._versions.of("overwritten", who)
+                if hit.all():
+                    self._whole.discard(number)
 
     def _cells(self, storage: Storage) -> tuple[Array, Array]:
         """The bytes each cell of a storage spans: from, to."""

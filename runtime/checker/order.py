@@ -9,7 +9,6 @@ from luck; and the run must have kept to it.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,76 +25,95 @@ _BLOCK = 1 << 11
 
 
 @dataclass(frozen=True)
-class Conflict:
-    """Two operations, by their places, that must not overlap, and what they share.
+class Access:
+    """One operation, by its place, that uses a box of a storage."""
 
-    directed: the first must come first.
-    """
-
-    first: int
-    second: int
-    directed: bool
-    storage: int
-    box: Box
-
-
-@dataclass(frozen=True)
-class _Access:
     place: int
+    storage: int
     box: Box
     writes: bool
 
 
-def _accesses(operations: Sequence[Operation]) -> dict[int, list[_Access]]:
-    found: dict[int, list[_Access]] = defaultdict(list)
-    for place, operation in enumerate(operations):
-        if operation.idle:
-            continue
-        for use in operation.uses:
-            if use.storage is not None and not empty(use.box):
-                found[use.storage].append(_Access(place, use.box, "w" in use.access))
-    return found
+@dataclass(frozen=True, eq=False)
+class Conflicts:
+    """Pairs of accesses, of two operations each, that must not overlap in time.
+
+    first, second: places of the operations, int64 (pairs,). by: the access of each. same: whether
+    it is of the same storage; then the first must come first. Where it is not, the pair may share
+    no byte after all (`same_bytes`), and any order will do.
+    """
+
+    accesses: list[Access]
+    first: Array
+    second: Array
+    by: tuple[Array, Array]
+    same: Array
 
 
-def conflicts(operations: Sequence[Operation], storages: Mapping[int, Storage]) -> list[Conflict]:
+def conflicts(operations: Sequence[Operation], storages: Mapping[int, Storage]) -> Conflicts:
     """All pairs of operations (in the order in which they were issued) that conflict."""
-    accesses = _accesses(operations)
-    found: dict[tuple[int, int], Conflict] = {}
-    for number, mine in accesses.items():
-        for i, j in _overlapping(mine, mine):
-            one, two = mine[i], mine[j]
-            if one.place < two.place:
-                key = one.place, two.place
-                found.setdefault(key, Conflict(*key, True, number, two.box))
-    for a, b in _sharing([storages[number] for number in accesses]):
-        for one, two in itertools.product(accesses[a.id], accesses[b.id]):
-            if (one.writes or two.writes) and one.place != two.place:
-                key = min(one.place, two.place), max(one.place, two.place)
-                if key not in found and same_bytes(a, one.box, b, two.box):
-                    found[key] = Conflict(*key, False, b.id, two.box)
-    return list(found.values())
+    accesses = [
+        Access(place, use.storage, use.box, "w" in use.access)
+        for place, operation in enumerate(operations)
+        if not operation.idle
+        for use in operation.uses
+        if use.storage is not None and not empty(use.box)
+    ]
+    one, two = _in_one_storage(accesses)
+    three, four = _in_two_storages(accesses, storages)
+    same = np.arange(one.size + three.size) < one.size
+    one, two = np.concatenate([one, three]), np.concatenate([two, four])
+    places = np.array([access.place for access in accesses], dtype=np.int64)
+    swapped = places[one] > places[two]
+    one, two = np.where(swapped, two, one), np.where(swapped, one, two)
+    keep = places[one] != places[two]
+    one, two, same = one[keep], two[keep], same[keep]
+    keys = places[one] * len(operations) + places[two]
+    _, kept = np.unique(keys, return_index=True)  # of each pair the first: in one storage if any
+    one, two = one[kept], two[kept]
+    return Conflicts(accesses, places[one], places[two], (one, two), same[kept])
 
 
-def _overlapping(first: Sequence[_Access], second: Sequence[_Access]) -> list[tuple[int, int]]:
+def _in_one_storage(accesses: Sequence[Access]) -> tuple[Array, Array]:
     """The pairs of accesses to one storage that share an element, where one of them writes."""
-    found: list[tuple[int, int]] = []
-    lows, highs, write = _arrays(second)
-    for start in range(0, len(first), _BLOCK):
-        a, b, w = _arrays(first[start : start + _BLOCK])
-        hit = w[:, None] | write[None, :]
-        for axis in range(lows.shape[1]):
-            hit &= a[:, None, axis] < highs[None, :, axis]
-            hit &= lows[None, :, axis] < b[:, None, axis]
-        rows, columns = np.nonzero(hit)
-        found += zip((rows + start).tolist(), columns.tolist())
-    return found
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, access in enumerate(accesses):
+        groups[access.storage].append(number)
+    found: list[tuple[Array, Array]] = [(np.zeros(0, dtype=np.int64),) * 2]
+    for numbers in groups.values():
+        mine = np.array(numbers, dtype=np.int64)
+        some = [accesses[number] for number in numbers]
+        lows = np.array([access.box[0] for access in some], dtype=np.int64).reshape(mine.size, -1)
+        highs = np.array([access.box[1] for access in some], dtype=np.int64).reshape(mine.size, -1)
+        writes = np.array([access.writes for access in some], dtype=bool)
+        for start in range(0, mine.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            hit = writes[part, None] | writes[None, :]
+            for axis in range(lows.shape[1]):
+                hit &= lows[part, None, axis] < highs[None, :, axis]
+                hit &= lows[None, :, axis] < highs[part, None, axis]
+            rows, columns = np.nonzero(hit)
+            later = rows + start < columns
+            found.append((mine[rows[later] + start], mine[columns[later]]))
+    return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
 
 
-def _arrays(accesses: Sequence[_Access]) -> tuple[Array, Array, Array]:
-    count = len(accesses)
-    lows = np.array([access.box[0] for access in accesses], dtype=np.int64).reshape(count, -1)
-    highs = np.array([access.box[1] for access in accesses], dtype=np.int64).reshape(count, -1)
-    return lows, highs, np.array([access.writes for access in accesses], dtype=bool)
+def _in_two_storages(
+    accesses: Sequence[Access], storages: Mapping[int, Storage]
+) -> tuple[Array, Array]:
+    """The pairs of accesses to two storages whose bytes may overlap, where one of them writes."""
+    spans = [span(storages[access.storage], access.box) for access in accesses]
+    lows = np.array([low for low, _ in spans], dtype=np.int64)
+    order = np.argsort(lows, kind="stable")
+    highs = np.array([high for _, high in spans], dtype=np.int64)[order]
+    storage = np.array([access.storage for access in accesses], dtype=np.int64)[order]
+    writes = np.array([access.writes for access in accesses], dtype=bool)[order]
+    reach = np.searchsorted(lows[order], highs)  # those that begin before this one ends
+    count = np.maximum(reach - np.arange(order.size) - 1, 0)
+    one = np.repeat(np.arange(order.size), count)
+    two = one + 1 + np.arange(one.size) - np.repeat(np.cumsum(count) - count, count)
+    keep = (storage[one] != storage[two]) & (writes[one] | writes[two])
+    return order[one[keep]], order[two[keep]]
 
 
 # -- bytes
@@ -108,19 +126,6 @@ def span(storage: Storage, box: Box) -> tuple[int, int]:
         low += (a - base) * stride
         high += (b - 1 - base) * stride
     return low, high + storage.itemsize
-
-
-def _sharing(storages: Sequence[Storage]) -> list[tuple[Storage, Storage]]:
-    """The pairs of storages whose bytes overlap."""
-    held = [(*span(s, s.box), s) for s in storages if not empty(s.box)]
-    held.sort(key=lambda item: item[0])
-    found: list[tuple[Storage, Storage]] = []
-    open_: list[tuple[int, int, Storage]] = []
-    for low, high, storage in held:
-        open_ = [item for item in open_ if item[1] > low]
-        found += [(item[2], storage) for item in open_]
-        open_.append((low, high, storage))
-    return found
 
 
 def same_bytes(one: Storage, first: Box, two: Storage, second: Box) -> bool:
@@ -181,4 +186,17 @@ def ancestors(
                 ended += 1
             mine |= bits
         found[number] = mine & ~(1 << number)
+    return found
+
+
+def bit_rows(sets: Sequence[int]) -> Array:
+    """Sets of places as rows of bits. Returns uint8 (sets, bytes)."""
+    width = (len(sets) + 7) // 8
+    rows = b"".join(each.to_bytes(width, "little") for each in sets)
+    return np.frombuffer(rows, dtype=np.uint8).reshape(len(sets), width)
+
+
+def holds(rows: Array, owner: Array, member: Array) -> Array:
+    """Whether the sets of some places hold others. Returns bool (pairs,)."""
+    found: Array = (rows[owner, member >> 3] >> (member & 7).astype(np.uint8) & 1).astype(bool)
     return found

@@ -298,7 +298,10 @@ class _Reader:
             self._int(found, "itemsize"),
             None
             if valid is None
-            else tuple(self._box(box) for box in self._is_list(valid, "valid")),
+            else tuple(
+                self._inside(self._box(box), region.shape, "valid")
+                for box in self._is_list(valid, "valid")
+            ),
         )
         if len(storage.strides) != len(region.shape) or min(storage.strides, default=0) < 0:
             raise self._error(f"field 'strides' is {list(storage.strides)}, one >= 0 an axis")
@@ -553,14 +556,12 @@ class _Reader:
         return found[0], found[1]
 
     def _box(self, found: object) -> Box:
-        good = isinstance(found, list) and len(found) == 2
-        if good:
-            low, high = found  # type: ignore[misc]
-            good = isinstance(low, list) and isinstance(high, list) and len(low) == len(high)
-            good = good and all(map(_whole, [*low, *high]))
-        if not good:
-            raise self._error(f"box {found!r} found; lists of low and of high faces needed")
-        return tuple(low), tuple(high)
+        if isinstance(found, list) and len(found) == 2:
+            low, high = found
+            sides = isinstance(low, list) and isinstance(high, list) and len(low) == len(high)
+            if sides and all(map(_whole, [*low, *high])):
+                return tuple(low), tuple(high)
+        raise self._error(f"box {found!r} found; lists of low and of high faces needed")
 
     def _inside(self, box: Box, shape: tuple[int, ...], key: str) -> Box:
         if len(box[0]) != len(shape) or any(

@@ -107,8 +107,9 @@ class Program:
         found = self._contents.get(region)
         if found is None:
             about = self._records.regions[region]
-            start = ("known", region) if about.known else ("value", about.zero)
-            start = ("junk",) if about.transient and not about.known else start
+            start: tuple[Any, ...] = ("junk",) if about.transient else ("value", about.zero)
+            if about.known:
+                start = ("known", region)
             whole = (tuple([0] * len(about.shape)), about.shape)
             found = self._grids[region].full(whole, self._versions.of(*start))
             self._contents[region] = found
