@@ -334,8 +334,8 @@ class _Checker:
             early = [item for item in now if item[1][0] < last]
             both = [operation for operation, _ in (*late, *early)]
             runs = [run for _, run in (*late, *early)]
-            found = conflicts(both, self.records.storages) if late and early else None
-            for one, two in zip(*found.by) if found is not None else ():
+            found = conflicts(both if late and early else [], self.records.storages)
+            for one, two in zip(*found.by):
                 a, b = found.accesses[one], found.accesses[two]
                 if a.place < len(late) <= b.place and runs[b.place][0] < runs[a.place][1]:
                     self.report.add("order", f"{self._both(both, a, b)}, in steps that overlap")
