@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _WAIT_NS = 200  # shorter waits are the cost of looking, not waiting
-WAIT = "wait"
+WAIT, MESSAGE = "wait", "message"
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,8 @@ class Profile:
         """One profile of the profiles of several ranks, on one clock.
 
         offsets: ns to add to each profile's times; by default its own `offset_ns`. The end of a
-        message that receives depends on the one that sends: the n-th of the same name.
+        message that receives depends on the one that sends: the n-th of the same name. What is on
+        its way between the two is an event of category "message", in the row of a link.
 
         Raises: ProfileError for no profiles, two of one rank, or another number of offsets.
         """
@@ -255,7 +256,12 @@ class Profile:
             merged._numbers += profile._numbers
         if shared:
             merged.memories = names
-        merged._events = _connected(events)
+        merged._events, flights = _connected(events)
+        for event in flights:
+            merged.rank = event.rank
+            row = merged.row(f"{event.source} -> {event.target}")
+            merged._events.append(replace(event, processor=row))
+        merged.rank = profiles[0].rank
         return merged
 
     @property
@@ -318,14 +324,14 @@ def _renumbered(event: Event, base: int, first: int) -> Event:
     return replace(event, number=number, after=after, step=event.step + first)
 
 
-def _connected(events: list[Event]) -> list[Event]:
-    """Events in which what receives a message depends on what sent it, and knows from where."""
+def _connected(events: list[Event]) -> tuple[list[Event], list[Event]]:
+    """Events in which what receives a message depends on what sent it; messages on their way."""
     sent: dict[str, list[Event]] = {}
     for event in sorted(events, key=lambda e: e.start_ns):
         if event.message and event.category == "send":
             sent.setdefault(event.message, []).append(event)
     taken: dict[str, int] = {}
-    found = []
+    found, flights = [], []
     for event in sorted(events, key=lambda e: e.start_ns):
         if event.message and event.category == "recv":
             place = taken.get(event.message, 0)
@@ -339,8 +345,19 @@ def _connected(events: list[Event]) -> list[Event]:
                     source=by.source or event.source,
                     nbytes=event.nbytes or by.nbytes,
                 )
+                flights.append(
+                    replace(
+                        event,
+                        name=event.message,
+                        category=MESSAGE,
+                        rank=by.rank,
+                        start_ns=min(by.start_ns, event.end_ns),
+                        number=-1,
+                        after=(),
+                    )
+                )
         found.append(event)
-    return found
+    return found, flights
 
 
 def estimate_offset(samples: Sequence[tuple[int, int, int]]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .profile import WAIT, Event, Profile
+from .profile import MESSAGE, WAIT, Event, Profile
 
 GAP = "wait"
 
@@ -159,7 +159,7 @@ def summarise(profile: Profile, by: str = "operator") -> Summary:
     """The summary of a profile. by: "operator" groups tasks by kind of work, "name" by launch."""
     named = _namer(by)
     everything = profile.events
-    events = [event for event in everything if event.category != WAIT]
+    events = [event for event in everything if event.category not in (WAIT, MESSAGE)]
     first = min((event.start_ns for event in everything), default=0)
     wall = max((event.end_ns for event in everything), default=0) - first
     chain = critical_path(events)
@@ -173,7 +173,7 @@ def summarise(profile: Profile, by: str = "operator") -> Summary:
         rows=_rows(profile, everything, wall),
         work=_work(events, named),
         path=_path(chain, wall, first, named),
-        links=_links(events),
+        links=_links(everything),
         chain=tuple(chain),
     )
 
@@ -238,12 +238,13 @@ def _work(events: Sequence[Event], named: Callable[[Event], tuple[str, str]]) ->
 
 
 def _links(events: Sequence[Event]) -> tuple[LinkUse, ...]:
-    """Copies and what receives messages; a message's two ends count once."""
-    received = {event.message for event in events if event.category == "recv"}
+    """Copies and messages; a message on its way stands for both its ends."""
+    moved = {event.message for event in events if event.category == MESSAGE}
+    received = moved | {event.message for event in events if event.category == "recv"}
     groups: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
-        twice = event.category == "send" and event.message in received
-        if (event.nbytes or event.source) and not twice:
+        twice = event.message in (received if event.category == "send" else moved)
+        if (event.nbytes or event.source) and (event.category == MESSAGE or not twice):
             groups[event.source, event.target].append(event)
     return tuple(
         LinkUse(

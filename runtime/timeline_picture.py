@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from .errors import ProfileError
-from .profile import WAIT, Event, Profile
+from .profile import MESSAGE, WAIT, Event, Profile
 from .summary import critical_path
 
 _WIDTH, _LEFT, _ROW, _GAP, _TOP = 1200, 130, 22, 8, 46
@@ -38,7 +38,7 @@ def picture(profile: Profile) -> str:
         _row(
             "critical path",
             _TOP,
-            critical_path([e for e in events if e.category != WAIT]),
+            critical_path([e for e in events if e.category not in (WAIT, MESSAGE)]),
             colours,
             first,
             wall,

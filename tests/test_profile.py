@@ -23,7 +23,7 @@ from soapstone.runtime import (
     estimate_offset,
 )
 from soapstone.runtime.profile import Event
-from soapstone.runtime.summary import critical_path, longest_chain, summarise
+from soapstone.runtime.summary import longest_chain, summarise
 from soapstone.runtime.timeline_picture import picture
 
 RUN = CliRunner()
@@ -83,17 +83,17 @@ def test_ranks_merge_on_one_clock_and_messages_connect() -> None:
     names = {event.name: event for event in merged.events}
     assert names["use"].start_ns == 2000 and names["use"].rank == 1
     assert names["recv x"].after == (names["send x"].number,)
-    assert [event.name for event in critical_path(merged.events)] == [
-        *("make", "send x", "recv x", "use")
-    ]
-    (link,) = summarise(merged).links
-    assert (link.source, link.target, link.nbytes, link.count) == (
+    found = summarise(merged)
+    assert [event.name for event in found.chain] == ["make", "send x", "recv x", "use"]
+    (link,) = found.links
+    assert (link.source, link.target, link.nbytes, link.count, link.busy_ns) == (
         *("rank0/system", "rank1/system"),
-        *(64, 1),
+        *(64, 1, 1000),  # from the start of the send to the end of the receive
     )
-    assert len({event.number for event in merged.events}) == 4
+    assert found.rows[-1].busy_ns + found.rows[2].busy_ns == 2800
+    assert len({event.number for event in merged.events if event.number >= 0}) == 4
     again = Profile.from_json(json.loads(json.dumps(merged.to_json())))
-    assert again.rows == merged.rows and len(again.events) == 4
+    assert again.rows == merged.rows and len(again.events) == 5
 
 
 def test_merging_uses_the_offsets_of_profiles_and_refuses_what_does_not_fit() -> None:
