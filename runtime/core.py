@@ -16,7 +16,7 @@ from . import launch as launches
 from .automatic import Automatic
 from .capture import CaptureAnalysis, Recorder
 from .dependence import Analysis
-from .errors import LaunchError, StoppedError
+from .errors import LaunchError, RuntimeCoreError, StoppedError
 from .executors.local import LocalExecutor
 from .expansion import Expanded, Expander, Options, Step, needs_expansion
 from .fields import FieldRegion
@@ -60,6 +60,31 @@ class Recording:
         return self._trace
 
 
+class _Guard:
+    """The lock of a runtime's analysis. What interrupts its holder half-way stops the runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.lock = threading.RLock()
+        self._runtime = weakref.ref(runtime)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            runtime = self._runtime()
+            if error is not None and runtime is not None:
+                if not isinstance(error, RuntimeCoreError):
+                    runtime.interrupted(error)
+        finally:
+            self.lock.release()
+
+
 class Runtime:
     """Regions, tasks and instances on one machine; a context manager.
 
@@ -94,7 +119,7 @@ class Runtime:
         level = Level(Nest(self.executor, self.memory))
         self._expander = Expander(self, len(self.machine.processors), level)
         self._steps: dict[str, Steps] = {}
-        self._lock = threading.RLock()
+        self._lock = _Guard(self)
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._since_forget = 0
         self._settled = True  # nothing was launched since the host could touch its arrays
@@ -413,7 +438,7 @@ class Runtime:
     def _capturing(self, name: str) -> Iterator[Recording]:
         from .trace import Trace
 
-        with self._lock:
+        with self._lock.lock:
             self._outside_capture("capture")
             self.executor.check()
             self.flush()
@@ -563,6 +588,14 @@ class Runtime:
             seen = [(instance.storage, instance.storage.box) for instance in instances]
             self.analysis.log.host(action, region, seen)
 
+    def interrupted(self, error: BaseException) -> None:
+        """Stop the run: an analysis that ended half-way cannot be gone on with."""
+        if self.executor.fault is None:
+            self.executor._fail(
+                StoppedError(f"{type(error).__name__} while launches were analysed: {error}")
+            )
+            self.executor.told = True
+
     def reset(self) -> None:
         """Go on after a task failed: forget the error and everything that was still queued.
 
@@ -573,6 +606,7 @@ class Runtime:
             if self._automatic is not None:
                 self._automatic.drop()
             for state in list(self.analysis.regions.values()):
+                state.mend()
                 for instance in state:
                     instance.forget()
 

@@ -314,6 +314,23 @@ class Instances:
         self.cuts = cuts
         self._masks.clear()
 
+    def mend(self) -> None:
+        """Make the sets fit the cells again where an interrupt came while they were cut.
+
+        What was valid where is not known then: a whole instance counts as valid, or none.
+        """
+        shape = tuple(cut.size - 1 for cut in self.cuts)
+        sets = [self.written, *[v for i in self for v in (i.valid, i.inherited, i.required)]]
+        self._masks.clear()
+        if all(isinstance(value, bool) or value.shape == shape for value in sets):
+            return
+        self.written = False
+        for instance in self:
+            instance.valid = instance.inherited = instance.required = False
+        wholes = [instance for key, instance in self.by_key.items() if key[1] is None]
+        for instance in wholes[:1]:
+            instance.valid = True
+
     def translated(self, value: Cells, other: Instances) -> Cells:
         """A set over another state's cells as a set over this one's, cut to be fine enough."""
         if isinstance(value, bool):

@@ -249,19 +249,26 @@ class Trace:
             if runtime.capturing:
                 raise StoppedError(f"trace {self.name!r}: replay during a capture")
             runtime.executor.wait()
-            if runtime.many_instances:
-                self._restore()
             if profile is True:
                 profile = Profile.here(runtime.machine, runtime.executor.world, self.name)
             timeline = profile or None
+            settled = not runtime.many_instances
             try:
-                self._run(runtime.observed(timeline))
-            except BaseException:
-                runtime.failed(self.name)
-                raise
-            finally:
                 if runtime.many_instances:
-                    self._install()
+                    self._restore()
+                try:
+                    self._run(runtime.observed(timeline))
+                except BaseException:
+                    runtime.failed(self.name)
+                    raise
+                finally:
+                    if runtime.many_instances:
+                        self._install()
+                        settled = True
+            except KeyboardInterrupt as error:
+                if not settled:
+                    runtime.interrupted(error)
+                raise
             runtime.statistics.steps_replayed += 1
             return timeline
 

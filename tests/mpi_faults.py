@@ -1,4 +1,7 @@
-"""A program that goes wrong on rank 1: `mpiexec -n 2 python mpi_faults.py KIND traced|untraced`."""
+"""A program that goes wrong on rank 1: `mpiexec -n 2 python mpi_faults.py KIND MODE [AFTER]`.
+
+MODE: traced, untraced or automatic. AFTER: the point tasks that rank 1 runs before.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import time
 from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, task
 from soapstone.runtime.start import machine_of, rank_of, start
 
-KIND, TRACED = sys.argv[1], sys.argv[2] == "traced"
+KIND, MODE = sys.argv[1:3]
+AFTER = int(sys.argv[3]) if len(sys.argv) > 3 else 8
+STEPS = max(4, AFTER // 4 + 2)
 RANK = rank_of("mpi")
 done = 0
 
@@ -20,7 +25,7 @@ def work(x: Read, y: ReadWrite) -> None:
     """Adds; and on rank 1, in the third step, goes wrong as was asked."""
     global done
     done += 1
-    if RANK == 1 and done > 8:
+    if RANK == 1 and done > AFTER:
         if KIND == "raise":
             raise ValueError("it broke")
         if KIND == "kill":
@@ -33,10 +38,14 @@ def work(x: Read, y: ReadWrite) -> None:
 
 
 def main() -> None:
-    x, y = Region((1000,), "f8", "x"), Region((1000,), "f8", "y")
-    with start("mpi", machine_of("mpi", cpus=1), DefaultMapper()) as runtime:
-        for _ in range(4):
-            if TRACED:
+    length = 960 if KIND == "size" and RANK == 1 else 1000
+    x, y = Region((length,), "f8", "x"), Region((length,), "f8", "y")
+    automatic = MODE == "automatic"
+    machine = machine_of("mpi", cpus=1)
+    with start("mpi", machine, DefaultMapper(), automatic=automatic) as runtime:
+        runtime.fill(x, 1.0)
+        for _ in range(STEPS):
+            if MODE == "traced":
                 with runtime.trace():
                     step(runtime, x, y)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,14 @@ from soapstone.runtime import (
 )
 from soapstone.runtime.transfer import copy_entry
 
+BEFORE: list[Callable[[str], None]] = []  # called with what comes: a body, a bind, a question
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def announce(*what: object) -> None:
+    """Tell whoever listens what comes next."""
+    for listener in BEFORE:
+        listener(" ".join(map(str, what)))
 
 
 class ShuffledMapper(DefaultMapper):
@@ -39,6 +46,7 @@ class ShuffledMapper(DefaultMapper):
         self.memories = memories
 
     def _draw(self, *what: object) -> int:
+        announce("question", *what)
         value = self.seed * 2654435761
         for letter in repr(what):
             value = (value * 1000003 + ord(letter)) & 0xFFFFFFFF
@@ -167,9 +175,15 @@ class Step:
         """The task, the same one every time."""
         privileges = (*[Read] * len(self.inputs), *[o.privilege for o in self.outputs])
         if self.native:
-            return Task(self.name, privileges, bind=lambda _, a: copy_entry(a[1], a[0]))
+
+            def bind(context: Any, arrays: Sequence[np.ndarray]) -> Any:
+                announce("bind", self.name, context.point)
+                return copy_entry(arrays[1], arrays[0])
+
+            return Task(self.name, privileges, bind=bind)
 
         def body(context: Any, k: int, *arrays: np.ndarray) -> None:
+            announce("body", self.name, context.point)
             given, out = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
             assert all(not array.flags.writeable for array in given)
             for output, array in zip(self.outputs, out, strict=True):

@@ -171,17 +171,19 @@ class LocalExecutor:
             raise StoppedError("the runtime is closed")
         cores = _cores(self.machine)
         for number in self.processors:
+            if number in self._queues:
+                continue  # an interrupt came between this one and the next
             processor = self.machine.processors[number]
             inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-            self._queues[number] = inbox
             thread = threading.Thread(
                 target=_serve,
                 args=(inbox, processor.threads, cores[number] if cores else None),
                 daemon=True,
                 name=f"soapstone-{processor.name}-{number}",
             )
-            self._threads.append(thread)
             thread.start()
+            self._queues[number] = inbox
+            self._threads.append(thread)
 
     def run_all(
         self, jobs: Mapping[int, Callable[[], None]], interrupt: Callable[[], None]
@@ -192,7 +194,7 @@ class LocalExecutor:
 
         Raises: what the function of the first processor that failed raised.
         """
-        if not self._threads:
+        if len(self._threads) < len(self.processors):
             self._start()
         round_ = _Round(len(jobs))
         try:
@@ -233,7 +235,7 @@ class LocalExecutor:
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
         """Take operations; each starts when those it depends on have ended."""
-        if not self._threads:
+        if len(self._threads) < len(self.processors):
             self._start()
         first = operations[0].id
         with self._lock:
@@ -425,9 +427,16 @@ class LocalExecutor:
 
     def reset(self) -> None:
         """Forget the error that stopped the run. Operations that were running are waited for."""
+        with self._lock:
+            if self.fault is None:
+                self.fault = StoppedError("the runtime is being reset")
+            self._live.clear()
+            for ready in self._ready:
+                ready.clear()
         if self._threads and not self._closed:
             self.run_all(dict.fromkeys(self.processors, _pass), _pass)
         with self._lock:
+            self._stepping[:] = [False] * len(self._stepping)
             self.fault = None
             self.told = False
 

@@ -83,6 +83,7 @@ class Messenger:
                 self._pids[rank] = pid
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._pending: list[_Pending] = []
+        self._statuses: list[Any] = []  # of the messages that ended last
         self._announced = False
         self.heard: list[tuple[int, str]] = []  # errors of other ranks
         self._sent: list[Any] = []
@@ -160,13 +161,26 @@ class Messenger:
     def _poll(self) -> bool:
         """Take what has ended. Returns whether anything has."""
         try:
-            done = self.mpi.Request.Testsome([item.request for item in self._pending])
+            missing = len(self._pending) - len(self._statuses)
+            self._statuses += [self.mpi.Status() for _ in range(missing)]
+            done = self.mpi.Request.Testsome(
+                [item.request for item in self._pending], self._statuses
+            )
         except self.mpi.Exception as error:
-            self._give_up(f"process {self.rank}: a message failed: {error}")
+            first = message_of(self._pending[0].operation)
+            self._give_up(f"process {self.rank}: {first}, or one after it, failed: {error}")
             return True
         if not done:
             return False
         ended = [self._pending[place] for place in done]
+        for item, status in zip(ended, self._statuses):
+            found = status.Get_count(self.mpi.BYTE)
+            if item.operation.kind == "recv" and found != item.packed.nbytes:
+                self._give_up(
+                    f"process {self.rank}: {message_of(item.operation)} has {found} bytes, "
+                    f"{item.packed.nbytes} needed"
+                )
+                return True
         self._pending = [item for place, item in enumerate(self._pending) if place not in set(done)]
         for item in ended:
             if item.operation.kind == "recv":
