@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,19 +31,23 @@ from runtime_scenarios import Scenario, execute, scenario, shrink
 HUNG_S = 60.0
 
 
-def attempt(given: Scenario) -> dict[str, Any]:
-    """Run one program; what failed, if anything did, and what it was made of."""
+def attempt(given: Scenario, checked: bool = False) -> dict[str, Any]:
+    """Run one program; what failed, if anything did, and what it was made of.
+
+    checked: the offline checker must also accept a log of it.
+    """
     begin = time.perf_counter()
     row: dict[str, Any] = {"seed": given.seed, "failed": ""}
     try:
-        row |= execute(given)
+        with tempfile.TemporaryDirectory() as folder:
+            row |= execute(given, Path(folder) / "run.log" if checked else None)
     except Exception as error:
         row["failed"] = f"{type(error).__name__}: {error}"
     row["seconds"] = time.perf_counter() - begin
     return row
 
 
-def serve(first: int, count: int, executor: str) -> None:
+def serve(first: int, count: int, executor: str, checked: bool) -> None:
     """Run programs and print a row for each (the first process of a run does)."""
     speaks = True
     if executor == "mpi":
@@ -50,19 +55,22 @@ def serve(first: int, count: int, executor: str) -> None:
 
         speaks = rank() == 0
     for seed in range(first, first + count):
-        row = attempt(scenario(seed, executor))
+        row = attempt(scenario(seed, executor), checked)
         if speaks or row["failed"]:
             print(json.dumps(row), flush=True)
         if row["failed"] and executor != "local":
             os._exit(1)  # the other processes may wait for this one
 
 
-def rows(first: int, count: int, executor: str, ranks: int) -> Iterator[dict[str, Any]]:
+def rows(
+    first: int, count: int, executor: str, ranks: int, checked: bool
+) -> Iterator[dict[str, Any]]:
     """The rows of all programs; after one that fails or hangs, a fresh process goes on."""
     seed, end = first, first + count
     while seed < end:
         command = [sys.executable, __file__, "--serve", "--first", str(seed)]
         command += ["--count", str(end - seed), "--executor", executor]
+        command += ["--check"] * checked
         if executor == "mpi":
             launcher = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.defpath}")
             command = [launcher or "mpiexec", "-n", str(ranks), *command]
@@ -122,13 +130,16 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--executor", choices=("local", "mpi"), default="local")
     parser.add_argument("--ranks", type=int, default=2, help="processes of the mpi executor")
+    parser.add_argument(
+        "--check", action="store_true", help="log each, and have the offline checker judge it"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        serve(given.first, given.count, given.executor)
+        serve(given.first, given.count, given.executor, given.check)
         return
     found = []
-    for row in rows(given.first, given.count, given.executor, given.ranks):
+    for row in rows(given.first, given.count, given.executor, given.ranks, given.check):
         found.append(row)
         if row["failed"]:
             print(json.dumps(row), flush=True)
@@ -141,10 +152,12 @@ def main() -> None:
     for row in found:
         totals.update({key: value for key, value in row.items() if isinstance(value, int | float)})
     processes = f" {given.ranks} ranks" if given.executor == "mpi" else ""
+    judged = ", logs checked" if given.check else ""
     write(
-        f"random_programs_{given.executor}",
-        f"Random task programs, {given.executor} executor{processes}",
-        f"python benchmarks/random_programs.py --count {given.count} --executor {given.executor}",
+        f"random_programs_{given.executor}{'_checked' * given.check}",
+        f"Random task programs, {given.executor} executor{processes}{judged}",
+        f"python benchmarks/random_programs.py --count {given.count} --executor {given.executor}"
+        + " --check" * given.check,
         ["figure", "measured"],
         [
             {"figure": "programs", "measured": len(found)},

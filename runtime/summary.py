@@ -17,6 +17,7 @@ from typing import Any
 from .profile import MESSAGE, WAIT, Event, Profile
 
 GAP = "wait"
+_WAITS = (WAIT, "sent", "recv")  # the last two wait for the end of a message
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def _rows(profile: Profile, events: Sequence[Event], wall: int) -> tuple[RowUse,
     busy: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     waits: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
-        spans = waits if event.category == WAIT else busy
+        spans = waits if event.category in _WAITS else busy
         spans[event.rank, event.processor].append((event.start_ns, event.end_ns))
     found = []
     for key, row in sorted(profile.rows.items()):
@@ -280,8 +281,8 @@ def critical_path(events: Sequence[Event]) -> list[Event]:
         chain.append(last)
         near = [by_number[n] for n in last.after if n in by_number]
         near += [e for e in (before.get(id(last)), barrier.get(last.step)) if e is not None]
-        began = (last.start_ns, last.end_ns)
-        near = [event for event in near if (event.start_ns, event.end_ns) < began]
+        ended = (last.end_ns, last.start_ns)  # what receives may have begun before what sends
+        near = [event for event in near if (event.end_ns, event.start_ns) < ended]
         last = max(near, key=lambda e: e.end_ns, default=None)
     return chain[::-1]
 
@@ -304,7 +305,7 @@ def longest_chain(events: Sequence[Event]) -> int:
         longest = 0
         for event in sorted(step, key=lambda e: (e.start_ns, e.end_ns)):
             begin = max((reached.get(n, 0) for n in event.after), default=0)
-            end = begin + event.duration_ns
+            end = begin + (event.duration_ns if event.category not in _WAITS else 0)
             longest = max(longest, end)
             if event.number >= 0:
                 reached[event.number] = end

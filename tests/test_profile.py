@@ -90,10 +90,26 @@ def test_ranks_merge_on_one_clock_and_messages_connect() -> None:
         *("rank0/system", "rank1/system"),
         *(64, 1, 1000),  # from the start of the send to the end of the receive
     )
-    assert found.rows[-1].busy_ns + found.rows[2].busy_ns == 2800
+    assert [row.busy_ns for row in found.rows if row.kind == "link"] == [1000]
     assert len({event.number for event in merged.events if event.number >= 0}) == 4
     again = Profile.from_json(json.loads(json.dumps(merged.to_json())))
     assert again.rows == merged.rows and len(again.events) == 5
+
+
+def test_what_receives_waits_and_the_path_goes_on_where_it_was_sent() -> None:
+    send = Event("send", "send", 0, 0, 8000, 8100, 0, "", 1, (0,), 8, "a", "b", "m")
+    receive = Event("recv", "recv", 0, 0, 1000, 9000, 1, "", 1, (), 8, "a", "b", "m")
+    one = profile_of([op("make", 0, 0, 8, 0), send])
+    two = profile_of([op("early", 0, 0, 1, 0, rank=1), receive], rank=1)
+    found = summarise(Profile.merge([one, two]))
+    assert [event.name for event in found.chain] == ["make", "send", "recv"]
+    assert {part.name: part.total_ns for part in found.path} == {
+        "make": 8000,
+        "send": 100,
+        "recv": 900,
+    }
+    waits = {(row.rank, row.name): (row.busy_ns, row.wait_ns) for row in found.rows}
+    assert waits[1, "cpu0"] == (1000, 8000)
 
 
 def test_merging_uses_the_offsets_of_profiles_and_refuses_what_does_not_fit() -> None:
