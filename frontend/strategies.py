@@ -73,7 +73,9 @@ def graph_of(
         if not training:
             return made.graph
         options = app.options
-        return training_graph(made.graph, options["loss"], optimizer(options["optimizer"]), ())
+        chosen = optimizer(options["optimizer"])
+        forward = made.build(training=True)
+        return training_graph(forward, options["loss"], chosen, tuple(options["metrics"]))
 
 
 def machine_of(name: str | Path, devices: int | None = None) -> Machine:

@@ -210,16 +210,29 @@ def measure_machine(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this computer: arithmetic of each processor, memory, and copies by size."""
+    """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
     from soapstone.cli import _print_json, _reported
 
     with _reported(debug):
         from soapstone.frontend import strategies
+        from soapstone.runtime.executors.links import measured_links
+        from soapstone.runtime.start import default_executor, rank_of
         from soapstone.search.cost.profile import measured_machine
 
-        found = measured_machine(cpus, threads)
+        executor = default_executor()
+        found = measured_machine(cpus, threads, executor)
+        times = measured_links(found)[1] if executor == "mpi" else {}
+        if rank_of(executor):
+            return
         if output is not None:
             found.save(output)
         typer.echo(strategies.machine_table(found), err=as_json)
+        for nbytes, seconds in times.items():
+            typer.echo(
+                f"  message of {nbytes:>10,} bytes: {seconds * 1e6:>10,.1f} us,"
+                f" {nbytes / seconds / 1e9:6.2f} GB/s",
+                err=as_json,
+            )
         if as_json:
-            _print_json(found.describe())
+            by_size = {str(nbytes): seconds * 1e6 for nbytes, seconds in times.items()}
+            _print_json({**found.describe(), **({"message_us": by_size} if by_size else {})})

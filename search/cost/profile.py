@@ -1,14 +1,19 @@
-"""This computer as a machine: arithmetic and memory rates, measured with the executor's kernels."""
+"""This computer as a machine: arithmetic and memory rates, measured with the executor's kernels.
+
+Among ranks of MPI it is the machine of all of them, with the links between them.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from soapstone.ir.graph import GraphBuilder
 from soapstone.runtime import Machine
-from soapstone.runtime.machine import Link, Memory, Processor
+from soapstone.runtime.machine import Link, Memory
+from soapstone.runtime.start import machine_of
 from soapstone.search.cost.executor import ExecutorCost
 from soapstone.search.cost.tasks import MeasuredMachine
 
@@ -17,13 +22,16 @@ _ELEMENTS = 1 << 24  # of the vectors whose sum measures memory, 64 MiB each
 _SIZES = (1 << 12, 1 << 26)  # bytes of copies: a short one for latency, a long one for bandwidth
 
 
-def measured_machine(cpus: int | None = None, threads: int = 1) -> MeasuredMachine:
-    """Return this computer with the rates of its processors and memory, and of copies in it.
+def measured_machine(
+    cpus: int | None = None, threads: int = 1, executor: str = "local"
+) -> MeasuredMachine:
+    """Return the machine an executor finds, with the rates of processors, memories and links.
 
     Arithmetic is that of a float32 product of 1024 x 1024 matrices on one processor, memory that of
-    the sum of two long vectors; copies are timed at 4 KiB and 64 MiB.
+    the sum of two long vectors; copies are timed at 4 KiB and 64 MiB, messages from 8 bytes on.
+    Every rank must call it; the rates of processors and memories are those of this one.
     """
-    machine = Machine.local(cpus, threads)
+    machine = machine_of(executor, cpus, threads)
     model = ExecutorCost(threads)
     builder = GraphBuilder("product")
     x, y = builder.input("x", (_ROWS, _ROWS)), builder.input("y", (_ROWS, _ROWS))
@@ -33,21 +41,29 @@ def measured_machine(cpus: int | None = None, threads: int = 1) -> MeasuredMachi
     x, y = builder.input("x", (_ELEMENTS,)), builder.input("y", (_ELEMENTS,))
     builder.output(*builder.apply("add", x, y))
     total = model.cost(builder.build(), {})
-    short, long = (_copy_s(size) for size in _SIZES)
-    rate = (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
     return MeasuredMachine(
         machine.name,
         processors=tuple(
-            Processor(p.name, p.kind, p.threads, p.memory, product.flops / product.time_us * 1e6)
-            for p in machine.processors
+            replace(p, flops=product.flops / product.time_us * 1e6) for p in machine.processors
         ),
         memories=tuple(
             Memory(m.name, m.capacity_bytes, total.bytes / total.time_us * 1e6)
             for m in machine.memories
         ),
-        links=tuple(Link(link.source, link.target, short, rate) for link in machine.links),
+        links=_links(machine, executor),
         switches=machine.switches,
     )
+
+
+def _links(machine: Machine, executor: str) -> tuple[Link, ...]:
+    """Return a machine's links as measured: messages between ranks, else copies in memory."""
+    if executor == "mpi":
+        from soapstone.runtime.executors.links import measured_links
+
+        return measured_links(machine)[0]
+    short, long = (_copy_s(size) for size in _SIZES)
+    rate = (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
+    return tuple(Link(link.source, link.target, short, rate) for link in machine.links)
 
 
 def _copy_s(nbytes: int) -> float:
