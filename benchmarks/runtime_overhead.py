@@ -1,18 +1,22 @@
 """Overheads of the runtime core, as JSON on standard output.
 
-Traced: nanoseconds a no-op entry of a four-wide stencil on one and two workers, and the fixed
-cost of a replay. Untraced: microseconds a Python point task. Analysis: microseconds for a launch
-of 1,024 points, the first time and once its partitions are known.
+Traced: nanoseconds a no-op entry of a four-wide stencil on one and two workers, the same with
+Python bodies, and the fixed cost of a replay. Untraced: microseconds a Python point task, and the
+bytes of 100,000 tasks in flight. Analysis: microseconds for a launch of 1,024 points, the first
+time and once its partitions are known. Processes: how many times faster two processors run bodies
+that hold the interpreter lock than one, as processes and as threads. Targets are in the table.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import write
+from harness import status_bytes, write
 
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
 from soapstone.runtime.program import nothing_address
@@ -22,6 +26,20 @@ _ENTRY = NativeEntry(nothing_address(), 0, None)
 NOOP = Task("noop", (Read, ReadWrite), bind=lambda context, arrays: _ENTRY)
 PYTHON = Task("python", (Read, ReadWrite), lambda x, y: None)
 MOVE = Task("move", (Read, Write), lambda x, y: None)
+
+
+TARGETS = {
+    ("traced_1_worker", "ns_per_task"): "<= 200",
+    ("traced_2_workers", "ns_per_task"): "<= 200",
+    ("traced_python_ns_per_task", "1_worker"): "<= 3000",
+    ("traced_python_ns_per_task", "2_workers"): "<= 3000",
+    ("untraced_us_per_point", "1_worker"): "<= 30",
+    ("untraced_us_per_point", "2_workers"): "<= 30",
+    ("untraced_us_per_point", "2_workers_64_points"): "<= 30",
+    ("in_flight_100000_tasks", "megabytes"): "<= 1000",
+    ("analysis_1024_points", "first_us"): "<= 5000",
+    ("analysis_1024_points", "again_us"): "<= 5000",
+}
 
 
 def best(function: Callable[[], Any], repeats: int) -> float:
@@ -34,7 +52,7 @@ def best(function: Callable[[], Any], repeats: int) -> float:
     return found
 
 
-def traced(workers: int, steps: int, width: int = 4) -> dict[str, float]:
+def traced(workers: int, steps: int, task: Task = NOOP, width: int = 4) -> dict[str, float]:
     """Costs of a replayed stencil of no-ops, and of capturing and compiling it."""
     with Runtime(Machine.local(workers)) as runtime:
         x, y = Region((width,), "f4", "x"), Region((width,), "f4", "y")
@@ -47,10 +65,10 @@ def traced(workers: int, steps: int, width: int = 4) -> dict[str, float]:
         with runtime.capture("stencil") as recording:
             for _ in range(steps):
                 for halo, tiles in pairs:
-                    runtime.launch(NOOP, halo, tiles)
+                    runtime.launch(task, halo, tiles)
             analysed = time.perf_counter()
         compiled = time.perf_counter()
-        small = runtime.capture(lambda: runtime.launch(NOOP, *pairs[0]))
+        small = runtime.capture(lambda: runtime.launch(task, *pairs[0]))
         return {
             "ns_per_task": best(recording.trace.replay, 10) / points * 1e9,
             "us_per_replay": best(small.replay, 200) * 1e6,
@@ -73,22 +91,72 @@ def untraced(workers: int, width: int, steps: int) -> float:
         return best(run, 5) / (width * steps) * 1e6
 
 
-def analysis(points: int = 1024) -> dict[str, float]:
-    """Microseconds to analyse one wide launch whose halo meets the tiles of the last one."""
+def in_flight(tasks: int = 100_000, width: int = 100) -> dict[str, float]:
+    """Megabytes and microseconds a task of launches that wait for one task to end."""
+    go = threading.Event()
+    hold = Task("hold", (ReadWrite,), lambda x: go.wait())
     with Runtime(Machine.local(2)) as runtime:
-        x, y = Region((4 * points,), "f4", "x"), Region((4 * points,), "f4", "y")
-        tiles, out = Partition.tiled(x, points), Partition.tiled(y, points)
-        halo = Partition.halo(tiles, 1, 1)
-        found = {}
-        with runtime.capture("wide"):
-            runtime.fill(x, 0)
-            runtime.launch(MOVE, out, tiles)
-            for name in ("first_us", "again_us"):
-                start = time.perf_counter()
-                runtime.launch(MOVE, halo, out)
-                found[name] = (time.perf_counter() - start) * 1e6
+        x, y = Region((width,), "f4", "x"), Region((width,), "f4", "y")
+        a, b = Partition.tiled(x, width), Partition.tiled(y, width)
+        runtime.launch(hold, a)
+        before, start = status_bytes("VmRSS"), time.perf_counter()
+        for _ in range(tasks // width):
+            runtime.launch(PYTHON, a, b)
+        launched_s = time.perf_counter() - start
+        held = status_bytes("VmRSS") - before
+        go.set()
+        runtime.wait()
+        return {"megabytes": held / 1e6, "launch_us_per_task": launched_s / tasks * 1e6}
+
+
+def analysis(points: int = 1024, samples: int = 5) -> dict[str, float]:
+    """Microseconds to analyse one wide launch whose halo meets the tiles of the last one.
+
+    The median of several numbers of points that differ a little, so that each is a first time.
+    """
+    found: dict[str, list[float]] = {"first_us": [], "again_us": []}
+    for count in range(points, points + samples):
+        with Runtime(Machine.local(2)) as runtime:
+            x, y = Region((4 * count,), "f4", "x"), Region((4 * count,), "f4", "y")
+            tiles, out = Partition.tiled(x, count), Partition.tiled(y, count)
+            halo = Partition.halo(tiles, 1, 1)
+            with runtime.capture("wide"):
+                runtime.fill(x, 0)
                 runtime.launch(MOVE, out, tiles)
-        return found
+                for times in found.values():
+                    start = time.perf_counter()
+                    runtime.launch(MOVE, halo, out)
+                    times.append((time.perf_counter() - start) * 1e6)
+                    runtime.launch(MOVE, out, tiles)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def spin(x: Any) -> None:
+    """A body that holds the interpreter lock, some 50 ms."""
+    value = 0.25
+    for _ in range(1_000_000):
+        value = value * value - 0.5
+    x[0] = value
+
+
+SPIN = Task("spin", (ReadWrite,), spin)
+
+
+def speedup(processes: bool) -> float:
+    """How many times faster two processors run eight such bodies than one."""
+    seconds = []
+    for cpus in (1, 2):
+        with Runtime(Machine.local(cpus, processes=processes)) as runtime:
+            x = Region((8,), "f8", "x")
+            tiles = Partition.tiled(x, 8)
+
+            def run(runtime: Runtime = runtime, tiles: Partition = tiles) -> None:
+                runtime.launch(SPIN, tiles)
+                runtime.wait()
+
+            run()  # starts the processes
+            seconds.append(best(run, 5))
+    return seconds[0] / seconds[1]
 
 
 def main() -> None:
@@ -96,18 +164,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="stencil steps of a traced run")
     steps = parser.parse_args().steps
-    result = {
+    python = [traced(workers, steps // 4, PYTHON)["ns_per_task"] for workers in (1, 2)]
+    result: dict[str, dict[str, float]] = {
         "traced_1_worker": traced(1, steps),
         "traced_2_workers": traced(2, steps),
+        "traced_python_ns_per_task": {"1_worker": python[0], "2_workers": python[1]},
         "untraced_us_per_point": {
             "1_worker": untraced(1, 8, 100),
             "2_workers": untraced(2, 8, 100),
             "2_workers_64_points": untraced(2, 64, 20),
         },
+        "in_flight_100000_tasks": in_flight(),
         "analysis_1024_points": analysis(),
+        "two_processors_over_one": {"processes": speedup(True), "threads": speedup(False)},
     }
     rows = [
-        {"what": what, "figure": name, "measured": value}
+        {"what": what, "figure": name, "measured": value, "target": TARGETS.get((what, name), "")}
         for what, figures in result.items()
         for name, value in figures.items()
     ]
@@ -115,7 +187,7 @@ def main() -> None:
         "runtime_overhead",
         "Overhead of the task runtime",
         "python benchmarks/runtime_overhead.py",
-        ["what", "figure", "measured"],
+        ["what", "figure", "measured", "target"],
         rows,
     )
 
