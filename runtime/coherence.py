@@ -287,14 +287,19 @@ class Coherence:
         instance.inherited = union(instance.inherited, missing)
 
     def _distance(self, target: Instance) -> Any:
+        """Sources over the fastest link first; of equal ones that which can begin the soonest.
+
+        If every copy takes a turn of its source and its target, what one instance has and all
+        others want spreads over a binomial tree.
+        """
         names = [memory.name for memory in self.machine.memories]
 
-        def key(source: Instance) -> tuple[float, int]:
+        def key(source: Instance) -> tuple[float, int, int]:
             if source.storage.memory == target.storage.memory:
-                return (0.0, 0)
+                return (0.0, 0, 0)
             link = (names[source.storage.memory], names[target.storage.memory])
             rate = self._bandwidth.get(link, 0.0)
-            return (1.0 / rate if rate else 1e30, source.storage.memory)
+            return (1.0 / rate if rate else 1e30, source.turns, source.storage.memory)
 
         return key
 
@@ -330,6 +335,7 @@ class Coherence:
             ids = self._next()
             edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
             self._emit(launch, processor, (read, written), edges)
+        source.turns = target.turns = source.turns + 1
         state.copied(source, target, tile)
 
     def _next(self) -> Array:

@@ -177,6 +177,7 @@ class Instance:
         "readers",
         "required",
         "storage",
+        "turns",
         "used",
         "valid",
         "writers",
@@ -189,6 +190,7 @@ class Instance:
         self.valid = valid
         self.inherited = inherited
         self.required: Cells = False
+        self.turns = 0  # of copies from and to it since it was written: when the next may begin
         self.used = 0  # the first operation of the launch that used it last
         self._uses: dict[tuple[int, bool, bool], list[Use]] = {}
 
@@ -360,7 +362,7 @@ class Instances:
             self.written = union(self.written, written)
         for other in self:
             if other is instance:
-                other.valid = union(other.valid, written)
+                other.valid, other.turns = union(other.valid, written), 0
             else:
                 other.valid = minus(other.valid, written)
             other.inherited = minus(other.inherited, written)
