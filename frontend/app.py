@@ -213,10 +213,6 @@ def train_app(
             raise AppError(f"app {app.name!r}: {name}: {value!r} found, {least} or more needed")
     machine = None
     if memory_bytes is not None:
-        if executor != "local":
-            raise AppError(
-                f"app {app.name!r}: memory bytes: found with executor {executor!r}, 'local' needed"
-            )
         machine = machine_of(executor, cpus, threads).bounded(memory_bytes)
     optimizer = as_optimizer(options["optimizer"])
     if learning_rate is not None:

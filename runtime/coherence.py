@@ -320,7 +320,7 @@ class Coherence:
         self.statistics.copies += 1
         self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
         if self.world.apart(source.storage.memory, target.storage.memory):
-            first = self.policy.homes.index(source.storage.memory)
+            first = self._near(source.storage.memory)[0]
             launches = message.launches(partition, self.world, source.storage, target.storage)
             sides = [
                 (launches[0], first, (read,), source, READ),
@@ -377,13 +377,17 @@ class Coherence:
         lacking = minus(cells, instance.valid)
         if lacking is False:
             return
-        memory, homes = instance.storage.memory, self.policy.homes
-        near = [p for p, home in enumerate(homes) if home == memory]
-        near = near or [p for p, home in enumerate(homes) if not self.world.apart(home, memory)]
+        near = self._near(instance.storage.memory)
         work = state.cells(lacking).copy()
         for box in list(state.boxes(work, (0,) * work.ndim)):
-            for part, processor in self._parts(region, box, near or [0]):
+            for part, processor in self._parts(region, box, near):
                 self._fetch(state, region, instance, part, processor, None)
+
+    def _near(self, memory: int) -> list[int]:
+        """The processors that work in a memory; where none does, all of the same process."""
+        homes = self.policy.homes
+        near = [p for p, home in enumerate(homes) if home == memory]
+        return near or [p for p, home in enumerate(homes) if not self.world.apart(home, memory)]
 
     def _parts(self, region: Region, box: Box, processors: Sequence[int]) -> list[tuple[Box, int]]:
         """A box cut along its longest axis over the processors that copy it, if it is large."""

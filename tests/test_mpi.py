@@ -118,3 +118,35 @@ def test_wrong_use_is_told_once() -> None:
     done = train("digits", "--optimize", count=2)
     assert done.returncode == 1
     assert "optimize: found with executor 'mpi'" in done.stderr
+
+
+SMALL = """
+from soapstone import SGD, Model
+from soapstone.frontend.data import synthetic_images
+
+OPTIONS = {"optimizer": SGD(0.1), "epochs": 1, "batch_size": 16}
+
+def build(batch_size):
+    model = Model("small")
+    x = model.input("sample", (batch_size, 12))
+    for width in (24, 32, 24):
+        x = model.dense(x, width, activation="relu")
+    model.output(model.dense(x, 3))
+    return model
+
+def data():
+    return synthetic_images(70, (12,), 3)
+"""
+
+
+def test_a_memory_smaller_than_the_model_changes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    states = []
+    for mapper in ((), ("--mapper", "bounded_memory", "--memory-bytes", 10_000)):
+        file = tmp_path / "state.npz"
+        done = train(tmp_path / "small.py", *mapper, "--checkpoint", file, count=2)
+        assert done.returncode == 0, done.stderr
+        states.append(checkpoint.load(file)[0])
+    wanted, found = states
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

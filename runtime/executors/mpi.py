@@ -152,13 +152,15 @@ class MpiExecutor(LocalExecutor):
         super().__init__(machine, memory)
         comm = connect()
         size = comm.Get_size()
-        if len(machine.memories) != size:
+        count = len(machine.memories)
+        if count % size:
             raise MachineError(
-                f"executor 'mpi': machine {machine.name!r} has {len(machine.memories)} memories, "
-                f"one for each of {size} ranks needed"
+                f"executor 'mpi': machine {machine.name!r} has {count} memories, "
+                f"as many for each of {size} ranks needed"
             )
         meet("the start of the runtime")
-        self.world = World.of(machine, comm.Get_rank(), range(size))
+        # The first memory of every rank, then the second of every rank (`Machine.bounded`).
+        self.world = World.of(machine, comm.Get_rank(), [m % size for m in range(count)])
         self.mine = [owner == self.world.rank for owner in self.world.runs]
         self.processors = [number for number, here in enumerate(self.mine) if here]
         self.messenger = Messenger(comm, self._finish, self._peer_failed)
