@@ -79,8 +79,8 @@ class Work:
         for group in self.groups:
             column = found[group.argument]
             places = range(points) if group.points is None else group.points.tolist()
-            for place, box, volume in zip(places, group.tiling.boxes, group.tiling.volume):
-                if volume:
+            for place, box, filled in zip(places, group.tiling.boxes, group.tiling.volume):
+                if filled:
                     column[place] = (group.region, box, group.squeeze)
         return found
 
@@ -121,7 +121,7 @@ class Lane:
                     uses[slot.region].append(place)
         return plan(
             [
-                Block(_volume(box) * region.dtype.itemsize, uses[region][0], uses[region][-1])
+                Block(volume(box) * region.dtype.itemsize, uses[region][0], uses[region][-1])
                 for region, box in self.private.items()
             ]
         )
@@ -160,7 +160,8 @@ class Bundle:
         return sum(lane.buffers.peak_bytes for lane in self.lanes)
 
 
-def _volume(box: Box) -> int:
+def volume(box: Box) -> int:
+    """The number of elements in a box."""
     return math.prod(b - a for a, b in zip(*box))
 
 
@@ -191,7 +192,7 @@ def of_points(work: Work) -> Bundle | None:
     for group in work.groups:
         points = range(len(work.operations)) if group.points is None else group.points.tolist()
         filled = zip(points, group.tiling.boxes, group.tiling.volume)
-        by_point.append({point: box for point, box, volume in filled if volume})
+        by_point.append({point: box for point, box, elements in filled if elements})
     place = {(id(group.region), group.argument): n for n, group in enumerate(work.groups)}
     lanes = []
     for operation in work.operations:
@@ -310,15 +311,15 @@ def _note(work: Work, group: Group, written: dict[int, list[Box]]) -> None:
     """Add what a group writes on each processor: one box where its tiles fill it."""
     points = range(len(work.operations)) if group.points is None else group.points.tolist()
     tiles: dict[int, list[tuple[Box, int]]] = {}
-    for point, box, volume in zip(points, group.tiling.boxes, group.tiling.volume.tolist()):
-        if volume:
-            tiles.setdefault(work.operations[point].processor, []).append((box, volume))
+    for point, box, elements in zip(points, group.tiling.boxes, group.tiling.volume.tolist()):
+        if elements:
+            tiles.setdefault(work.operations[point].processor, []).append((box, elements))
     for processor, some in tiles.items():
         whole: Box | None = None
         for box, _ in some:
             whole = joined(whole, box)
         assert whole is not None
-        full = _volume(whole) == sum(volume for _, volume in some)
+        full = volume(whole) == sum(elements for _, elements in some)
         pieces = [whole] if full else [box for box, _ in some]
         written[processor] = [*written[processor], *pieces][-_PIECES_LIMIT:]
 

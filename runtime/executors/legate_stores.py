@@ -55,34 +55,31 @@ class Held:
             return (1,)
         return extents if self.order is None else tuple(extents[axis] for axis in self.order)
 
-    def store(self, reads: bool) -> Any:
-        """The store; zeros where it was never written, if it is to be read."""
+    def store(self) -> Any:
+        """The store."""
         if self._store is None:
             kind = self._legate.type_of(self.dtype, self.name)
             self._store = self._legate.runtime.create_store(kind, self.physical(self.shape))
-        if reads and not self._defined:
-            self._store.fill(self.dtype.type(0).item())
-            self._defined = True
         return self._store
 
-    def wrote(self) -> None:
-        """Note that a task was launched that writes to the store."""
+    def define(self, replaced: bool) -> None:
+        """Make what was never written zeros, unless the next task writes all of it."""
+        if not self._defined and not replaced:
+            self.store().fill(self.dtype.type(0).item())
         self._defined = True
 
-    def box(self, box: Box, reads: bool) -> Any:
+    def box(self, box: Box) -> Any:
         """The part of the store in a box of the region."""
-        store = self.store(reads)
+        store = self.store()
         low, high = box
         return self._handle((low, high), box, lambda: self._cut(store, low, high))
 
-    def tiles(
-        self, box: Box, tile: tuple[int, ...], dims: tuple[int, ...], reads: bool
-    ) -> tuple[Any, Any]:
+    def tiles(self, box: Box, tile: tuple[int, ...], dims: tuple[int, ...]) -> tuple[Any, Any]:
         """A box cut into equal tiles, and which tile a point of a launch sees.
 
         tile: extents. dims: for each axis the dim of the launch that chooses the tile, or -1.
         """
-        store = self.store(reads)
+        store = self.store()
 
         def make() -> tuple[Any, Any]:
             core = self._legate.core
@@ -117,7 +114,8 @@ class Held:
 
     def logical(self) -> Any:
         """The store with the region's axes in their order."""
-        store = self.store(True)
+        self.define(False)
+        store = self.store()
         if self.order is None:
             return store
         return store.transpose(tuple(int(axis) for axis in np.argsort(self.order)))
@@ -131,9 +129,9 @@ class Held:
 
     def fetch(self) -> Array:
         """A copy of the contents, in C order; waits for the tasks that write them."""
-        if not math.prod(self.shape) or (self._store is None and not self._defined):
+        if not self._defined or not math.prod(self.shape):
             return np.zeros(self.shape, self.dtype)
-        physical = self.store(True).get_physical_store()
+        physical = self.store().get_physical_store()
         return np.array(self.seen(physical, len(self.shape)), order="C")
 
     def adopt(self, store: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..region import Region
 from ..tiling import Box
-from .bundles import Bundle
+from .bundles import Bundle, volume
 from .lanes import Faults, LaneProgram, Record
 from .legate_start import Legate
 from .legate_stores import Held
@@ -103,6 +103,7 @@ class Running:
             for lane in bundle.lanes
         ]
         self._ranks = [argument.region.rank for argument in bundle.arguments]
+        self._replaced = [_replaced(bundle, number) for number in range(len(bundle.arguments))]
         legate.calls[number] = self.call
 
     def call(self, context: Any) -> None:
@@ -128,11 +129,13 @@ class Running:
         """Launch the bundle's tasks."""
         self.legate.begin()
         self._held = [self._find(argument.region) for argument in self.bundle.arguments]
+        for held, replaced in zip(self._held, self._replaced):
+            held.define(replaced)
         if self.forms is not None:
             with self._scope(None):
                 task = self._task(self.bundle.grid)
                 for argument, held, form in zip(self.bundle.arguments, self._held, self.forms):
-                    handle, projection = held.tiles(form.box, form.tile, form.dims, argument.reads)
+                    handle, projection = held.tiles(form.box, form.tile, form.dims)
                     if argument.reads:
                         task.add_input(handle, projection)
                     if argument.writes:
@@ -145,16 +148,13 @@ class Running:
                     for argument, held, box in zip(self.bundle.arguments, self._held, lane.boxes):
                         if box is None:
                             continue
-                        handle = held.box(box, argument.reads)
+                        handle = held.box(box)
                         if argument.reads:
                             task.add_input(handle)
                         if argument.writes:
                             task.add_output(handle)
                     task.add_scalar_arg(number, self.legate.core.int64)
                     task.execute()
-        for argument, held in zip(self.bundle.arguments, self._held):
-            if argument.writes:
-                held.wrote()
 
     def _task(self, shape: tuple[int, ...]) -> Any:
         legate = self.legate
@@ -192,3 +192,12 @@ def _forms(bundle: Bundle, legate: Legate, machine: Machine) -> list[Form] | Non
             return None
         found.append(form)
     return found
+
+
+def _replaced(bundle: Bundle, number: int) -> bool:
+    """Whether a bundle writes every element of an argument's region, and needs none of them."""
+    argument = bundle.arguments[number]
+    if argument.reads or not argument.writes:
+        return False
+    boxes = [box for lane in bundle.lanes if (box := lane.boxes[number]) is not None]
+    return sum(volume(box) for box in boxes) == argument.region.size
