@@ -6,6 +6,7 @@ and builds the arrays of the native loops. A replay runs no Python between nativ
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import heapq
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 from . import eviction
 from .bucket import buckets
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
-from .errors import BodyError, MapperError, StoppedError, TaskError
+from .errors import BodyError, MapperError, RuntimeCoreError, StoppedError, TaskError
 from .executors.local import as_task_error, context_of
 from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
@@ -260,11 +261,14 @@ class Trace:
                     self._run(runtime.observed(timeline))
                 except BaseException:
                     runtime.failed(self.name)
+                    with contextlib.suppress(RuntimeCoreError):  # of what follows from the first
+                        if runtime.many_instances:
+                            self._install()
+                            settled = True
                     raise
-                finally:
-                    if runtime.many_instances:
-                        self._install()
-                        settled = True
+                if runtime.many_instances:
+                    self._install()
+                    settled = True
             except KeyboardInterrupt as error:
                 if not settled:
                     runtime.interrupted(error)

@@ -15,7 +15,7 @@ from soapstone.runtime import Machine, Partition, ReadWrite, Region, Runtime, ta
 def train(step: int, weight: ReadWrite) -> None:
     """A step whose result depends on every step before it."""
     weight *= 1.0 + 1.0 / (step + 2)
-    weight += np.sin(weight)
+    weight += np.sin(weight) + (step == 0)
 
 
 def main(path: Path, steps: int) -> None:
