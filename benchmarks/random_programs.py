@@ -75,7 +75,11 @@ def rows(
             launcher = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.defpath}")
             command = [launcher or "mpiexec", "-n", str(ranks), *command]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, start_new_session=True, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
         ) as process:
             for line in _lines(process):
                 if not line.startswith("{"):

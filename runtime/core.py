@@ -78,9 +78,8 @@ class _Guard:
     ) -> None:
         try:
             runtime = self._runtime()
-            if error is not None and runtime is not None:
-                if not isinstance(error, RuntimeCoreError):
-                    runtime.interrupted(error)
+            if runtime is not None and not isinstance(error, RuntimeCoreError | None):
+                runtime.interrupted(error)
         finally:
             self.lock.release()
 

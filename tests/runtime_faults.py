@@ -134,7 +134,7 @@ def _delayed(given: Scenario, runtime: Runtime, rng: np.random.Generator) -> str
 
     with _listening(linger):
         Run(runtime, given).run()
-    return "no effect"
+    return "delayed"
 
 
 def _memory(given: Scenario, rng: np.random.Generator) -> Outcome:

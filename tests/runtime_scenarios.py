@@ -331,7 +331,7 @@ def execute(given: Scenario, log: Path | None = None) -> dict[str, int]:
         report = check_log(log)
         if not report.accepted:
             raise Difference(f"the checker refuses the log: {report.violations[0]}")
-        if report.launches == 0:
+        if not report.launches and statistics["launches"]:
             raise Difference("the log has no launches")
     return statistics
 
