@@ -416,13 +416,4 @@ def _contains(outer: Box, inner: Box) -> bool:
 
 def internal_partition(region: Region, tiling: Tiling) -> Partition:
     """A partition with a tiling of the runtime's own making: nothing to check."""
-    partition = object.__new__(Partition)
-    for name, value in (
-        ("region", region),
-        ("lo", tiling.lo),
-        ("hi", tiling.hi),
-        ("grid", (tiling.points,)),
-        ("tiling", tiling),
-    ):
-        object.__setattr__(partition, name, value)
-    return partition
+    return Partition.cut(region, tiling, (tiling.points,))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from . import gather
-from .coherence import internal_partition
 from .errors import LaunchError, PrivilegeError
 from .fields import FieldRegion
 from .forms import Form, adapted
@@ -27,7 +26,7 @@ from .region import Region
 from .sparse import IndexPartition
 from .step import Fill, Request
 from .task import Fields, Parameter, Privilege, Read, Task, Write, identity
-from .tiling import intern
+from .tiling import Shape, Tiling, intern
 from .transfer import COPY, FIRST, FoldPart, fold_task
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -179,10 +178,10 @@ class Expander:
         region, sets, rest = argument.region, argument.sets, argument.rest
         tiles = sets.packed(rest)
         held = Region(tiles.shape, region.dtype, f"{region.name}.packed", transient=True)
-        packed = _gridded(internal_partition(held, tiles), argument.grid)
+        packed = Partition.cut(held, tiles, argument.grid)
         call.arguments.append(packed)
         if privilege.reads:
-            boxes = _gridded(internal_partition(region, sets.boxes(rest)), argument.grid)
+            boxes = Partition.cut(region, sets.boxes(rest), argument.grid)
             task = gather.gather_task(sets)
             call.before.append(_launch(task, (boxes, packed), f"{call.name}.gather", call.tag))
         if not privilege.writes:
@@ -200,7 +199,11 @@ class Expander:
                 call.after.insert(0, Fill(region, start))
         blocks = self.blocks if held.nbytes > gather.BLOCK_BYTES else 1
         back = gather.scatter(sets, rest, blocks, privilege.reduction)
-        partitions = (internal_partition(held, back.packed), internal_partition(region, back.out))
+        grid = (back.out.points,)
+        partitions = (
+            Partition.cut(held, back.packed, grid),
+            Partition.cut(region, back.out, grid),
+        )
         call.after.append(_launch(back.task, partitions, f"{call.name}.scatter", call.tag))
         call.privileges.append(privilege if privilege.reduction is None else Write)
         return privilege.reduction
@@ -214,15 +217,12 @@ class Expander:
         result = self._taken(call.before, value.result)
         region = result.region
         points = math.prod(call.grid)
-        if isinstance(value, FutureMap):
-            if value.grid != call.grid:
-                raise LaunchError(
-                    f"task {call.name!r}: {value!r} has grid {value.grid}, needed {call.grid}"
-                )
-            first: Array = np.arange(points, dtype=np.int64)
-        else:
-            first = np.full(points, value.row, dtype=np.int64)
-        return rows(region, first, call.grid)
+        if isinstance(value, FutureMap) and value.grid != call.grid:
+            raise LaunchError(
+                f"task {call.name!r}: {value!r} has grid {value.grid}, needed {call.grid}"
+            )
+        row = value.row if isinstance(value, Future) else None
+        return Partition.cut(region, _rows(region.shape, points, row), call.grid)
 
     def _taken(self, before: list[Request], result: Result) -> Result:
         """What holds the values of a result where this call can read them."""
@@ -240,7 +240,7 @@ class Expander:
         points = math.prod(call.grid)
         shape = (points, *task.returns.shape)
         result = self._made(Region(shape, task.returns.dtype, f"{call.name}.value"))
-        call.arguments.append(rows(result.region, np.arange(points, dtype=np.int64), call.grid))
+        call.arguments.append(Partition.cut(result.region, _rows(shape, points, None), call.grid))
         call.privileges.append(Write)
         return Future(result, 0) if points == 1 else FutureMap(result, call.grid)
 
@@ -335,17 +335,14 @@ def _combination(reduction: str, points: int) -> Task:
     return fold_task(reduction, FIRST, 1, [parts])
 
 
-def rows(region: Region, first: Array, grid: tuple[int, ...]) -> Partition:
-    """The partition whose points have row `first[point]` of a region."""
-    lo = np.zeros((first.size, region.rank), dtype=np.int64)
-    hi = np.tile(np.array(region.shape, dtype=np.int64), (first.size, 1))
-    lo[:, 0], hi[:, 0] = first, first + 1
-    return _gridded(internal_partition(region, intern(region.shape, lo, hi)), grid)
-
-
-def _gridded(partition: Partition, grid: tuple[int, ...]) -> Partition:
-    object.__setattr__(partition, "grid", grid)
-    return partition
+@lru_cache(maxsize=1024)
+def _rows(shape: Shape, points: int, row: int | None) -> Tiling:
+    """The tiling whose points have one row each, in order; or all the same row."""
+    lo = np.zeros((points, len(shape)), dtype=np.int64)
+    hi = np.tile(np.array(shape, dtype=np.int64), (points, 1))
+    lo[:, 0] = np.arange(points) if row is None else row
+    hi[:, 0] = lo[:, 0] + 1
+    return intern(shape, lo, hi)
 
 
 def _launch(task: Task, partitions: tuple[Partition, ...], name: str, tag: Hashable) -> Launch:

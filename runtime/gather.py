@@ -158,11 +158,18 @@ def _move(
     count = by[0].size
     if to is None:
         to = (np.arange(count, dtype=np.int64),)
-    offsets = [
-        sum((axis.astype(np.int64) * step for axis, step in zip(places, array.strides)))
-        for places, array in ((to, target), (by, source))
-    ]
-    held = [np.ascontiguousarray(offset, dtype=np.int64) for offset in offsets]
+    held = []  # offsets of the rows, kept as long as the entry
+    ways: list[int] = []  # of each side: the address of its offsets, or 0 and the step of its rows
+    for places, array in ((to, target), (by, source)):
+        rows = places[0]
+        if len(places) == 1 and count and rows[0] == 0 and bool((np.diff(rows) == 1).all()):
+            ways += [0, array.strides[0]]
+            continue
+        offset = np.zeros(count, dtype=np.int64)
+        for axis, step in zip(places, array.strides):
+            offset += axis * step
+        held.append(offset)
+        ways += [offset.ctypes.data, 0]
     if count:
         inner = [array[(0,) * len(p) + (...,)] for array, p in ((target, to), (source, by))]
         extents, (tos, bys) = collapsed(inner)
@@ -179,7 +186,6 @@ def _move(
             return None
         unit = target.itemsize
         kernel = gather_kernels.combine_rows(target.dtype.str, reduction)
-    head = [count, unit, target.ctypes.data, source.ctypes.data]
-    head += [held[0].ctypes.data, held[1].ctypes.data, len(extents)]
+    head = [count, unit, target.ctypes.data, source.ctypes.data, *ways, len(extents)]
     block = np.array([*head, *extents, *tos, *bys], dtype=np.int64)
     return NativeEntry(int(kernel.address), block.ctypes.data, (block, held, target, source))

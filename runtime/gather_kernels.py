@@ -1,7 +1,8 @@
 """Native kernels that move or combine rows at given offsets; argument blocks are int64 words.
 
-block: rows, unit (bytes), target, source, the addresses of each row's offset in target and source
-(int64, bytes), axes of a row, then axes x 3 words: extents, target strides, source strides (bytes).
+block: rows, unit (bytes), target, source; for target and source: the address of each row's offset
+(int64, bytes), or 0 and the bytes between rows; axes of a row, then axes x 3 words: extents, target
+strides, source strides (bytes).
 """
 
 from __future__ import annotations
@@ -15,39 +16,52 @@ from numba import carray, cfunc, from_dtype, types
 from .native import pointer
 from .transfer_kernels import MAX, MIN, PROD, SUM
 
-_HEAD = 7
+_HEAD = 9
 
 
 @cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
 def move_rows(block: Any) -> int:
-    """Copy rows. The last axis of a row is the inner loop."""
+    """Copy rows. The last axis of a row is the inner loop; rows of one element have loops apart."""
     head = carray(block, (_HEAD,), types.int64)
     rows = head[0]
     unit = head[1]
-    axes = head[6]
+    axes = head[8]
     w = carray(block, (_HEAD + 3 * axes,), types.int64)
+    to_step = head[5]
+    by_step = head[7]
     to_rows = carray(pointer(head[4]), (rows,), types.int64)
-    by_rows = carray(pointer(head[5]), (rows,), types.int64)
+    by_rows = carray(pointer(head[6]), (rows,), types.int64)
     outer = 1
     for axis in range(axes - 1):
         outer *= w[_HEAD + axis]
     n = w[_HEAD - 1 + axes]
     to = w[_HEAD - 1 + 2 * axes]
     by = w[_HEAD - 1 + 3 * axes]
-    if axes == 1 and n == 1 and unit == 4:
+    single = axes == 1 and n == 1
+    if single and unit == 4 and head[4] == 0 and head[6] != 0 and to_step == 4:
+        packed4 = carray(pointer(head[2]), (rows,), types.uint32)
         for i in range(rows):
-            a4 = carray(pointer(head[2] + to_rows[i]), (1,), types.uint32)
-            a4[0] = carray(pointer(head[3] + by_rows[i]), (1,), types.uint32)[0]
+            packed4[i] = carray(pointer(head[3] + by_rows[i]), (1,), types.uint32)[0]
         return 0
-    if axes == 1 and n == 1 and unit == 8:
+    if single and unit == 8 and head[4] == 0 and head[6] != 0 and to_step == 8:
+        packed8 = carray(pointer(head[2]), (rows,), types.uint64)
         for i in range(rows):
-            a8 = carray(pointer(head[2] + to_rows[i]), (1,), types.uint64)
-            a8[0] = carray(pointer(head[3] + by_rows[i]), (1,), types.uint64)[0]
+            packed8[i] = carray(pointer(head[3] + by_rows[i]), (1,), types.uint64)[0]
+        return 0
+    if single and unit == 4 and head[6] == 0 and head[4] != 0 and by_step == 4:
+        given4 = carray(pointer(head[3]), (rows,), types.uint32)
+        for i in range(rows):
+            carray(pointer(head[2] + to_rows[i]), (1,), types.uint32)[0] = given4[i]
+        return 0
+    if single and unit == 8 and head[6] == 0 and head[4] != 0 and by_step == 8:
+        given8 = carray(pointer(head[3]), (rows,), types.uint64)
+        for i in range(rows):
+            carray(pointer(head[2] + to_rows[i]), (1,), types.uint64)[0] = given8[i]
         return 0
     for row in range(rows):
         for line in range(outer):
-            target = head[2] + to_rows[row]
-            source = head[3] + by_rows[row]
+            target = head[2] + (to_rows[row] if head[4] else row * to_step)
+            source = head[3] + (by_rows[row] if head[6] else row * by_step)
             left = line
             for axis in range(axes - 2, -1, -1):
                 extent = w[_HEAD + axis]
@@ -92,10 +106,12 @@ def combine_rows(dtype: str, reduction: str) -> Any:
     def combine(block: Any) -> int:
         head = carray(block, (_HEAD,), types.int64)
         rows = head[0]
-        axes = head[6]
+        axes = head[8]
         w = carray(block, (_HEAD + 3 * axes,), types.int64)
+        to_step = head[5]
+        by_step = head[7]
         to_rows = carray(pointer(head[4]), (rows,), types.int64)
-        by_rows = carray(pointer(head[5]), (rows,), types.int64)
+        by_rows = carray(pointer(head[6]), (rows,), types.int64)
         outer = 1
         for axis in range(axes - 1):
             outer *= w[_HEAD + axis]
@@ -104,8 +120,8 @@ def combine_rows(dtype: str, reduction: str) -> Any:
         by = w[_HEAD - 1 + 3 * axes]
         for row in range(rows):
             for line in range(outer):
-                target = head[2] + to_rows[row]
-                source = head[3] + by_rows[row]
+                target = head[2] + (to_rows[row] if head[4] else row * to_step)
+                source = head[3] + (by_rows[row] if head[6] else row * by_step)
                 left = line
                 for axis in range(axes - 2, -1, -1):
                     extent = w[_HEAD + axis]

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from . import tiling as geometry
 from .errors import BoundsError
 from .fields import FieldRegion
 from .region import Region
-from .tiling import Tiling
+from .tiling import Shape, Tiling
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,6 +36,15 @@ def _grid(region: Region, grid: Sequence[int] | int) -> tuple[int, ...]:
             f"region {region.name!r}: grid {found} needs at least one axis, each of extent >= 1"
         )
     return found
+
+
+@lru_cache(maxsize=1024)
+def _whole(shape: Shape, points: int) -> Tiling:
+    """The tiling whose every point has all of a shape."""
+    lo = np.zeros((points, len(shape)), dtype=np.int64)
+    hi = np.tile(np.array(shape, dtype=np.int64), (points, 1))
+    disjoint = points == 1 or math.prod(shape) == 0
+    return geometry.intern(shape, lo, hi).declare(disjoint=disjoint, complete=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +133,7 @@ class Partition:
                 f"partition of region {self.region.name!r}, shape {self.region.shape}, cannot be "
                 f"one of region {region.name!r}: shape {region.shape}"
             )
-        found = object.__new__(Partition)
-        for name in ("lo", "hi", "grid", "tiling"):
-            object.__setattr__(found, name, getattr(self, name))
-        object.__setattr__(found, "region", region)
-        return found
+        return Partition.cut(region, self.tiling, self.grid)
 
     def __getitem__(self, field: str) -> Partition:
         """The same tiles of one field of a region with several.
@@ -137,6 +143,18 @@ class Partition:
         if not isinstance(self.region, FieldRegion):
             raise BoundsError(f"partition of region {self.region.name!r}: it has no named fields")
         return self.on(self.region[field])
+
+    @staticmethod
+    def cut(region: Region, tiling: Tiling, grid: tuple[int, ...]) -> Partition:
+        """The partition with a tiling that is known to fit region and grid: nothing is checked."""
+        found = object.__new__(Partition)
+        hold = object.__setattr__
+        hold(found, "region", region)
+        hold(found, "lo", tiling.lo)
+        hold(found, "hi", tiling.hi)
+        hold(found, "grid", grid)
+        hold(found, "tiling", tiling)
+        return found
 
     @staticmethod
     def of(region: Region, lo: Any, hi: Any, grid: Sequence[int] | int | None = None) -> Partition:
@@ -153,12 +171,7 @@ class Partition:
     def whole(region: Region, grid: Sequence[int] | int = (1,)) -> Partition:
         """The partition whose every point sees the whole region."""
         cut = _grid(region, grid)
-        points = math.prod(cut)
-        lo = np.zeros((points, region.rank), dtype=np.int64)
-        hi = np.tile(np.array(region.shape, dtype=np.int64), (points, 1))
-        partition = Partition(region, lo, hi, cut)
-        partition.tiling.declare(disjoint=points == 1 or region.size == 0, complete=True)
-        return partition
+        return Partition.cut(region, _whole(region.shape, math.prod(cut)), cut)
 
     @staticmethod
     def tiled(region: Region, degrees: Sequence[int] | int) -> Partition:
