@@ -6,6 +6,7 @@ The oracle of a partition is a Python loop over elements; of a program, its sequ
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from soapstone.runtime import (
     task,
     union,
 )
+from soapstone.runtime.checker import check_log
 
 Sets = list[set[int]]
 
@@ -147,6 +149,24 @@ def test_random_sparse_programs_equal_the_sequential_run(seed: int) -> None:
             cases.run()
         cases.same(runtime)
         assert runtime.statistics.captures == 2
+
+
+@pytest.mark.parametrize("seed", [200, 201, 202])
+def test_the_checker_accepts_logs_of_sparse_programs(seed: int, tmp_path: Path) -> None:
+    cases = Cases(seed)
+    with Runtime(Machine.local(2, memories=1 + seed % 2), ShuffledMapper(seed)) as runtime:
+        for region, array in cases.arrays.items():
+            runtime.write(region, array)
+        with runtime.log(tmp_path / "log"):
+            cases.launch(runtime)
+            cases.run()
+            for _ in range(2):
+                with runtime.trace("all"):
+                    cases.launch(runtime)
+                cases.run()
+            cases.same(runtime)
+    report = check_log(tmp_path / "log")
+    assert not report.violations, str(report)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i1", "u2", "i8", "c8", "?"])
