@@ -49,13 +49,18 @@ int run(long steps, long width, entry fn, void **blocks, char *cells) {
 """
 
 
+def _perform(out: Array, step: int, point: int, iterations: int) -> None:
+    size = np.array([iterations])
+    kernels.perform(out, step, point, kernels.COMPUTE, size, 1.0, _NONE)
+
+
 def body(step: int, point: int, iterations: int, low: int, *inputs: Array) -> Array:
     """One task of a Python peer: check the inputs, run the kernel, return the output."""
     for number, found in enumerate(inputs):
         if not kernels.check(found, step - 1, low + number):
             raise ValueError(f"input {number} of task {step}, {point} is wrong")
     out = np.empty((1, 2), dtype=np.int64)
-    kernels.perform(out, step, point, kernels.COMPUTE, iterations, _NONE)
+    _perform(out, step, point, iterations)
     return out
 
 
@@ -142,7 +147,7 @@ def legate_run(graph: TaskGraph, workers: int) -> Run:
 
     def start_out(out: Any, step: int, iterations: int) -> None:
         point = out.domain.lo[0]
-        kernels.perform(np.asarray(out), step, point, kernels.COMPUTE, iterations, _NONE)
+        _perform(np.asarray(out), step, point, iterations)
 
     def later_out(before: Any, out: Any, step: int, iterations: int) -> None:
         point = out.domain.lo[0]
@@ -150,7 +155,7 @@ def legate_run(graph: TaskGraph, workers: int) -> Run:
         low = max(0, point - 1)
         if not kernels.check(found[low : point + 2], step - 1, low):
             raise ValueError(f"the input of task {step}, {point} is wrong")
-        kernels.perform(np.asarray(out), step, point, kernels.COMPUTE, iterations, _NONE)
+        _perform(np.asarray(out), step, point, iterations)
 
     scalars = {"step": int, "iterations": int, "return": None}  # annotations, not their text
     start_out.__annotations__ = {"out": OutputStore, **scalars}
@@ -241,7 +246,7 @@ def mpi_run(graph: TaskGraph, workers: int) -> Run:
                 around[rank - low] = mine[0]
                 if not kernels.check(around, step - 1, low):
                     raise ValueError(f"the input of task {step}, {rank} is wrong")
-            kernels.perform(mine, step, rank, kernels.COMPUTE, iterations, _NONE)
+            _perform(mine, step, rank, iterations)
         world.Barrier()
         return time.perf_counter() - start
 

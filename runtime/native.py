@@ -29,6 +29,17 @@ def call_entry(typingctx: Any, address: Any, block: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def call_pointer(typingctx: Any, address: Any) -> Any:
+    """What `void *(*)(void)` at an address returns, as an integer."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), []).as_pointer()
+        return builder.call(builder.inttoptr(args[0], kind), [])
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
     """`array[index]` of an int64 array, as an atomic acquire load."""
 

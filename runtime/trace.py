@@ -142,7 +142,7 @@ class Trace:
         return arenas
 
     def _assemble(self) -> Any:
-        from . import program
+        from . import program, python_entry
 
         by_processor: dict[int, list[Operation]] = {}
         for operation in self.operations:
@@ -153,6 +153,7 @@ class Trace:
         control = program.control_words()
         self._messages = self._runtime.executor.messages(self.operations, control)
         python = ctypes.cast(self._trampoline, ctypes.c_void_p).value or 0
+        calls = self._blocks = python_entry.blocks(python, len(self.operations))
 
         def bind(mine: Sequence[Operation]) -> Callable[[], None]:
             def work() -> None:
@@ -165,7 +166,8 @@ class Trace:
                     elif operation.idle:
                         addresses[number] = idle
                     else:
-                        addresses[number], blocks[number] = python, number + 1
+                        addresses[number] = python_entry.address()
+                        blocks[number] = calls[number].ctypes.data
                         self._calls[number] = self._prepare(operation)
 
             return work
@@ -214,12 +216,12 @@ class Trace:
             )
         return entry
 
-    def _call_python(self, block: int) -> int:
-        """The entry of operations with a Python body; its block is the operation's id plus 1."""
+    def _call_python(self, number: int) -> int:
+        """Run the Python body of an operation, for its entry."""
         try:
-            self._calls[block - 1]()
+            self._calls[number]()
         except BaseException as error:
-            self._raised[block - 1] = error
+            self._raised[number] = error
             return PYTHON_STATUS
         return 0
 

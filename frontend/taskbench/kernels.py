@@ -114,12 +114,37 @@ def check(found: Any, step: int, first: int) -> bool:
 
 
 @numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def perform(out: Any, step: int, point: int, kernel: int, iterations: int, scratch: Any) -> float:
-    """Run a kernel and write the output (1, words), without the interpreter lock."""
+def perform(
+    out: Any, step: int, point: int, kernel: int, iterations: Any, factor: float, scratch: Any
+) -> float:
+    """Run a kernel and write the output (1, words), without the interpreter lock.
+
+    iterations: int64 (1,), to be multiplied by `factor`.
+    """
+    count = int(factor * iterations[0] + 0.5)
     chunks = scratch.size // CHUNK
-    result = _kernel(kernel, iterations, scratch.ctypes.data, chunks, step)
+    result = _kernel(kernel, count, scratch.ctypes.data, chunks, step)
     _stamp(out.ctypes.data, step, point, out.shape[1] // 2)
     return float(result)
+
+
+@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def perform_after(
+    found: Any,
+    first: int,
+    out: Any,
+    step: int,
+    point: int,
+    kernel: int,
+    iterations: Any,
+    factor: float,
+    scratch: Any,
+) -> bool:
+    """As `perform`, if the only input holds the outputs of the points from `first`; else False."""
+    if not _matches(found.ctypes.data, step - 1, first, found.shape[0], found.shape[1] // 2):
+        return False
+    perform(out, step, point, kernel, iterations, factor, scratch)
+    return True
 
 
 def compute_in_python(iterations: int) -> float:

@@ -84,15 +84,18 @@ def _bind(context: PointContext, arrays: Sequence[Array]) -> Any:
 def _python(context: PointContext, step: Step, *arrays: Array) -> None:
     """A task as a Python function whose work releases the interpreter lock."""
     place = context.point
-    lows = step.lows[place]
+    lows, factor = step.lows[place], step.factors[place]
     shift = 3 if step.kernel == "memory" else 2
+    scratch = arrays[2] if shift == 3 else _NO_SCRATCH
+    about = (arrays[1], step.step, step.first + place, _CODES[step.kernel], arrays[0], factor)
+    if len(lows) == 1:
+        if not kernels.perform_after(arrays[shift], lows[0], *about, scratch):
+            raise WrongInput(f"input {lows[0]}.. is not what the step before wrote")
+        return
     for low, found in zip(lows, arrays[shift:]):
         if not kernels.check(found, step.step - 1, low):
             raise WrongInput(f"input {low}.. is not what the step before wrote")
-    scratch = arrays[2] if shift == 3 else _NO_SCRATCH
-    iterations = round(int(arrays[0][0]) * step.factors[place])
-    point, code = step.first + place, _CODES[step.kernel]
-    kernels.perform(arrays[1], step.step, point, code, iterations, scratch)
+    kernels.perform(*about, scratch)
 
 
 def _pure(context: PointContext, step: Step, *arrays: Array) -> None:
