@@ -577,7 +577,7 @@ class Runtime:
         return log if profile is None else Both(log, profile)
 
     def failed(self, name: str) -> None:
-        """Tell the log that a replay failed."""
+        """Tell the log that a replay, or all that was running, failed."""
         if self.analysis.log is not None:
             self.analysis.log.failed(name)
 
@@ -600,6 +600,7 @@ class Runtime:
 
         Regions keep their contents; those the failed run was writing may hold anything.
         """
+        self.failed("run")
         self.executor.reset()
         with self._lock:
             if self._automatic is not None:

@@ -6,7 +6,8 @@ they were given, and when each started and ended. A trace is written once; a rep
 only. A runtime that keeps no log does nothing for it but look, once a launch, whether there is one.
 
 Records have a kind and are in the order of the program: header, region, tiling, storage, launch,
-fill, operation, run, trace, replay, host, wait, failed, end (`checker.records` has their fields).
+fill, operation, run, nested, trace, replay, host, wait, failed, end (`checker.records` has their
+fields).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Log:
         self._traces: weakref.WeakKeyDictionary[Trace, int] = weakref.WeakKeyDictionary()
         self._tilings: set[int] = set()
         self._counts = dict.fromkeys(("region", "storage", "trace", "launch"), 0)
-        self._asked: tuple[Launch, int] | None = None  # the launch being analysed, and its id
+        self._asked: Launch | None = None  # the launch being analysed
+        self._answer = 0  # the id of the launch being analysed; 0 until it has operations
         machine = runtime.machine
         self._put(
             "header",
@@ -68,16 +70,17 @@ class Log:
         for region, state in list(runtime.analysis.regions.items()):
             self._region(region, known=True)
             for instance in state:
-                self._storage(instance.storage, {region: state}, instance, state)
+                self._storage(instance.storage, {region: state}, region, instance)
 
     # -- the program
 
     def launch(self, launch: Launch) -> None:
-        """Take a launch that is about to be analysed, untraced."""
+        """Take a launch that is about to be analysed, untraced.
+
+        It is written with its first operation: an analysis may refuse it, and then it never was.
+        """
         with self._lock:
-            number = self._next("launch")
-            self._asked = (launch, number)
-            self._put("launch", **self._described(launch, number))
+            self._asked, self._answer = launch, 0
 
     def fill(self, region: Region, value: Any) -> None:
         """Take a fill that is about to be analysed, untraced."""
@@ -89,7 +92,7 @@ class Log:
         with self._lock:
             regions = self._runtime.analysis.regions
             given = [
-                [self._storage(storage, regions), list(box[0]), list(box[1])]
+                [self._storage(storage, regions, region), list(box[0]), list(box[1])]
                 for storage, box in seen
                 if storage.array is not None
             ]
@@ -110,16 +113,22 @@ class Log:
             after.setdefault(target, []).append(source)
         with self._lock:
             for operation in operations:
-                asked, number = self._asked or (None, None)
-                mine = number if operation.launch is asked else None
+                asked = operation.launch is self._asked
+                if asked and not self._answer:
+                    self._answer = self._next("launch")
+                    self._put("launch", **self._described(operation.launch, self._answer))
+                mine = self._answer if asked else None
                 found = self._operation(operation, mine, self._runtime.analysis.regions)
                 found["after"] = after.get(operation.id, [])
                 self._put("operation", issued=_now(), **found)
 
     def add(self, operation: Operation, asked_ns: int, start_ns: int, end_ns: int) -> None:
-        """Take one untraced operation that has run."""
+        """Take one untraced operation that has run; those of nested launches are only counted."""
         with self._lock:
-            self._put("run", operation=operation.id, start=start_ns, end=end_ns)
+            if operation.id < 0:
+                self._put("nested", name=operation.launch.name)
+            else:
+                self._put("run", operation=operation.id, start=start_ns, end=end_ns)
 
     # -- traces
 
@@ -155,6 +164,13 @@ class Log:
         after: dict[int, list[int]] = {}
         for source, target in trace.edges.tolist():
             after.setdefault(target, []).append(source)
+        for operation in trace.operations:  # whose buffers are known from who folds or moves them
+            given = operation.launch
+            for use, privilege, partition in zip(
+                operation.uses, given.task.privileges, given.partitions
+            ):
+                if use.storage is not None and not privilege.reduction:
+                    self._storage(use.storage, regions, partition.region)
         operations = []
         for operation in trace.operations:
             key = id(operation.launch), operation.point
@@ -218,18 +234,20 @@ class Log:
         self,
         storage: Storage,
         regions: Regions,
+        region: Region | None = None,
         instance: Instance | None = None,
-        state: Instances | None = None,
     ) -> int:
         number = self._storages.get(storage)
         if number is None:
-            region = next(
-                region
-                for region, states in regions.items()
-                if any(one.storage is storage for one in states)
-            )
+            if region is None:
+                region = next(
+                    region
+                    for region, states in regions.items()
+                    if any(one.storage is storage for one in states)
+                )
             valid = None  # all of it is zero, or nothing when transient
-            if instance is not None and state is not None:
+            if instance is not None:
+                state = regions[region]
                 cells = state.cells(instance.valid).copy()
                 valid = [[list(a), list(b)] for a, b in state.boxes(cells, (0,) * cells.ndim)]
             array = storage.array
@@ -275,9 +293,10 @@ class Log:
         given = operation.launch
         task = given.task
         uses = []
-        for use, privilege in zip(operation.uses, task.privileges):
+        for use, privilege, partition in zip(operation.uses, task.privileges, given.partitions):
             access = "r" * privilege.reads + "w" * privilege.writes
-            where = None if use.storage is None else self._storage(use.storage, regions)
+            region = None if privilege.reduction else partition.region  # else that of a buffer
+            where = None if use.storage is None else self._storage(use.storage, regions, region)
             uses.append([where, list(use.box[0]), list(use.box[1]), access])
         found: dict[str, Any] = {
             "id": operation.id,

@@ -332,7 +332,7 @@ def test_boxes_share_bytes_exactly_when_their_elements_do() -> None:
         (lambda r: r[0].update(version=2), "line 1: version 2 found, 1 needed"),
         (lambda r: r[0].update(ranks=2), "one of 2 ranks"),
         (lambda r: r[-1].update(whole=False), "stopped by an error"),
-        (lambda r: r.insert(-1, {"kind": "failed", "name": "step"}), "failed in trace 'step'"),
+        (lambda r: r.insert(-1, {"kind": "failed", "name": "step"}), "'step' failed"),
         (lambda r: only(r, "storage").update(region=99), "region 99 is not known"),
         (lambda r: only(r, "region").update(shape=[-1]), "field 'shape' is [-1]"),
         (lambda r: only(r, "trace")["operations"][0].update(what="warp"), "that is a 'warp'"),

@@ -168,6 +168,7 @@ class Records:
     traces: dict[int, Trace] = field(default_factory=dict)
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)  # of untraced operations
     items: list[Item] = field(default_factory=list)
+    nested: int = 0  # operations of nested launches, of which no more is known
 
 
 def load(path: str | os.PathLike[str]) -> Records:
@@ -212,6 +213,7 @@ class _Reader:
             "fill": lambda f: self.records.items.append(self._fill(f)),
             "operation": self._untraced,
             "run": self._run,
+            "nested": self._nested,
             "trace": self._trace,
             "replay": self._replay,
             "host": self._host,
@@ -423,6 +425,10 @@ class _Reader:
         elif number >= self.records.first:
             raise self._error(f"operation {number} ran, and was never issued")
 
+    def _nested(self, found: Mapping[str, Any]) -> None:
+        self._text(found, "name")
+        self.records.nested += 1
+
     def _trace(self, found: Mapping[str, Any]) -> None:
         launches: list[Launch | Fill] = []
         for item in self._list(found, "launches"):
@@ -477,8 +483,8 @@ class _Reader:
 
     def _failed(self, found: Mapping[str, Any]) -> None:
         raise self._error(
-            f"the run failed in trace {self._text(found, 'name')!r}: what regions hold after that "
-            "is not known, and only whole runs are checked"
+            f"{self._text(found, 'name')!r} failed: what regions hold after that is not known, and "
+            "only whole runs are checked"
         )
 
     def _end(self, found: Mapping[str, Any]) -> None:
