@@ -549,6 +549,11 @@ class Runtime:
 
         if self.analysis.log is not None:
             raise StoppedError("the runtime writes a log already")
+        if not self.executor.logs or self.executor.world.size > 1:
+            raise StoppedError(
+                "log: the executor runs tasks in other processes or under another runtime, and only "
+                "what one process runs itself can be logged"
+            )
         for state in list(self.analysis.regions.values()):
             for instance in state:
                 instance.forget()

@@ -142,13 +142,17 @@ class Profile:
     def add_replay(
         self, trace: Trace, workers: Sequence[tuple[Sequence[Operation], Array]]
     ) -> None:
-        """Add one replay of a trace, which follows everything before it.
+        """Add one replay of a trace, which follows everything before it; see `add_step`."""
+        self.add_step(trace.edges, workers)
 
-        workers: of each the operations, and their stamps, int64 (operations, 3) ns: when it was
-        next, when it started, when it ended.
+    def add_step(self, edges: Array, workers: Iterable[tuple[Sequence[Operation], Array]]) -> None:
+        """Add one step, which follows everything before it.
+
+        edges: int64 (edges, 2) ids. workers: of each the operations, and their stamps, int64
+        (operations, 3) ns: when it was next, when it started, when it ended.
         """
         before: dict[int, list[int]] = {}
-        for source, target in trace.edges.tolist():
+        for source, target in edges.tolist():
             before.setdefault(target, []).append(source)
         with self._lock:
             base, self._step = self._numbers, self._step + 1

@@ -56,6 +56,8 @@ def _copy(source: Any, target: Any) -> None:
 class LegateExecutor(LocalExecutor):
     """Issues works to Legate, and waits for them. It is where errors of untraced tasks are kept."""
 
+    logs = False
+
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         super().__init__(machine, memory)
         self.legate = start_legate(len(machine.processors))

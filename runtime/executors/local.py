@@ -142,6 +142,8 @@ class LocalExecutor:
     their bytes.
     """
 
+    logs = True  # whether all it runs passes here, so that a log would be whole
+
     def __init__(self, machine: Machine, memory: MemoryPool) -> None:
         self.machine = machine
         self.fault: BaseException | None = None
