@@ -150,9 +150,12 @@ class Automatic:
         try:
             self._last = held.token
             self._history.append(held.token)
-            self._held.append(held)
-            self._advance(held.token)
-            self._settle()
+            if not self._held and held.token not in self._starts:
+                self._run([held.request])
+            else:
+                self._held.append(held)
+                self._advance(held.token)
+                self._settle()
             if self._untraced >= self._next_look:
                 self._look()
         except BaseException as error:
@@ -454,16 +457,18 @@ def _key(request: Request) -> Hashable | None:
                 return None
             value = request.value
             return (weakref.ref(request.region), value.dtype.str, value.tobytes())
-        tiles = []
+        parts: list[Hashable] = []
         for partition in request.partitions:
-            if partition.region.transient:
+            region = partition.region
+            if region.transient:
                 return None
-            tiles.append((weakref.ref(partition.region), partition.tiling.uid, partition.grid))
+            parts += (weakref.ref(region), partition.tiling.uid)
+        parts += map(exact, request.scalars)
         task: Task = request.task
         key = (
             weakref.ref(task),
-            tuple(tiles),
-            tuple(exact(scalar) for scalar in request.scalars),
+            *parts,
+            request.grid,
             request.layout,
             request.name,
             type(request.tag),
