@@ -380,3 +380,27 @@ def test_logs_of_failed_runs_are_refused(tmp_path: Path) -> None:
         runtime.wait()
     with pytest.raises(ProfileError, match="stopped by an error"):
         check_log(tmp_path / "run.log")
+
+
+# -- what it has found
+
+
+class ByName(DefaultMapper):
+    """Tasks named "far" on the second processor, all others on the first."""
+
+    def place(self, launch: Launch, point: int) -> int:
+        return int(launch.name == "far")
+
+
+def test_a_trace_sees_instances_made_after_its_last_replay(tmp_path: Path) -> None:
+    x, y = Region((4,), np.int64, "x"), Region((4,), np.int64, "y")
+    move = Task("move", (Read, Write), lambda a, b: np.copyto(b, a))
+    put = Task("put", (Write,), lambda a: np.copyto(a, 5))
+    with Runtime(Machine.local(2, memories=2), ByName(), log=tmp_path / "run.log") as runtime:
+        runtime.write(x, np.arange(4))
+        trace = runtime.capture(lambda: runtime.launch(move, x, y))
+        trace.replay()
+        runtime.launch(put, x, name="far")  # in a memory where there was no instance before
+        trace.replay()
+        assert runtime.read(y).tolist() == [5] * 4
+    assert check_log(tmp_path / "run.log").accepted
