@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from soapstone.cli_onnx import Debug, Json
+
+if TYPE_CHECKING:
+    from soapstone.ir.graph import Graph
+    from soapstone.runtime import Machine
 
 app = typer.Typer(help="Parallelization strategies: search, simulate, show.", no_args_is_help=True)
 machines = typer.Typer(help="Machines, described and measured.", no_args_is_help=True)
@@ -26,6 +30,29 @@ Sizes = Annotated[
     list[str] | None, typer.Option("--size", help="NAME=VALUE for an app's build; may repeat.")
 ]
 Inference = Annotated[bool, typer.Option("--inference", help="An app's forward graph alone.")]
+Timeline = Annotated[
+    Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
+]
+
+
+def _prepared(
+    model: str,
+    machine: str,
+    devices: int | None,
+    batch_size: int | None,
+    size: list[str] | None,
+    inference: bool,
+) -> tuple[Graph, Machine]:
+    """Return the graph and the machine, on which tasks are measured if it is this one."""
+    from soapstone.frontend import strategies
+    from soapstone.frontend.progress import staged
+
+    where = strategies.machine_of(machine, devices)
+    sizes = strategies.parse_sizes(size)
+    graph = strategies.graph_of(model, batch_size, training=not inference, sizes=sizes)
+    with staged() as stages:
+        strategies.measure_tasks(graph, where, stages)
+    return graph, where
 
 
 @app.command("search")
@@ -57,9 +84,7 @@ def search(
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
-    ] = None,
+    timeline: Timeline = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -68,17 +93,12 @@ def search(
 
     with _reported(debug):
         from soapstone.frontend import strategies
-        from soapstone.frontend.progress import searching, staged
+        from soapstone.frontend.progress import searching
 
         for path in (output, picture, timeline):
             if path is not None and not path.absolute().parent.is_dir():
                 raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
-        where = strategies.machine_of(machine, devices)
-        graph = strategies.graph_of(
-            model, batch_size, training=not inference, sizes=strategies.parse_sizes(size)
-        )
-        with staged() as stages:
-            strategies.measure_tasks(graph, where, stages)
+        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
         given = None if start is None else strategies.imported(graph, where, start)
         options = strategies.Options(
             seconds=None if proposals is not None else budget,
@@ -111,9 +131,7 @@ def simulate(
     batch_size: BatchSize = None,
     size: Sizes = None,
     inference: Inference = False,
-    timeline: Annotated[
-        Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
-    ] = None,
+    timeline: Timeline = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -122,14 +140,8 @@ def simulate(
 
     with _reported(debug):
         from soapstone.frontend import strategies
-        from soapstone.frontend.progress import staged
 
-        where = strategies.machine_of(machine, devices)
-        graph = strategies.graph_of(
-            model, batch_size, training=not inference, sizes=strategies.parse_sizes(size)
-        )
-        with staged() as stages:
-            strategies.measure_tasks(graph, where, stages)
+        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
         result = strategies.simulated(graph, where, strategy)
         if timeline is not None:
             result.timeline.save(timeline)

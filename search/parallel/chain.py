@@ -1,10 +1,10 @@
 """One Markov chain over strategies, compiled (Jia, section 3.5).
 
 A proposal changes the configuration of one operator, at random as in the paper or by a move that
-keeps what is good about it, or those of all equal operators, or of all that share parameters. It is accepted if it is
-faster, else with a probability that falls with the difference. The threshold is drawn first, so
-that a simulation stops as soon as it must be passed. `descend` tries given configurations in turn
-instead, and keeps what is faster.
+keeps what is good about it, or those of all equal operators, or of all that share parameters. It is
+accepted if it is faster, else with a probability that falls with the difference. The threshold is
+drawn first, so that a simulation stops as soon as it must be passed. `descend` tries given
+configurations in turn instead, and keeps what is faster.
 
 Where memory is scarce (`Chain.pending`) both stop with CHECK at each change that is fast enough:
 `Walker` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.

@@ -36,7 +36,7 @@ def degrees_of(
     """Yield the legal degrees of an operator's dims, whose product is one of these numbers.
 
     Args:
-        reduced: whether dims that make partial results may be split.
+        reduced: whether dims that index no result may be split.
         equal: degrees divide extents, so that parts are equal.
     """
     row = p.operators[op]
@@ -64,7 +64,7 @@ def degrees_of(
 
 
 def _made(p: Problem, node: int) -> set[int]:
-    """Return the dims that index all of a node's results without overlaps: no partial results."""
+    """Return the dims that index a result of a node without overlaps."""
     found: list[set[int]] = []
     for operand in range(p.nodes[node, OPERANDS], p.nodes[node, OPERANDS + 1]):
         if not p.operands[operand, OUTPUT]:
@@ -75,7 +75,7 @@ def _made(p: Problem, node: int) -> set[int]:
             if not overlaps:
                 mine.update(p.lists[p.axes[axis, MAPPED] : p.axes[axis, MAPPED + 1]].tolist())
         found.append(mine)
-    return set.intersection(*found) if found else set()
+    return set().union(*found)
 
 
 def placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:

@@ -12,15 +12,16 @@ from soapstone.ir.graph import Graph
 from soapstone.runtime import Machine
 from soapstone.search.parallel import chain
 from soapstone.search.parallel.choice import as_strategy
-from soapstone.search.parallel.exact import Exhaustive, check_space
+from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.optcnn import optcnn
 from soapstone.search.parallel.problem import prepare
 from soapstone.search.parallel.search import Options, Progress, StrategyResult, search
 from soapstone.search.parallel.simulate import Simulator
+from soapstone.search.parallel.space import check_space
 from soapstone.search.parallel.walker import Walker
 
-BEFORE = 4000  # proposals of Markov chains before an exhaustive search
+BEFORE = 60_000  # proposals of Markov chains before an exhaustive search
 
 Method = Callable[..., StrategyResult]
 
@@ -71,18 +72,19 @@ def exhaustive(
     begin = time.perf_counter()
     model = prepare(graph, machine)
     check_space(model)
-    first = replace(options, proposals=BEFORE, seconds=None, chains=1)
+    first = replace(options, proposals=BEFORE, seconds=None, chains=1, patience=1.0)
     result = search(graph, machine, first, start=start, progress=progress)
     walker = Walker(model, chain.INFORMED, options.temperature, True, options.seed)
     walker.begin(result.strategy.configurations)
 
     def go_on(visited: int, bound_ns: int) -> bool:
-        now = time.perf_counter() - begin
-        if progress is not None and visited % 64 == 0:
+        now = time.perf_counter() - ready
+        if progress is not None:
             progress(now, visited, walker.best_ns / 1e3)
         return options.seconds is None or now < options.seconds
 
     under_way = Exhaustive(model, walker, go_on)
+    ready = time.perf_counter()  # the budget is of the search, when there are tables
     certificate = under_way.run()
     simulator = Simulator(graph, machine, model)
     walker.restore(simulator.settled)

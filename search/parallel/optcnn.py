@@ -22,8 +22,9 @@ from soapstone.search.parallel.arrays import CLASS, FREE, KIND, Array
 from soapstone.search.parallel.choice import Settled
 from soapstone.search.parallel.configurations import degrees_of, rows
 from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.own import own_costs
 from soapstone.search.parallel.problem import Model
-from soapstone.search.parallel.tables import Choices, Pair, edges_of, own_costs, relation
+from soapstone.search.parallel.tables import Choices, Pair, edges_of, relation
 
 LEFT, MOST = 3, 1 << 24  # operators that cannot be eliminated, and combinations of theirs
 
@@ -77,7 +78,7 @@ def costs_of(model: Model) -> tuple[Costs, Tables, dict[int, Choices]]:
                 for degrees in degrees_of(p, op, points, reduced=False, equal=True)
             ]
             choices[kind[op]] = Choices(*rows(found, devices))
-            own[kind[op]] = own_costs(model, op, choices[kind[op]]).alone
+            own[kind[op]] = own_costs(model, [op], [choices[kind[op]]])[1].alone
     pairs: dict[tuple[object, ...], Array] = {}
     tables: Tables = {}
     for ends in edges:

@@ -71,11 +71,11 @@ class State(NamedTuple):
     counts: Array
 
 
-def room(p: Problem, messages: int) -> State:
-    """Return a state that has room for so many messages."""
+def room(p: Problem, messages: int, more: int = 0) -> State:
+    """Return a state that has room for so many messages, and for more channels than there are."""
     tasks, devices = len(p.tasks), len(p.devices)
     reads = int((p.tasks[:, READS + 1] - p.tasks[:, READS]).max(initial=0))
-    wide = devices + int(p.route.max(initial=0)) + 2
+    wide = devices + int(p.route.max(initial=0)) + 2 + more
     free = np.zeros((tasks + 1, wide), np.int64)
     free[0, :devices] = p.begin_ns[0]
     free[0, wide - 1] = p.begin_ns[0]

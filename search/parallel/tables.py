@@ -1,7 +1,8 @@
-"""What operators cost by themselves, and what moves between two, for listed configurations.
+"""What moves between two operators, for all pairs of listed configurations.
 
-Exact methods add these up. Every table comes from the simulator's own parts, on a model of one or
-two operators; operators of one class that are joined in the same way share theirs.
+Exact methods add these up, and what operators cost by themselves (`own.py`). Every table comes from
+the simulator's own parts, on a model of the two; operators of one class that are joined in the same
+way share theirs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from soapstone.search.parallel.arrays import (
     BUSY,
     CHANNELS,
     CLASS,
-    FREE,
     FROM_DEVICE,
     GIVERS,
-    KIND,
     LATENCY,
     MESSAGE,
     NODE,
@@ -27,6 +26,7 @@ from soapstone.search.parallel.arrays import (
     POINTS,
     RANK,
     READERS,
+    TASK,
     TO_DEVICE,
     WRITERS,
     Array,
@@ -48,11 +48,8 @@ from soapstone.search.parallel.compiling import (
 from soapstone.search.parallel.geometry import spread, tile
 from soapstone.search.parallel.movement import connect, overlap
 from soapstone.search.parallel.problem import Model, prepare
-from soapstone.search.parallel.simulate import Simulator
 
-NEVER = integer(-(1 << 40))  # a delay that says nothing
-# Delays between points of two operators, of which the first or the last are known: rows of tables
-FIRST_FIRST, FIRST_LAST, LAST_LAST, LAST_FIRST, DELAYS = range(5)
+NEVER = integer(-(1 << 28))  # a delay that says nothing
 
 
 @packed
@@ -61,7 +58,6 @@ class Room(NamedTuple):
 
     free: Array  # (channels + 1): when channels are free
     delay: Array  # (devices, devices): from a writer's point to a reader's, NEVER if it is not read
-    found: Array  # (DELAYS)
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,9 @@ def _all_ns(p: Problem, c: Choice, room: Room) -> int:
 
 
 @compiled
-def _delay(p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int) -> None:
+def _delay(
+    p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int, others: int
+) -> None:
     """Set the least time from each of a value's points to each of a task's that read of it."""
     row = p.values[value, WRITERS]
     operand = p.writers[row]
@@ -144,44 +142,14 @@ def _delay(p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int)
                 while giver >= 0:
                     point = c.givers[giver, 1]
                     if c.givers[giver, 0] == row and room.delay[point, at] >= 0:
-                        longer = message[BUSY] + message[LATENCY]
+                        longer = message[LATENCY] + (ZERO if others else message[BUSY])
                         room.delay[point, at] = max(room.delay[point, at], longer)
                     giver = c.givers[giver, 2]
                 need = c.needs[need, 1]
 
 
-@compiled
-def _least(room: Room, points: int, readers: int) -> None:
-    """Set the delays of the first and the last of a reader's points after those of the writer.
-
-    Every reader's point waits for the first of the writer's points and its slowest message; one
-    reader's point at least waits for the last.
-    """
-    every = True
-    slowest, quickest = NEVER, -NEVER
-    from_last = -NEVER
-    for point in range(points):
-        longest = NEVER
-        for reader in range(readers):
-            longest = max(longest, room.delay[point, reader])
-            quickest = min(quickest, room.delay[point, reader])
-            every = every and room.delay[point, reader] >= 0
-        slowest = max(slowest, longest)
-        from_last = min(from_last, longest)
-    to_first = -NEVER
-    for reader in range(readers):
-        longest = NEVER
-        for point in range(points):
-            longest = max(longest, room.delay[point, reader])
-        to_first = min(to_first, longest)
-    room.found[FIRST_FIRST] = to_first
-    room.found[FIRST_LAST] = slowest
-    room.found[LAST_LAST] = from_last
-    room.found[LAST_FIRST] = quickest if every else NEVER
-
-
 @entry
-def moving_table(
+def pair_table(
     p: Problem,
     c: Choice,
     s: Scratch,
@@ -192,51 +160,20 @@ def moving_table(
     placed: Array,
     other_degrees: Array,
     other_placed: Array,
-    out: Array,
+    moving: Array,
+    delays: Array,
 ) -> int:
-    """Write the time of all that moves between two operators, for all pairs of configurations.
+    """Write what moves between two operators, for all pairs of configurations, in nanoseconds.
 
     Args:
-        between: (values, 3): a value, the task that reads it, whether it goes back.
+        between: (values, 4): a value, the task that reads it, whether it goes back, whether others
+            may read a part of it on the same device before, so that less has to be moved.
         ends: the two operators. degrees, placed; other_degrees, other_placed: their configurations.
-        out: (configurations, other configurations), nanoseconds.
+        moving: (configurations, other configurations), the time of all messages; or empty.
+        delays: (configurations, other configurations, 2, points, points), least times forward and
+            back, from a point of the writer to one of the reader; or empty.
     """
-    for i in range(degrees.shape[0]):
-        _set(p, c, ends[0], degrees[i], placed[i])
-        for j in range(other_degrees.shape[0]):
-            _set(p, c, ends[1], other_degrees[j], other_placed[j])
-            total = ZERO
-            for k in range(between.shape[0]):
-                for pool in range(7):
-                    c.top[pool] = 0
-                connect(p, c, s, between[k, 0])
-                if c.top[OVERFLOW]:
-                    return NONE
-                total += _all_ns(p, c, room)
-            out[i, j] = total
-    return ZERO
-
-
-@entry
-def delay_table(
-    p: Problem,
-    c: Choice,
-    s: Scratch,
-    room: Room,
-    between: Array,
-    ends: Array,
-    degrees: Array,
-    placed: Array,
-    other_degrees: Array,
-    other_placed: Array,
-    out: Array,
-) -> int:
-    """Write least delays between two operators, for all pairs of configurations.
-
-    Args:
-        out: (2, DELAYS, configurations, other configurations), nanoseconds, forward and back; the
-            others as for `moving_table`.
-    """
+    devices = p.devices.shape[0]
     for i in range(degrees.shape[0]):
         _set(p, c, ends[0], degrees[i], placed[i])
         for j in range(other_degrees.shape[0]):
@@ -247,12 +184,15 @@ def delay_table(
                 connect(p, c, s, between[k, 0])
                 if c.top[OVERFLOW]:
                     return NONE
-                back = between[k, 2]
-                first, second = ends[back], ends[1 - back]
-                _delay(p, c, s, room, between[k, 0], between[k, 1])
-                _least(room, c.operators[first, POINTS], c.operators[second, POINTS])
-                for which in range(DELAYS):
-                    out[back, which, i, j] = max(out[back, which, i, j], room.found[which])
+                if moving.shape[0]:
+                    moving[i, j] += _all_ns(p, c, room)
+                if delays.shape[0]:
+                    back = between[k, 2]
+                    _delay(p, c, s, room, between[k, 0], between[k, 1], between[k, 3])
+                    for a in range(devices):
+                        for b in range(devices):
+                            longer = max(delays[i, j, back, a, b], room.delay[a, b])
+                            delays[i, j, back, a, b] = longer
     return ZERO
 
 
@@ -265,115 +205,83 @@ class Pair:
         number = {item.name: i for i, item in enumerate(self.model.operators)}
         self.ends = np.array([number[name] for name in names], np.int64)
         self.settled = Settled(self.model)
-        self.between = np.array(self._between(), np.int64).reshape(-1, 3)
+        self.between = np.array(self._between(model), np.int64).reshape(-1, 4)
+        self.shared = tuple(self.between[:, 3].tolist())
 
-    def _between(self) -> list[tuple[int, int, bool]]:
-        """Return values that one of the two makes, each with the other's task that reads it."""
+    def _between(self, whole: Model) -> list[tuple[int, int, bool, bool]]:
+        """Return values that one of the two makes, each with the other's task that reads it.
+
+        Forward ones are read by a forward pass, those that go back by a backward pass. The last
+        number says whether other operators of the whole model read the value too.
+        """
         p = self.model.problem
+        ahead, back = zip(*(passes(self.model, int(op)) for op in self.ends))
+        readers_of: dict[int, set[int]] = {}
+        names = {name: i for i, name in enumerate(whole.values)}
+        for value in range(len(p.values)):
+            everyone = names[self.model.values[value]]
+            row = whole.problem.values[everyone]
+            tasks = whole.problem.readers[row[READERS] : row[READERS + 1], 1]
+            readers_of[value] = {int(whole.problem.tasks[t, OP]) for t in tasks.tolist() if t >= 0}
         found = []
         for value in range(len(p.values)):
             row = p.values[value]
-            maker = p.nodes[p.operands[p.writers[row[WRITERS]], NODE], OP]
+            node = p.operands[p.writers[row[WRITERS]], NODE]
+            maker, task = int(p.nodes[node, OP]), int(p.nodes[node, TASK])
             tasks = {int(p.readers[at, 1]) for at in range(row[READERS], row[READERS + 1])}
-            readers = [
-                task
-                for task in sorted(tasks)
-                if task >= 0
-                and p.tasks[task, OP] != maker
-                and p.operators[p.tasks[task, OP], KIND] == FREE
-            ]
-            if readers and p.operators[maker, KIND] == FREE:
-                back = maker == self.ends[1]
-                found.append(
-                    (value, readers[0], back)
-                )  # the forward pass, where both passes read it
+            for goes_back, sent, read in ((False, ahead[0], ahead[1]), (True, back[1], back[0])):
+                if maker == self.ends[int(goes_back)] and task == sent and read in tasks:
+                    found.append((value, read, goes_back, len(readers_of[value]) > 2))
         return found
 
     def moving(self, mine: Choices, others: Choices) -> Array:
         """Return the nanoseconds of all that moves, by configurations: (mine, others)."""
-        out = np.zeros((len(mine), len(others)), np.int64)
-        return self._filled(moving_table, mine, others, out)
+        return self._filled(mine, others, (len(mine), len(others)), None)
 
     def delays(self, mine: Choices, others: Choices) -> Array:
-        """Return least delays: (forward or back, which, mine, others), NEVER if there is none."""
-        out = np.full((2, DELAYS, len(mine), len(others)), NEVER, np.int64)
-        return self._filled(delay_table, mine, others, out)
+        """Return least delays, NEVER where there are none.
 
-    def _filled(self, function: object, mine: Choices, others: Choices, out: Array) -> Array:
-        while len(self.between):
+        (mine, others, forward or back, points of the writer, points of the reader), int32.
+        """
+        devices = len(self.model.problem.devices)
+        shape = (len(mine), len(others), 2, devices, devices)
+        return self._filled(mine, others, None, shape)
+
+    def _filled(
+        self,
+        mine: Choices,
+        others: Choices,
+        moving: tuple[int, ...] | None,
+        delays: tuple[int, ...] | None,
+    ) -> Array:
+        while True:
+            sums = np.zeros(moving or (0, 0), np.int64)
+            least = np.full(delays or (0, 0, 0, 0, 0), NEVER, np.int32)
             p, c = self.model.problem, self.settled.choice
             devices = len(p.devices)
             room = Room(
                 free=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
                 delay=np.zeros((devices, devices), np.int64),
-                found=np.zeros(DELAYS, np.int64),
             )
             where = (p, c, self.settled.scratch, room, self.between, self.ends)
             both = (mine.degrees, mine.placed, others.degrees, others.placed)
-            if call(function, *where, *both, out) != NONE:  # type: ignore[arg-type]
-                break
+            if not len(self.between) or call(pair_table, *where, *both, sums, least) != NONE:
+                return sums if delays is None else least
             self.settled.grow()
-        return out
 
 
-@dataclass(frozen=True)
-class Own:
-    """What an operator costs by itself, in ns, for each of its configurations.
+def passes(model: Model, op: int) -> tuple[int, int]:
+    """Return an operator's task of the forward and of the backward pass; NONE where there are not.
 
-    Attributes:
-        ahead, back: the shortest point task of its forward and backward pass, with exchanges; 0 if
-            a pass is several tasks.
-        ahead_all, back_all: all points of the device that has the most of them, one after another.
-        alone: a whole step of nothing else: passes, reductions, updates.
-        updates: (configurations, devices), updates of its parameters on each device.
-        work: of all its tasks.
+    An operator of more tasks than that has neither.
     """
-
-    ahead: Array
-    back: Array
-    ahead_all: Array
-    back_all: Array
-    alone: Array
-    updates: Array
-    work: Array
-
-
-def own_costs(model: Model, op: int, choices: Choices) -> Own:
-    """Return what an operator costs by itself."""
-    item = model.operators[op]
-    small = prepare(model.graph, model.machine, {item.name}, model.routes)
-    simulator = Simulator(small.graph, small.machine, small)
-    p, devices = small.problem, len(model.problem.devices)
-    mine = next(i for i, each in enumerate(small.operators) if each.name == item.name)
-    forward = {node.name for node in item.ahead}
-    apart = sum(owner == mine for owner, _ in small.tasks) > 2  # no chain from one to the next
-    count = len(choices)
-    early, late, early_back, late_back, alone, work = np.zeros((6, count), np.int64)
-    updates = np.zeros((count, devices), np.int64)
-    found = Own(early, early_back, late, late_back, alone, updates, work)
-    for row in range(len(choices)):
-        c = simulator.settled.choice
-        c.operators[mine], c.placed[mine] = choices.degrees[row], choices.placed[row]
-        simulator.settled.settle()
-        found.alone[row] = simulator.again()
-        c = simulator.settled.choice
-        for task, (owner, nodes) in enumerate(small.tasks):
-            points = int(c.operators[owner, POINTS])
-            times = c.task_ns[task, :points]
-            found.work[row] += times.sum()
-            if p.operators[owner, KIND] != FREE:
-                np.add.at(found.updates[row], c.placed[owner, :points], times)
-                continue
-            if apart:
-                continue
-            shortest, exchange = times.min(), c.task_ns[task, devices]
-            most = np.bincount(c.placed[owner, :points]).max()
-            first, last = found.back, found.back_all
-            if nodes[0].name in forward:
-                first, last = found.ahead, found.ahead_all
-            first[row] = shortest + exchange
-            last[row] = most * shortest + exchange
-    return found
+    ahead = model.operators[op].ahead
+    mine = [(task, nodes) for task, (owner, nodes) in enumerate(model.tasks) if owner == op]
+    first = [task for task, nodes in mine if nodes[0] in ahead]
+    last = [task for task, nodes in mine if nodes[0] not in ahead]
+    if len(first) > 1 or len(last) > 1:
+        return int(NONE), int(NONE)
+    return first[0], last[0] if last else int(NONE)
 
 
 def edges_of(model: Model) -> list[tuple[int, int]]:
@@ -409,17 +317,4 @@ def relation(model: Model, ends: tuple[int, int]) -> tuple[object, ...]:
     return (*kinds, joined)
 
 
-__all__ = [
-    "DELAYS",
-    "FIRST_FIRST",
-    "FIRST_LAST",
-    "LAST_FIRST",
-    "LAST_LAST",
-    "NEVER",
-    "Choices",
-    "Own",
-    "Pair",
-    "edges_of",
-    "own_costs",
-    "relation",
-]
+__all__ = ["NEVER", "Choices", "Pair", "edges_of", "passes", "relation"]
