@@ -18,6 +18,8 @@ from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.walker import Walker
 
 AT_ONCE = 256  # configurations tried of a group in one round
+MATTERS = 0.999  # of a cost: what is above is no better
+GIVE_UP = 6  # groups of a kind, the costliest come first, after which others are not tried
 
 
 def groups_of(model: Model) -> Iterator[list[Array]]:
@@ -44,19 +46,24 @@ class Descent:
         self.choices: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
 
     def run(self, go_on: Callable[[], bool]) -> None:
-        """Try configurations for every group, until there is none left or `go_on` says no."""
+        """Try configurations for groups of each kind, until it is of no use or `go_on` says no."""
         for groups in groups_of(self.model):
             work = self.walker.settled.choice.task_ns[:, 0]
             tasks = self.model.problem.tasks[:, 0]
             cost = {int(op): int(work[tasks == op].sum()) for group in groups for op in group}
             groups.sort(key=lambda group: -sum(cost[int(op)] for op in group))
+            vain = 0
             for group in groups:
+                before = self.walker.best_ns
+                if vain == GIVE_UP:
+                    break
                 degrees, placed = self._table(int(group[0]))
                 for first in range(0, len(degrees), 16):
                     if not go_on():
                         return
                     part = slice(first, first + 16)
                     self.walker.descend(group, degrees[part], placed[part])
+                vain = 0 if self.walker.best_ns < MATTERS * before else vain + 1
 
     def _table(self, op: int) -> tuple[Array, Array]:
         """Return configurations for an operator, in random order, `AT_ONCE` at most."""
@@ -74,4 +81,4 @@ class Descent:
         return rows([choices[i] for i in picked], devices)
 
 
-__all__ = ["Descent", "groups_of"]
+__all__ = ["MATTERS", "Descent", "groups_of"]

@@ -27,7 +27,7 @@ from soapstone.search.parallel import chain
 from soapstone.search.parallel.blocks import Blocks
 from soapstone.search.parallel.capacity import check_capacity
 from soapstone.search.parallel.choice import as_strategy
-from soapstone.search.parallel.descent import Descent
+from soapstone.search.parallel.descent import MATTERS, Descent
 from soapstone.search.parallel.exact import Certificate
 from soapstone.search.parallel.initial import NAMED, randomly
 from soapstone.search.parallel.operators import ParallelError
@@ -39,7 +39,7 @@ ALWAYS = ("expert", "tensor", "imported")  # candidates that are simulated in an
 CANDIDATES_SHARE = 0.25  # of the search, after which no others are
 BLOCKS_SHARE = 0.4  # of the search, for a model with two of each block
 DESCENT_SHARE = 0.5  # of the search, until which chains descend
-_LEAST_EACH = 40  # proposals for each operator before a chain may give up
+_LEAST_EACH = 10  # proposals for each operator without a better strategy before a chain may stop
 SIMULATIONS = ("delta", "full")
 
 
@@ -49,7 +49,8 @@ class Options:
 
     Attributes:
         seconds, proposals: when to stop; of all chains together. One of both is enough.
-        patience: stop a chain when its best is no better after this share of its search.
+        patience: stop a chain when its best is no better, by a thousandth, after this share of its
+            search.
         simulation: delta, or full: every pass from the first task on.
         blocks: begin with a smaller model that has two of each repeated block.
         descent: begin each chain with a descent (`descent.py`).
@@ -332,8 +333,9 @@ class _Search:
     def _one(self, walker: Walker, number: int) -> None:
         """Descend, then run one chain until its best has not improved for long."""
         points = len(self.model.tasks) * len(self.model.machine.processors)
-        batch = max(4, min(2048, 1_000_000 // points))
         floor = _LEAST_EACH * len(walker.chain.free)
+        batch = max(4, min(2048, 1_000_000 // points, floor))
+        best, found = walker.best_ns, 0  # a best one that matters, and after how many proposals
 
         def go_on() -> bool:
             self._note(walker.best_ns, walker.proposals)
@@ -341,6 +343,7 @@ class _Search:
 
         if self.options.descent:
             Descent(walker, self.options.seed + number).run(go_on)
+            best, found = walker.best_ns, int(walker.chain.counts[4])
         while not self.stop.is_set() and self._left(walker) > 0:
             size = batch
             if self.options.proposals is not None:
@@ -348,8 +351,10 @@ class _Search:
                 size = min(batch, left)
             walker.walk(size)
             self._note(walker.best_ns, walker.proposals)
-            since = walker.proposals - int(walker.chain.counts[4])
-            if walker.proposals > floor and since > self.options.patience * walker.proposals:
+            if walker.best_ns < MATTERS * best:
+                best, found = walker.best_ns, int(walker.chain.counts[4])
+            since = walker.proposals - found
+            if since > max(floor, self.options.patience * walker.proposals):
                 return
 
 

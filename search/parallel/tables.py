@@ -221,8 +221,8 @@ class Pair:
         for value in range(len(p.values)):
             everyone = names[self.model.values[value]]
             row = whole.problem.values[everyone]
-            tasks = whole.problem.readers[row[READERS] : row[READERS + 1], 1]
-            readers_of[value] = {int(whole.problem.tasks[t, OP]) for t in tasks.tolist() if t >= 0}
+            reading = whole.problem.readers[row[READERS] : row[READERS + 1], 1].tolist()
+            readers_of[value] = {int(whole.problem.tasks[t, OP]) for t in reading if t >= 0}
         found = []
         for value in range(len(p.values)):
             row = p.values[value]
