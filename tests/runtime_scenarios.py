@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runtime_programs import ShuffledMapper, Step, random_regions, random_step
+from runtime_model_steps import Returned, Sparse, random_sparse
+from runtime_programs import ShuffledMapper, Step, random_partition, random_regions, random_step
 
 from soapstone.runtime import Machine, Region, Runtime, Trace
 from soapstone.runtime.checker import check_log
@@ -70,7 +71,8 @@ class Loop:
         return "\n".join([f"{self.times} times, {self.mode}:", *inside, *host])
 
 
-Action = Step | Fill | Host | Loop
+Launch = Step | Sparse | Returned
+Action = Launch | Fill | Host | Loop
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,16 @@ class _Maker:
     def region(self) -> Region:
         return self.persistent[int(self.rng.integers(0, len(self.persistent)))]
 
-    def step(self, regions: list[Region], varies: bool = False) -> Step:
-        return random_step(self.rng, f"s{self.number()}", regions, varies)
+    def step(self, regions: list[Region], varies: bool = False) -> Launch:
+        name, kind = f"s{self.number()}", int(self.rng.integers(0, 12))
+        if kind == 0 and (sparse := random_sparse(self.rng, name, regions)):
+            return sparse
+        if kind == 1:
+            first, second = self.rng.choice(len(regions), 2, replace=False)
+            target = regions[second]
+            points = int(self.rng.integers(1, 4)) if target.rank else 1
+            return Returned(name, regions[first], random_partition(self.rng, target, points, True))
+        return random_step(self.rng, name, regions, varies)
 
     def fill(self) -> Fill:
         return Fill(self.region(), int(self.rng.integers(0, 9)))
@@ -262,7 +272,7 @@ class Run:
     def launch(self, action: Action, turn: int) -> None:
         if isinstance(action, Fill):
             self.runtime.fill(action.region, action.value)
-        elif isinstance(action, Step):
+        elif isinstance(action, Launch):
             action.launch(self.runtime, turn)
 
     def follow(self, action: Action, turn: int) -> None:
@@ -270,7 +280,7 @@ class Run:
         if isinstance(action, Fill):
             region = action.region
             self.arrays[region] = np.full(region.shape, action.value, dtype=region.dtype)
-        elif isinstance(action, Step):
+        elif isinstance(action, Launch):
             action.run(self.arrays, turn)
 
     def host(self, action: Host, turn: int) -> None:
