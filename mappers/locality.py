@@ -34,7 +34,7 @@ class LocalityMapper(DataParallelMapper):
 
     def place_all(self, launch: Launch) -> Array:
         """Where most bytes of each point's arguments are valid."""
-        if len(self.machine.processors) == 1:
+        if len(set(self._homes)) == 1:
             return super().place_all(launch)
         valid = np.zeros((launch.points, len(self.machine.memories)), dtype=np.int64)
         touched = np.zeros(launch.points)

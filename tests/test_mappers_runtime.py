@@ -96,7 +96,7 @@ def test_layouts_and_sources_of_every_argument_change_no_result(seed: int) -> No
 @pytest.mark.parametrize("seed", range(16))
 def test_programs_larger_than_their_memory(seed: int) -> None:
     program = random_program(seed)
-    machine = Machine.local(1 + seed % 3).bounded(2 * _largest_launch(program))
+    machine = Machine.local(1 + seed % 3).bounded(_largest_launch(program))
     runtime = _run(program, seed, machine, BoundedMemoryMapper())
     total = sum(region.nbytes for region in (*program.persistent, *program.transient))
     if total > machine.memories[-1].capacity_bytes:
@@ -106,8 +106,31 @@ def test_programs_larger_than_their_memory(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_programs_larger_than_their_memory_under_contrary_answers(seed: int) -> None:
     program = random_program(seed)
-    machine = Machine.local(1 + seed % 3).bounded(8 * _largest_launch(program))
+    machine = Machine.local(1 + seed % 3).bounded(3 * _largest_launch(program))
     _run(program, seed, machine, ContraryMapper(seed))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_plugins_change_no_result(seed: int) -> None:
+    for kind in (LocalityMapper, WorkStealingMapper):
+        _run(random_program(seed), seed, Machine.local(3, memories=1 + seed % 3), kind())
+
+
+def test_repeats_are_traced_by_themselves_in_a_memory_smaller_than_the_program() -> None:
+    program = random_program(12)
+    machine = Machine.local(cpus=2).bounded(_largest_launch(program))
+    arrays = {r: np.ones(r.shape, dtype=r.dtype) for r in program.persistent}
+    with Runtime(machine, BoundedMemoryMapper(), automatic=True) as runtime:
+        for region, array in arrays.items():
+            runtime.write(region, array)
+        for turn in range(24):
+            program.launch(runtime)
+            program.run(arrays)
+            if turn % 8 == 7:
+                for region in program.persistent:
+                    np.testing.assert_array_equal(runtime.read(region), arrays[region])
+        assert runtime.statistics.launches_traced > 0
+        assert runtime.statistics.evictions > 0
 
 
 def _chain(runtime: Runtime, regions: list[Region]) -> None:
