@@ -191,7 +191,7 @@ def train_app(
     Args:
         epochs, batch_size, learning_rate: by default as the app's options say.
         cpus, threads: processors to run on, by default all cores, and threads of each.
-        executor: local (threads of this process) or mpi (one process a rank, under mpiexec).
+        executor: local (threads of this process), mpi (one process a rank, under mpiexec), legate.
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
         memory_bytes: the size of a memory that the processors work in, besides the computer's.
         optimize: whether to search for a faster step first; step: the file of one that was found.
@@ -224,6 +224,8 @@ def train_app(
         hooks.append(ProfileSteps(profile))
     if rank_of(executor):
         say = _nothing  # the first process speaks for all
+    if executor != "local" and machine is None:
+        machine = machine_of(executor, cpus, threads)  # Legate has started when data are prepared
     splits = _splits(app, data)
     with app.build(size) as model:
         model.compile(

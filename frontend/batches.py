@@ -32,11 +32,13 @@ def permutation(seed: int, epoch: int, stream: int, count: int) -> Array:
 def numeric(name: str, value: Any) -> Array:
     """Return the value as an array of numbers with one row a sample, copied only if it is no array.
 
+    Data of Legate (cuPyNumeric arrays) stay what they are.
+
     Raises:
         DataError: ragged, not numeric, or without a sample axis.
     """
     try:
-        array = np.asarray(value)
+        array = value if hasattr(value, "__legate_data_interface__") else np.asarray(value)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
     if array.dtype.kind not in KINDS:

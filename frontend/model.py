@@ -254,8 +254,8 @@ class Model(Layers):
         Args:
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
-            executor: who runs the tasks: local (threads of this process) or mpi (one process a
-                rank, under mpiexec: every rank runs the same program).
+            executor: who runs the tasks: local (threads of this process), mpi (one process a rank,
+                under mpiexec: every rank runs the same program) or legate (docs/legate.md).
             mapper: a name (`soapstone.mappers` entry points), `module:Class`, or an instance.
             strategy: a strategy or the path of its file; it is checked against the model's graph.
             optimize: search for a faster training step when the first is to be run, and train with
@@ -376,6 +376,17 @@ class Model(Layers):
                 initial = graph.initials.get(name)
                 found[name] = materialise(initial, graph.tensors[name], self.seed, name)
         return found
+
+    def shared_weights(self) -> dict[str, Any]:
+        """Return the parameters and states of a model compiled for Legate as data of Legate.
+
+        `cupynumeric.asarray` takes them without a copy; what it writes is what the model uses next.
+
+        Raises:
+            GraphError: the executor is another, or the model is not compiled.
+        """
+        self.trainer.bound("train", self.batch_size)
+        return self.trainer.session.shared()
 
     def inference(
         self, *, threads: int | None = None, plain: bool = False, bound_shapes: int = 8

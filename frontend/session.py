@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ CARRIED = (Role.PARAMETER, Role.STATE)
 class Bound:
     """A graph bound to regions and compiled to a trace.
 
-    `feeds` and `results` are the live arrays of its step inputs and outputs.
+    `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
+    of the former.
     """
 
     graph: Graph
@@ -36,6 +38,7 @@ class Bound:
     trace: Trace
     feeds: Mapping[str, Array]
     results: Mapping[str, Array]
+    inputs: Mapping[str, Region]
 
     @property
     def variants(self) -> Mapping[str, str]:
@@ -55,6 +58,7 @@ class Session:
         self.runtime = start(executor, machine, mapper)
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
+        self._adopted: set[str] = set()  # inputs whose data are Legate's own
         self._timeline: Profile | None = None
 
     def bind(self, graph: Graph, strategy: Strategy) -> Bound:
@@ -83,7 +87,8 @@ class Session:
         made = program(lowered, strategy, persistent)
         with self.runtime.capture(graph.name) as recording:
             made.launch(self.runtime)
-        bound = Bound(graph, strategy, made, recording.trace, feeds, results)
+        inputs = {name: persistent[name] for name in fed}
+        bound = Bound(graph, strategy, made, recording.trace, feeds, results, inputs)
         self._bounds.append(bound)
         return bound
 
@@ -99,6 +104,35 @@ class Session:
                 f"parameter {name!r}: shape {spec.shape} found, {region.shape} needed as before"
             )
         return region
+
+    def feed(self, bound: Bound, name: str, value: Any) -> None:
+        """Let the next run read an array as an input: a copy, or under Legate its own data itself.
+
+        value: of the input's shape; of its dtype, it is not copied if it is data of Legate.
+        """
+        target, runtime = bound.feeds[name], self.runtime
+        adopt = getattr(runtime, "adopt", None)  # Legate's runtime has it
+        if adopt is None or not hasattr(value, "__legate_data_interface__"):
+            if name in self._adopted:
+                self._adopted.discard(name)
+                target = runtime.array(bound.inputs[name])
+            target[...] = value
+        elif value.dtype == target.dtype:
+            self._adopted.add(name)
+            adopt(bound.inputs[name], value)
+        else:
+            self.feed(bound, name, np.asarray(value))
+
+    def shared(self) -> dict[str, Any]:
+        """Return all parameters and states under Legate, by name, for its other libraries: no copy.
+
+        Raises:
+            GraphError: the executor is not Legate.
+        """
+        view = getattr(self.runtime, "view", None)
+        if view is None:
+            raise GraphError("shared parameters: executor 'legate' needed")
+        return {name: view(region) for name, region in self._carried.items()}
 
     def run(self, bound: Bound) -> None:
         """Run a bound graph once on what its feeds hold."""

@@ -319,7 +319,9 @@ class Trainer:
         for name in wanted:
             if name not in given:
                 raise DataError(f"input {name!r} is missing; found {', '.join(given)}")
-            array = np.asarray(given[name])
+            array = given[name]
+            if not hasattr(array, "__legate_data_interface__"):
+                array = np.asarray(array)
             target = bound.feeds[name]
             if array.shape != target.shape:
                 raise DataError(f"input {name!r}: shape {array.shape} found, {target.shape} needed")
@@ -327,7 +329,7 @@ class Trainer:
                 array.dtype.kind == "f" and target.dtype.kind == "i"
             ):
                 raise DataError(f"input {name!r}: {array.dtype} found, {target.dtype} needed")
-            target[...] = array
+            self.session.feed(bound, name, array)
 
     def _means(self, correct: float, samples: int) -> dict[str, float]:
         return {"accuracy": correct / samples} if self.metrics and samples else {}

@@ -86,7 +86,7 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
     executor: Annotated[
         str | None,
-        typer.Option(help="local: threads; mpi: ranks of mpiexec, the default under it."),
+        typer.Option(help="local: threads; mpi: ranks of mpiexec, default under it; legate."),
     ] = None,
     mapper: Annotated[str, typer.Option(help="A mapper's name, or module:Class.")] = (
         "data_parallel"

@@ -23,6 +23,7 @@ from ..machine import Link, Machine, Memory, Processor
 CONFIGURATION = "LEGATE_CONFIG"
 _AUTOMATIC = "LEGATE_AUTO_CONFIG"
 _SHARE = 0.75  # of physical memory, when Legate is started alone
+_USABLE = 0.9  # of Legate's memory: the rest is lost between instances
 # Environment variables in which a launcher of MPI programs tells how many ranks it started.
 LAUNCHERS = (
     "OMPI_COMM_WORLD_SIZE",
@@ -227,7 +228,7 @@ def legate_machine(cpus: int | None = None, threads: int = 1) -> Machine:
         processors=tuple(
             Processor(f"cpu{cpu}", threads=threads, memory=home[cpu]) for cpu in range(count)
         ),
-        memories=tuple(Memory(name, found.sysmem_bytes) for name in names),
+        memories=tuple(Memory(name, int(found.sysmem_bytes * _USABLE)) for name in names),
         links=tuple(
             Link(a, b, latency_s=1e-5, bytes_per_s=1e9) for a in names for b in names if a != b
         ),

@@ -1,0 +1,400 @@
+"""What `test_legate` runs under Legate, in a process of its own: `python legate_checks.py NAME ...`
+
+Each check is a function; its outcome is a line of JSON: its name, and its error or null.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import executor_apps
+import numpy as np
+from runtime_scenarios import execute, scenario
+
+from soapstone.frontend.callbacks import TrainingState
+from soapstone.runtime import (
+    DefaultMapper,
+    LaunchError,
+    Machine,
+    MemoryExhausted,
+    Partition,
+    Read,
+    ReadWrite,
+    Reduce,
+    Region,
+    Runtime,
+    StoppedError,
+    TaskError,
+    UnwrittenError,
+    Write,
+    task,
+)
+from soapstone.runtime.executors.lanes import Faults
+from soapstone.runtime.executors.legate import LegateRuntime, agreed
+from soapstone.runtime.executors.legate_start import legate_machine, start_legate
+
+SHAPE = (13, 10)
+
+
+@task
+def stencil(h: Read, y: Write) -> None:
+    y[...] = h.sum() + np.arange(y.size).reshape(y.shape)
+
+
+@task
+def grow(y: ReadWrite) -> None:
+    y *= 2
+    y += 1
+
+
+@task
+def partial(x: Read, total: Reduce("sum")) -> None:  # type: ignore[valid-type]
+    total[...] = x.sum(axis=0)
+
+
+@task
+def fail(y: ReadWrite) -> None:
+    if y.flat[0] == 0:
+        raise ValueError("boom")
+
+
+class Permuted(DefaultMapper):
+    """The last axis outermost, and points dealt out in turn."""
+
+    def order(self, region: Region) -> tuple[int, ...] | None:
+        return tuple(reversed(range(region.rank)))
+
+    def place(self, launch: Any, point: int) -> int:
+        return point % len(self.machine.processors)
+
+
+def slices(partition: Partition, point: int) -> tuple[slice, ...]:
+    return tuple(slice(int(a), int(b)) for a, b in zip(partition.lo[point], partition.hi[point]))
+
+
+def check_tilings() -> None:
+    """Regular, unequal, overlapping, permuted and incomplete tiles, launched and traced."""
+    x, y = Region(SHAPE, np.float64, "x"), Region(SHAPE, np.float64, "y")
+    cuts = [[0, 2, 9, 13], [0, 7, 10]]
+    unequal = Partition.ranges(y, cuts)
+    order = [3, 0, 5, 1, 4, 2]
+    shuffled = Partition.of(y, unequal.lo[order], unequal.hi[order])
+    some = Partition.of(y, [[1, 1], [5, 2]], [[3, 9], [11, 4]])
+    cases = [
+        (Partition.halo(Partition.tiled(x, (3, 2)), 1, 2), Partition.tiled(y, (3, 2))),
+        (Partition.whole(x, (4, 1)), Partition.tiled(y, (4, 1))),
+        (Partition.halo(Partition.ranges(x, cuts), 1, 1), unequal),
+        (Partition.of(x, unequal.lo, unequal.hi, (6,)), shuffled),
+        (Partition.of(x, [[0, 0], [4, 4]], [[6, 6], [13, 10]]), some),
+    ]
+    start = np.arange(130.0).reshape(SHAPE)
+    for mapper in (None, Permuted()):
+        with LegateRuntime(legate_machine(2), mapper) as runtime:
+            for read, written in cases:
+                runtime.write(x, start)
+                runtime.fill(y, 3.0)
+                expected = np.full(SHAPE, 3.0)
+
+                def step(read: Partition = read, written: Partition = written) -> None:
+                    runtime.launch(stencil, read, written)
+                    runtime.launch(grow, written)
+                    runtime.launch(grow, Partition.of(y, [[2, 2]], [[6, 6]]))
+
+                trace = runtime.capture(step)
+                for run in (step, trace.replay):
+                    run()
+                    for point in range(written.points):
+                        tile = expected[slices(written, point)]
+                        total = start[slices(read, point)].sum()
+                        tile[...] = (total + np.arange(tile.size).reshape(tile.shape)) * 2 + 1
+                    expected[2:6, 2:6] = expected[2:6, 2:6] * 2 + 1
+                    np.testing.assert_array_equal(runtime.read(y), expected)
+
+
+def check_aliases() -> None:
+    """One region twice in a launch: boxes that do not overlap, one read and one written."""
+    x = Region((12,), np.int64, "x")
+
+    @task
+    def shift(a: Read, b: Write) -> None:
+        b[...] = a + 100
+
+    with LegateRuntime(legate_machine(2)) as runtime:
+        low = Partition.of(x, [[0], [3]], [[3], [6]])
+        high = Partition.of(x, [[9], [6]], [[12], [9]])
+        runtime.write(x, np.arange(12))
+        runtime.launch(shift, low, high)
+        trace = runtime.capture(lambda: (runtime.launch(shift, low, high), None)[1])
+        expected = np.array([*range(6), 103, 104, 105, 100, 101, 102])
+        np.testing.assert_array_equal(runtime.read(x), expected)
+        trace.replay()
+        np.testing.assert_array_equal(runtime.read(x), expected)
+
+
+def check_reductions() -> None:
+    """Folds give the bits of the local executor, whatever runs the points."""
+    given = np.random.default_rng(1).normal(size=(64, 5)).astype(np.float32)
+
+    def run(runtime: Runtime) -> list[np.ndarray]:
+        x, total = Region((64, 5), np.float32, "x"), Region((5,), np.float32, "total")
+        with runtime:
+            runtime.write(x, given)
+            tiles, out = Partition.tiled(x, (7, 1)), Partition.whole(total, (7, 1))
+            runtime.launch(partial, tiles, out, initialise=True)
+            first = runtime.read(total)
+            trace = runtime.capture(lambda: runtime.launch(partial, tiles, out))
+            trace.replay()
+            return [first, runtime.read(total)]
+
+    for mapper in (None, Permuted()):
+        local = run(Runtime(Machine.local(2), mapper))
+        for mine, theirs in zip(run(LegateRuntime(legate_machine(2), mapper)), local):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def check_placement() -> None:
+    """Each processor is one thread of Legate, whatever the map from points to processors."""
+    where: dict[int, set[int]] = {}
+
+    @task
+    def look(number: int, y: Write) -> None:
+        where.setdefault(number, set()).add(threading.get_ident())
+        y[...] = number
+        time.sleep(0.002)
+
+    y = Region((8,), np.int64, "y")
+    for mapper, processors in ((None, [0] * 4 + [1] * 4), (Permuted(), [0, 1] * 4)):
+        with LegateRuntime(legate_machine(2), mapper) as runtime:
+            runtime.launch(look, mapper is None, Partition.tiled(y, (8,)))
+            for point, processor in enumerate(processors):
+                part = Partition.of(y, [[point]], [[point + 1]])
+                one = Fixed(processor)
+                one.attach(runtime.machine)
+                runtime.analysis.policy.mapper = one
+                runtime.launch(look, 10 + processor, part)
+            runtime.wait()
+    assert len(where[10]) == len(where[11]) == 1 and where[10] != where[11]
+    assert where[True] == where[False] == where[10] | where[11]
+
+
+class Fixed(DefaultMapper):
+    """Everything on one processor."""
+
+    def __init__(self, processor: int) -> None:
+        self.processor = processor
+
+    def place_all(self, launch: Any) -> Any:
+        return np.full(launch.points, self.processor)
+
+
+def _raises(kind: type[BaseException], words: str, function: Any) -> BaseException:
+    try:
+        function()
+    except kind as error:
+        assert words in str(error), error
+        return error
+    raise AssertionError(f"{kind.__name__} expected: {words}")
+
+
+def check_errors() -> None:
+    """Errors of tasks come out as on the local executor, and the runtime goes on."""
+    y = Region((4,), np.float64, "y")
+    tiles = Partition.tiled(y, (2,))
+    with LegateRuntime(legate_machine(2)) as runtime:
+        runtime.write(y, np.array([0.0, 0.0, 1.0, 1.0]))
+        runtime.launch(fail, tiles)
+        found = _raises(TaskError, "task 'fail', point 0, on processor 'cpu0'", runtime.wait)
+        assert isinstance(found.__cause__, ValueError)
+        _raises(StoppedError, "stopped by an error", lambda: runtime.launch(grow, tiles))
+        runtime.reset()
+        trace = runtime.capture(lambda: runtime.launch(fail, tiles))
+        for _ in range(2):
+            _raises(TaskError, "boom", trace.replay)
+        runtime.launch(grow, tiles)
+        np.testing.assert_array_equal(runtime.read(y), [1, 1, 3, 3])
+        trace.replay()
+        inside = Region((4,), np.float64, "t", transient=True)
+        _raises(UnwrittenError, "'t'", lambda: runtime.launch(grow, inside))
+        _raises(LaunchError, "rank 7", lambda: runtime.fill(Region((1,) * 7, "f4", "deep"), 0))
+        _raises(LaunchError, "dtype", lambda: runtime.fill(Region((2,), ">f4", "other"), 0))
+        too_many = lambda: LegateRuntime(legate_machine(64))  # noqa: E731
+        _raises(ValueError, "64 cpus needed", too_many)
+
+
+def check_memory() -> None:
+    """What Legate's memory cannot hold is an error, and Legate goes on."""
+    legate = start_legate(2)
+    with LegateRuntime(legate_machine(2)) as runtime:
+        kept = []
+
+        def fill() -> None:
+            for number in range(100):
+                region = Region((legate.sysmem_bytes // 80,), np.float64, f"r{number}")
+                runtime.fill(region, float(number))
+                assert runtime.read(region)[-1] == number
+                kept.append(region)
+
+        _raises(MemoryExhausted, "memory 'system': region 'r", fill)
+        assert len(kept) == 4  # of each Legate may hold the halves that were filled, and the whole
+        size = len(kept)
+        kept.clear()
+        _raises(MemoryExhausted, "memory 'system': region 'r", fill)
+        assert len(kept) == size
+
+
+def check_arrays() -> None:
+    """Arrays of the host: what it writes is read, what tasks write is there, also in traces."""
+    x, y = Region((6,), np.float32, "x"), Region((6,), np.float32, "y")
+    with LegateRuntime(legate_machine(2)) as runtime:
+        given, made = runtime.array(x), runtime.array(y)
+
+        @task
+        def double(a: Read, b: Write) -> None:
+            b[...] = 2 * a
+
+        def step() -> None:
+            runtime.launch(double, Partition.tiled(x, (2,)), Partition.tiled(y, (2,)))
+            runtime.launch(grow, Partition.tiled(y, (3,)))
+
+        given[...] = np.arange(6)
+        step()
+        runtime.wait()
+        np.testing.assert_array_equal(made, 4 * np.arange(6) + 1)
+        trace = runtime.capture(step)
+        given[...] = 5
+        trace.replay()
+        np.testing.assert_array_equal(made, np.full(6, 21))
+        made[...] = 1
+        runtime.launch(grow, Partition.tiled(y, (2,)))
+        runtime.wait()
+        np.testing.assert_array_equal(made, np.full(6, 3))
+        timeline = trace.replay(profile=True)
+        assert timeline is not None
+        assert {event.processor for event in timeline.events} == {0, 1}
+
+
+class Foreign:
+    """Another library's array: the protocol, a shape and a dtype."""
+
+    def __init__(self, store: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        self.store, self.shape, self.dtype = store, shape, np.dtype(dtype)
+
+    @property
+    def __legate_data_interface__(self) -> Any:
+        return self.store.__legate_data_interface__
+
+
+def check_interchange() -> None:
+    """Stores of other libraries are a region's, and a region's are theirs, without a copy."""
+    legate = start_legate(2)
+    x, y = Region((8, 3), np.float32, "x"), Region((8, 3), np.float32, "y")
+    store = legate.runtime.create_store(legate.core.float32, (16, 3))
+    store.fill(2.0)
+
+    @task
+    def double(a: Read, b: Write) -> None:
+        b[...] = 2 * a
+
+    with LegateRuntime(legate_machine(2), Permuted()) as runtime:
+        runtime.adopt(x, Foreign(store[8:16], (8, 3), "f4"))
+        step = lambda: runtime.launch(  # noqa: E731
+            double, Partition.tiled(x, (2, 1)), Partition.tiled(y, (2, 1))
+        )
+        step()
+        view = runtime.view(y)
+        np.testing.assert_array_equal(np.asarray(view), np.full((8, 3), 4.0))
+        ((_, theirs),) = view.__legate_data_interface__["data"].items()
+        theirs.data.fill(7.0)  # the other library writes, the region has it
+        np.testing.assert_array_equal(runtime.read(y), np.full((8, 3), 7.0))
+        trace = runtime.capture(step)
+        store.fill(3.0)
+        trace.replay()
+        np.testing.assert_array_equal(np.asarray(view), np.full((8, 3), 6.0))
+        other = legate.runtime.create_store(legate.core.float32, (8, 3))
+        other.fill(10.0)
+        runtime.adopt(x, Foreign(other, (8, 3), "f4"))
+        trace.replay()
+        np.testing.assert_array_equal(runtime.read(y), np.full((8, 3), 20.0))
+        runtime.launch(grow, Partition.tiled(x, (2, 1)))
+        runtime.wait()
+        np.testing.assert_array_equal(np.array(other.get_physical_store()), np.full((8, 3), 21.0))
+        wrong = Foreign(store, (16, 3), "f4")
+        _raises(LaunchError, "float32 (16, 3) found", lambda: runtime.adopt(x, wrong))
+        _raises(LaunchError, "ndarray found", lambda: runtime.adopt(x, np.ones((8, 3))))
+        runtime.offload(y)
+        np.testing.assert_array_equal(runtime.read(y), np.full((8, 3), 20.0))
+        if not legate.gpus:
+            _raises(LaunchError, "without a GPU", lambda: runtime.offload(y, "FBMEM"))
+
+
+def check_agreement() -> None:
+    """What several nodes do to agree on an error, as one node."""
+    legate, machine = start_legate(2), legate_machine(2)
+    assert agreed(legate, machine, Faults(), nodes=2) is None
+    faults = Faults()
+    faults.add(3, TaskError("late", 1, "cpu1", "x"))
+    faults.add(1, TaskError("early", 0, "cpu0", "x"))
+    assert agreed(legate, machine, faults, nodes=2) is faults.first
+    assert getattr(faults.first, "task", "") == "early"
+
+
+def check_scenarios() -> None:
+    """Random programs, with traces of every kind and a host in between."""
+    for seed in range(8):
+        execute(scenario(seed, "legate"))
+
+
+def check_apps() -> None:
+    """Training gives the local executor's numbers: its bits on one processor."""
+    for name in ("mlp", "lenet", "dlrm", "transformer"):
+        for cpus in (1, 2):
+            local = executor_apps.train(name, "local", cpus)
+            found = executor_apps.train(name, "legate", cpus)
+            assert executor_apps.difference(local, found) <= (0.0 if cpus == 1 else 1e-4), name
+            assert found.launches < (2 if cpus == 1 else 30), name
+
+
+def check_inputs() -> None:
+    """A model takes data of Legate as inputs, and gives its parameters as such."""
+    legate = start_legate(2)
+    app = importlib.import_module("soapstone.apps.mlp")
+    x, y = executor_apps.samples("mlp", 8)
+    expected = executor_apps.train("mlp", "legate", 2)
+    with app.build(4) as model:
+        from soapstone import SGD
+
+        model.compile(
+            SGD(0.01, momentum=0.9), loss="cross_entropy", executor="legate", cpus=2, seed=0
+        )
+        trainer = model.trainer
+        bound = trainer.bound("train", 4)
+        store = legate.runtime.create_store(legate.core.float32, (8, 784))
+        np.asarray(store.get_physical_store())[...] = x
+        state = TrainingState(epochs=1, steps_per_epoch=2, model=model)
+        for low in (0, 4):
+            rows = Foreign(store[low : low + 4], (4, 784), "f4")
+            trainer.step({"sample": rows}, y[low : low + 4], state)
+        for name, array in model.shared_weights().items():
+            np.testing.assert_allclose(np.asarray(array), expected.weights[name], atol=1e-5)
+        trainer.session.feed(bound, "sample", x[:4])  # and the host's arrays again
+        trainer.session.run(bound)
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        error = None
+        try:
+            globals()[f"check_{name}"]()
+        except BaseException:
+            error = traceback.format_exc()
+        print(json.dumps({"check": name, "error": error}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The Legate executor: one process under Legate that checks much, and what needs no Legate.
+
+Legate's wheel needs the library of NVIDIA's driver, also where there is no GPU: where it is absent
+a stub of the five functions that are linked, built here, stands in for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from soapstone.runtime import MachineError, Partition, Region
+from soapstone.runtime.executors.legate_start import LAUNCHERS, refuse_copies
+from soapstone.runtime.executors.legate_tasks import form_of
+
+HERE = Path(__file__).resolve().parent
+CHECKS = (
+    "tilings",
+    "aliases",
+    "reductions",
+    "placement",
+    "errors",
+    "memory",
+    "arrays",
+    "interchange",
+    "agreement",
+    "scenarios",
+    "inputs",
+    "apps",
+)
+STUB = """
+int cuInit(unsigned int flags) { return 34; }
+int cuGetErrorName(int code, const char **text) { *text = "no driver"; return 34; }
+int cuGetErrorString(int code, const char **text) { *text = "no driver"; return 34; }
+int cuMemFreeHost(void *memory) { return 34; }
+int cuMemFree_v2(unsigned long long memory) { return 34; }
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a process needs to run Legate here."""
+    if importlib.util.find_spec("legate") is None:
+        pytest.skip("Legate is not installed: pip install 'soapstone[legate]'")
+    found = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+    found["LEGATE_CONFIG"] = "--cpus 2 --gpus 0 --omps 0 --sysmem 512 --logging gpu=6,threads=5"
+    found["LEGATE_AUTO_CONFIG"] = "0"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no driver library and no C compiler to build a stub of it")
+        folder = tmp_path_factory.mktemp("driver")
+        source = folder / "stub.c"
+        source.write_text(STUB)
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+        library = str(folder / "libcuda.so.1")
+        subprocess.run([compiler, *options, "-o", library, str(source)], check=True)
+        paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
+        found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(environment: dict[str, str]) -> dict[str, str | None]:
+    """The error of each check, or None; checks a crash kept from running are absent."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "legate_checks.py"), *CHECKS],
+        env=environment,
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    mark = '{"check"'
+    lines = [line[line.find(mark) :] for line in done.stdout.splitlines() if mark in line]
+    found = {line["check"]: line["error"] for line in map(json.loads, lines)}
+    for name in CHECKS:
+        found.setdefault(name, f"ended with {done.returncode}: {done.stderr[-2000:]}")
+    return found
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_under_legate(outcomes: dict[str, str | None], check: str) -> None:
+    assert outcomes[check] is None, outcomes[check]
+
+
+@pytest.mark.parametrize("how", ["started by legate", "one of two copies"])
+def test_train(environment: dict[str, str], how: str) -> None:
+    options = ["--executor", "legate", "--epochs", "0", "--batch-size", "120"]
+    script = str(HERE.parent / "apps" / "digits.py")
+    command = [sys.executable, script, *options]
+    if how == "started by legate":
+        driver = Path(sys.executable).with_name("legate")
+        sizes = ["--cpus", "2", "--gpus", "0", "--omps", "0", "--sysmem", "512"]
+        command = [str(driver), *sizes, script, *options]
+        environment = {k: v for k, v in environment.items() if k != "LEGATE_CONFIG"}
+        environment["PATH"] = f"{driver.parent}:{environment.get('PATH', '')}"
+    elif how == "one of two copies":
+        environment = {**environment, "PMI_SIZE": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    if how == "one of two copies":
+        assert done.returncode != 0
+        assert "PMI_SIZE=2 found: 2 processes were started" in " ".join(done.stderr.split())
+    else:
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "test accuracy" in done.stdout
+
+
+def test_unrelated_copies_are_refused() -> None:
+    for name in LAUNCHERS:
+        with pytest.raises(MachineError, match=f"{name}=3 found: 3 processes"):
+            refuse_copies({name: "3"}, nodes=1)
+        refuse_copies({name: "3"}, nodes=3)
+        refuse_copies({name: "1"}, nodes=1)
+
+
+def test_regular_cuts_give_each_point_its_box() -> None:
+    """A cut that is found says the same boxes as the partition it was found for."""
+    region = Region((12, 10), np.float32, "r")
+    regular = [
+        Partition.tiled(region, (3, 5)),
+        Partition.tiled(region, (1, 2)),
+        Partition.ranges(region, [[0, 5, 10, 12], [0, 10]]),
+        Partition.whole(region, (4,)),
+        Partition.of(region, [[2, 0], [4, 0]], [[4, 3], [6, 3]]),
+    ]
+    for partition in regular:
+        boxes = partition.tiling.boxes
+        form = form_of(boxes, partition.grid)
+        assert form is not None
+        for point, index in enumerate(np.ndindex(partition.grid)):
+            low, high = [], []
+            for axis, dim in enumerate(form.dims):
+                step = form.tile[axis] * index[dim] if dim >= 0 else 0
+                low.append(form.box[0][axis] + step)
+                high.append(min(low[-1] + form.tile[axis], form.box[1][axis]))
+            assert (tuple(low), tuple(high)) == boxes[point]
+    irregular = [
+        Partition.ranges(region, [[0, 2, 12], [0, 10]]),
+        Partition.halo(Partition.tiled(region, (3, 1)), 1, 1),
+        Partition.of(region, [[4, 0], [0, 0]], [[8, 10], [4, 10]]),
+    ]
+    for partition in irregular:
+        assert form_of(partition.tiling.boxes, partition.grid) is None
