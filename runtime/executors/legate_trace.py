@@ -153,7 +153,8 @@ class LegateTrace(Trace):
             timeline = profile or None
             self._faults.clear()
             stamps: list[tuple[Operation, int, int]] = []
-            record = None if timeline is None else lambda *found: stamps.append(found)
+            observer = runtime.observed(timeline)
+            record = None if observer is None else lambda *found: stamps.append(found)
             for item in compiled.running:
                 item.record = record
                 item.issue()
@@ -162,8 +163,8 @@ class LegateTrace(Trace):
             runtime.wrote(self._writes)
             if error is not None:
                 raise error
-            if timeline is not None:
-                timeline.add_step(self.edges, _by_processor(stamps))
+            if observer is not None:
+                observer.add_replay(self, _by_processor(stamps))
             runtime.statistics.steps_replayed += 1
             return timeline
 
