@@ -152,6 +152,8 @@ def _move(
 
     to, by: coordinates of the rows along the first axes of target and source; None for all rows of
     the target in order.
+
+    Raises: ValueError for coordinates outside an array: entries check nothing.
     """
     from . import gather_kernels
 
@@ -161,6 +163,11 @@ def _move(
     held = []  # offsets of the rows, kept as long as the entry
     ways: list[int] = []  # of each side: the address of its offsets, or 0 and the step of its rows
     for places, array in ((to, target), (by, source)):
+        for axis, extent in zip(places, array.shape):
+            if count and not 0 <= int(axis.min()) <= int(axis.max()) < extent:
+                raise ValueError(
+                    f"rows {int(axis.min())}..{int(axis.max())} of an array of shape {array.shape}"
+                )
         rows = places[0]
         if len(places) == 1 and count and rows[0] == 0 and bool((np.diff(rows) == 1).all()):
             ways += [0, array.strides[0]]
@@ -170,6 +177,8 @@ def _move(
             offset += axis * step
         held.append(offset)
         ways += [offset.ctypes.data, 0]
+    if target.shape[len(to) :] != source.shape[len(by) :]:
+        raise ValueError(f"rows of {source.shape} do not fit into {target.shape}")
     if count:
         inner = [array[(0,) * len(p) + (...,)] for array, p in ((target, to), (source, by))]
         extents, (tos, bys) = collapsed(inner)

@@ -287,6 +287,7 @@ class Scope:
 
         Raises: LaunchError when there is no such argument, or it is no region.
         """
+        self._check()
         found = self._made.get(argument)
         if found is None:
             found = self._made[argument] = self._seed(*self._lookup(argument))
@@ -448,10 +449,19 @@ class Scope:
             raise SubtaskError(f"its subtask failed: {error}") from error
 
     def _finish(self) -> None:
+        """Wait for the subtasks, and let go of the body's arrays: they are not the scope's.
+
+        Raises: SubtaskError when one failed, unless the body itself did.
+        """
         self._open = False
         family = self._family
         family.nest.wait(family, self._processor)
         with family.nest.changed:
             family.team.inside.discard(self._processor)
+        family.live.clear()
+        self._held.clear()
+        self._made.clear()
+        self._given = ()
+        del self._analysis, self._expander
         if isinstance(family.error, TaskError):
             self._raise()
