@@ -551,8 +551,8 @@ class Runtime:
             raise StoppedError("the runtime writes a log already")
         if not self.executor.logs or self.executor.world.size > 1:
             raise StoppedError(
-                "log: the executor runs tasks in other processes or under another runtime; only what "
-                "one process runs itself can be logged"
+                "log: tasks run in other processes or under another runtime; only what one "
+                "process runs itself can be logged"
             )
         for state in list(self.analysis.regions.values()):
             for instance in state:
