@@ -393,6 +393,7 @@ def _fewer(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
         yield actions[:i] + actions[i + 1 :]
     for i, action in enumerate(actions):
         if isinstance(action, Loop):
+            yield (*actions[:i], *action.body, *actions[i + 1 :])
             changes: list[Loop] = [
                 replace(action, body=body) for body in _fewer(action.body) if body
             ]
