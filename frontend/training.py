@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def together(method: Callable[Concatenate[Trainer, P], T]) -> Callable[Concatena
                 self._session.runtime.executor.stop(error)
             raise
 
-    return guarded
+    return cast(Callable[Concatenate[Trainer, P], T], guarded)
 
 
 class Trainer:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -16,12 +14,12 @@ from . import launch as launches
 from .automatic import Automatic
 from .capture import CaptureAnalysis, Recorder
 from .dependence import Analysis
-from .errors import LaunchError, RuntimeCoreError, StoppedError
+from .errors import LaunchError, StoppedError
 from .executors.local import LocalExecutor
 from .expansion import Expanded, Expander, Options, Step, needs_expansion
 from .fields import FieldRegion
 from .future import Future, FutureMap
-from .instance import Instance, Storage
+from .host import Host
 from .machine import Machine
 from .mapper import Mapper
 from .memory import MemoryPool
@@ -32,7 +30,6 @@ from .region import Region
 from .statistics import Statistics
 from .step import Fill, Request, Steps, issue, signature
 from .task import Task
-from .tiling import Box
 from .view import View
 
 if TYPE_CHECKING:
@@ -60,31 +57,7 @@ class Recording:
         return self._trace
 
 
-class _Guard:
-    """The lock of a runtime's analysis. What interrupts its holder half-way stops the runtime."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.lock = threading.RLock()
-        self._runtime = weakref.ref(runtime)
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            runtime = self._runtime()
-            if runtime is not None and not isinstance(error, RuntimeCoreError | None):
-                runtime.interrupted(error)
-        finally:
-            self.lock.release()
-
-
-class Runtime:
+class Runtime(Host):
     """Regions, tasks and instances on one machine; a context manager.
 
     machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
@@ -109,19 +82,15 @@ class Runtime:
         self.mapper.attach(self.machine)
         self.statistics = Statistics()
         self.memory = MemoryPool(self.machine, self.statistics)
-        self.executor = executor(self.machine, self.memory)
-        self.analysis = Analysis(
-            self.machine, self.mapper, self.statistics, self.executor, self.executor.world
-        )
+        runs = executor(self.machine, self.memory)
+        analysis = Analysis(self.machine, self.mapper, self.statistics, runs, runs.world)
+        super().__init__(analysis, runs)
         self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
         level = Level(Nest(self.executor, self.memory))
         self._expander = Expander(self, len(self.machine.processors), level)
         self._steps: dict[str, Steps] = {}
-        self._lock = _Guard(self)
-        self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._since_forget = 0
-        self._settled = True  # nothing was launched since the host could touch its arrays
         self._automatic = Automatic(self) if automatic else None
         self.mapper.observe(View(self))
         self.profiling: Profile | None = None
@@ -250,16 +219,6 @@ class Runtime:
             self.analysis.log.wait()
         self.publish_live()
 
-    def _unsettle(self) -> None:
-        """Before the first launch since the host could write its arrays: take what it wrote.
-
-        That is known from the program alone, never from what happens to be running: every process
-        of a run must decide alike.
-        """
-        if self._settled:
-            self._settled = False
-            self.claim_live()
-
     def _forget(self) -> None:
         self._since_forget = 0
         low = self.executor.lowest_live
@@ -267,141 +226,6 @@ class Runtime:
         for state in list(self.analysis.regions.values()):
             for instance in state:
                 instance.forget(below)
-
-    # -- regions and the host
-
-    def read(self, region: Region) -> Array:
-        """A copy of a region's contents, in C order, once all launches have ended.
-
-        A region with several fields gives a structured array.
-
-        Raises: TaskError when a task failed; StoppedError.
-        """
-        if isinstance(region, FieldRegion):
-            return region.join({name: self.read(each) for name, each in region.fields.items()})
-        self._outside_capture("read")
-        self.executor.check()
-        self.flush()
-        self.executor.wait()
-        with self._lock:
-            self._settled = True
-            self.claim_live()
-            if self.executor.world.size > 1:
-                self._publish(region)
-                self.executor.wait()
-            found = np.zeros(region.shape, dtype=region.dtype)
-            state = self.analysis.state(region)
-            seen: list[tuple[Storage, Box]] = []
-            for instance in state:
-                storage = instance.storage
-                if instance.valid is False or storage.array is None:
-                    continue
-                if instance.valid is True:
-                    np.copyto(found, storage.view((tuple([0] * region.rank), region.shape)))
-                    seen = [(storage, storage.box)]
-                    break
-                cells = state.cells(instance.valid).copy()
-                for low, high in list(state.boxes(cells, (0,) * cells.ndim)):
-                    box = tuple(slice(a, b) for a, b in zip(low, high))
-                    found[box] = storage.view((low, high))
-                    seen.append((storage, (low, high)))
-            if self.analysis.log is not None:
-                self.analysis.log.host("read", region, seen)
-            return found
-
-    def write(self, region: Region, array: Any) -> None:
-        """Replace a region's contents. array: of the region's shape and dtype.
-
-        A region with several fields takes a structured array, or a mapping from names to arrays.
-
-        Raises: LaunchError for another shape or dtype; MemoryExhausted; StoppedError.
-        """
-        if isinstance(region, FieldRegion):
-            for name, part in region.split(array).items():
-                self.write(region[name], part)
-            return
-        self._outside_capture("write")
-        self.executor.check()
-        self.flush()
-        given = np.asarray(array)
-        if given.shape != region.shape or given.dtype != region.dtype:
-            raise LaunchError(
-                f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
-                f"needed {region.dtype} {region.shape}"
-            )
-        self.executor.wait()
-        with self._lock:
-            self._settled = True
-            state = self.analysis.state(region)
-            targets = [instance for key, instance in state.by_key.items() if key[1] is None][:1]
-            if state.live or not targets or self.executor.world.size > 1:
-                targets = self.analysis.host_instances(region)
-            for target in targets:
-                if target.storage.array is not None:
-                    np.copyto(target.storage.view((tuple([0] * region.rank), region.shape)), given)
-            for instance in state:
-                instance.valid = instance in targets
-            self._tell("write", region, targets)
-
-    def array(self, region: Region) -> Array:
-        """The live NumPy view of a region's instance in the host memory.
-
-        It holds the region's contents after `wait` and after each replay, and what the host
-        writes to it then is what the next launches and replays read. While tasks run, it must not
-        be touched. With several memories, ask before capturing: the trace then has the copies.
-        Each process of a run has an array of its own, and all must write the same.
-
-        Raises: LaunchError for a transient region, or one with several fields (each of them has an
-        array of its own); MemoryExhausted; StoppedError.
-        """
-        self._outside_capture("array")
-        if isinstance(region, FieldRegion):
-            raise LaunchError(f"region {region.name!r} has several fields: ask for one of them")
-        if region.transient:
-            raise LaunchError(
-                f"region {region.name!r} is transient: its contents live only within a step"
-            )
-        self.executor.check()
-        self.flush()
-        self.executor.wait()
-        with self._lock:
-            instance = self.analysis.host_instance(region)
-            self.analysis.state(region).live = True
-            if self.many_instances:
-                self._live.setdefault(id(region), region)
-                self.publish_live()
-            found: Array = instance.storage.view((tuple([0] * region.rank), region.shape))
-            return found
-
-    @property
-    def many_instances(self) -> bool:
-        """Whether a region may have more than one instance."""
-        return self.analysis.policy.many_instances
-
-    def publish_live(self) -> None:
-        """Bring the contents of regions the host has arrays of to the host memory."""
-        with self._lock:
-            for region in list(self._live.values()):
-                self._publish(region)
-            self.executor.wait()
-            self._settled = True
-            self.claim_live()
-
-    def _publish(self, region: Region) -> None:
-        """Issue the copies that bring a region's contents to every host memory."""
-        for host in self.analysis.host_instances(region):
-            if host.valid is not True:
-                self.analysis.complete(region, host, True)
-
-    def claim_live(self) -> None:
-        """Make the host's arrays the only valid instances: the host may have written them."""
-        for region in list(self._live.values()):
-            hosts = self.analysis.host_instances(region)
-            if all(host.valid is True for host in hosts):
-                for instance in self.analysis.state(region):
-                    if instance not in hosts:
-                        instance.valid = False
-                self._tell("claim", region, hosts)
 
     # -- traces
 
@@ -585,12 +409,6 @@ class Runtime:
         """Tell the log that a replay, or all that was running, failed."""
         if self.analysis.log is not None:
             self.analysis.log.failed(name)
-
-    def _tell(self, action: str, region: Region, instances: Iterable[Instance]) -> None:
-        """Tell the log what Python did to whole instances of a region."""
-        if self.analysis.log is not None:
-            seen = [(instance.storage, instance.storage.box) for instance in instances]
-            self.analysis.log.host(action, region, seen)
 
     def interrupted(self, error: BaseException) -> None:
         """Stop the run: an analysis that ended half-way cannot be gone on with."""

@@ -32,9 +32,9 @@ def measured_links(machine: Machine) -> tuple[tuple[Link, ...], dict[int, float]
     for (one, two), times in found.items():
         latency = times[SIZES[0]]
         rates = [n / max(times[n] - latency, 1e-9) for n in SIZES if n >= _LONG]
-        names = machine.memories[one].name, machine.memories[two].name
+        here, there = machine.memories[one].name, machine.memories[two].name
         rate = float(np.median(rates))
-        links += [Link(*names, latency, rate), Link(*reversed(names), latency, rate)]
+        links += [Link(here, there, latency, rate), Link(there, here, latency, rate)]
     slowest = {n: max(times[n] for times in found.values()) for n in SIZES} if found else {}
     return tuple(links), slowest
 

@@ -61,7 +61,7 @@ def await_request(block: Any) -> int:
         words[_FLAG] = 0
         status = _call_test(words[0], words[1], base + 8 * _FLAG, base + 8 * _STATUS)
         if status != 0:
-            return status
+            return int(status)
         if _load(base + 8 * _FLAG) != 0:
             return 0
         if _load(words[2]) != 0 or _load(words[3]) != 0:

@@ -181,7 +181,8 @@ class MpiExecutor(LocalExecutor):
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
         """Take this rank's operations; what other ranks do is known only by their messages."""
-        mine = [operation for operation in operations if self.mine[operation.processor]]
+        runs, rank = self.world.runs, self.world.rank
+        mine = [operation for operation in operations if runs[operation.processor] == rank]
         if not mine:
             return
         place = {operation.id: number for number, operation in enumerate(mine)}
