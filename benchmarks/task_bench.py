@@ -13,6 +13,7 @@ import argparse
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,17 +100,24 @@ def _serve_ranks(sweep: Callable[[], dict[str, Any]]) -> None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    others = range(1, world.size)
 
     def together() -> dict[str, Any]:
-        world.bcast(True)
+        for other in others:
+            world.send(True, other)
         return sweep()
 
     if world.rank == 0:
         harness.serve(together)
-        world.bcast(False)
-    else:
-        while world.bcast(None):
-            sweep()
+        for other in others:
+            world.send(False, other)
+        return
+    while True:
+        while not world.iprobe(0):
+            time.sleep(0.001)  # a receive would keep a core busy while other peers are measured
+        if not world.recv(source=0):
+            return
+        sweep()
 
 
 def command(name: str, python: str, repeats: int) -> list[str]:
