@@ -4,8 +4,8 @@
 
 Apps are at the small sizes of the tests (tests/executor_apps.py): a step's work is little, so that
 the difference is the executor's overhead. Weights after the steps are compared, relative to each
-tensor's largest; for a measure of that, so are those of the local executor on one and two processors
-(batch norms over a few elements magnify the last bits).
+tensor's largest; for a measure of that, so are those of the local executor on one and two
+processors (batch norms over a few elements magnify the last bits).
 """
 
 from __future__ import annotations
