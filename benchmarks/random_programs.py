@@ -1,7 +1,7 @@
 """Random task programs: each equal to its sequential execution, on any executor.
 
 Programs (tests/runtime_scenarios.py) follow from their seeds. They run in a process of their own,
-or under `mpiexec` in one a rank; one that says nothing for a minute is ended and reported. The
+or under `mpiexec` in one a rank; one that says nothing for three minutes is ended and reported. The
 first that fails is made smaller and printed.
 """
 
@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from harness import write
 from runtime_scenarios import Scenario, execute, scenario, shrink
 
-HUNG_S = 60.0
+HUNG_S = 180.0
 
 
 def attempt(given: Scenario, checked: bool = False) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def rows(
                     break
             else:
                 if seed < end:
-                    how = "nothing heard for a minute" if process.poll() is None else "died"
+                    how = "nothing heard for three minutes" if process.poll() is None else "died"
                     yield {"seed": seed, "failed": how, "seconds": HUNG_S}
                     seed += 1
             _end(process)

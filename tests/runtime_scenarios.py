@@ -210,7 +210,7 @@ class _Maker:
                 else:
                     body.append(self.step(self.persistent))
             if depth:
-                times = min(times, 6)
+                times = min(times, 3)
         else:
             body += [Fill(region, 7) for region in self.transient]
             regions = [*self.persistent, *self.transient]
