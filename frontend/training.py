@@ -117,7 +117,7 @@ def together(method: Callable[Concatenate[Trainer, P], T]) -> Callable[Concatena
                 self._session.runtime.executor.stop(error)
             raise
 
-    return cast(Callable[Concatenate[Trainer, P], T], guarded)
+    return cast("Callable[Concatenate[Trainer, P], T]", guarded)
 
 
 class Trainer:
