@@ -26,7 +26,8 @@ def _call(block: Any) -> int:
     while w[0] != 0 and polls < _POLLS and call_pointer(w[0]) != 0:
         pause()
         polls += 1
-    return call_entry(w[1], w[2])
+    status: int = call_entry(w[1], w[2])
+    return status
 
 
 def address() -> int:
