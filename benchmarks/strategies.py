@@ -348,6 +348,7 @@ class Tables:
                 "devices": devices,
                 "strategies": said.space,
                 "seconds": said.seconds,
+                "of them tables": said.prepared,
                 "paper's s": paper,
                 "proved": said.complete,
                 "optimum us": found.simulation.step_us,

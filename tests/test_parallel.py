@@ -45,6 +45,7 @@ from soapstone.search.parallel.choice import Settled, as_strategy, empty
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.geometry import tile
+from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.initial import randomly
 from soapstone.search.parallel.methods import exhaustive
 from soapstone.search.parallel.optcnn import costs_of, solve
@@ -428,6 +429,19 @@ def test_bounds_of_the_exhaustive_search_are_never_passed(graph: str, devices: i
             assert sieve.keep(under_way.degrees, tree.placed, begun, step + 1).all()
         if step < best or random.random() < 0.02:
             now, best = rows, step
+
+
+def test_steps_of_a_recurrent_layer_are_changed_together() -> None:
+    """Also the first one, which is of another class."""
+    sizes = {"unrolled": True, "length": 3, "hidden": 16, "vocabulary": 40}
+    model = prepare(graph_of("rnnlm", 8, sizes=sizes), load_machine("p100", 2))
+    number = {item.name: op for op, item in enumerate(model.operators)}
+    shared, equal = sharing(model), classes(model)
+    for layer in ("lstm1", "lstm2"):
+        steps = [number[f"{layer}.{step}"] for step in range(3)]
+        assert len({shared[op] for op in steps}) == 1
+        assert len({equal[op] for op in steps}) == 2
+    assert shared[number["lstm1.1"]] != shared[number["lstm2.1"]]
 
 
 def test_dynamic_programming_finds_the_least_sum() -> None:
