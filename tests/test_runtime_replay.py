@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -188,7 +189,8 @@ def test_an_untraced_error_stops_the_run_until_reset(workers: int) -> None:
     with Runtime(Machine.local(workers)) as runtime:
         x = Region((4,), "f8", "x")
         for _ in range(3):
-            runtime.launch(risky, Partition.tiled(x, 2)) if not runtime.executor.fault else None
+            with contextlib.suppress(StoppedError):  # the first may have failed already
+                runtime.launch(risky, Partition.tiled(x, 2))
         with pytest.raises(TaskError, match=r"'risky', point 0, .*ZeroDivisionError") as info:
             runtime.wait()
         assert isinstance(info.value.__cause__, ZeroDivisionError)

@@ -227,11 +227,11 @@ class LocalExecutor:
 
         Raises: MemoryExhausted.
         """
-        with contextlib.suppress(MemoryExhausted):
-            self._memory.allocate(storage)
-            return
-        self.wait()
-        self._memory.relieve()
+        for make_room in (_pass, self.wait, self._memory.relieve):
+            make_room()
+            with contextlib.suppress(MemoryExhausted):
+                self._memory.allocate(storage)
+                return
         gc.collect()
         self._memory.allocate(storage)
 
