@@ -35,7 +35,7 @@ def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
     )
 
 
-@pytest.mark.parametrize(("count", "first", "programs"), [(2, 0, 25), (3, 500, 8)])
+@pytest.mark.parametrize(("count", "first", "programs"), [(2, 0, 20), (3, 500, 3)])
 def test_random_programs_equal_sequential_numpy(count: int, first: int, programs: int) -> None:
     done = ranks(count, HERE / "mpi_random.py", first, programs, timeout_s=60)
     assert done.returncode == 0, done.stderr
