@@ -122,15 +122,7 @@ class Host(ABC):
             for name, part in region.split(array).items():
                 self.write(region[name], part)
             return
-        self._outside_capture("write")
-        self.executor.check()
-        self.flush()
-        given = np.asarray(array)
-        if given.shape != region.shape or given.dtype != region.dtype:
-            raise LaunchError(
-                f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
-                f"needed {region.dtype} {region.shape}"
-            )
+        given = self._written(region, array)
         self.executor.wait()
         with self._lock:
             self._settled = True
@@ -144,6 +136,22 @@ class Host(ABC):
             for instance in state:
                 instance.valid = instance in targets
             self._tell("write", region, targets)
+
+    def _written(self, region: Region, array: Any) -> Array:
+        """What is to be written to a region, once launches held back have been issued.
+
+        Raises: LaunchError for another shape or dtype; StoppedError.
+        """
+        self._outside_capture("write")
+        self.executor.check()
+        self.flush()
+        given = np.asarray(array)
+        if given.shape != region.shape or given.dtype != region.dtype:
+            raise LaunchError(
+                f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
+                f"needed {region.dtype} {region.shape}"
+            )
+        return given
 
     def array(self, region: Region) -> Array:
         """The live NumPy view of a region's instance in the host memory.

@@ -445,15 +445,7 @@ class LegateRuntime(Runtime):
         if isinstance(region, FieldRegion):
             super().write(region, array)
             return
-        self._outside_capture("write")
-        self.executor.check()
-        self.flush()
-        given = np.asarray(array)
-        if given.shape != region.shape or given.dtype != region.dtype:
-            raise LaunchError(
-                f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
-                f"needed {region.dtype} {region.shape}"
-            )
+        given = self._written(region, array)
         with self._lock:
             self.settle()
             held = self.held(region)
