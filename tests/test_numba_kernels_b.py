@@ -403,6 +403,9 @@ def test_dropout_draws_the_same_in_every_layout(layout: str, threads: int) -> No
     y = LAYOUTS[layout](np.zeros_like(x))
     run("dropout", [LAYOUTS[layout](x), step], [y], threads, **attributes)
     np.testing.assert_allclose(y, want, rtol=1e-6)
+    turned = np.zeros_like(x)
+    run("dropout", [LAYOUTS[layout](x), step], [turned], threads, **attributes)
+    np.testing.assert_array_equal(turned, y)
     part = (slice(1, 3), slice(4, 20), slice(0, 19), slice(2, 9))
     attributes |= {"origin": (1, 4, 0, 2), "full_shape": x.shape}
     y = LAYOUTS[layout](np.zeros_like(x[part]))

@@ -7,11 +7,13 @@ one of the whole tensor, whatever the layout and the tile.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
+from soapstone.kernels.cpu.copies import copy
 from soapstone.kernels.cpu.lanes import F32, I64, LANES, Lanes, where
 from soapstone.kernels.cpu.layout import is_float32
 from soapstone.kernels.cpu.native import (
@@ -21,13 +23,14 @@ from soapstone.kernels.cpu.native import (
     noop,
     pack,
     parallel_for,
+    sequence,
     useful_threads,
     words,
 )
 from soapstone.kernels.cpu.opcodes import get, loop, put
 from soapstone.kernels.cpu.simd import vectorised
 from soapstone.kernels.cpu.spans import span, span_at, span_step, spans
-from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 # SplitMix64's finaliser on a weighted sum, as in `ir.ops.dropout.random_bits`.
@@ -73,6 +76,13 @@ def _dropout(block: Any, begin: int, end: int) -> int:
     return 0
 
 
+def _turned(x: Array, y: Array) -> bool:
+    """Whether the dim that is contiguous in y lies apart in x."""
+    return any(
+        n > 1 and to == y.itemsize != at for n, to, at in zip(x.shape, y.strides, x.strides)
+    )
+
+
 @variant("dropout", "numba")
 def dropout(call: Call) -> Entry | None:
     """x scaled by 1 / (1 - rate), or 0 where the draw says so."""
@@ -81,6 +91,10 @@ def dropout(call: Call) -> Entry | None:
         return None
     if y.size == 0:
         return noop()
+    if _turned(x, y):  # rows of one element would take 50 times as long
+        moved = copy(y, x, call.threads)
+        drawn = dropout(replace(call, inputs=(y, step)))
+        return None if moved is None or drawn is None else sequence((moved, drawn))
     a = call.attributes
     whole = a.get("full_shape", x.shape)
     steps = [math.prod(whole[d + 1 :]) for d in range(x.ndim)]
