@@ -63,6 +63,19 @@ def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def compare_exchange(typingctx: Any, array: Any, index: Any, old: Any, new: Any) -> Any:
+    """Replace `array[index]` of an int64 array if it is `old`, atomically; whether it was."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        word = builder.gep(view.data, [args[1]])
+        pair = builder.cmpxchg(word, args[2], args[3], "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(array, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def pause(typingctx: Any) -> Any:
     """The processor's hint that a loop is waiting (x86); nothing elsewhere."""
 

@@ -7,7 +7,6 @@ and builds the arrays of the native loops. A replay runs no Python between nativ
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import heapq
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from .step import Request
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_TRAMPOLINE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_ssize_t)
-PYTHON_STATUS = -1
 STOPPED = -2  # of an entry that waits for another process: something else has failed
 
 
@@ -61,7 +58,6 @@ class Trace:
         self._analysis = analysis
         self._regions = analysis.persistent()
         self._raised: dict[int, BaseException] = {}
-        self._calls: dict[int, Callable[[], object]] = {}  # the Python bodies, by operation
         self._lock = threading.Lock()
         self._left: list[tuple[Instances, int, list[tuple[Instance, Cells]]]] | None = None
         self._entries: list[EntryLike | None] = [None] * len(sink.operations)
@@ -81,7 +77,6 @@ class Trace:
         pairs = np.concatenate([analysed, self.layout.edges])
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
         self._arenas = self._allocate()
-        self._trampoline = _TRAMPOLINE(self._call_python)
         self._program = self._assemble()
         for state in analysis.regions.values():
             for instance in state:
@@ -152,8 +147,7 @@ class Trace:
         idle = program.nothing_address()
         control = program.control_words()
         self._messages = self._runtime.executor.messages(self.operations, control)
-        python = ctypes.cast(self._trampoline, ctypes.c_void_p).value or 0
-        calls = self._blocks = python_entry.blocks(python, len(self.operations))
+        calls = self._calls = python_entry.Calls(len(self.operations))
 
         def bind(mine: Sequence[Operation]) -> Callable[[], None]:
             def work() -> None:
@@ -167,8 +161,7 @@ class Trace:
                         addresses[number] = idle
                     else:
                         addresses[number] = python_entry.address()
-                        blocks[number] = calls[number].ctypes.data
-                        self._calls[number] = self._prepare(operation)
+                        blocks[number] = calls.block(number, self._prepare(operation))
 
             return work
 
@@ -180,14 +173,28 @@ class Trace:
         processors = [operation.processor for operation in self.operations]
         return program.assemble(self.order, processors, predecessors, addresses, blocks, control)
 
-    def _prepare(self, operation: Operation) -> Callable[[], object]:
-        """The call of an operation's Python body, its arrays and context made once."""
+    def _prepare(self, operation: Operation) -> Callable[[], bool]:
+        """The call of an operation's Python body, its arrays and context made once.
+
+        Returns a function that tells whether it succeeded, and keeps what the body raises.
+        """
         number = operation.processor
         try:
-            return self._runtime.executor.prepared(operation, number, operation.arrays())
+            call = self._runtime.executor.prepared(operation, number, operation.arrays())
         except BodyError as error:
             processor = self._runtime.machine.processors[number]
             raise as_task_error(operation, processor, error) from error
+        raised = self._raised
+
+        def guarded() -> bool:
+            try:
+                call()
+            except BaseException as error:
+                raised[operation.id] = error
+                return False
+            return True
+
+        return guarded
 
     def _bind(self, operation: Operation) -> EntryLike | None:
         """The entry of an operation, or None when its Python body (or nothing) runs.
@@ -215,15 +222,6 @@ class Trace:
                 "bind gave no entry, and the task has no Python body",
             )
         return entry
-
-    def _call_python(self, number: int) -> int:
-        """Run the Python body of an operation, for its entry."""
-        try:
-            self._calls[number]()
-        except BaseException as error:
-            self._raised[number] = error
-            return PYTHON_STATUS
-        return 0
 
     # -- replaying
 
