@@ -78,9 +78,7 @@ def _dropout(block: Any, begin: int, end: int) -> int:
 
 def _turned(x: Array, y: Array) -> bool:
     """Whether the dim that is contiguous in y lies apart in x."""
-    return any(
-        n > 1 and to == y.itemsize != at for n, to, at in zip(x.shape, y.strides, x.strides)
-    )
+    return any(n > 1 and to == y.itemsize != at for n, to, at in zip(x.shape, y.strides, x.strides))
 
 
 @variant("dropout", "numba")
