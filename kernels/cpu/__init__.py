@@ -23,6 +23,7 @@ _FAMILIES = (
     "resize",
     "rms_norm",
     "movement",
+    "depthwise",
     "dropout",
     "embedding",
     "embedding_bag",

@@ -14,6 +14,7 @@ _FAMILIES = (
     "linear_grad",
     "matmul",
     "normalization",
+    "pointwise",
     "pooling",
     "recurrent",
     "recurrent_cells",

@@ -15,7 +15,7 @@ import numpy as np
 
 from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.native import sequence
-from soapstone.kernels.cpu.onednn import convolution, matmul
+from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise
 from soapstone.kernels.cpu.onednn.descriptors import (
     ABS,
     ADD,
@@ -59,7 +59,7 @@ BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
         "linear": lambda call, steps: matmul.linear(call, "gemm", steps),
         "matmul": lambda call, steps: matmul.matmul(call, "gemm", steps),
     },
-    "onednn_product": {"conv2d": matmul.pointwise},
+    "onednn_product": {"conv2d": pointwise.conv2d},
 }
 
 FUNCTIONS: dict[str, Callable[[Settings], Activation]] = {

@@ -1,0 +1,107 @@
+"""1x1 convolution and its gradients as matrix products over the pixels of channels-last images.
+
+Unlike oneDNN's convolutions they take rows that lie apart, such as part of a concatenation. On
+small images the products of the gradients are also faster: 4.5 against 15 ms for the weights'
+gradient of 2 x 2048 x 7 x 7 to 1024 channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.kernels.cpu.copies import copy
+from soapstone.kernels.cpu.native import sequence
+from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Activation, Step
+from soapstone.kernels.cpu.onednn.execute import Program, float32
+from soapstone.kernels.cpu.onednn.matmul import product, rows
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+
+def _pixels(image: Array) -> Array | None:
+    """Return the image (n, c, h, w) as a matrix (pixels, c), or None where strides forbid it."""
+    return rows(image.transpose(0, 2, 3, 1))
+
+
+def _served(call: Call, weights: Array) -> bool:
+    """Return whether this is a product: one group, a window of one place, no padding."""
+    return (
+        float32(call)
+        and all(array.size for array in (*call.inputs, *call.outputs))
+        and weights.shape[2:] == (1, 1)
+        and call.attributes["groups"] == 1
+        and not any(call.attributes["padding"])
+    )
+
+
+@variant("conv2d", "onednn_product")
+def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of y = activation(conv2d(x, w) + b), then the steps."""
+    x, w, *rest = call.inputs
+    (y,) = call.outputs
+    at = call.attributes
+    if (
+        not _served(call, w)
+        or tuple(at["stride"]) != (1, 1)
+        or at.get("activation") not in ACTIVATIONS
+        or (not rest) == bool(at.get("bias", False))
+    ):
+        return None
+    pixels, made = _pixels(x), _pixels(y)
+    if pixels is None or made is None or pixels.shape[0] != made.shape[0]:
+        return None
+    own = ACTIVATIONS[at.get("activation")]
+    after: list[Step] = [own] if own else []
+    for step in steps:
+        if not isinstance(step, Activation):
+            operand = step[1].transpose(0, 2, 3, 1)
+            flat = rows(operand) if operand.shape[:3] == y.transpose(0, 2, 3, 1).shape[:3] else None
+            if flat is None and operand.size == operand.shape[3]:
+                flat = operand.reshape(1, operand.size)
+            if flat is None:
+                return None
+            step = (step[0], flat)
+        after.append(step)
+    columns = w[:, :, 0, 0].swapaxes(0, 1)
+    bias = rest[0] if rest else None
+    program = Program(call.threads)
+    operands = (pixels, columns, made)
+    return product(program, operands, bias, after, "first", 1 in call.constants)
+
+
+@variant("conv2d_grad_input", "onednn_product")
+def conv2d_grad_input(call: Call) -> Entry | None:
+    """Return the entry of dx = dy @ w over pixels."""
+    dy, w = call.inputs
+    (dx,) = call.outputs
+    if not _served(call, w) or tuple(call.attributes["stride"]) != (1, 1):
+        return None
+    pixels, made = _pixels(dy), _pixels(dx)
+    if pixels is None or made is None or pixels.shape[0] != made.shape[0]:
+        return None
+    return product(Program(call.threads), (pixels, w[:, :, 0, 0], made), None, (), "first")
+
+
+@variant("conv2d_grad_weight", "onednn_product")
+def conv2d_grad_weight(call: Call) -> Entry | None:
+    """Return the entry of dw = dy.T @ x over pixels; a stride takes some of x's, copied first."""
+    x, dy = call.inputs
+    dw, *rest = call.outputs
+    if rest or not _served(call, dw):
+        return None
+    down, across = call.attributes["stride"]
+    seen = x[:, :, ::down, ::across][:, :, : dy.shape[2], : dy.shape[3]].transpose(0, 2, 3, 1)
+    pixels, made = rows(seen), _pixels(dy)
+    if seen.shape[1:3] != dy.shape[2:] or made is None:
+        return None
+    entries: list[Entry | None] = []
+    if pixels is None:
+        dense = np.empty(seen.shape, seen.dtype)
+        entries.append(copy(dense, seen, call.threads))
+        pixels = dense.reshape(-1, dense.shape[-1])
+    operands = (made.swapaxes(0, 1), pixels, dw[:, :, 0, 0])
+    entries.append(product(Program(call.threads), operands, None, (), "first"))
+    served = [entry for entry in entries if entry is not None]
+    return sequence(served) if len(served) == len(entries) else None

@@ -1,0 +1,67 @@
+"""Kernels that serve some convolutions beside oneDNN's: depthwise, and 1x1 as products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onednn_calls import bind, close, execute, place, random
+from test_onednn_convolution import convolve_gradients
+
+from soapstone.kernels.entry import Call
+
+_DEPTHWISE = (  # image, window, stride, padding, dilation
+    ((2, 3, 5, 5), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((3, 70, 9, 8), (5, 3), (2, 1), (2, 0, 1, 3), (1, 1)),
+    ((1, 130, 7, 11), (2, 4), (1, 3), (0, 2, 0, 1), (2, 2)),
+    ((2, 16, 3, 3), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),
+)
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_last_tile"])
+@pytest.mark.parametrize("image, window, stride, padding, dilation", _DEPTHWISE)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_depthwise_weight_gradient(image, window, stride, padding, dilation, layout, threads):
+    channels, size = image[1], []
+    for axis in range(2):
+        room = image[2 + axis] + padding[axis] + padding[axis + 2]
+        size.append((room - dilation[axis] * (window[axis] - 1) - 1) // stride[axis] + 1)
+    x, dy = random(*image), random(image[0], channels, *size, seed=1)
+    at = {"stride": stride, "padding": padding, "dilation": dilation, "groups": channels}
+    _, dw = convolve_gradients(x, random(channels, 1, *window), dy, at)
+    (actual,) = execute(
+        *("conv2d_grad_weight", (x, dy), [dw.shape], layout),
+        **{"name": "depthwise", "threads": threads, "kernel": window, **at},
+    )
+    close(actual, dw)
+
+
+def test_depthwise_declines_what_it_does_not_serve():
+    at = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 4}
+    x, dy, dw = random(1, 4, 5, 5), random(1, 4, 3, 3), np.empty((4, 1, 3, 3), np.float32)
+    last = tuple(place(array, "channels_last") for array in (x, dy))
+    assert bind(Call("conv2d_grad_weight", at, last, (dw,)), "depthwise") is not None
+    assert bind(Call("conv2d_grad_weight", at, (x, dy), (dw,)), "depthwise") is None
+    bias = np.empty(4, np.float32)
+    assert bind(Call("conv2d_grad_weight", at, last, (dw, bias)), "depthwise") is None
+    two = (last[0], place(random(1, 8, 3, 3), "channels_last"))  # two filters a channel
+    eight = np.empty((8, 1, 3, 3), np.float32)
+    assert bind(Call("conv2d_grad_weight", at, two, (eight,)), "depthwise") is None
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (1, 3)])
+def test_pointwise_gradients_are_products(stride):
+    at = {"stride": stride, "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
+    x, w = random(2, 5, 8, 7), random(6, 5, 1, 1)
+    dy = random(2, 6, -(-8 // stride[0]), -(-7 // stride[1]))
+    named = {"name": "onednn_product", **at}
+    if stride == (1, 1):
+        dx, dw = convolve_gradients(x, w, dy, at)
+        (actual,) = execute(
+            "conv2d_grad_input", (dy, w), [x.shape], "channels_last", size=(8, 7), **named
+        )
+        close(actual, dx)
+    dw = np.einsum("nohw,nchw->oc", dy, x[:, :, :: stride[0], :: stride[1]])[..., None, None]
+    (actual,) = execute(
+        "conv2d_grad_weight", (x, dy), [dw.shape], "channels_last", kernel=(1, 1), **named
+    )
+    close(actual, dw)
