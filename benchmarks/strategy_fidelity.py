@@ -1,37 +1,46 @@
-"""Simulated steps beside real ones on this computer (FlexFlow: Jia, section 3.7.3 and Figure 3.8).
+"""Simulated steps beside real ones on this computer (FlexFlow: Jia, section 3.7.3, Figure 3.11).
 
-    python benchmarks/strategy_fidelity.py [--models lenet,mlp] [--strategies 8] [--seconds 120]
+    python benchmarks/strategy_fidelity.py [--models lenet,mlp] [--strategies 8] [--seconds 30]
+    mpiexec -n 2 python benchmarks/strategy_fidelity.py [...]
 
 Tasks are measured in steps of covering strategies, as `soapstone strategy simulate --machine local`
-measures them. Each model then runs under other ones: the named strategies that differ, random ones,
-and ones in which whole operators have random devices. All of these run in turns, and steps at one
-speed of the processors are compared (another guest of the computer may slow them for a while).
+measures them; over ranks of MPI, messages too. Each model then runs under strategies that are
+chosen so that their simulated steps are far apart: one device, data parallelism, and of many others
+(named, random, partly data-parallel) always the one whose step is farthest from those chosen.
+Covering and other strategies run in turns, and steps at one speed of the processors are compared
+(another guest of the computer may slow them for a while).
 
 The error is that of the simulated step. Kendall's tau says whether the order of a model's
-strategies is kept; `tau, 5 % apart` leaves out pairs whose real steps are nearer than that, since
-their order changes from run to run. The last row pools strategies, and pairs, of all models.
+strategies is kept: of all pairs, those in the same order less those in the other, as a share of
+all. Equal steps count as neither. Of pairs whose real steps are nearer than 5 % the order changes
+from run to run; `tau, 5 % apart` leaves them out. The last row pools strategies, and pairs, of all
+models.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 from harness import tabulate
 
-from soapstone.frontend.step_times import Run, Turns
-from soapstone.frontend.strategies import graph_of, machine_of
-from soapstone.frontend.task_times import Cover, configured, record, strategy_of
+from soapstone.frontend.step_times import Run, Step, Turns
+from soapstone.frontend.strategies import graph_of
+from soapstone.frontend.task_times import Cover, configured, linked, record, strategy_of
 from soapstone.ir.configuration import Configuration
+from soapstone.ir.graph import Graph
+from soapstone.runtime.start import default_executor, rank_of
+from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import NAMED, Simulator
 from soapstone.search.parallel.covering import covering
-from soapstone.search.parallel.initial import randomly
+from soapstone.search.parallel.initial import data_parallel, randomly
 from soapstone.search.parallel.problem import Model, prepare
 
 # An app, samples of a step, and sizes: a step takes some milliseconds.
@@ -39,7 +48,7 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "mlp": ("mlp", 128, {}),
     "lenet": ("lenet", 64, {}),
     "alexnet": ("alexnet", 8, {"width": 16, "hidden": 512, "classes": 100}),
-    "resnet18": ("resnet", 8, {"depth": 18, "image_size": 32, "classes": 100, "width": 32}),
+    "resnet18": ("resnet", 16, {"depth": 18, "image_size": 32, "classes": 100, "width": 32}),
     "squeezenet": ("squeezenet", 4, {"image_size": 64, "classes": 100}),
     "candle_uno": (
         "candle_uno",
@@ -66,59 +75,115 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
         },
     ),
 }
-LEAST = 15  # steps of a strategy at one speed
+LOOK, LEAST = 4, 15  # steps of a strategy at one speed: to choose by, to measure
+CHANCES, PARTS = 24, 8  # random strategies of either kind, and partly data-parallel ones
 APART = 0.05  # real steps that differ by less are in no order
 
-Strategies = Mapping[str, Mapping[str, Configuration]]
+Strategy = Mapping[str, Configuration]
 
 
-def strategies_of(model: Model, count: int, seed: int) -> Strategies:
-    """Return so many different strategies: whole on a device, named ones, and by chance."""
+def candidates(model: Model, seed: int) -> dict[str, Strategy]:
+    """Return strategies to choose from: one device, named ones, partly data-parallel, by chance."""
     free = [item.name for item in model.operators if item.source is None]
     devices = len(model.machine.processors)
-    found: dict[str, Mapping[str, Configuration]] = {}
-
-    def add(name: str, strategy: Mapping[str, Configuration]) -> None:
-        if len(found) < count and all(dict(strategy) != dict(other) for other in found.values()):
-            found[name] = strategy
-
-    add("one device", dict.fromkeys(free, Configuration({}, (0,))))
-    for name, make in NAMED.items():
-        add(name, make(model))
-    number = seed
-    while len(found) < count:
+    found: dict[str, Strategy] = {"one device": dict.fromkeys(free, Configuration({}, (0,)))}
+    found |= {name: make(model) for name, make in NAMED.items()}
+    data = data_parallel(model)
+    for part in range(1, PARTS):
+        split = free[: len(free) * part // PARTS]
+        some = {name: data[name] for name in split}
+        found[f"data for {part}/{PARTS}"] = {**found["one device"], **some}
+    for number in range(seed, seed + CHANCES):
         chance = np.random.default_rng(number)
-        placed = {name: Configuration({}, (int(chance.integers(devices)),)) for name in free}
-        add(f"random {number}", randomly(model, number))
-        add(f"random devices {number}", placed)
-        number += 1
+        found[f"random {number}"] = randomly(model, number)
+        found[f"random devices {number}"] = {
+            name: Configuration({}, (int(chance.integers(devices)),)) for name in free
+        }
     return found
 
 
-def measured(
-    model: Model, strategies: Strategies, machine: MeasuredMachine, seconds: float
-) -> tuple[dict[str, float], float]:
-    """Set the machine's times of tasks; return the ms of a step under each strategy, and the speed.
+def spread(step_us: Mapping[str, float], count: int) -> list[str]:
+    """Return so many names whose steps' logarithms are far apart, each the farthest from others."""
+    chosen = ["one device", "data"][:count]
+    while len(chosen) < min(count, len(step_us)):
+        distance = {
+            name: min(abs(math.log(us / step_us[other])) for other in chosen)
+            for name, us in step_us.items()
+            if name not in chosen
+        }
+        chosen.append(max(distance, key=distance.__getitem__))
+    return [name for name in step_us if name in chosen]
 
-    All run in turns; a median is over steps at one speed, which is a yardstick's microseconds.
-    """
-    covers = {
-        f"cover {number}": Cover(found, configured(model, found))
-        for number, found in enumerate(covering(model))
-    }
-    with ExitStack() as stack:
-        runs = {}
-        for name, cover in covers.items():
-            runs[name] = Run(model, strategy_of(model, cover.configurations))
-        for name, found in strategies.items():
-            runs[name] = Run(model, strategy_of(model, found), tasks=False)
-        for run in runs.values():
-            stack.callback(run.close)
-        turns = Turns(runs)
+
+class Fidelity:
+    """One model on the machine of an executor: its covering strategies, and others, as they run."""
+
+    def __init__(self, graph: Graph, machine: MeasuredMachine, executor: str) -> None:
+        self.graph, self.machine, self.executor = graph, machine, executor
+        self.model = prepare(graph, machine)
+        self.covers = {
+            f"cover {number}": Cover(found, configured(self.model, found))
+            for number, found in enumerate(covering(self.model))
+        }
+        self._stack = ExitStack()
+        self.runs: dict[str, Run] = {}
+        for name, cover in self.covers.items():
+            self._start(name, cover.configurations, True)
+
+    def __enter__(self) -> Fidelity:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _start(self, name: str, found: Strategy, tasks: bool) -> None:
+        strategy = strategy_of(self.model, found)
+        self.runs[name] = Run(self.model, strategy, tasks=tasks, executor=self.executor)
+        self._stack.callback(self.runs[name].close)
+
+    def chosen(self, count: int, seconds: float, seed: int) -> dict[str, Strategy]:
+        """Return strategies far apart, by times of tasks from a first look, and start them."""
+        turns = Turns(self.runs)
+        speed = turns.take(LOOK, seconds)
+        simulator = self._simulator({name: turns.at(name, speed) for name in self.covers})
+        found = candidates(self.model, seed)
+        step_us = {name: simulator.simulate(item).step_us for name, item in found.items()}
+        result = {name: found[name] for name in spread(step_us, count)}
+        for name, item in result.items():
+            self._start(name, item, False)
+        return result
+
+    def compared(
+        self, strategies: Mapping[str, Strategy], seconds: float
+    ) -> Iterator[dict[str, Any]]:
+        """Yield a row of each strategy: its step as it is and as simulated."""
+        turns = Turns(self.runs)
         speed = turns.take(LEAST, seconds)
-    record(model, machine, [(cover, turns.at(name, speed)) for name, cover in covers.items()])
-    steps = {name: turns.at(name, speed) for name in strategies}
-    return {n: statistics.median(s.us for s in found) / 1e3 for n, found in steps.items()}, speed
+        taken = {name: turns.at(name, speed) for name in self.runs}
+        simulator = self._simulator(taken)
+        for name, item in strategies.items():
+            real_us = statistics.median(step.us for step in taken[name])
+            found = simulator.simulate(item)
+            yield {
+                "strategy": name,
+                "measured ms": real_us / 1e3,
+                "simulated ms": found.step_us / 1e3,
+                "simulated / measured": found.step_us / real_us,
+                "estimated": found.estimated,
+                "steps": len(taken[name]),
+                "yardstick us": speed.us,
+                "at most apart": speed.slack,
+            }
+
+    def _simulator(self, taken: Mapping[str, Sequence[Step]]) -> Simulator:
+        """Return a simulator with the times of tasks and messages in steps."""
+        local = linked(self.machine, [taken[name] for name in self.covers])
+        # Nothing that was measured before: speeds differ from day to day.
+        machine = MeasuredMachine(
+            local.name, local.processors, local.memories, local.links, local.switches
+        )
+        record(self.model, machine, [(cover, taken[name]) for name, cover in self.covers.items()])
+        return Simulator(self.graph, machine)
 
 
 def agreement(pairs: Sequence[tuple[float, float]], apart: float = 0.0) -> tuple[int, int]:
@@ -159,35 +224,19 @@ def summary(name: str, models: Sequence[Rows]) -> dict[str, Any]:
 
 
 def rows_of(
-    names: Sequence[str], count: int, seconds: float, seed: int
+    names: Sequence[str], count: int, seconds: float, seed: int, executor: str
 ) -> Iterator[dict[str, Any]]:
     """Yield a row a strategy, a row of errors a model, and one of all."""
-    local = machine_of("local")
+    machine = measured_machine(1 if executor == "mpi" else None, executor=executor)
     everything: list[list[dict[str, Any]]] = []
     for name in names:
         app, samples, sizes = MODELS[name]
-        graph = graph_of(app, samples, sizes=sizes)
-        # Nothing that was measured before: speeds differ from day to day.
-        machine = MeasuredMachine(local.name, local.processors, local.memories, local.links)
-        model = prepare(graph, machine)
-        strategies = strategies_of(model, count, seed)
-        real, speed = measured(model, strategies, machine, seconds)
-        simulator = Simulator(graph, machine)
         mine = []
-        for label, strategy in strategies.items():
-            found = simulator.simulate(strategy)
-            mine.append(
-                {
-                    "model": name,
-                    "strategy": label,
-                    "measured ms": real[label],
-                    "simulated ms": found.step_us / 1e3,
-                    "simulated / measured": found.step_us / 1e3 / real[label],
-                    "estimated": found.estimated,
-                    "yardstick us": speed,
-                }
-            )
-            yield mine[-1]
+        with Fidelity(graph_of(app, samples, sizes=sizes), machine, executor) as model:
+            strategies = model.chosen(count, seconds / 4, seed)
+            for row in model.compared(strategies, seconds):
+                mine.append({"model": name, **row})
+                yield mine[-1]
         everything.append(mine)
         yield summary(name, [mine])
     yield summary("all", everything)
@@ -197,14 +246,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--strategies", type=int, default=8, help="of each model")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of a model's steps, at most")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a model's steps, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()
-    rows = rows_of(given.models.split(","), given.strategies, given.seconds, given.seed)
-    title = "Simulated and real steps of strategies on this computer"
+    executor = default_executor()
+    rows: Iterable[dict[str, Any]] = rows_of(
+        given.models.split(","), given.strategies, given.seconds, given.seed, executor
+    )
+    if rank_of(executor):
+        list(rows)
+        return
+    name, title = "strategy_fidelity", "Simulated and real steps of strategies on this computer"
     command = "python benchmarks/strategy_fidelity.py"
-    tabulate("strategy_fidelity", title, command, rows, save=not given.no_write)
+    if executor == "mpi":
+        name, title = f"{name}_mpi", f"{title}, over two ranks"
+        command = f"mpiexec -n 2 {command}"
+    tabulate(name, title, command, rows, save=not given.no_write)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from soapstone.frontend.optimize_check import drawn
 from soapstone.frontend.optimizers import LEARNING_RATE
+from soapstone.frontend.peers import Peers
 from soapstone.frontend.session import Bound, Session
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -21,22 +21,29 @@ from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
 from soapstone.runtime.lower import lower
+from soapstone.runtime.message import ENDS, STARTS
+from soapstone.runtime.profile import MESSAGE, WAIT, Event
+from soapstone.search.cost.database import preemptions
 from soapstone.search.cost.measure import Yardstick
 from soapstone.search.parallel.covering import Homes
 from soapstone.search.parallel.problem import Model
 
 Name = TypeVar("Name", bound=Hashable)
 
-_EACH, _ROUND_S, _FEW = 3, 0.05, 3  # steps and seconds of a run's turn; fewer steps say little
-_SLACK, _LEVELS = 1.15, 60  # of a product's time at one speed; speeds that are looked at
+_NO_WORK = (WAIT, MESSAGE, *STARTS, *ENDS)  # of a timeline: waiting, and messages between processes
+_EACH, _ROUND_S = 3, 0.05  # steps and seconds of a run's turn
+_SLACKS, _LEVELS = (1.07, 1.15, 1.32), 40  # of products' times at one speed; speeds looked at
+_FEW, _BETTER = 3, 4  # steps that say something; of fewer at a speed, the better fourth is taken
 
 
 @contextmanager
-def running(graph: Graph, machine: Machine, strategy: Strategy) -> Iterator[tuple[Session, Bound]]:
+def running(
+    graph: Graph, machine: Machine, strategy: Strategy, executor: str = "local"
+) -> Iterator[tuple[Session, Bound]]:
     """Yield a session in which a graph is bound under a strategy, and fed with random inputs."""
     mapper = load_mapper("strategy", strategy)
     mapper.attach(machine)
-    session = Session(machine, mapper, seed=0)
+    session = Session(machine, mapper, seed=0, executor=executor)
     try:
         bound = session.bind(graph, strategy)
         for name, feed in bound.feeds.items():
@@ -50,31 +57,39 @@ def running(graph: Graph, machine: Machine, strategy: Strategy) -> Iterator[tupl
 
 @dataclass(frozen=True)
 class Step:
-    """What a step under a strategy took.
+    """What a step under a strategy took, in microseconds of the slowest process.
 
     Attributes:
         us: from asking for it to its end.
-        points_ns: of each task on each device; None where no timeline was taken.
-        beside_us: what it took beside the time from its first task to its last.
+        inside_us: of another step, from its first task to its last; 0 where no timeline was taken.
+        points_ns: in that step, of each task on each device; None where there is no timeline.
+        messages: (messages, 2), bytes between processes, and the ns from when they could be taken,
+            since their sender had started them and their receiver waited, until they were.
     """
 
     us: float
+    inside_us: float = 0.0
     points_ns: Array | None = None
-    beside_us: float = 0.0
+    messages: Array | None = None
 
 
 class Run:
     """A strategy of a model, bound in a session of its own, whose steps are timed.
+
+    Every process of an executor's run must do the same with its own.
 
     Args:
         tasks: whether to take timelines, and what each task took on each device. No two points of
             an operator may share a device.
     """
 
-    def __init__(self, model: Model, strategy: Strategy, tasks: bool = True) -> None:
+    def __init__(
+        self, model: Model, strategy: Strategy, tasks: bool = True, executor: str = "local"
+    ) -> None:
         self._stack = ExitStack()
         self._shape = len(model.tasks), len(model.machine.processors)
-        context = running(model.graph, model.machine, strategy)
+        self.peers = Peers(executor)
+        context = running(model.graph, model.machine, strategy, executor)
         self.session, self._bound = self._stack.enter_context(context)
         self._tasks = tasks
         self._task_of: dict[str, int | None] = {}
@@ -89,21 +104,40 @@ class Run:
     def step(self) -> Step:
         """Return what a step takes once another has warmed the caches."""
         self.session.run(self._bound)
+        self.peers.meet()
         asked = time.perf_counter_ns()
         self.session.run(self._bound)
-        spent = time.perf_counter_ns() - asked
+        spent = float(self.peers.all(np.array([time.perf_counter_ns() - asked])).max())
         if not self._tasks:
             return Step(spent / 1e3)
-        timeline = self._bound.trace.replay(profile=True)
-        assert timeline is not None
+        self.peers.meet()
+        mine = self._bound.trace.replay(profile=True)
+        assert mine is not None
+        timeline = self.session.runtime.executor.gathered(mine)
+        found = None if timeline is None else self._read(timeline.events)
+        found = self.peers.first(found)
+        size = math.prod(self._shape)
+        points_ns = found[1 : 1 + size].reshape(self._shape)
+        return Step(spent / 1e3, found[0] / 1e3, points_ns, found[1 + size :].reshape(-1, 2))
+
+    def _read(self, events: Sequence[Event]) -> Array:
+        """Return what a step took, each task on each device, and messages, bytes and ns (ns)."""
         points_ns = np.zeros(self._shape)
-        events = timeline.events
+        first = min(event.start_ns for event in events)
+        last = max(event.end_ns for event in events)
+        ready: dict[str, list[int]] = {}
+        for event in events:
+            if event.category == "send":
+                ready.setdefault(event.message, []).append(event.end_ns)
+        messages: list[float] = []
         for event in events:
             task = self._task_of.get(event.name)
-            if event.category != "wait" and task is not None:
+            if event.category not in _NO_WORK and task is not None:
                 points_ns[task, event.processor] += event.duration_ns
-        inside = max(event.end_ns for event in events) - events[0].start_ns
-        return Step(spent / 1e3, points_ns, (spent - inside) / 1e3)
+            elif event.category == "recv" and ready.get(event.message):
+                took_ns = event.end_ns - max(event.start_ns, ready[event.message].pop(0))
+                messages += [event.nbytes, max(0, took_ns)]
+        return np.array([last - first, *points_ns.ravel(), *messages], np.float64)
 
     def close(self) -> None:
         """Stop the session's workers."""
@@ -115,21 +149,26 @@ class Turns(Generic[Name]):
 
     Another guest of the same computer can slow a processor for seconds without a trace here. So
     each worker thread times a matrix product of its own (`Yardstick`) before and after a step, and
-    only steps at one speed are compared; none beside which another process wants a processor.
+    only steps are compared at which all of them took about the same; none in which another process
+    took a processor away. How near the products must be to each other is chosen by what there is:
+    as near as leaves every run enough steps.
     """
 
     def __init__(self, runs: Mapping[Name, Run]) -> None:
         self.runs = runs
         self.steps: dict[Name, list[tuple[Array, Step]]] = {name: [] for name in runs}
         self._yardsticks = {
-            name: [Yardstick(p.threads) for p in run.session.machine.processors]
+            name: {
+                number: Yardstick(run.session.machine.processors[number].threads)
+                for number in run.session.runtime.executor.processors
+            }
             for name, run in runs.items()
         }
 
     def take(
         self, least: int, seconds: float, progress: Callable[[int], None] | None = None
-    ) -> float:
-        """Take steps until each run has enough at one speed; return that, as a product's us.
+    ) -> Speed:
+        """Take steps until each run has enough at one speed; return that.
 
         Args:
             least: how many steps are enough.
@@ -137,82 +176,104 @@ class Turns(Generic[Name]):
             progress: called with how many runs have enough.
         """
         until = time.monotonic() + seconds
-        waiting, speed = list(self.runs), 0.0
+        waiting, speed = list(self.runs), Speed(0.0, _SLACKS[-1])
         while waiting:
             for name in waiting:
                 self._round(name)
-            speed, counts = self.speed(least)
+            speed, counts = self._best(least, _SLACKS[0])
             waiting = [name for name in self.runs if counts[name] < least]
             if progress is not None:
                 progress(len(self.runs) - len(waiting))
-            if time.monotonic() > until:
-                break
+            if self._agreed(time.monotonic() > until):
+                return self.speed(least)
         return speed
 
-    def at(self, name: Name, speed: float) -> list[Step]:
-        """Return the steps of a run at a speed, or all where there are few."""
-        found = [step for us, step in self.steps[name] if _held(us, speed)]
-        return found if len(found) >= _FEW else [step for _, step in self.steps[name]]
+    def at(self, name: Name, speed: Speed) -> list[Step]:
+        """Return the steps of a run at a speed; where there are few, the shortest of all."""
+        found = [step for us, step in self.steps[name] if speed.held(us)]
+        if len(found) >= _FEW:
+            return found
+        steps = sorted((step for _, step in self.steps[name]), key=lambda step: step.us)
+        return steps[: max(_FEW, len(steps) // _BETTER)]
 
     def _round(self, name: Name) -> None:
         run, until = self.runs[name], time.monotonic() + _ROUND_S
         before, count = self._now(name), 0
-        while count < _EACH or time.monotonic() < until:
+        while count < _EACH or run.peers.agreed(time.monotonic() < until):
+            lost = preemptions()
             step = run.step()
+            kept = run.peers.all(np.array([preemptions() - lost])).max() == 0
             after = self._now(name)
-            self.steps[name].append((np.array([*before, *after]), step))
+            us = np.array([*before, *after]) if kept else np.full(2 * len(after), math.inf)
+            self.steps[name].append((us, step))
             before, count = after, count + 1
 
-    def _now(self, name: Name) -> list[float]:
-        """Return the microseconds of each worker's product now, endless beside other processes."""
-        yardsticks = self._yardsticks[name]
-        found = [0.0] * len(yardsticks)
+    def _now(self, name: Name) -> Array:
+        """Return the microseconds of each worker's product now, in all processes."""
+        run, found = self.runs[name], np.zeros(len(self._yardsticks[name]))
 
-        def look(number: int) -> Callable[[], None]:
-            return lambda: found.__setitem__(number, yardsticks[number].us())
+        def look(place: int, yardstick: Yardstick) -> Callable[[], None]:
+            return lambda: found.__setitem__(place, yardstick.us())
 
-        executor = self.runs[name].session.runtime.executor
-        executor.run_all({number: look(number) for number in range(len(found))}, _pass)
-        return found if _alone() else [math.inf] * len(found)
+        jobs = {
+            number: look(place, yardstick)
+            for place, (number, yardstick) in enumerate(self._yardsticks[name].items())
+        }
+        run.peers.meet()
+        run.session.runtime.executor.run_all(jobs, _pass)
+        return run.peers.all(found).ravel()
 
-    def speed(self, least: int) -> tuple[float, dict[Name, int]]:
-        """Return the speed at which the run with the fewest steps has most, the full one first."""
-        seen = {name: np.array([_level(us) for us, _ in s]) for name, s in self.steps.items()}
-        levels = np.unique(np.concatenate([*seen.values(), [0.0]]))
-        levels = levels[levels > 0]
-        best: tuple[float, dict[Name, int]] = (0.0, dict.fromkeys(self.runs, 0))
+    def _agreed(self, mine: bool) -> bool:
+        return all(run.peers.agreed(mine) for run in list(self.runs.values())[:1])
+
+    def speed(self, least: int) -> Speed:
+        """Return the narrowest speed at which each run has enough steps, else few, else most."""
+        for enough in (least, _FEW):
+            for slack in _SLACKS:
+                speed, counts = self._best(least, slack)
+                if min(counts.values()) >= enough:
+                    return speed
+        return speed
+
+    def _best(self, least: int, slack: float) -> tuple[Speed, dict[Name, int]]:
+        """Return the speed at which the run with the fewest steps has most, and how many."""
+        lows = {n: np.array([us.min() for us, _ in s]) for n, s in self.steps.items()}
+        highs = {n: np.array([us.max() for us, _ in s]) for n, s in self.steps.items()}
+        levels = np.unique(np.concatenate([*lows.values()]))
+        levels = levels[np.isfinite(levels)]
+        best = Speed(0.0, slack), dict.fromkeys(self.runs, 0)
         most = (-1, -1)
-        for speed in levels[:: max(1, len(levels) // _LEVELS)]:
+        for low in levels[:: max(1, len(levels) // _LEVELS)]:
+            speed = Speed(float(low) * math.sqrt(slack), slack)
             counts = {
-                name: int(((us > speed / _SLACK) & (us < speed * _SLACK)).sum())
-                for name, us in seen.items()
+                name: int(((lows[name] >= low) & (highs[name] <= low * slack)).sum())
+                for name in self.runs
             }
             enough = [min(count, least) for count in counts.values()]
             if (min(enough), sum(enough)) > most:
-                best, most = (float(speed), counts), (min(enough), sum(enough))
+                best, most = (speed, counts), (min(enough), sum(enough))
         return best
 
 
-def _level(us: Array) -> float:
-    """Return the speed of a step as a product's time, or 0 where it changed or differed."""
-    low, high = float(us.min()), float(us.max())
-    return (low + high) / 2 if low > 0 and high < _SLACK**2 * low else 0.0
+@dataclass(frozen=True)
+class Speed:
+    """A speed of all processors: what a product of matrices takes on each.
 
+    Attributes:
+        us: the middle. slack: the longest product over the shortest.
+    """
 
-def _held(us: Array, speed: float) -> bool:
-    return speed / _SLACK < _level(us) < speed * _SLACK
+    us: float
+    slack: float
 
-
-def _alone() -> bool:
-    """Return whether no thread but this one wants a processor; true where that is not known."""
-    try:
-        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) <= 1
-    except (OSError, ValueError, IndexError):
-        return True
+    def held(self, us: Array) -> bool:
+        """Return whether all products were at this speed."""
+        half = math.sqrt(self.slack) * (1 + 1e-9)
+        return bool(us.min() * half >= self.us and us.max() <= self.us * half)
 
 
 def _pass() -> None:
     """A yardstick is soon done."""
 
 
-__all__ = ["Run", "Step", "Turns", "running"]
+__all__ = ["Run", "Speed", "Step", "Turns", "running"]

@@ -6,10 +6,11 @@ each launch took, and a launch belongs to the task whose node it was lowered fro
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,15 +21,18 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.search.cost.database import CostDatabase, database
 from soapstone.search.cost.tasks import Degrees, MeasuredMachine
-from soapstone.search.parallel.arrays import DEGREES, DIMS, POINTS
+from soapstone.search.parallel.arrays import DEGREES, DIMS, KIND, POINTS, UPDATES
 from soapstone.search.parallel.choice import Settled, as_strategy
+from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.covering import covering
+from soapstone.search.parallel.geometry import copies
 from soapstone.search.parallel.problem import Model, prepare, step_kind
 
 Progress = Callable[[str, int, int | None], None]
 Key = tuple[str, Degrees]  # the class of a task, and the degrees of its operator's dims
 
 _LEAST, _SECONDS = 8, 4.0  # steps of a run that are enough, and how long it may take to get them
+_SHORT = 4096  # bytes of messages whose latency is all
 _SHARE = 0.25  # of the memory, for runs that are taken in turns
 
 
@@ -111,7 +115,7 @@ def _take(
     try:
         turns.take(_LEAST, _SECONDS * len(group), show)
     finally:
-        speed = turns.speed(_LEAST)[0]
+        speed = turns.speed(_LEAST)
         taken |= {number: turns.at(number, speed) for number in group if turns.steps[number]}
 
 
@@ -131,7 +135,7 @@ def record(
 ) -> None:
     """Set a machine's times from steps of covering strategies.
 
-    A time is the mean over tasks of a class, and over strategies, of its median over steps.
+    A time is the mean over tasks of a class, and over strategies, of what is `usual` over steps.
 
     Args:
         wanted: the classes and degrees to set; by default all that were run.
@@ -139,8 +143,11 @@ def record(
     samples: dict[Key, list[Array]] = {}
     beside_us: list[float] = []
     for cover, taken in runs:
-        beside_us += [step.beside_us for step in taken]
-        points_ns = np.median([step.points_ns for step in taken if step.points_ns is not None], 0)
+        beside_us.append(
+            statistics.median(step.us for step in taken)
+            - statistics.median(step.inside_us for step in taken)
+        )
+        points_ns = usual(np.array([s.points_ns for s in taken if s.points_ns is not None]))
         for task, (degrees, points) in enumerate(cover.tasks):
             key = model.kinds[task], degrees
             samples.setdefault(key, []).append(points_ns[task, :points])
@@ -151,20 +158,62 @@ def record(
         machine.times.set_begin(step_kind(model.graph), statistics.median(beside_us) * 1e3)
 
 
+def linked(machine: MeasuredMachine, runs: Iterable[Sequence[Step]]) -> MeasuredMachine:
+    """Return a machine whose links are as fast as messages were in steps of some runs.
+
+    A message's bytes lie as its tile does, and have just been written: it takes longer than one
+    that is sent back and forth. Latency is the median of short ones, the rest the others' rate.
+    """
+    found = []
+    for taken in runs:
+        steps = [step.messages for step in taken if step.messages is not None]
+        if steps and len(steps[0]):
+            found.append(np.median(np.array(steps), axis=0))
+    if not found or not machine.links:
+        return machine
+    nbytes, ns = np.concatenate(found).T
+    short = nbytes < _SHORT
+    latency_ns = float(np.median(ns[short])) if short.any() else 0.0
+    long_ns = np.maximum(ns[~short] - latency_ns, 0.0).sum()
+    rate = float(nbytes[~short].sum() / long_ns * 1e9) if long_ns else math.inf
+    links = [
+        replace(link, latency_s=latency_ns / 1e9, bytes_per_s=min(link.bytes_per_s, rate))
+        for link in machine.links
+    ]
+    return replace(machine, links=tuple(links))
+
+
+def usual(points_ns: Array) -> Array:
+    """Return the usual times of a step's tasks: medians over steps, all longer by one factor.
+
+    What disturbs a task is rare for each of them and not for a step of hundreds: medians alone sum
+    to less than a usual step. The factor makes up for that.
+
+    Args:
+        points_ns: (steps, tasks, devices).
+    """
+    medians = np.median(points_ns, axis=0)
+    total = medians.sum()
+    return medians * (np.median(points_ns.sum(axis=(1, 2))) / total if total else 1.0)
+
+
 def configured(
     model: Model, configurations: Mapping[str, Configuration]
 ) -> list[tuple[Degrees, int]]:
-    """Return the degrees and the points of each task's operator under a strategy."""
+    """Return the degrees and the points of each task's operator under a strategy.
+
+    An update's degrees end with how many points make each tile of its gradient (`measured`).
+    """
     settled = Settled(model)
     settled.set(configurations)
-    rows, p = settled.choice.operators, model.problem
-    return [
-        (
-            tuple(rows[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()),
-            int(rows[op, POINTS]),
-        )
-        for op, _ in model.tasks
-    ]
+    c, p = settled.choice, model.problem
+    found = []
+    for op, _ in model.tasks:
+        degrees = c.operators[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()
+        if p.operators[op, KIND] == UPDATES:
+            degrees.append(call(copies, p, c, op))
+        found.append((tuple(degrees), int(c.operators[op, POINTS])))
+    return found
 
 
 def strategy_of(model: Model, configurations: Mapping[str, Configuration]) -> Strategy:
@@ -178,4 +227,4 @@ def strategy_of(model: Model, configurations: Mapping[str, Configuration]) -> St
     return as_strategy(model.graph, model, settled.configurations(), {})
 
 
-__all__ = ["Cover", "Progress", "configured", "measure", "record", "strategy_of"]
+__all__ = ["Cover", "Progress", "configured", "linked", "measure", "record", "strategy_of", "usual"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from soapstone import SGD, Model
-from soapstone.frontend.task_times import measure
+from soapstone.frontend.step_times import Step
+from soapstone.frontend.task_times import configured, linked, measure, usual
 from soapstone.frontend.training import training_graph
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
@@ -17,15 +19,14 @@ from soapstone.runtime import Machine
 from soapstone.runtime.cluster import load_machine
 from soapstone.runtime.expand import expand
 from soapstone.runtime.lower import lower, views
-from soapstone.runtime.machine import Memory, Processor
+from soapstone.runtime.machine import Link, Memory, Processor
 from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes
 from soapstone.search.parallel import NAMED, Options, Simulator, search
-from soapstone.search.parallel.arrays import DEGREES, DIMS, MOST_DIMS, POINTS, SCALE
+from soapstone.search.parallel.arrays import MOST_DIMS, POINTS, SCALE, TAKES
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.covering import Homes, choices, covering
 from soapstone.search.parallel.initial import randomly
-from soapstone.search.parallel.problem import Model as Prepared
 from soapstone.search.parallel.problem import prepare, step_kind
 
 CPUS = tuple(Processor(f"cpu{i}", flops=50e9) for i in range(2))
@@ -55,26 +56,12 @@ def convolutions() -> Graph:
     return training_graph(model.graph, "cross_entropy", SGD(0.1, momentum=0.9), ())
 
 
-def rows_of(model: Prepared, settled: Settled) -> list[tuple[tuple[int, ...], int]]:
-    """Return degrees and points of each task's operator."""
-    rows, p = settled.choice.operators, model.problem
-    return [
-        (
-            tuple(rows[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()),
-            int(rows[op, POINTS]),
-        )
-        for op, _ in model.tasks
-    ]
-
-
 def made_up(graph: Graph, whole_ns: int, half_ns: int, begin_ns: int) -> MeasuredMachine:
     """Return a machine on which every task takes the same time, whole or as one of two points."""
     machine = computer()
     model = prepare(graph, machine)
-    settled = Settled(model)
     for strategy in covering(model):
-        settled.set(strategy)
-        for kind, (degrees, points) in zip(model.kinds, rows_of(model, settled)):
+        for kind, (degrees, points) in zip(model.kinds, configured(model, strategy)):
             machine.times.add(kind, degrees, [whole_ns if points == 1 else half_ns] * points)
     machine.times.set_begin(step_kind(graph), begin_ns)
     return machine
@@ -92,6 +79,58 @@ def test_a_step_is_the_sum_of_the_measured_tasks() -> None:
     assert data.step_us == (50 + sum(1000 if n == 1 else 600 for n in points)) / 1e3
     assert not data.estimated
     assert data.lower_bound_us <= data.step_us < whole.step_us
+
+
+def test_an_update_takes_longer_where_its_gradient_is_a_sum() -> None:
+    """Its tiles are the same if the operator is split over samples, or over rows of weights."""
+    graph, machine = perceptron(), made_up(perceptron(), 1000, 600, 0)
+    model = prepare(graph, machine)
+    names = [item.name for item in model.operators if item.source is None]
+    tasks = [
+        i
+        for i, (op, _) in enumerate(model.tasks)
+        if model.operators[op].name == "one.weight.update"
+    ]
+    found = []
+    for dim in ("b0", "k"):
+        strategy = {names[0]: Configuration({dim: 2}, (0, 1))}
+        found.append([configured(model, strategy)[i] for i in tasks])
+    (samples, rows) = (each[0][0] for each in found)
+    assert samples[-1] == 2 and rows[-1] == 1 and samples[:-1] == rows[:-1]
+    machine.times.add(model.kinds[tasks[0]], samples, [5600, 5600])
+    simulator = Simulator(graph, machine)
+    for dim, more_us in (("b0", 5.0), ("k", 0.0)):
+        strategy = {names[0]: Configuration({dim: 2}, (0, 1))}
+        before = Simulator(graph, made_up(graph, 1000, 600, 0)).simulate(strategy).step_us
+        assert simulator.simulate(strategy).step_us == before + more_us
+
+
+def test_who_receives_a_message_copies_it() -> None:
+    """It is work of its device, whatever that does; where memory is shared there is none.
+
+    The chain is by hand: each task takes 1 us, and so does each message of 8 x 16 float32.
+    """
+    graph = perceptron()
+    parts = Memory("left", 1 << 34, 10e9), Memory("right", 1 << 34, 10e9)
+    cpus = tuple(replace(cpu, memory=memory.name) for cpu, memory in zip(CPUS, parts))
+    links = (Link("left", "right", 0.0, 512e6), Link("right", "left", 0.0, 512e6))
+    apart = replace(made_up(graph, 1000, 600, 0), processors=cpus, memories=parts, links=links)
+    simulator = Simulator(graph, apart)
+    names = [item.name for item in simulator.model.operators if item.source is None]
+    found = simulator.simulate({n: Configuration({}, (int(n != names[0]),)) for n in names})
+    taken = [
+        event.end_ns - event.start_ns for event in found.timeline.events if event.category == "copy"
+    ]
+    assert found.bytes_moved > 512 and taken.count(1000) == 2  # what is handed on, and its gradient
+    for seed in range(6):
+        strategy = randomly(simulator.model, seed)
+        taking = simulator.simulate(strategy)
+        simulator.problem.devices[:, TAKES] = 0
+        beside = simulator.simulate(strategy)
+        simulator.problem.devices[:, TAKES] = 1
+        assert taking.step_us >= beside.step_us and taking.bytes_moved == beside.bytes_moved
+        together = Simulator(graph, made_up(graph, 1000, 600, 0)).simulate(strategy)
+        assert together.step_us <= beside.step_us
 
 
 def test_a_search_judges_by_measured_times() -> None:
@@ -241,6 +280,32 @@ def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
         assert all(item.lower_bound_us <= item.step_us < math.inf for item in found)
         assert simulator.problem.times.shape[1] == MOST_DIMS + 2
         assert simulator.problem.begin_ns[0] > 0
+
+
+def test_usual_times_sum_to_a_usual_step() -> None:
+    chance = np.random.default_rng(0)
+    points_ns = chance.lognormal(8, 0.3, (9, 40, 2))
+    points_ns[3, 7] += 1e6  # one that was disturbed
+    found = usual(points_ns)
+    assert found.sum() == pytest.approx(np.median(points_ns.sum(axis=(1, 2))))
+    np.testing.assert_allclose(
+        found / np.median(points_ns, 0), found.sum() / np.median(points_ns, 0).sum()
+    )
+    assert not usual(np.zeros((3, 2, 2))).any()
+
+
+def test_links_are_as_fast_as_messages_were() -> None:
+    nbytes = np.array([8, 40, 100_000, 400_000, 1000])
+    exact_ns = 3000 + 2.0 * np.where(nbytes < 4096, 0, nbytes)
+    steps = [
+        Step(1.0, 1.0, None, np.stack([nbytes, exact_ns * factor], 1)) for factor in (1, 1, 50)
+    ]
+    links = (Link("left", "right", 1e-6, 9e9), Link("right", "left", 1e-6, 1e6))
+    plain = MeasuredMachine("here", CPUS, (*MEMORIES, Memory("left", 1), Memory("right", 1)), links)
+    found = linked(plain, [steps, []]).links
+    assert [link.latency_s for link in found] == [3e-6, 3e-6]
+    assert [link.bytes_per_s for link in found] == [pytest.approx(5e8), 1e6]
+    assert linked(plain, [[Step(1.0)]]) is plain
 
 
 def test_devices_of_whole_operators_need_no_further_times() -> None:

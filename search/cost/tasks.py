@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from soapstone.runtime import Machine
 from soapstone.search.cost.database import CostDatabase, database
 
-VERSION = 1
+VERSION = 2
 Degrees = tuple[int, ...]
 
 

@@ -35,7 +35,7 @@ TIMES, SCALE = 6, 8  # rows of measured times; thousandths of the roofline where
 # Problem.values: BYTES and
 RANK, FAN, STAYS, WRITERS, READERS = 0, 1, 2, 4, 6
 # Problem.devices
-GROUP, OF_KIND, CAPACITY = 0, 1, 2
+GROUP, OF_KIND, CAPACITY, TAKES = 0, 1, 2, 3  # TAKES: it copies what it is sent itself
 # Problem.kinds
 MEMORY_RATE, LAUNCH, FULL, RATES = 0, 1, 2, 3
 # Choice.operators and Choice.nodes

@@ -244,6 +244,20 @@ def point_at(p: Problem, c: Choice, operand: int, ranges: Array, replica: int) -
     return result
 
 
+@entry
+def copies(p: Problem, c: Choice, op: int) -> int:
+    """Return how many points make each tile of the gradient that an update follows.
+
+    More than one make parts of a sum, and each of their devices has read the whole tile.
+    """
+    source = p.operators[op, SOURCE]
+    made, tiles = p.operands[source, NODE], 1
+    for axis in range(p.operands[source, AXES], p.operands[source, AXES + 1]):
+        tiles *= axis_degree(p, c, axis, made)
+    found: int = c.nodes[made, POINTS] // tiles
+    return found
+
+
 @compiled
 def follow(p: Problem, c: Choice, op: int, ranges: Array, cut: Array) -> None:
     """Set an update's configuration: the tiles, and the devices, of the gradient.
@@ -258,17 +272,15 @@ def follow(p: Problem, c: Choice, op: int, ranges: Array, cut: Array) -> None:
     rank = p.operands[operand, AXES + 1] - begin
     for dim in range(p.operators[op, DIMS]):
         c.operators[op, DEGREES + dim] = 1
-    tiles = 1
     for axis in range(rank):
         cut[axis] = axis_degree(p, c, first + axis, made)
-        tiles *= cut[axis]
     more, where = 1, -1
-    copies = c.nodes[made, POINTS] // tiles
+    shared = copies(p, c, op)
     for axis in range(rank):
-        room = min(copies, p.axes[begin + axis, LENGTH] // cut[axis])
+        room = min(shared, p.axes[begin + axis, LENGTH] // cut[axis])
         if room > more:
             more, where = room, axis
-        if more == copies:
+        if more == shared:
             break
     for axis in range(rank):
         dim = -1
@@ -366,15 +378,19 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
 def measured(p: Problem, c: Choice, task: int) -> int:
     """Return the row of `Problem.times` for a task with its operator's degrees, or -1.
 
-    Only equal parts are measured.
+    Only equal parts are measured. An update's row says last how many points made its gradient:
+    a parameter that every device reads is slower to write than one that stays on its device.
     """
     op = p.tasks[task, OP]
     if c.cuts[op, CUT] >= 0:
         return -1
+    update = p.operators[op, KIND] == UPDATES
+    shared = copies(p, c, op) if update else ZERO
     for row in range(p.tasks[task, TIMES], p.tasks[task, TIMES + 1]):
         same = True
         for dim in range(p.operators[op, DIMS]):
             same = same and p.times[row, dim] == c.operators[op, DEGREES + dim]
+        same = same and (not update or p.times[row, p.operators[op, DIMS]] == shared)
         if same:
             return row
     return -1
@@ -460,6 +476,7 @@ def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
 
 
 __all__ = [
+    "copies",
     "inside",
     "interval",
     "legal",

@@ -538,8 +538,9 @@ class _Encoder:
         kind_of = [kinds.setdefault(device.name, len(kinds)) for device in devices]
         places = list(dict.fromkeys(processor.node for processor in machine.processors))
         capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
+        takes = isinstance(machine, MeasuredMachine)  # its executors' workers do
         rows = [
-            [places.index(processor.node), kind, capacity[processor.memory]]
+            [places.index(processor.node), kind, capacity[processor.memory], takes]
             for processor, kind in zip(machine.processors, kind_of)
         ]
         rates = []

@@ -29,6 +29,7 @@ from soapstone.search.parallel.arrays import (
     PLACE,
     POINTS,
     READS,
+    TAKES,
     TASK,
     TASKS,
     TO_DEVICE,
@@ -125,6 +126,9 @@ def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int
         for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
             free[devices + p.route[at]] = begins + row[BUSY]
         arrives = begins + row[BUSY] + row[LATENCY]
+        if p.devices[target, TAKES]:  # the copy is work of the receiver, be it idle or not
+            free[target] += row[BUSY] + row[LATENCY]
+            arrives = max(arrives, free[target])
     number = t.counts[0]
     t.counts[0] = number + 1
     t.log[number, 0] = message
