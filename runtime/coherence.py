@@ -47,7 +47,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _CUT_BYTES = 1 << 18  # larger copies are shared by several processors
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Group:
     """Some points of one argument that use one region through one tiling."""
 
@@ -59,7 +59,7 @@ class Group:
     squeeze: bool = False
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Piece:
     """Points of a launch that use one instance through one tiling; None: all, in order."""
 

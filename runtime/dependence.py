@@ -8,6 +8,7 @@ region are not ordered; copies between the instances carry the values and the or
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +174,7 @@ class Analysis(Coherence):
         uses = list(zip(*columns)) if columns else [()] * points
         first = self.next_id
         self.next_id += points
-        ids = np.arange(first, self.next_id, dtype=np.int64)
+        ids = _numbers(points) + first
         edges: list[tuple[Array, Array]] = []
         for piece in pieces:
             who = ids if piece.points is None else ids[piece.points]
@@ -254,6 +255,16 @@ class Analysis(Coherence):
         """Uses of nothing for all points: an empty tile has no private buffer."""
         boxes = launch.partitions[argument].tiling.boxes
         return [Use(None, box, True, False) for box in boxes]
+
+
+@lru_cache(maxsize=256)
+def _numbers(count: int) -> Array:
+    """The numbers from 0. Returns int64 (count,).
+
+    Made once: `arange` lets the interpreter lock go, and getting it back is a sleep where a worker
+    waits for it.
+    """
+    return np.arange(count, dtype=np.int64)
 
 
 def _idle(launch: Launch) -> Array:

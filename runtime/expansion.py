@@ -34,6 +34,9 @@ Place = Region | Partition | IndexPartition
 Value = Future | FutureMap
 
 
+_EXPANDED = (FieldRegion, IndexPartition, Future, FutureMap)
+
+
 def needs_expansion(task: Task, arguments: Sequence[object]) -> bool:
     """Whether a launch is over more than plain regions, partitions and scalars."""
     if isinstance(task, Task) and not task.plain:
@@ -42,7 +45,7 @@ def needs_expansion(task: Task, arguments: Sequence[object]) -> bool:
         if isinstance(argument, Partition):
             if isinstance(argument.region, FieldRegion):
                 return True
-        elif isinstance(argument, FieldRegion | IndexPartition | Future | FutureMap):
+        elif isinstance(argument, _EXPANDED):
             return True
     return False
 

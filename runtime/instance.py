@@ -99,37 +99,43 @@ class Storage:
 
     def view(self, box: Box) -> Array:
         """The NumPy view of a box of the region."""
-        array = self.array
-        if array is None:
+        found: Array = self.whole[self.part(box)]
+        return found
+
+    def part(self, box: Box) -> Any:
+        """The index of a box of the region in the array."""
+        found = [slice(a - o, b - o) for a, b, o in zip(*box, self.box[0], strict=True)]
+        return tuple(found) or ...
+
+    @property
+    def whole(self) -> Array:
+        """The array of all the bytes."""
+        if self.array is None:
             raise ValueError(f"instance of region {self.name!r} has no bytes yet")
-        if box == self.box:
-            return array
-        base = self.box[0]
-        return array[
-            tuple(slice(a - o, b - o) for a, b, o in zip(box[0], box[1], base, strict=True))
-        ]
+        return self.array
 
 
 class Use:
     """How one operation sees one argument: a box of a storage (None when the box is empty)."""
 
-    __slots__ = ("box", "squeeze", "storage", "writes")
+    __slots__ = ("_part", "box", "squeeze", "storage", "writes")
 
     def __init__(self, storage: Storage | None, box: Box, writes: bool, squeeze: bool) -> None:
         self.storage = storage
         self.box = box
         self.writes = writes
         self.squeeze = squeeze
+        self._part: Any = None  # of the storage's array
 
     def view(self, dtype: np.dtype[Any]) -> Array:
         """The array of the box: the point's tile, without the slice axis of a reduce buffer."""
         if self.storage is None:
             shape = tuple(high - low for low, high in zip(*self.box))
             return np.zeros(shape, dtype=dtype)
-        array = self.storage.view(self.box)
-        if self.squeeze:
-            array = array[0, ...]
-        return array
+        if self._part is None:
+            self._part = self.storage.part(self.box)
+        array: Array = self.storage.whole[self._part]
+        return array[0, ...] if self.squeeze else array
 
 
 class Users:

@@ -15,6 +15,8 @@ from .region import Region
 from .task import Privilege, Task, identity
 from .tiling import Tiling, overlaps
 
+_PLACE = (Region, Partition)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Launch:
@@ -80,7 +82,7 @@ def _check_pairs(
 
 
 def _check_arguments(task: Task, name: str, arguments: Sequence[object]) -> tuple[bool, ...]:
-    layout = tuple(isinstance(argument, Region | Partition) for argument in arguments)
+    layout = tuple([isinstance(argument, _PLACE) for argument in arguments])
     if task.parameters is not None:
         if len(arguments) != len(task.parameters):
             raise LaunchError(
@@ -144,7 +146,7 @@ def prepare(
     partitions = tuple(
         Partition.whole(argument, common) if isinstance(argument, Region) else argument
         for argument in arguments
-        if isinstance(argument, Region | Partition)
+        if isinstance(argument, _PLACE)
     )
     scalars = tuple(argument for argument, region in zip(arguments, layout) if not region)
     for partition, privilege in zip(partitions, task.privileges):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -134,6 +135,13 @@ class Mapper(Protocol):
         """
 
 
+@lru_cache(maxsize=256)
+def _blocks(points: int, processors: int) -> Array:
+    """Blocks of consecutive points on each processor. Returns int64 (points,)."""
+    found: Array = np.arange(points, dtype=np.int64) * processors // points
+    return found
+
+
 class DefaultMapper:
     """Blocks of consecutive points on each processor; everything in the processor's memory."""
 
@@ -157,9 +165,7 @@ class DefaultMapper:
         if type(self).place is not DefaultMapper.place:
             answers = [self.place(launch, point) for point in range(launch.points)]
             return np.array(answers, dtype=np.int64)
-        points = launch.points
-        found: Array = np.arange(points, dtype=np.int64) * len(self.machine.processors) // points
-        return found
+        return _blocks(launch.points, len(self.machine.processors)).copy()
 
     def slices(self, launch: Launch) -> Array | None:
         """Each point is a slice of its own."""

@@ -68,13 +68,13 @@ class Policy:
                 f"task {launch.name!r}: place_all returned {answer.dtype} {answer.shape}, "
                 f"needed integers ({launch.points},)"
             )
-        if answer.size and (int(answer.min()) < 0 or int(answer.max()) >= count):
-            wrong = int(np.nonzero((answer < 0) | (answer >= count))[0][0])
+        placed: list[int] = answer.tolist()
+        if placed and (min(placed) < 0 or max(placed) >= count):
+            wrong = next(point for point, where in enumerate(placed) if not 0 <= where < count)
             raise MapperError(
                 f"task {launch.name!r}: place put point {wrong} on processor "
-                f"{int(answer[wrong])}, needed 0..{count - 1}"
+                f"{placed[wrong]}, needed 0..{count - 1}"
             )
-        placed: list[int] = answer.tolist()
         return placed
 
     def slices(self, launch: Launch, processors: Sequence[int]) -> list[int] | None:

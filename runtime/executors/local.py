@@ -81,7 +81,7 @@ def prepared_body(
     for array, privilege in zip(arrays, task.privileges):
         if not privilege.writes:
             array = array.view()
-            array.flags.writeable = False
+            array.setflags(write=False)
         elif privilege.reduction is not None:
             partials.append((array, identity(privilege.reduction, array.dtype)))
         views.append(array)
