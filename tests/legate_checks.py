@@ -20,6 +20,7 @@ from runtime_scenarios import execute, scenario
 from soapstone.frontend.callbacks import TrainingState
 from soapstone.runtime import (
     DefaultMapper,
+    IndexPartition,
     LaunchError,
     Machine,
     MemoryExhausted,
@@ -40,6 +41,7 @@ from soapstone.runtime.executors.legate import LegateRuntime, agreed
 from soapstone.runtime.executors.legate_start import legate_machine, start_legate
 
 SHAPE = (13, 10)
+KEPT: list[Any] = []  # until the process ends
 
 
 @task
@@ -241,7 +243,7 @@ def check_memory() -> None:
                 kept.append(region)
 
         _raises(MemoryExhausted, "memory 'system': region 'r", fill)
-        assert len(kept) == 4  # of each Legate may hold the halves that were filled, and the whole
+        assert len(kept) >= 8  # Legate holds each of them once
         size = len(kept)
         kept.clear()
         _raises(MemoryExhausted, "memory 'system': region 'r", fill)
@@ -346,23 +348,45 @@ def check_agreement() -> None:
 
 def check_scenarios() -> None:
     """Random programs, with traces of every kind and a host in between."""
-    whole = 0
     for seed in range(8):
-        try:
-            execute(scenario(seed, "legate"))
-            whole += 1
-        except LaunchError as error:  # the one kind of launch that traces refuse
-            assert "moves an index set" in str(error), error
-    assert whole >= 4
+        execute(scenario(seed, "legate"))
+
+
+def check_end() -> None:
+    """What is alive when the process ends, as in a script's names, does no harm: see `test_legate`.
+
+    The native entries of index sets hold their arrays, and a lane forgets entries while it runs.
+    """
+    x, y = Region((40,), np.float64, "x"), Region((40,), np.float64, "y")
+    rows = np.random.default_rng(0).permutation(40)
+    some = IndexPartition.of(x, [rows[:11], rows[5:20]])
+    all_of_it = IndexPartition.of(y, [rows[::2], rows[1::2]])
+    legate, runtime = start_legate(2), LegateRuntime(legate_machine(2))
+
+    @task
+    def gather(a: Read, b: ReadWrite) -> None:
+        b += a.sum()
+
+    trace = runtime.capture(lambda: (runtime.launch(gather, some, all_of_it), None)[1])
+    expected = np.zeros(40)
+    for number in range(8):  # other addresses each time
+        store = legate.runtime.create_store(legate.core.float64, (40,))
+        store.fill(float(number))
+        runtime.adopt(x, Foreign(store, (40,), "f8"))
+        trace.replay()
+        expected[rows[::2]] += 11 * number
+        expected[rows[1::2]] += 15 * number
+    np.testing.assert_array_equal(runtime.read(y), expected)
+    KEPT.append((runtime, trace))
 
 
 def check_apps() -> None:
-    """Training gives the local executor's numbers: its bits on one processor."""
+    """Training gives the local executor's bits."""
     for name in ("mlp", "lenet", "dlrm"):
         for cpus in (1, 2):
             local = executor_apps.train(name, "local", cpus)
             found = executor_apps.train(name, "legate", cpus)
-            assert executor_apps.difference(local, found) <= (0.0 if cpus == 1 else 1e-4), name
+            assert executor_apps.difference(local, found) == 0.0, (name, cpus)
             assert found.launches == 1 or cpus == 2, name
 
 

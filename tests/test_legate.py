@@ -36,6 +36,7 @@ CHECKS = (
     "scenarios",
     "inputs",
     "apps",
+    "end",
 )
 STUB = """
 int cuInit(unsigned int flags) { return 34; }
@@ -87,6 +88,8 @@ def outcomes(environment: dict[str, str]) -> dict[str, str | None]:
     found = {line["check"]: line["error"] for line in map(json.loads, lines)}
     for name in CHECKS:
         found.setdefault(name, f"ended with {done.returncode}: {done.stderr[-2000:]}")
+    if done.returncode:
+        found["end"] = f"ended with {done.returncode}: {done.stderr[-2000:]}"
     return found
 
 

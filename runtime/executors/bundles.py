@@ -15,7 +15,7 @@ task at a time, and a launch may pass others that it does not depend on.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,12 +23,13 @@ import numpy as np
 
 from ..arena import ArenaPlan, Block, plan
 from ..coherence import Group
-from ..instance import READ, WRITE
+from ..instance import READ, WRITE, Storage
 from ..launch import Launch
 from ..operation import Operation
 from ..region import Region
 from ..tiling import Box
 
+Orders = Callable[[Region], tuple[int, ...] | None]  # of the axes of regions
 ARGUMENT_LIMIT = 256  # region arguments of a fused bundle
 _PIECES_LIMIT = 64  # boxes a lane remembers as written
 
@@ -98,6 +99,26 @@ class Slot:
     squeeze: bool
 
 
+@dataclass(frozen=True)
+class Private:
+    """A region's box that is a buffer of a lane; the bytes from its first element to its last.
+
+    It has the strides of the whole region, which kernels see on the local executor: with others
+    they may be other variants, and give other last bits.
+    """
+
+    box: Box
+    strides: tuple[int, ...]
+    nbytes: int
+
+    @staticmethod
+    def of(region: Region, box: Box, order: tuple[int, ...] | None) -> Private:
+        """The buffer of a box that has elements."""
+        whole = Storage(region, 0, ((0,) * region.rank, region.shape), order)
+        low, high = whole.span(box)
+        return Private(box, whole.strides(), high - low)
+
+
 @dataclass(eq=False)
 class Lane:
     """What runs as one task: operations in order, and the lane's box of each argument."""
@@ -105,7 +126,7 @@ class Lane:
     processor: int
     work: list[tuple[Operation, tuple[Slot, ...]]]
     boxes: list[Box | None]
-    private: dict[Region, Box] = field(default_factory=dict)
+    private: dict[Region, Private] = field(default_factory=dict)
 
     def operations(self) -> list[Operation]:
         """What runs, in order."""
@@ -121,8 +142,8 @@ class Lane:
                     uses[slot.region].append(place)
         return plan(
             [
-                Block(volume(box) * region.dtype.itemsize, uses[region][0], uses[region][-1])
-                for region, box in self.private.items()
+                Block(private.nbytes, uses[region][0], uses[region][-1])
+                for region, private in self.private.items()
             ]
         )
 
@@ -252,7 +273,7 @@ class _Open:
         self.works.append(work)
         return True
 
-    def close(self, private: Collection[Region]) -> Bundle | None:
+    def close(self, private: Collection[Region], order: Orders) -> Bundle | None:
         """The bundle of what was taken; regions in `private` become buffers of its lanes."""
         lanes: dict[int, Lane] = {}
         regions = [region for region in self.boxes if region not in private]
@@ -276,7 +297,7 @@ class _Open:
         for lane in ordered:
             lane.boxes = [self.boxes[region].get(lane.processor) for region in regions]
             lane.private = {
-                region: boxes[lane.processor]
+                region: Private.of(region, boxes[lane.processor], order(region))
                 for region, boxes in self.boxes.items()
                 if region in private and lane.processor in boxes
             }
@@ -336,8 +357,8 @@ def _passes(work: Work, left: Mapping[Region, bool]) -> bool:
     )
 
 
-def fuse(works: Sequence[Work], outside: Collection[Region]) -> list[Bundle]:
-    """The bundles of a step, in an order that keeps every dependence.
+def fuse(works: Sequence[Work], outside: Collection[Region], order: Orders) -> list[Bundle]:
+    """The bundles of a step, in a sequence that keeps every dependence.
 
     outside: regions that are nobody's arguments: the host has them, and no work writes them.
     """
@@ -365,5 +386,7 @@ def fuse(works: Sequence[Work], outside: Collection[Region]) -> list[Bundle]:
         for region in item.touches if isinstance(item, Work) else item.boxes:
             users[region] = users.get(region, 0) + (2 if isinstance(item, Work) else 1)
     private = {region for region, count in users.items() if region.transient and count == 1}
-    made = [of_points(item) if isinstance(item, Work) else item.close(private) for item in opened]
+    made = [
+        of_points(item) if isinstance(item, Work) else item.close(private, order) for item in opened
+    ]
     return [bundle for bundle in made if bundle is not None]

@@ -69,8 +69,8 @@ _Step = tuple[Operation, "EntryLike | Callable[[], object]"] | _Native
 class LaneProgram:
     """A lane bound to arrays: its entries are made again only when an array has moved.
 
-    shared: arrays of regions that the host holds. orders: of the axes of private regions. loops:
-    native entries run in compiled loops, which is worth it for what runs many times.
+    shared: arrays of regions that the host holds. loops: native entries run in compiled loops,
+    which is worth it for what runs many times.
     """
 
     def __init__(
@@ -79,14 +79,12 @@ class LaneProgram:
         machine: Machine,
         faults: Faults,
         shared: Mapping[Region, Array],
-        orders: Callable[[Region], tuple[int, ...] | None],
         loops: bool,
     ) -> None:
         self._lane = lane
         self._place = machine.processors[lane.processor]
         self._faults = faults
         self._shared = shared
-        self._orders = orders
         self._loops = loops
         self._bound: dict[tuple[Any, ...], list[_Step]] = {}
         self._private: dict[Region, Array] | None = None
@@ -167,7 +165,7 @@ class LaneProgram:
     def _bind(self, arrays: Sequence[Array | None]) -> list[_Step] | None:
         """Each operation's entry or body on these arrays; None when one cannot be made."""
         if self._private is None:
-            self._private = _buffers(self._lane, self._orders)
+            self._private = _buffers(self._lane)
         steps: list[_Step] = []
         run: list[tuple[Operation, EntryLike]] = []
 
@@ -207,7 +205,7 @@ class LaneProgram:
         if slot.argument is not None:
             array, base = arrays[slot.argument], self._lane.boxes[slot.argument]
         elif self._private is not None and region in self._private:
-            array, base = self._private[region], self._lane.private[region]
+            array, base = self._private[region], self._lane.private[region].box
         else:
             array, base = self._shared[region], ((0,) * region.rank, region.shape)
         assert array is not None and base is not None
@@ -216,16 +214,13 @@ class LaneProgram:
         return array[0, ...] if slot.squeeze else array
 
 
-def _buffers(lane: Lane, orders: Callable[[Region], tuple[int, ...] | None]) -> dict[Region, Array]:
+def _buffers(lane: Lane) -> dict[Region, Array]:
     """The arrays of a lane's private regions."""
     memory = aligned_bytes(lane.buffers.peak_bytes, zero=False)
-    found = {}
-    for (region, box), offset in zip(lane.private.items(), lane.buffers.offsets.tolist()):
-        shape = tuple(b - a for a, b in zip(*box))
-        order = orders(region) or range(region.rank)
-        physical = tuple(shape[axis] for axis in order)
-        flat: Array = np.ndarray(physical, region.dtype, memory.data, offset)
-        found[region] = flat.transpose(np.argsort(order)) if shape else flat
+    found: dict[Region, Array] = {}
+    for (region, private), offset in zip(lane.private.items(), lane.buffers.offsets.tolist()):
+        shape = tuple(b - a for a, b in zip(*private.box))
+        found[region] = np.ndarray(shape, region.dtype, memory.data, offset, private.strides)
     return found
 
 

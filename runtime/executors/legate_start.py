@@ -50,6 +50,7 @@ _TYPES = {
     "c16": "complex128",
 }
 _COLLECT_EVERY = 256  # launches
+_OCCUPY = 0  # a call's number: others are positive
 _lock = threading.Lock()
 _started: Legate | None = None
 
@@ -101,6 +102,19 @@ class Legate:
             )
         return getattr(self.core, found)
 
+    def occupy(self, store: Any, zero: bool) -> None:
+        """Have one task write a whole store: zeros, or nothing.
+
+        Legate then has an instance of all of it, in which it finds every part that tasks use. Left
+        to itself it makes instances of the parts, of which it joins some.
+        """
+        self.begin()
+        task = self.runtime.create_manual_task(self.library, self.task, (1,))
+        task.add_scalar_arg(_OCCUPY, self.core.int64)
+        task.add_scalar_arg(int(zero), self.core.int64)
+        task.add_output(store)
+        task.execute()
+
     def fence(self) -> None:
         """Wait for all tasks that were launched."""
         self.runtime.issue_execution_fence(block=True)
@@ -151,6 +165,11 @@ def start_legate(cpus: int | None = None) -> Legate:
     return found
 
 
+def _occupied(context: Any) -> None:
+    if context.scalars[1].value():
+        np.asarray(context.outputs[0])[...] = 0
+
+
 def _configure(cpus: int | None) -> None:
     """Say what Legate starts with, unless its launcher or the user has."""
     if CONFIGURATION in os.environ or "legate.core" in sys.modules:
@@ -184,7 +203,7 @@ def _start(cpus: int | None) -> Legate:
         raise MachineError(f"executor 'legate': Legate did not start: {reason}") from error
     runtime = core.get_legate_runtime()
     refuse_copies(os.environ, int(runtime.node_count))
-    calls: dict[int, Callable[[Any], None]] = {}
+    calls: dict[int, Callable[[Any], None]] = {_OCCUPY: _occupied}
 
     def body(context: Any) -> None:
         calls[context.scalars[0].value()](context)

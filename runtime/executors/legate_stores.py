@@ -59,13 +59,24 @@ class Held:
         """The store."""
         if self._store is None:
             kind = self._legate.type_of(self.dtype, self.name)
+            if self._legate.nodes == 1:
+                self._claim(self, math.prod(self.shape) * self.dtype.itemsize)
             self._store = self._legate.runtime.create_store(kind, self.physical(self.shape))
         return self._store
 
     def define(self, replaced: bool) -> None:
-        """Make what was never written zeros, unless the next task writes all of it."""
-        if not self._defined and not replaced:
-            self.store().fill(self.dtype.type(0).item())
+        """Make what was never written zeros, unless the next task writes all of it.
+
+        On one node there is one instance of the whole store from then on, so that tasks see the
+        same strides in every run, and no part of it is in memory twice.
+        """
+        if self._defined:
+            return
+        store = self.store()
+        if self._legate.nodes == 1 and math.prod(self.shape) > 0:
+            self._legate.occupy(store, not replaced)
+        elif not replaced:
+            store.fill(self.dtype.type(0).item())
         self._defined = True
 
     def box(self, box: Box) -> Any:
@@ -98,7 +109,7 @@ class Held:
     def _handle(self, key: Any, box: Box, make: Callable[[], Any]) -> Any:
         found = self._handles.get(key)
         if found is None:
-            if not self.adopted:  # Legate may keep an instance for each way it is cut
+            if not self.adopted and self._legate.nodes > 1:  # an instance for each way it is cut
                 volume = math.prod(b - a for a, b in zip(*box))
                 self._claim(self, volume * self.dtype.itemsize)
             if len(self._handles) >= _HANDLES:
@@ -121,8 +132,13 @@ class Held:
         return store.transpose(tuple(int(axis) for axis in np.argsort(self.order)))
 
     def seen(self, physical: Any, rank: int) -> Array:
-        """A task's array of some of the store, with the region's axes in their order."""
-        array: Array = np.asarray(physical)
+        """An array of some of the store, with the region's axes in their order.
+
+        It owns nothing and ends with the task that was given `physical`: an array that held
+        Legate's object would keep the instance from being used again, and might be freed inside
+        a later task or after Legate has ended, which corrupts the memory of the process.
+        """
+        array: Array = np.asarray(_Lent(physical.__array_interface__))
         if rank == 0:
             return array.reshape(())
         return array if self.order is None else array.transpose(np.argsort(self.order))
@@ -141,6 +157,13 @@ class Held:
         self._store, self.order, self._defined = store, None, True
         self._handles.clear()
         self.at_host, self.host_stale, self.adopted = False, False, True
+
+
+class _Lent:
+    """Memory that somebody else owns, for NumPy."""
+
+    def __init__(self, interface: Any) -> None:
+        self.__array_interface__ = interface
 
 
 class LegateView:

@@ -99,8 +99,7 @@ class Running:
         self._find = held
         self._held: list[Held] = []
         self._programs = [
-            LaneProgram(lane, machine, faults, shared, lambda region: held(region).order, loops)
-            for lane in bundle.lanes
+            LaneProgram(lane, machine, faults, shared, loops) for lane in bundle.lanes
         ]
         self._ranks = [argument.region.rank for argument in bundle.arguments]
         self._replaced = [_replaced(bundle, number) for number in range(len(bundle.arguments))]

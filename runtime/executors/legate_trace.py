@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import LaunchError, StoppedError
+from ..errors import StoppedError
 from ..instance import READ, WRITE
 from ..launch import Launch
 from ..operation import Operation
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .legate import LegateRuntime
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_INDEX_SETS = ("gather", "scatter")  # kinds of tasks
 
 
 class _Compiled:
@@ -63,17 +62,9 @@ class LegateTrace(Trace):
 
     operations: everything a replay runs, by id. Legate finds their dependences, so there are none
     in `edges`.
-
-    Raises: LaunchError for partitions of index sets.
     """
 
     def __init__(self, runtime: LegateRuntime, name: str, works: list[Work]) -> None:
-        moved = [work.launch for work in works if work.launch.task.kind in _INDEX_SETS]
-        if moved:  # replaying them has corrupted the memory of the process
-            raise LaunchError(
-                f"trace {name!r}: {moved[0].name!r} moves an index set, which is not traced under "
-                "Legate; launch what uses such partitions outside of a trace"
-            )
         self.name = name
         self.operations: list[Operation] = [o for work in works for o in work.operations]
         self.order = [operation.id for operation in self.operations]
@@ -120,7 +111,7 @@ class LegateTrace(Trace):
             if legate.nodes == 1:
                 back.append(runtime.placed(publish(region, array), number + 1))
             number += 2
-        bundles = fuse([*front, *self._works, *back], shared)
+        bundles = fuse([*front, *self._works, *back], shared, runtime.analysis.policy.order)
         running = [
             Running(
                 runtime.issuer.number(),
