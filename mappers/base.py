@@ -84,13 +84,13 @@ def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
     return total
 
 
-def row_dims(graph: Graph, node: Node, parts: int) -> list[str]:
-    """Return the dims, samples aside, that cut a node into final tiles of at least 16 indices."""
+def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]:
+    """Return the dims but samples that cut a node into final tiles of at least `least` indices."""
     signature = graph.signature(node)
     found = []
     for dim in signature.dims:
         degrees = {dim.name: parts}
-        if dim.kind is not Kind.FREE or dim.extent < 16 * parts or signature.lowers(degrees):
+        if dim.kind is not Kind.FREE or dim.extent < least * parts or signature.lowers(degrees):
             continue
         try:
             signature.check(degrees)

@@ -12,6 +12,7 @@ from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.samples import sample_dims
 from soapstone.ir.strategy import Configuration, Strategy
+from soapstone.mappers.apart import configure_apart
 from soapstone.mappers.base import Array, GraphMapper, row_dims, touched_bytes
 from soapstone.runtime import Launch, Machine
 
@@ -32,7 +33,8 @@ class DataParallelMapper(GraphMapper):
     Where all processors share a memory nothing has to be moved to split another dim, so an operator
     whose weights outweigh its samples is split by rows or columns instead when that touches
     clearly fewer bytes: a wide linear layer reads its weights once, and a weight's gradient needs
-    no partial sums (the hybrid of Krizhevsky 2014, decided operator by operator).
+    no partial sums (the hybrid of Krizhevsky 2014, decided operator by operator). Where memories
+    are apart the bytes that are moved decide (`mappers.apart`).
     """
 
     name = "data_parallel"
@@ -45,8 +47,11 @@ class DataParallelMapper(GraphMapper):
             return {}
         shared = len({processor.memory for processor in machine.processors}) == 1
         samples = sample_dims(graph)
-        result = {}
+        apart = {} if shared else configure_apart(graph, samples, parts)
+        result = dict(apart)
         for node in graph.nodes:
+            if node.name in apart:
+                continue
             dim = self._dim(graph, node, samples.get(node.name), parts, shared)
             if dim is not None:
                 degree = min(parts, graph.signature(node).by_name[dim].extent)

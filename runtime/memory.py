@@ -44,6 +44,11 @@ class MemoryPool:
         self._relief: list[Callable[[], None]] = []
         self._unseen = 0  # claimed since the last look
 
+    def share(self, segments: Segments) -> None:
+        """Keep all memories in segments that other processes can map."""
+        self.segments = segments
+        self._shared = [True] * len(self._memories)
+
     def used(self, memory: int) -> int:
         """The bytes in use in a memory."""
         with self._lock:
@@ -107,7 +112,8 @@ class MemoryPool:
     def buffer(self, memory: int, nbytes: int, zero: bool, what: str) -> Array:
         """Bytes that were claimed before: uint8 at a 64-byte boundary.
 
-        A memory of a processor that is a process is shared with that process.
+        A memory of a processor that is a process is shared with that process, and the memories of
+        ranks with the other ranks of their computer.
 
         Raises: MemoryExhausted when the operating system refuses them.
         """

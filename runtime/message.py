@@ -93,12 +93,16 @@ def _launch(
 
 
 def joined(operations: Sequence[Operation], edges: Array) -> Array:
-    """The dependences of a whole program, and those of receives on their sends."""
+    """The dependences of a whole program: also of receives on their sends, and of what follows.
+
+    Whoever may change what is sent waits until it has been received, in whichever process.
+    """
     sends = {message_of(op).number: op.id for op in operations if op.kind == "send"}
-    pairs = [(sends[message_of(op).number], op.id) for op in operations if op.kind == "recv"]
-    if not pairs:
+    receives = {sends[message_of(op).number]: op.id for op in operations if op.kind == "recv"}
+    if not receives:
         return edges
-    found: Array = np.concatenate([edges, np.array(pairs, dtype=np.int64)])
+    later = [(receives[a], b) for a, b in edges.tolist() if a in receives]
+    found: Array = np.concatenate([edges, np.array([*receives.items(), *later], dtype=np.int64)])
     return found
 
 
@@ -112,45 +116,54 @@ def split(
     """This process' part of a captured program: its operations, dependences and order.
 
     Starts stay where they are in the order, which is the same in all processes, and the end of a
-    message comes just before the first operation that depends on it. So nothing can wait in a
-    circle: of all ends that wait, the first in the order has both its starts before it.
+    message comes just before the first operation that depends on it: a receive before what reads
+    it or, in the process that sends, overwrites it. Everything that waits, waits for what is
+    earlier in that order; so nothing can wait in a circle, even where bytes move only once the
+    receiver comes to the end.
 
-    operations: those of all processes, by id. edges: int64 (edges, 2). buckets: of sends and
-    receives that share one message, the id of the first (`bucket.buckets`). Returns the same of
-    this process, with new ids.
+    operations: those of all processes, by id. edges: int64 (edges, 2), `joined`. buckets: of sends
+    and receives that share one message, the id of the first (`bucket.buckets`). Returns the same
+    of this process, with new ids.
     """
+    owner = [world.runs[operation.processor] for operation in operations]
+    place: dict[int, int] = {}  # of each operation, or of the first of its bucket
     members: dict[int, list[Operation]] = {}
-    for number in order:
-        operation = operations[number]
-        if world.runs[operation.processor] == world.rank:
-            members.setdefault(buckets.get(number, number), []).append(operation)
+    for position, number in enumerate(order):
+        first = buckets.get(number, number)
+        place.setdefault(first, position)
+        if owner[number] == world.rank:
+            members.setdefault(first, []).append(operations[number])
+    needed: dict[int, int] = {}  # the place of the first operation that depends on a message
+    for source, target in edges.tolist():
+        kind = operations[source].kind
+        if kind == "recv" or (kind == "send" and owner[source] == owner[target]):
+            group = buckets.get(source, source)
+            at = place[buckets.get(target, target)]
+            needed[group] = min(needed.get(group, len(order)), at)
     found: list[Operation] = []
-    keys: list[tuple[float, int]] = []  # the place of each operation in the order
+    keys: list[tuple[int, int]] = []
     enter: dict[int, int] = {}
     leave: dict[int, int] = {}
     pairs: list[tuple[int, int]] = []
-    for place, group in enumerate(members.values()):
+    for number, group_of in members.items():
         first = len(found)
-        for operation in group:
+        for operation in group_of:
             enter[operation.id] = leave[operation.id] = first
-        if group[0].kind in _SPLIT:
-            for task in _SPLIT[group[0].kind]:
-                found.append(_message(task, group, len(found)))
-            keys += [(place, 1), (len(members), 0)]
-            leave.update((operation.id, first + 1) for operation in group)
+        if group_of[0].kind in _SPLIT:
+            start, end = _SPLIT[group_of[0].kind]
+            found += [_message(start, group_of, first), _message(end, group_of, first + 1)]
+            keys += [(place[number], 2), (needed.get(number, len(order)), end is SENT)]
+            leave.update((operation.id, first + 1) for operation in group_of)
             pairs.append((first, first + 1))
         else:
-            (operation,) = group
+            (operation,) = group_of
             found.append(_renumbered(operation, first, operation.launch, operation.uses))
-            keys.append((place, 1))
+            keys.append((place[number], 2))
     pairs += [
         (leave[a], enter[b])
         for a, b in edges.tolist()
         if a in leave and b in enter and leave[a] != enter[b]
     ]
-    for source, target in pairs:
-        if found[source].kind in ENDS:
-            keys[source] = min(keys[source], (keys[target][0], 0))
     local = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0)
     return found, local, sorted(range(len(found)), key=lambda number: (*keys[number], number))
 

@@ -5,6 +5,7 @@ A segment has no name anywhere, so nothing is left behind, however a process end
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -19,6 +20,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL, _SLAB = 1 << 16, 1 << 20  # bytes
+_HUGE = 1 << 22  # bytes of a segment from which on large pages are asked for, as NumPy does
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,47 @@ class Place:
     writeable: bool
 
 
+@dataclass(frozen=True)
+class Handle:
+    """How another process of this computer finds a segment while its owner keeps it.
+
+    identity: device and file number, by which it is known to be the one meant.
+    """
+
+    process: int
+    segment: int
+    descriptor: int
+    nbytes: int
+    identity: tuple[int, int]
+
+    def map(self) -> mmap.mmap:
+        """The segment, mapped here.
+
+        Raises: OSError when it is not there, or not to be had.
+        """
+        descriptor = os.open(f"/proc/{self.process}/fd/{self.descriptor}", os.O_RDWR)
+        try:
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino) != self.identity:
+                raise OSError(f"descriptor {self.descriptor} of process {self.process} is another")
+            memory = mmap.mmap(descriptor, self.nbytes)
+        finally:
+            os.close(descriptor)
+        _advise(memory, self.nbytes)
+        return memory
+
+
 class Segments:
     """The shared memory of one runtime: segments that live as long as arrays in them.
+
+    small: bytes up to which arrays share segments of `slab` bytes, since every segment takes a
+    descriptor.
 
     Finalizers run in any thread at any moment, so they take no lock: what they change is one step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, small: int = _SMALL, slab: int = _SLAB) -> None:
+        self._small, self._slab_bytes = small, slab
         self._numbers = itertools.count()
         self._held: dict[int, _Segment] = {}
         self._lock = threading.Lock()
@@ -48,15 +84,13 @@ class Segments:
     def allocate(self, nbytes: int) -> Array:
         """Zeros that other processes can map: uint8 (nbytes,), at a 64-byte boundary.
 
-        Small arrays share segments, since every segment takes descriptors.
-
         Raises: MemoryError when the system has no room.
         """
-        if nbytes > _SMALL:
+        if nbytes > self._small:
             return self._segment(nbytes)
         with self._lock:
             if self._slab.size < nbytes:
-                self._slab = self._segment(_SLAB)
+                self._slab = self._segment(self._slab_bytes)
             found, self._slab = self._slab[:nbytes], self._slab[-(-nbytes // 64) * 64 :]
             return found
 
@@ -67,6 +101,7 @@ class Segments:
         except OSError as error:
             os.close(descriptor)
             raise MemoryError(str(error)) from error
+        _advise(memory, size)
         whole: Array = np.frombuffer(memory, dtype=np.uint8)
         number = next(self._numbers)
         self._held[number] = _Segment(whole.ctypes.data, size, descriptor, weakref.ref(memory))
@@ -97,6 +132,13 @@ class Segments:
                 return Place(number, offset, *form)
         return None
 
+    def handle(self, segment: int) -> Handle:
+        """How another process finds a segment of this one."""
+        held = self._held[segment]
+        status = os.fstat(held.descriptor)
+        identity = status.st_dev, status.st_ino
+        return Handle(os.getpid(), segment, held.descriptor, held.nbytes, identity)
+
 
 class _Segment(NamedTuple):
     start: int  # its address
@@ -116,6 +158,13 @@ def view(memory: Any, place: Place) -> Array:
     )
     found.flags.writeable = place.writeable
     return found
+
+
+def _advise(memory: mmap.mmap, nbytes: int) -> None:
+    """Ask for large pages where they pay."""
+    if nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _anonymous(nbytes: int) -> int:

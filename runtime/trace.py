@@ -69,9 +69,12 @@ class Trace:
             for operation in self.operations
             for use in operation.uses
         )
+        several = runtime.executor.world.size > 1
+        if several:
+            analysed = joined(self.operations, analysed)
         count = len(self.operations)
         self.order = list(range(count)) if self._placed else _order(self.operations, analysed)
-        if runtime.executor.world.size > 1:
+        if several:
             analysed = self._take_part(analysed)
         self.layout: ArenaLayout = self._lay_out(analysed)
         pairs = np.concatenate([analysed, self.layout.edges])
@@ -99,17 +102,16 @@ class Trace:
                 return found
         return lay_out(self.operations, self.order, memories)
 
-    def _take_part(self, analysed: Array) -> Array:
+    def _take_part(self, whole: Array) -> Array:
         """Keep this process' part of the step, in the order that all processes follow."""
         world = self._runtime.executor.world
-        whole = joined(self.operations, analysed)
         together: dict[int, int] = {}
         if not self._placed:
             if len(world.runs) > world.size:
                 self.order, _ = overlapped(self.operations, self.order, whole)
             self.order, together = buckets(self.operations, whole, self.order)
         self.operations, found, self.order = split(
-            self.operations, analysed, self.order, world, together
+            self.operations, whole, self.order, world, together
         )
         return found
 

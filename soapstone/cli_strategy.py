@@ -228,12 +228,15 @@ def measure_machine(
     with _reported(debug):
         from soapstone.frontend import strategies
         from soapstone.runtime.executors.links import measured_links
-        from soapstone.runtime.start import default_executor, rank_of
+        from soapstone.runtime.start import default_executor, machine_of, rank_of
         from soapstone.search.cost.profile import measured_machine
 
         executor = default_executor()
-        found = measured_machine(cpus, threads, executor)
-        times = measured_links(found)[1] if executor == "mpi" else {}
+        links = None
+        times: dict[int, float] = {}
+        if executor == "mpi":
+            links, times = measured_links(machine_of(executor, cpus, threads))
+        found = measured_machine(cpus, threads, executor, links)
         if rank_of(executor):
             return
         if output is not None:

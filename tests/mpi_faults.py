@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, task
 from soapstone.runtime.start import machine_of, rank_of, start
@@ -43,6 +44,7 @@ def main() -> None:
     automatic = MODE == "automatic"
     machine = machine_of("mpi", cpus=1)
     with start("mpi", machine, DefaultMapper(), automatic=automatic) as runtime:
+        print(f"shared {Path(_mpi_file()).name}", flush=True)
         runtime.fill(x, 1.0)
         for _ in range(STEPS):
             if MODE == "traced":
@@ -59,6 +61,12 @@ def main() -> None:
         step(runtime, x, y)
         runtime.wait()
     print(f"rank {RANK}: ended", flush=True)
+
+
+def _mpi_file() -> str:
+    """The file of MPI's own shared memory."""
+    maps = Path("/proc/self/maps").read_text()
+    return next(word for word in maps.split() if "mpich_shm_" in word)
 
 
 def step(runtime: object, x: Region, y: Region) -> None:

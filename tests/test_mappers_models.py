@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from soapstone import Model
+from soapstone import SGD, Model
+from soapstone.ir.strategy import Strategy
+from soapstone.mappers import plugins
 from soapstone.mappers.stealing import WorkStealingMapper
-from soapstone.runtime import Launch, Machine, MapperError, Processor
+from soapstone.runtime import Launch, Link, Machine, MapperError, Memory, Processor
 
 
 class Chooses(WorkStealingMapper):
@@ -44,3 +47,60 @@ def test_points_without_devices_are_spread_over_all_processors() -> None:
         model.compile("sgd", machine=Machine.local(cpus=2), mapper="work_stealing")
         operations = model.trainer.bound("train", 8).trace.operations
     assert {operation.processor for operation in operations} == {0, 1}
+
+
+APART = Machine(
+    "apart",
+    tuple(Processor(f"{side}.cpu", "cpu", 1, side) for side in ("left", "right")),
+    tuple(Memory(side, 1 << 30) for side in ("left", "right")),
+    (Link("left", "right", 1e-6, 1e10), Link("right", "left", 1e-6, 1e10)),
+)
+
+
+def _recommender() -> Model:
+    """Two tables, a layer whose weights outweigh its samples, and one whose samples do."""
+    model = Model("small", seed=3)
+    ids = model.input("ids", (32, 2), "int32")
+    rows = [
+        model.apply("embedding", column, model.parameter(f"table{i}", (900 + i, 16)), name=f"at{i}")
+        for i, column in enumerate(model.split(ids, (1, 1), axis=1))
+    ]
+    x = model.flatten(model.concat(rows, axis=1))
+    x = model.dense(x, 24, activation="relu", name="narrow")
+    x = model.dense(x, 640, activation="relu", name="wide")
+    x = model.dense(x, 640, activation="relu", name="wider")
+    model.output(model.dense(x, 5, name="head"))
+    return model
+
+
+def _trained(mapper: str, machine: Machine) -> tuple[Strategy, dict[str, np.ndarray], int]:
+    """The strategy of two steps, the parameters after them, and the bytes that a step copies."""
+    random = np.random.default_rng(0)
+    ids, labels = random.integers(0, 900, (64, 2)).astype(np.int32), random.integers(0, 5, 64)
+    with _recommender() as model:
+        model.compile(SGD(0.1, momentum=0.9), machine=machine, mapper=mapper)
+        model.fit(ids, labels, batch_size=32, epochs=1, shuffle=False, progress=False)
+        operations = model.trainer.bound("train", 32).trace.operations
+        copied = sum(
+            operation.arrays()[0].nbytes for operation in operations if operation.kind == "copy"
+        )
+        trainer = model.trainer
+        return trainer.strategy_for(32), trainer.session.state(), copied
+
+
+def test_memories_apart_move_samples_where_parameters_outweigh_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy, found, moved = _trained("data_parallel", APART)
+    configurations = strategy.configurations
+    assert {configurations[name].devices for name in ("at0", "at1")} == {(0,), (1,)}
+    degrees = {name: str(configurations[name]) for name in ("narrow", "wide", "wider")}
+    assert degrees == {"narrow": "b0=2", "wide": "b0=2", "wider": "n=2"}
+    assert str(configurations["wider.weight.update"]) == "d1=2"
+    _, wanted, _ = _trained("sequential", Machine.local(cpus=1))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    monkeypatch.setattr(plugins, "configure_apart", lambda *arguments: {})
+    _, _, by_samples = _trained("data_parallel", APART)
+    parameters = sum(found[name].nbytes for name in ("table0", "table1", "wider.weight"))
+    assert moved < by_samples - parameters  # their gradients alone, added up in halves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,9 +36,14 @@ def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
     )
 
 
-@pytest.mark.parametrize(("count", "first", "programs"), [(2, 0, 20), (3, 500, 3)])
-def test_random_programs_equal_sequential_numpy(count: int, first: int, programs: int) -> None:
-    done = ranks(count, HERE / "mpi_random.py", first, programs, timeout_s=60)
+@pytest.mark.parametrize(
+    ("count", "first", "programs", "how"),
+    [(2, 0, 12, "beside"), (3, 500, 3, "beside"), (2, 900, 5, "apart")],
+)
+def test_random_programs_equal_sequential_numpy(
+    count: int, first: int, programs: int, how: str
+) -> None:
+    done = ranks(count, HERE / "mpi_random.py", first, programs, how, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{programs} programs equal"] * count
 
@@ -95,6 +101,9 @@ def test_a_rank_that_fails_ends_all_with_one_error(
     everything = done.stderr + done.stdout
     assert any(part in everything for part in said.split("|")), everything
     assert everything.count("TaskError: ") <= 1, everything
+    shared = re.findall(r"mpich_shm_\w+", done.stdout)
+    assert shared
+    assert not any(Path("/dev/shm", name).exists() for name in shared)
 
 
 @pytest.mark.parametrize(

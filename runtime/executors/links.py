@@ -1,4 +1,4 @@
-"""The links between ranks, measured: how long a message of each size takes one way."""
+"""The links between ranks, measured: how long a message of each size takes one way in a trace."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import time
 
 import numpy as np
 
+from ..core import Runtime
+from ..launch import Launch
 from ..machine import Link, Machine
-from .mpi import connect, meet
+from ..mapper import Array, DefaultMapper
+from ..partition import Partition
+from ..program import nothing_address
+from ..region import Region
+from ..task import Privilege, Read, Task, Write
+from ..transfer import NativeEntry
+from .mpi import MpiExecutor, connect
 
 SIZES = tuple(1 << exponent for exponent in (3, 10, 14, 18, 20, 22, 24, 26))
 _LONG = 1 << 20  # bytes from which on bandwidth counts more than latency
-_ROUNDS_S = 0.1  # of round trips of one size
+_TRIPS_BYTES, _TRIPS = 1 << 26, 50  # of the round trips in one trace
+_REPLAYS = 7
+
+
+class _Tagged(DefaultMapper):
+    """Every launch runs on the processor that its tag names."""
+
+    def place_all(self, launch: Launch) -> Array:
+        return np.full(launch.points, launch.tag, dtype=np.int64)
 
 
 def measured_links(machine: Machine) -> tuple[tuple[Link, ...], dict[int, float]]:
@@ -21,13 +37,15 @@ def measured_links(machine: Machine) -> tuple[tuple[Link, ...], dict[int, float]
     must call it; all get the same.
     """
     comm = connect()
-    rank, size = comm.Get_rank(), comm.Get_size()
-    meet("the measurement of links")
+    size = comm.Get_size()
+    homes = [processor.memory for processor in machine.processors]
+    at = [homes.index(memory.name) for memory in machine.memories]
     found: dict[tuple[int, int], dict[int, float]] = {}
-    for one in range(size):
-        for two in range(one + 1, size):
-            times = _ping_pong(one, two) if rank in (one, two) else {}
-            found[one, two] = comm.bcast(times, root=one)
+    with Runtime(machine, _Tagged(), MpiExecutor) as runtime:
+        for one in range(size):
+            for two in range(one + 1, size):
+                times = {n: _one_way_s(runtime, at[one], at[two], n) for n in SIZES}
+                found[one, two] = comm.bcast(times, root=one)
     links = []
     for (one, two), times in found.items():
         latency = times[SIZES[0]]
@@ -39,31 +57,29 @@ def measured_links(machine: Machine) -> tuple[tuple[Link, ...], dict[int, float]
     return tuple(links), slowest
 
 
-def _ping_pong(one: int, two: int) -> dict[int, float]:
-    """Seconds one way of each size between two ranks, at best: half of a round trip."""
-    comm = connect()
-    first = comm.Get_rank() == one
-    other = two if first else one
-    found = {}
-    for nbytes in SIZES:
-        data = np.ones(nbytes, dtype=np.uint8)
-        rounds = np.array([3])
-        best = np.inf
-        for attempt in range(2):  # the first to learn how many round trips there is time for
-            for _ in range(int(rounds[0])):
-                start = time.perf_counter()
-                if first:
-                    comm.Send(data, other)
-                    comm.Recv(data, other)
-                else:
-                    comm.Recv(data, other)
-                    comm.Send(data, other)
-                best = min(best, time.perf_counter() - start)
-            if attempt == 0:
-                rounds[0] = min(2000, max(5, int(_ROUNDS_S / best)))
-                if first:
-                    comm.Send(rounds, other)
-                else:
-                    comm.Recv(rounds, other)
-        found[nbytes] = best / 2
-    return found
+def _one_way_s(runtime: Runtime, one: int, two: int, nbytes: int) -> float:
+    """Seconds of a message from one processor to another, at best: half of a round trip."""
+    trips = max(2, min(_TRIPS, _TRIPS_BYTES // nbytes))
+    data = Region((nbytes,), np.uint8, "message")
+    everything = Partition.whole(data)
+    put, take = (_nothing(name, privilege) for name, privilege in (("put", Write), ("take", Read)))
+    with runtime.capture() as recording:
+        for _ in range(trips):
+            for here, there in ((one, two), (two, one)):
+                runtime.launch(put, everything, tag=here)
+                runtime.launch(take, everything, tag=there)
+    times = []
+    for _ in range(_REPLAYS):
+        start = time.perf_counter()
+        recording.trace.replay()
+        times.append(time.perf_counter() - start)
+    return min(times) / (2 * trips)
+
+
+def _nothing(name: str, privilege: Privilege) -> Task:
+    """A task that takes no time."""
+
+    def bind(context: object, arrays: object) -> NativeEntry:
+        return NativeEntry(nothing_address(), 0, arrays)
+
+    return Task(name, (privilege,), bind=bind)

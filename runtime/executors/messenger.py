@@ -70,6 +70,7 @@ class Messenger:
         self.mpi: Any = MPI
         self.timeout_s = timeout_s()
         self.traced = comm.Dup()  # the messages of traces, started by native code
+        self.plans = comm.Dup()  # what ranks tell each other when a trace is compiled
         self.fault = np.zeros(8, dtype=np.int64)  # [0]: native code stops waiting
         self._finished = finished
         self._failed = failed

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -28,11 +28,13 @@ from ..task import EntryLike
 from ..world import World
 from .local import LocalExecutor
 from .messenger import Messenger, timeout_s
+from .neighbours import Neighbours
 from .persistent import Persistent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LATENCY_S, BYTES_PER_S = 3e-6, 5e9  # nominal, of links nobody has measured
 _LOOK_S = 0.001
+_SWAP_S = 20e-6
 _ROUND_TRIPS = 50  # to learn how far two clocks are apart
 _HEARING_S = 0.3  # in which an error of one rank has come to all others
 
@@ -164,6 +166,9 @@ class MpiExecutor(LocalExecutor):
         self.mine = [owner == self.world.rank for owner in self.world.runs]
         self.processors = [number for number, here in enumerate(self.mine) if here]
         self.messenger = Messenger(comm, self._finish, self._peer_failed)
+        self.neighbours = Neighbours(comm)
+        if self.neighbours.ranks:
+            memory.share(self.neighbours.segments)
         MpiExecutor.messenger_of_run = self.messenger
         sys.excepthook = _report_uncaught
 
@@ -212,7 +217,33 @@ class MpiExecutor(LocalExecutor):
     def messages(self, operations: Sequence[Operation], control: Array) -> dict[int, EntryLike]:
         """The native entries of a trace's messages, by operation id."""
         some = [operation for operation in operations if operation.kind in (*STARTS, *ENDS)]
-        return Persistent(self.messenger, control).entries(some)
+        return Persistent(self.messenger, self.neighbours, control, self._swap).entries(some)
+
+    def _swap(self, values: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Give other ranks a value each, and return what those have given this one.
+
+        Raises: PeerError when one has failed, or keeps silent.
+        """
+        comm = self.messenger.plans
+        sent = [comm.isend(value, other) for other, value in values.items()]
+        found: dict[int, Any] = {}
+        until = time.monotonic() + self.messenger.timeout_s
+        while len(found) < len(values) or not all(request.Test() for request in sent):
+            for other in values.keys() - found.keys():
+                message = comm.improbe(other)
+                if message is not None:
+                    found[other] = message.recv()
+            self.check()
+            if time.monotonic() > until:
+                late = min(values.keys() - found.keys(), default=min(values))
+                error = PeerError(
+                    f"process {self.world.rank}: process {late} has not come to the same trace "
+                    f"within {self.messenger.timeout_s:g} s"
+                )
+                self._fail(error)
+                raise error
+            time.sleep(_SWAP_S)
+        return found
 
     # -- profiles
 

@@ -1,26 +1,35 @@
-"""The messages of a trace: persistent requests, started and awaited by native code.
+"""The messages of a trace, started and awaited by native code.
 
-A start is MPI's own function on the address of a request. An end polls it, and gives up when a
-worker has failed, when another rank has, or when the peer has kept silent for too long.
+Where ranks share memory the start of a send says that its bytes are ready, and the receiver's end
+copies them. Elsewhere messages are persistent requests: a start is MPI's own function on the
+address of a request, and an end polls it. Ends give up when a worker has failed, when another rank
+has, or when the peer has kept silent for too long.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..message import ENDS, STARTS, message_of
+from ..errors import PeerError
+from ..message import ENDS, STARTS, Message, message_of
 from ..operation import Operation
+from ..program import nothing_address
+from ..shared import Handle, Place
 from ..task import EntryLike
+from ..transfer import copy_entry
 from .messenger import Messenger
+from .neighbours import Neighbours
 
 Array = np.ndarray[Any, np.dtype[Any]]
 STOPPED, SILENT = -2, -3  # statuses of an end, as `message_kernels` returns them
 _WORDS = 16
+_LINE = 64  # bytes that two words of different writers are apart
+_READY, _TAKEN = 0, 1  # the words of a message, a line each
 
 
 @dataclass(frozen=True)
@@ -33,26 +42,149 @@ class MessageEntry:
     statuses: Mapping[int, str] = field(default_factory=dict)
 
 
-class Persistent:
-    """The requests of one trace. control: the trace's control words ([0]: abort)."""
+@dataclass(frozen=True)
+class Offer:
+    """What a rank tells the receiver of a message: its size, and where it lies if they share that.
 
-    def __init__(self, messenger: Messenger, control: Array) -> None:
+    places: of the two words, then of the arrays; None: the message goes through MPI.
+    """
+
+    number: int
+    nbytes: int
+    places: tuple[Place, ...] | None
+    handles: tuple[Handle, ...]
+
+
+Swap = Callable[[Mapping[int, Any]], Mapping[int, Any]]
+
+
+class Persistent:
+    """The messages of one trace.
+
+    control: the trace's control words ([0]: abort). swap: gives other ranks a value each, and
+    returns what they have given this one.
+    """
+
+    def __init__(
+        self, messenger: Messenger, neighbours: Neighbours, control: Array, swap: Swap
+    ) -> None:
         self._messenger = messenger
+        self._neighbours = neighbours
         self._control = control
-        library = ctypes.CDLL(messenger.mpi.__file__)
-        self._start = _address(library.MPI_Start)
-        self._test = _address(library.MPI_Test)
+        self._swap = swap
         self._requests: dict[int, tuple[Any, object]] = {}
+        self._words: dict[int, Array] = {}  # of messages in shared memory, by number
 
     def entries(self, operations: Sequence[Operation]) -> dict[int, EntryLike]:
-        """The entry of each operation, which all start or end messages, by its id."""
+        """The entry of each operation, which all start or end messages, by its id.
+
+        Raises: PeerError when another rank sends something else than is expected here.
+        """
+        rank = self._messenger.rank
+        offers: dict[int, list[Offer]] = {}
         for operation in operations:
             if operation.kind in STARTS:
-                self._requests[message_of(operation).number] = self._request(operation)
+                message = message_of(operation)
+                other = message.source if message.target == rank else message.target
+                mine = offers.setdefault(other, [])
+                if operation.kind == "send":
+                    mine.append(self._offer(operation))
+        if not offers:
+            return {}
+        found: dict[tuple[int, int], Offer] = {
+            (other, offer.number): offer
+            for other, theirs in self._swap(offers).items()
+            for offer in theirs
+        }
+        sources: dict[int, list[Array]] = {}
+        for operation in operations:
+            if operation.kind == "recv":
+                message = message_of(operation)
+                offer = found.get((message.source, message.number))
+                if offer is None or offer.nbytes != message.nbytes:
+                    there = "is not sent" if offer is None else f"has {offer.nbytes} bytes"
+                    raise PeerError(
+                        f"process {rank}: {message} {there}: other processes run another program"
+                    )
+                if offer.places is not None:
+                    sources[message.number] = self._sources(operation, offer.places, offer.handles)
+        self._swap(dict.fromkeys(offers, True))  # all have mapped what they need
+        for operation in operations:
+            number = message_of(operation).number
+            if operation.kind in STARTS and number not in self._words:
+                self._requests[number] = self._request(operation)
         return {
-            operation.id: self._end(operation) if operation.kind in ENDS else self._begin(operation)
+            operation.id: self._shared(operation, sources)
+            if message_of(operation).number in self._words
+            else self._end(operation)
+            if operation.kind in ENDS
+            else self._begin(operation)
             for operation in operations
         }
+
+    # -- shared memory
+
+    def _offer(self, operation: Operation) -> Offer:
+        message = message_of(operation)
+        places: tuple[Place, ...] | None = None
+        handles: tuple[Handle, ...] = ()
+        if message.target in self._neighbours.ranks:
+            words = self._neighbours.segments.allocate(2 * _LINE).view(np.int64)
+            places = self._neighbours.places([words, *operation.arrays()])
+            if places is not None:
+                self._words[message.number] = words
+                handles = self._neighbours.handles(places)
+        return Offer(message.number, message.nbytes, places, handles)
+
+    def _sources(
+        self, operation: Operation, places: Sequence[Place], handles: Sequence[Handle]
+    ) -> list[Array]:
+        """What a receive copies, in the sender's memory."""
+        kinds = [np.dtype(np.int64), *(array.dtype for array in operation.arrays())]
+        words, *arrays = self._neighbours.arrays(places, handles, kinds)
+        self._words[message_of(operation).number] = words
+        return arrays
+
+    def _shared(self, operation: Operation, sources: Mapping[int, list[Array]]) -> EntryLike:
+        """The entry of an operation whose message both ranks can reach."""
+        from . import message_kernels
+
+        kind, message = operation.kind, message_of(operation)
+        if kind == "post":
+            return MessageEntry(nothing_address(), 0, None)
+        words = self._words[message.number]
+        ready, taken = (words.ctypes.data + _LINE * word for word in (_READY, _TAKEN))
+        if kind == "send":
+            block = np.array([0, ready], dtype=np.int64)
+            return MessageEntry(
+                int(message_kernels.make_ready.address), block.ctypes.data, (block, words)
+            )
+        copies = []
+        if kind == "recv":
+            given = zip(operation.arrays(), sources[message.number], strict=True)
+            copies = [copy_entry(target, source) for target, source in given]
+        calls = [word for copy in copies for word in (copy.address, copy.block)]
+        block = np.array([0, ready, taken, *self._limits(), len(copies), *calls], dtype=np.int64)
+        function = message_kernels.take if kind == "recv" else message_kernels.await_taken
+        keep = (block, words, copies, self)
+        return MessageEntry(int(function.address), block.ctypes.data, keep, self._statuses(message))
+
+    def _limits(self) -> tuple[int, int, int]:
+        """What an end looks at while it waits: two words of errors, and its nanoseconds."""
+        messenger = self._messenger
+        return (
+            self._control.ctypes.data,
+            messenger.fault.ctypes.data,
+            int(messenger.timeout_s * 1e9),
+        )
+
+    def _statuses(self, message: Message) -> Mapping[int, str]:
+        return {
+            STOPPED: "stopped by an error elsewhere",
+            SILENT: f"{message} has not ended after {self._messenger.timeout_s:g} s",
+        }
+
+    # -- requests
 
     def _request(self, operation: Operation) -> tuple[Any, object]:
         message = message_of(operation)
@@ -68,29 +200,25 @@ class Persistent:
 
     def _begin(self, operation: Operation) -> MessageEntry:
         request, keep = self._requests[message_of(operation).number]
-        address = int(self._messenger.mpi._addressof(request))
-        return MessageEntry(self._start, address, (request, keep))
+        mpi = self._messenger.mpi
+        start = _address(ctypes.CDLL(mpi.__file__).MPI_Start)
+        return MessageEntry(start, int(mpi._addressof(request)), (request, keep))
 
     def _end(self, operation: Operation) -> MessageEntry:
         from . import message_kernels
 
         message = message_of(operation)
-        messenger = self._messenger
+        mpi = self._messenger.mpi
         request, keep = self._requests[message.number]
         block = np.zeros(_WORDS, dtype=np.int64)
         block[:5] = (
-            self._test,
-            messenger.mpi._addressof(request),
-            self._control.ctypes.data,
-            messenger.fault.ctypes.data,
-            int(messenger.timeout_s * 1e9),
+            _address(ctypes.CDLL(mpi.__file__).MPI_Test),
+            mpi._addressof(request),
+            *self._limits(),
         )
-        statuses = {
-            STOPPED: "stopped by an error elsewhere",
-            SILENT: f"{message} has not ended after {messenger.timeout_s:g} s",
-        }
         address = int(message_kernels.await_request.address)
-        return MessageEntry(address, block.ctypes.data, (block, request, keep, self), statuses)
+        held = (block, request, keep, self)
+        return MessageEntry(address, block.ctypes.data, held, self._statuses(message))
 
 
 def _address(function: Any) -> int:

@@ -23,13 +23,18 @@ _SIZES = (1 << 12, 1 << 26)  # bytes of copies: a short one for latency, a long 
 
 
 def measured_machine(
-    cpus: int | None = None, threads: int = 1, executor: str = "local"
+    cpus: int | None = None,
+    threads: int = 1,
+    executor: str = "local",
+    links: tuple[Link, ...] | None = None,
 ) -> MeasuredMachine:
     """Return the machine an executor finds, with the rates of processors, memories and links.
 
     Arithmetic is that of a float32 product of 1024 x 1024 matrices on one processor, memory that of
     the sum of two long vectors; copies are timed at 4 KiB and 64 MiB, messages from 8 bytes on.
     Every rank must call it; the rates of processors and memories are those of this one.
+
+    links: those that have been measured before; None: they are measured now.
     """
     machine = machine_of(executor, cpus, threads)
     model = ExecutorCost(threads)
@@ -50,7 +55,7 @@ def measured_machine(
             Memory(m.name, m.capacity_bytes, total.bytes / total.time_us * 1e6)
             for m in machine.memories
         ),
-        links=_links(machine, executor),
+        links=_links(machine, executor) if links is None else links,
         switches=machine.switches,
     )
 
