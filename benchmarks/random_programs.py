@@ -1,14 +1,18 @@
 """Random task programs: each equal to its sequential execution, on any executor.
 
+    python benchmarks/random_programs.py --count 1000 --executor all --check
+
 Programs (tests/runtime_scenarios.py) follow from their seeds. They run in a process of their own,
 or under `mpiexec` in one a rank; one that says nothing for three minutes is ended and reported. The
-first that fails is made smaller and printed.
+first that fails on the local executor is made smaller and printed. With --check the offline checker
+must accept the log of every program, and refuse it once it is edited (tests/log_edits.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import selectors
@@ -19,28 +23,36 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
+import legate_environment
 from harness import write
+from log_edits import refuse_an_edit
 from runtime_scenarios import Scenario, execute, scenario, shrink
 
 HUNG_S = 180.0
+EXECUTORS = ("local", "processes", "mpi", "legate")
+FIGURES = ("launches", "points", "copies", "folds", "captures", "steps replayed", "launches traced")
 
 
-def attempt(given: Scenario, checked: bool = False) -> dict[str, Any]:
+def attempt(
+    given: Scenario, log: Path | None = None, ranks: int = 1, judges: bool = True
+) -> dict[str, Any]:
     """Run one program; what failed, if anything did, and what it was made of.
 
-    checked: the offline checker must also accept a log of it.
+    log: where to write a log, which the offline checker must accept, and once edited refuse.
+    judges: whether this is the process that edits it.
     """
     begin = time.perf_counter()
     row: dict[str, Any] = {"seed": given.seed, "failed": ""}
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            row |= execute(given, Path(folder) / "run.log" if checked else None)
+        row |= execute(given, log)
+        if log is not None and judges:
+            row["edits"] = bool(refuse_an_edit(log, ranks, given.seed))
     except Exception as error:
         row["failed"] = f"{type(error).__name__}: {error}"
     row["seconds"] = time.perf_counter() - begin
@@ -49,21 +61,37 @@ def attempt(given: Scenario, checked: bool = False) -> dict[str, Any]:
 
 def serve(first: int, count: int, executor: str, checked: bool) -> None:
     """Run programs and print a row for each (the first process of a run does)."""
-    speaks = True
+    speaks, ranks = True, 1
+    folder = ""
     if executor == "mpi":
-        from soapstone.runtime.executors.mpi import rank
+        from soapstone.runtime.executors.mpi import connect
 
-        speaks = rank() == 0
-    for seed in range(first, first + count):
-        row = attempt(scenario(seed, executor), checked)
-        if speaks or row["failed"]:
-            print(json.dumps(row), flush=True)
-        if row["failed"] and executor != "local":
-            os._exit(1)  # the other processes may wait for this one
+        speaks, ranks = connect().Get_rank() == 0, connect().Get_size()
+    if speaks:
+        folder = tempfile.mkdtemp()
+    if ranks > 1:
+        folder = connect().bcast(folder)
+    log = Path(folder) / "run.log" if checked and executor != "legate" else None
+    try:
+        for seed in range(first, first + count):
+            given = scenario(seed, executor)
+            row = attempt(given, log, ranks, speaks)
+            if speaks or row["failed"]:
+                print(json.dumps(row), flush=True)
+            if row["failed"] and executor in ("mpi", "legate"):
+                os._exit(1)  # the other processes may wait for this one
+    finally:
+        if speaks:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def rows(
-    first: int, count: int, executor: str, ranks: int, checked: bool
+    first: int,
+    count: int,
+    executor: str,
+    ranks: int,
+    checked: bool,
+    environment: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """The rows of all programs; after one that fails or hangs, a fresh process goes on."""
     seed, end = first, first + count
@@ -72,10 +100,10 @@ def rows(
         command += ["--count", str(end - seed), "--executor", executor]
         command += ["--check"] * checked
         if executor == "mpi":
-            launcher = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.defpath}")
-            command = [launcher or "mpiexec", "-n", str(ranks), *command]
+            command = [mpiexec() or "mpiexec", "-n", str(ranks), *command]
         with subprocess.Popen(
             command,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -88,7 +116,7 @@ def rows(
                 if row["seed"] == seed:
                     yield row
                     seed += 1
-                if row["failed"] and executor != "local":
+                if row["failed"] and executor in ("mpi", "legate"):
                     break
             else:
                 if seed < end:
@@ -117,14 +145,68 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def mpiexec() -> str | None:
+    """The launcher of ranks, if there is one."""
+    return shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.defpath}")
+
+
+def environment_of(executor: str, folder: Path) -> dict[str, str]:
+    """The variables of processes that run an executor.
+
+    Raises: ImportError when it is not installed here.
+    """
+    if executor == "legate":
+        return legate_environment.environment(folder)
+    if executor == "mpi" and (mpiexec() is None or not importlib.util.find_spec("mpi4py")):
+        raise ImportError("mpi4py or mpiexec is not installed: pip install 'soapstone[mpi]'")
+    return dict(os.environ)
+
+
 def smallest(given: Scenario) -> Scenario:
     """The smallest program found that fails in the same way."""
 
     def kind(one: Scenario) -> str:
-        return str(attempt(one)["failed"]).partition(":")[0]
+        with tempfile.TemporaryDirectory() as folder:
+            return str(attempt(one, Path(folder) / "run.log")["failed"]).partition(":")[0]
 
     wanted = kind(given)
     return shrink(given, lambda one: kind(one) == wanted)[0] if wanted else given
+
+
+def run(
+    executor: str, first: int, count: int, ranks: int, checked: bool, folder: Path
+) -> dict[str, Any]:
+    """Run programs on one executor; the figures of all together."""
+    name = f"{executor}, {ranks} ranks" if executor == "mpi" else executor
+    try:
+        environment = environment_of(executor, folder)
+    except ImportError as error:
+        print(f"{executor}: {error}", flush=True)
+        return {"executor": name, "programs": 0}
+    totals: Counter[str] = Counter()
+    failed: list[dict[str, Any]] = []
+    for row in rows(first, count, executor, ranks, checked, environment):
+        if row["failed"]:
+            failed.append(row)
+            print(json.dumps({"executor": executor, **row}), flush=True)
+        totals.update({k: v for k, v in row.items() if isinstance(v, int | float)})
+        totals["programs"] += 1
+        totals["automatic"] += bool(row.get("launches_traced"))
+        if totals["programs"] % 100 == 0:
+            print(f"{totals['programs']} programs, {executor}", flush=True)
+    if failed and executor == "local":
+        print(smallest(scenario(failed[0]["seed"])))
+    judges = checked and executor != "legate"
+    return {
+        "executor": name,
+        "programs": totals["programs"],
+        "failed": len(failed),
+        "logs accepted": totals["programs"] - len(failed) if judges else "not logged",
+        "edited logs refused": totals["edits"] if judges else "",
+        "programs traced automatically": totals["automatic"],
+        **{figure: totals[figure.replace(" ", "_")] for figure in FIGURES},
+        "seconds": totals["seconds"],
+    }
 
 
 def main() -> None:
@@ -132,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--executor", choices=("local", "mpi"), default="local")
+    parser.add_argument("--executor", choices=(*EXECUTORS, "all"), default="local")
     parser.add_argument("--ranks", type=int, default=2, help="processes of the mpi executor")
     parser.add_argument(
         "--check", action="store_true", help="log each, and have the offline checker judge it"
@@ -142,44 +224,22 @@ def main() -> None:
     if given.serve:
         serve(given.first, given.count, given.executor, given.check)
         return
-    found = []
-    for row in rows(given.first, given.count, given.executor, given.ranks, given.check):
-        found.append(row)
-        if row["failed"]:
-            print(json.dumps(row), flush=True)
-        if len(found) % 100 == 0:
-            print(f"{len(found)} programs", flush=True)
-    failed = [row for row in found if row["failed"]]
-    if failed and given.executor == "local":
-        print(smallest(scenario(failed[0]["seed"])))
-    totals: Counter[str] = Counter()
-    for row in found:
-        totals.update({key: value for key, value in row.items() if isinstance(value, int | float)})
-    processes = f" {given.ranks} ranks" if given.executor == "mpi" else ""
-    judged = ", logs checked" if given.check else ""
+    chosen = EXECUTORS if given.executor == "all" else (given.executor,)
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, executor in enumerate(chosen):
+            first, end = (given.count * n // len(chosen) for n in (number, number + 1))
+            mine = given.first + first, end - first
+            table.append(run(executor, *mine, given.ranks, given.check, Path(folder)))
+    options = f"--count {given.count} --executor {given.executor}" + " --check" * given.check
     write(
-        f"random_programs_{given.executor}{'_checked' * given.check}",
-        f"Random task programs, {given.executor} executor{processes}{judged}",
-        f"python benchmarks/random_programs.py --count {given.count} --executor {given.executor}"
-        + " --check" * given.check,
-        ["figure", "measured"],
-        [
-            {"figure": "programs", "measured": len(found)},
-            {"figure": "programs that failed", "measured": len(failed)},
-            {
-                "figure": "programs with automatic traces",
-                "measured": sum(bool(row.get("launches_traced")) for row in found),
-            },
-            *(
-                {"figure": name.replace("_", " "), "measured": totals[name]}
-                for name in ("launches", "points", "copies", "folds", "captures")
-            ),
-            {"figure": "steps replayed", "measured": totals["steps_replayed"]},
-            {"figure": "launches traced automatically", "measured": totals["launches_traced"]},
-            {"figure": "seconds", "measured": totals["seconds"]},
-        ],
+        f"random_programs_{given.executor}",
+        f"Random task programs, executors: {', '.join(chosen)}",
+        f"python benchmarks/random_programs.py {options}",
+        list(dict.fromkeys(key for row in table for key in row)),
+        table,
     )
-    sys.exit(bool(failed))
+    sys.exit(any(row.get("failed") for row in table))
 
 
 if __name__ == "__main__":

@@ -448,8 +448,10 @@ def _merit(match: _Match) -> tuple[int, int]:
 def _key(request: Request) -> Hashable | None:
     """What makes two launches the same one, holding neither regions nor tasks alive.
 
-    None for what must not be traced: transient regions, which live in one step, and scalars that
-    may change behind their backs.
+    Tilings are held: one that is made anew must be known again, and not only as long as something
+    else happens to keep it, which is not the same in all processes. None for what must not be
+    traced: transient regions, which live in one step, and scalars that may change behind their
+    backs.
     """
     try:
         if isinstance(request, Fill):
@@ -462,7 +464,7 @@ def _key(request: Request) -> Hashable | None:
             region = partition.region
             if region.transient:
                 return None
-            parts += (weakref.ref(region), partition.tiling.uid)
+            parts += (weakref.ref(region), partition.tiling)
         parts += map(exact, request.scalars)
         task: Task = request.task
         key = (

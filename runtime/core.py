@@ -33,6 +33,7 @@ from .task import Task
 from .view import View
 
 if TYPE_CHECKING:
+    from .log import Log
     from .trace import Trace
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -87,8 +88,9 @@ class Runtime(Host):
         super().__init__(analysis, runs)
         self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
-        level = Level(Nest(self.executor, self.memory))
-        self._expander = Expander(self, len(self.machine.processors), level)
+        self._nest = Nest(self.executor, self.memory)
+        self._expander = Expander(self, len(self.machine.processors), Level(self._nest))
+        self._log: Log | None = None
         self._steps: dict[str, Steps] = {}
         self._since_forget = 0
         self._automatic = Automatic(self) if automatic else None
@@ -355,7 +357,9 @@ class Runtime(Host):
     def log(self, path: str | os.PathLike[str]) -> Iterator[None]:
         """Write what runs inside the block to a log, for `soapstone profile check`.
 
-        Raises: OSError.
+        Of several ranks each writes its own: rank 0 to `path`, rank 1 to `path.1`, and so on.
+
+        Raises: OSError; StoppedError under Legate.
         """
         self._outside_capture("log")
         self.flush()
@@ -371,22 +375,23 @@ class Runtime(Host):
     def _begin_log(self, path: str | os.PathLike[str]) -> None:
         from .log import Log, LoggedSink
 
-        if self.analysis.log is not None:
+        if self._log is not None:
             raise StoppedError("the runtime writes a log already")
-        if not self.executor.logs or self.executor.world.size > 1:
+        if not self.executor.logs:
             raise StoppedError(
-                "log: tasks run in other processes or under another runtime; only what one "
-                "process runs itself can be logged"
+                "log: tasks run under Legate, which makes the instances, finds the dependences and "
+                "copies by itself: there is nothing of that to write down"
             )
         for state in list(self.analysis.regions.values()):
             for instance in state:
                 instance.forget()
-        self.analysis.log = Log(self, path)
-        self.analysis.sink = LoggedSink(self, self.analysis.log)
+        self.analysis.log = self._nest.log = self._log = Log(self, path)
+        self.analysis.sink = LoggedSink(self.executor, self._log)
         self._observe(self.profiling)
 
     def _end_log(self) -> None:
-        log, self.analysis.log = self.analysis.log, None
+        log, self._log = self._log, None
+        self.analysis.log = self._nest.log = None
         self.analysis.sink = self.executor
         self._observe(self.profiling)
         if log is not None:
@@ -398,7 +403,7 @@ class Runtime(Host):
 
     def observed(self, profile: Profile | None) -> Observer | None:
         """Who is told of operations that run: a profile, the log, or both."""
-        log = self.analysis.log
+        log = self._log
         if log is None:
             return profile
         from .log import Both
@@ -407,8 +412,8 @@ class Runtime(Host):
 
     def failed(self, name: str) -> None:
         """Tell the log that a replay, or all that was running, failed."""
-        if self.analysis.log is not None:
-            self.analysis.log.failed(name)
+        if self._log is not None:
+            self._log.failed(name)
 
     def interrupted(self, error: BaseException) -> None:
         """Stop the run: an analysis that ended half-way cannot be gone on with."""

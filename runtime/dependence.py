@@ -31,7 +31,7 @@ from .transfer import FILL
 from .world import World
 
 if TYPE_CHECKING:
-    from .log import Log
+    from .log_part import Part
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _PLAN_LIMIT = 4096
@@ -47,7 +47,7 @@ class Analysis(Coherence):
     ) -> None:
         super().__init__(machine, mapper, statistics, sink, world)
         self._plans: dict[tuple[Any, ...], FoldPlan] = {}
-        self.log: Log | None = None
+        self.log: Part | None = None
 
     # -- launches
 
@@ -84,6 +84,8 @@ class Analysis(Coherence):
         self._issue(launch, processors, groups)
         for argument, found, buffers in folds:
             self._fold(launch, argument, found, buffers)
+        if self.log is not None:
+            self.log.launched()
         self.statistics.interference_tests += geometry.interference_tests - before
 
     def _plan(self, launch: Launch, argument: int, processors: list[int]) -> FoldPlan:

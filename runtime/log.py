@@ -5,32 +5,31 @@ privileges. The physical part is what ran: operations with the instances they us
 they were given, and when each started and ended. A trace is written once; a replay adds its stamps
 only. A runtime that keeps no log does nothing for it but look, once a launch, whether there is one.
 
-Records have a kind and are in the order of the program: header, region, tiling, storage, launch,
-fill, operation, run, nested, trace, replay, host, wait, failed, end (`checker.records` has their
-fields).
+The records of a task that launches tasks are a part of their own, marked with the number of its
+scope. Of several ranks each writes the whole program to a log of its own (`path_of_rank`), and the
+operations and messages that it ran.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .instance import Instance, Instances, Storage
-from .launch import Launch
-from .operation import Operation
+from .dependence import Analysis
+from .instance import Storage
+from .log_part import Part, _value, now_ns, privilege_text
+from .machine import Machine
+from .message import ENDS, STARTS
+from .operation import Operation, Sink
 from .region import Region
 from .step import Fill
-from .task import identity
-from .tiling import Box, Tiling
-from .transfer import FoldTask
+from .task import PointContext, Privilege
 
 if TYPE_CHECKING:
     from .core import Runtime
@@ -38,97 +37,28 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Regions = Mapping[Region, Instances]
-FORMAT, VERSION = "soapstone log", 1
 
 
-class Log:
+def path_of_rank(path: str | os.PathLike[str], rank: int) -> Path:
+    """Where a rank writes its log: rank 0 to the path that was asked for, rank 1 to `path.1`."""
+    return Path(f"{os.fspath(path)}.{rank}" if rank else path)
+
+
+class Log(Part):
     """The log of a runtime, written as it goes; made by `Runtime(..., log=)` or `Runtime.log`."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        self._runtime = runtime
-        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - `close` ends it
-        self._lock = threading.Lock()
-        self._regions: weakref.WeakKeyDictionary[Region, int] = weakref.WeakKeyDictionary()
-        self._storages: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()
+        analysis = runtime.analysis
+        place = path_of_rank(path, analysis.world.rank)
+        stream = place.open("w", encoding="utf-8")  # `close` ends it
+        super().__init__(stream, threading.Lock(), runtime.machine, analysis, {})
         self._traces: weakref.WeakKeyDictionary[Trace, int] = weakref.WeakKeyDictionary()
-        self._tilings: set[int] = set()
-        self._counts = dict.fromkeys(("region", "storage", "trace", "launch"), 0)
-        self._asked: Launch | None = None  # the launch being analysed
-        self._answer = 0  # the id of the launch being analysed; 0 until it has operations
-        machine = runtime.machine
-        self._put(
-            "header",
-            format=FORMAT,
-            version=VERSION,
-            rank=runtime.executor.world.rank,
-            ranks=runtime.executor.world.size,
-            processors=[processor.name for processor in machine.processors],
-            memories=[memory.name for memory in machine.memories],
-            first=runtime.analysis.next_id,
-        )
-        for region, state in list(runtime.analysis.regions.items()):
-            self._region(region, known=True)
-            for instance in state:
-                self._storage(instance.storage, {region: state}, region, instance)
-
-    # -- the program
-
-    def launch(self, launch: Launch) -> None:
-        """Take a launch that is about to be analysed, untraced.
-
-        It is written with its first operation: an analysis may refuse it, and then it never was.
-        """
-        with self._lock:
-            self._asked, self._answer = launch, 0
-
-    def fill(self, region: Region, value: Any) -> None:
-        """Take a fill that is about to be analysed, untraced."""
-        with self._lock:
-            self._put("fill", region=self._region(region), value=_value(value))
-
-    def host(self, action: str, region: Region, seen: Iterable[tuple[Storage, Box]]) -> None:
-        """Take what Python does to a region: "read" it, "write" it, or "claim" its array."""
-        with self._lock:
-            regions = self._runtime.analysis.regions
-            given = [
-                [self._storage(storage, regions, region), list(box[0]), list(box[1])]
-                for storage, box in seen
-                if storage.array is not None
-            ]
-            name = self._region(region)
-            self._put("host", action=action, region=name, seen=given, at=_now())
-
-    def wait(self) -> None:
-        """Take note that nothing is running any more."""
-        with self._lock:
-            self._put("wait", at=_now())
-
-    # -- untraced operations: it is their sink, and their profile
-
-    def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
-        """Take operations that are about to be given to the executor."""
-        after: dict[int, list[int]] = {}
-        for source, target in zip(sources.tolist(), targets.tolist()):
-            after.setdefault(target, []).append(source)
-        with self._lock:
-            for operation in operations:
-                asked = operation.launch is self._asked
-                if asked and not self._answer:
-                    self._answer = self._next("launch")
-                    self._put("launch", **self._described(operation.launch, self._answer))
-                mine = self._answer if asked else None
-                found = self._operation(operation, mine, self._runtime.analysis.regions)
-                found["after"] = after.get(operation.id, [])
-                self._put("operation", issued=_now(), **found)
+        self._header()
 
     def add(self, operation: Operation, asked_ns: int, start_ns: int, end_ns: int) -> None:
-        """Take one untraced operation that has run; those of nested launches are only counted."""
-        with self._lock:
-            if operation.id < 0:
-                self._put("nested", name=operation.launch.name)
-            else:
-                self._put("run", operation=operation.id, start=start_ns, end=end_ns)
+        """Take one untraced operation that has run; scopes hear of theirs by themselves."""
+        if operation.id >= 0:
+            self.ran(operation, start_ns, end_ns)
 
     # -- traces
 
@@ -149,7 +79,7 @@ class Log:
             self._put("replay", trace=number, runs=runs)
 
     def _trace(self, trace: Trace, number: int) -> None:
-        regions = {**self._runtime.analysis.regions, **trace.regions}
+        regions = {**self._analysis.regions, **trace.regions}
         launches: list[dict[str, Any]] = []
         known: dict[int, list[int]] = {}  # one launch may be asked for several times
         taken: dict[tuple[int, int], int] = {}
@@ -166,9 +96,9 @@ class Log:
             after.setdefault(target, []).append(source)
         for operation in trace.operations:  # whose buffers are known from who folds or moves them
             given = operation.launch
-            for use, privilege, partition in zip(
-                operation.uses, given.task.privileges, given.partitions
-            ):
+            moves = operation.kind in (*STARTS, *ENDS)
+            privileges = given.task.privileges * (len(operation.uses) if moves else 1)
+            for use, privilege, partition in zip(operation.uses, privileges, given.partitions):
                 if use.storage is not None and not privilege.reduction:
                     self._storage(use.storage, regions, partition.region)
         operations = []
@@ -188,6 +118,18 @@ class Log:
             order=list(trace.order),
         )
 
+    # -- tasks that launch tasks
+
+    def scope(
+        self, machine: Machine, analysis: Analysis, context: PointContext, depth: int
+    ) -> ScopeLog:
+        """The part of a task that launches tasks. analysis: that of its scope, with no region."""
+        with self._lock:
+            number = self._next("scope")
+            return ScopeLog(self, machine, analysis, context, {"scope": number}, depth)
+
+    # -- the end
+
     def failed(self, name: str) -> None:
         """Take note that a replay failed: what it left behind is not known."""
         with self._lock:
@@ -196,131 +138,48 @@ class Log:
     def close(self, whole: bool) -> None:
         """End the log. whole: whether everything that was launched has ended well."""
         with self._lock:
-            self._put("end", whole=whole)
+            self._put("end", whole=whole, at=now_ns())
             self._file.close()
 
-    # -- records
 
-    def _put(self, kind: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
+class ScopeLog(Part):
+    """The part of one task that launches tasks; the lock of the log is held when it is made."""
 
-    def _next(self, what: str) -> int:
-        self._counts[what] += 1
-        return self._counts[what]
-
-    def _region(self, region: Region, known: bool = False) -> int:
-        number = self._regions.get(region)
-        if number is None:
-            number = self._regions[region] = self._next("region")
-            self._put(
-                "region",
-                id=number,
-                name=region.name,
-                shape=list(region.shape),
-                zero=_value(np.zeros((), region.dtype)),
-                transient=region.transient,
-                known=known,
-            )
-        return number
-
-    def _tiling(self, tiling: Tiling) -> int:
-        if tiling.uid not in self._tilings:
-            self._tilings.add(tiling.uid)
-            tiles = [[[list(low), list(high)]] for low, high in tiling.boxes]
-            self._put("tiling", id=tiling.uid, tiles=tiles)
-        return tiling.uid
-
-    def _storage(
+    def __init__(
         self,
-        storage: Storage,
-        regions: Regions,
-        region: Region | None = None,
-        instance: Instance | None = None,
-    ) -> int:
-        number = self._storages.get(storage)
-        if number is None:
-            if region is None:
-                region = next(
-                    region
-                    for region, states in regions.items()
-                    if any(one.storage is storage for one in states)
-                )
-            valid = None  # all of it is zero, or nothing when transient
-            if instance is not None:
-                state = regions[region]
-                cells = state.cells(instance.valid).copy()
-                valid = [[list(a), list(b)] for a, b in state.boxes(cells, (0,) * cells.ndim)]
-            array = storage.array
-            name = self._region(region)
-            number = self._storages[storage] = self._next("storage")
-            self._put(
-                "storage",
-                id=number,
-                region=name,
-                memory=storage.memory,
-                box=[list(storage.box[0]), list(storage.box[1])],
-                address=0 if array is None else int(array.ctypes.data),
-                strides=list(storage.strides()),
-                itemsize=storage.dtype.itemsize,
-                valid=valid,
-            )
-        return number
+        log: Log,
+        machine: Machine,
+        analysis: Analysis,
+        context: PointContext,
+        mark: dict[str, Any],
+        depth: int,
+    ) -> None:
+        super().__init__(log._file, log._lock, machine, analysis, mark, analysis.next_id)
+        self._header(task=context.task.name, point=context.point, depth=depth, begin=now_ns())
+        self._arguments: list[tuple[Region, Storage]] = []  # that the body may write
 
-    def _described(self, launch: Launch, number: int) -> dict[str, Any]:
-        arguments = [
-            {
-                "region": self._region(partition.region),
-                "privilege": _privilege(privilege.reads, privilege.writes, privilege.reduction),
-                "reduction": privilege.reduction,
-                "identity": None
-                if privilege.reduction is None
-                else _value(identity(privilege.reduction, partition.region.dtype)),
-                "tiling": self._tiling(partition.tiling),
-            }
-            for partition, privilege in zip(launch.partitions, launch.task.privileges)
-        ]
-        return {
-            "id": number,
-            "name": launch.name,
-            "points": launch.points,
-            "initialise": launch.initialise,
-            "arguments": arguments,
-        }
+    def argument(self, region: Region, privilege: Privilege) -> None:
+        """Take an argument that subtasks may be launched on: an array that the body has."""
+        held = privilege_text(privilege.reads, privilege.writes, privilege.reduction)
+        state = self._analysis.state(region)
+        (instance,) = state
+        with self._lock:
+            self._region(region, True, held=held)
+            self._storage(instance.storage, {region: state}, region, instance)
+        if privilege.writes:
+            self._arguments.append((region, instance.storage))
 
-    def _operation(
-        self, operation: Operation, launch: int | None, regions: Regions
-    ) -> dict[str, Any]:
-        given = operation.launch
-        task = given.task
-        uses = []
-        for use, privilege, partition in zip(operation.uses, task.privileges, given.partitions):
-            access = "r" * privilege.reads + "w" * privilege.writes
-            region = None if privilege.reduction else partition.region  # else that of a buffer
-            where = None if use.storage is None else self._storage(use.storage, regions, region)
-            uses.append([where, list(use.box[0]), list(use.box[1]), access])
-        found: dict[str, Any] = {
-            "id": operation.id,
-            "what": operation.kind if launch is None else "task",
-            "name": given.name,
-            "launch": launch,
-            "point": operation.point,
-            "processor": operation.processor,
-            "idle": operation.idle,
-            "uses": uses,
-        }
-        if found["what"] == "fill":
-            found["value"] = _value(given.scalars[0])
-        if launch is None and isinstance(task, FoldTask):
-            found["fresh"] = (
-                None
-                if task.privileges[0].reads
-                else _value(identity(task.reduction, given.partitions[0].region.dtype))
-            )
-            found["parts"] = [
-                [part.argument, part.place, _slices(part.target), _slices(part.source)]
-                for part in task.parts[operation.point]
-            ]
-        return found
+    def waited(self) -> None:
+        """Take note that all subtasks have ended: the body may write its arrays again."""
+        self.wait()
+        for region, storage in self._arguments:
+            self.host("claim", region, [(storage, storage.box)])
+
+    def close(self, whole: bool) -> None:
+        """End the part, and let go of the body's arrays. whole: whether no subtask failed."""
+        self._arguments.clear()
+        with self._lock:
+            self._put("end", whole=whole, at=now_ns())
 
 
 class Both:
@@ -344,37 +203,18 @@ class Both:
 
 
 class LoggedSink:
-    """The executor as the sink of an analysis whose operations are logged."""
+    """The sink of an analysis whose operations are logged."""
 
-    def __init__(self, runtime: Runtime, log: Log) -> None:
-        self.mine: Sequence[bool] | None = runtime.executor.mine
-        self._executor = runtime.executor
+    def __init__(self, sink: Sink, log: Part) -> None:
+        self.mine: Sequence[bool] | None = sink.mine
+        self._sink = sink
         self._log = log
 
     def allocate(self, storage: Storage) -> None:
         """Give a storage its bytes."""
-        self._executor.allocate(storage)
+        self._sink.allocate(storage)
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
-        """Log operations, then give them to the executor."""
+        """Log operations, then hand them on."""
         self._log.emit(operations, sources, targets)
-        self._executor.emit(operations, sources, targets)
-
-
-def _now() -> int:
-    return time.perf_counter_ns()
-
-
-def _value(value: Any) -> str:
-    """A scalar as text; equal scalars of one dtype have equal texts."""
-    return repr(np.asarray(value)[()].item())
-
-
-def _privilege(reads: bool, writes: bool, reduction: str | None) -> str:
-    if reduction is not None:
-        return "reduce"
-    return "r" * reads + "w" * writes
-
-
-def _slices(found: tuple[slice, ...] | None) -> list[list[int]] | None:
-    return None if found is None else [[part.start, part.stop] for part in found]
+        self._sink.emit(operations, sources, targets)

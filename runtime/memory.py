@@ -37,8 +37,7 @@ class MemoryPool:
         self._lock = threading.Lock()
         self._arenas: dict[int, Array] = {}
         self._storages: weakref.WeakSet[Storage] = weakref.WeakSet()
-        shared = {p.memory for p in machine.processors if p.kind == PROCESS}
-        self._shared = [memory.name in shared for memory in machine.memories]
+        shared = any(processor.kind == PROCESS for processor in machine.processors)
         self.segments = Segments() if shared else None
         self._resident_before = resident_bytes()
         self._relief: list[Callable[[], None]] = []
@@ -47,7 +46,6 @@ class MemoryPool:
     def share(self, segments: Segments) -> None:
         """Keep all memories in segments that other processes can map."""
         self.segments = segments
-        self._shared = [True] * len(self._memories)
 
     def used(self, memory: int) -> int:
         """The bytes in use in a memory."""
@@ -112,13 +110,13 @@ class MemoryPool:
     def buffer(self, memory: int, nbytes: int, zero: bool, what: str) -> Array:
         """Bytes that were claimed before: uint8 at a 64-byte boundary.
 
-        A memory of a processor that is a process is shared with that process, and the memories of
-        ranks with the other ranks of their computer.
+        Where processors are processes all memories are shared with them, since mappers may place
+        what they use in any; those of ranks are shared with the other ranks of their computer.
 
         Raises: MemoryExhausted when the operating system refuses them.
         """
         try:
-            if self.segments is not None and self._shared[memory]:
+            if self.segments is not None:
                 return self.segments.allocate(nbytes)
             return aligned_bytes(nbytes, zero)
         except MemoryError as error:

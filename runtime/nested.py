@@ -30,6 +30,8 @@ from .expansion import Expanded, Expander, Options, parameters_of, region_uses
 from .fields import FieldRegion, FieldViews
 from .future import Future, FutureMap
 from .instance import Instance, Storage, aligned_bytes
+from .log import Log, LoggedSink, ScopeLog
+from .log_part import now_ns
 from .machine import Machine
 from .mapper import DefaultMapper
 from .memory import MemoryPool
@@ -66,6 +68,7 @@ class Nest:
         self.tickets = itertools.count()
         self.families = itertools.count(1)
         self._teams: dict[int, _Team] = {}
+        self.log: Log | None = None  # of the runtime, while there is one
 
     def team(self, context: PointContext) -> _Team:
         """The processors that share the memory of the one a point runs on."""
@@ -135,9 +138,12 @@ class Nest:
                 return True
             family.running += 1
         operation.processor = processor
+        start = now_ns() if family.log is not None else 0
         try:
             run = self.executor._run if profiled else self.executor.perform
             run(operation, processor)
+            if family.log is not None:
+                family.log.ran(operation, start, now_ns())
         except BaseException as error:
             place = self.executor.machine.processors[processor]
             known = isinstance(error, TaskError)
@@ -159,6 +165,7 @@ class Family:
         self.depth = depth
         self.error: BaseException | None = None
         self.running = 0
+        self.log: ScopeLog | None = None
         self.live: dict[int, Operation] = {}
 
     @property
@@ -274,6 +281,10 @@ class Scope:
         world = World.alone(team.machine)
         self._analysis = Analysis(team.machine, mapper, Statistics(), self._family, world)
         self._analysis.next_id = -_IDS * next(nest.families)
+        if nest.log is not None:
+            log = nest.log.scope(team.machine, self._analysis, context, level.depth)
+            self._family.log = self._analysis.log = log
+            self._analysis.sink = LoggedSink(self._family, log)
         self._expander = Expander(self, len(team.processors), Level(nest, level.depth + 1))
         with nest.changed:
             team.inside.add(self._processor)
@@ -330,6 +341,8 @@ class Scope:
         storage.array = value
         self._analysis.state(region).by_key[(0, None, None)] = Instance(storage, True, True)
         self._held[region] = parameter
+        if self._family.log is not None:
+            self._family.log.argument(region, parameter)
         return region
 
     def make(self, shape: Sequence[int] | int, dtype: Any, name: str = "") -> Region:
@@ -425,6 +438,8 @@ class Scope:
         self._check()
         self._family.nest.wait(self._family, self._processor)
         self._raise()
+        if self._family.log is not None:
+            self._family.log.waited()
 
     def read(self, region: Region) -> Array:
         """A copy of a region's contents, once the subtasks launched so far have ended.
@@ -462,6 +477,11 @@ class Scope:
         self._held.clear()
         self._made.clear()
         self._given = ()
+        if family.log is not None:
+            if family.error is None:
+                family.log.waited()
+            family.log.close(family.error is None)
+            family.log = None
         del self._analysis, self._expander
         if isinstance(family.error, TaskError):
             self._raise()

@@ -327,7 +327,9 @@ class Trace:
 
     def _run(self, timeline: Observer | None) -> None:
         program = self._program
-        if not program.workers:
+        if not program.workers:  # of several processes, this one has nothing to do
+            if timeline is not None:
+                timeline.add_replay(self, [])
             return
         program.reset()
         self._raised.clear()

@@ -1,28 +1,37 @@
-"""Random programs on several ranks: `mpiexec -n 2 python mpi_random.py FIRST COUNT [apart]`.
+"""Random programs on several ranks: `mpiexec -n 2 python mpi_random.py FIRST COUNT LOG [apart]`.
 
-Every rank runs the same programs and compares what it reads with sequential NumPy. apart: no rank
-sees the memory of another, as if each were on a computer of its own.
+Every rank runs the same programs and compares what it reads with sequential NumPy. The offline
+checker accepts the logs of all ranks, and refuses them once they are edited. apart: no rank sees
+the memory of another, as if each were on a computer of its own.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+from log_edits import refuse_an_edit
 from runtime_scenarios import execute, scenario
 
+from soapstone.runtime.executors.mpi import connect, rank
 from soapstone.runtime.executors.neighbours import Neighbours
 
 
 def main() -> None:
-    first, count = int(sys.argv[1]), int(sys.argv[2])
+    first, count, log = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    edits = set()
     if "apart" in sys.argv:
         Neighbours.sees = staticmethod(lambda mine, other: False)  # type: ignore[method-assign]
     for seed in range(first, first + count):
         try:
-            execute(scenario(seed, "mpi"))
+            execute(scenario(seed, "mpi"), log)
+            if rank() == 0:
+                edits.add(refuse_an_edit(log, connect().Get_size(), seed))
         except BaseException as error:
             raise RuntimeError(f"program {seed}") from error
     print(f"{count} programs equal", flush=True)
+    if rank() == 0:
+        print(" ".join(sorted(edits)), flush=True)
 
 
 if __name__ == "__main__":

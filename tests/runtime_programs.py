@@ -15,6 +15,7 @@ from soapstone.runtime import (
     Launch,
     Layout,
     Partition,
+    PointContext,
     Privilege,
     Processor,
     Read,
@@ -125,6 +126,34 @@ def boxes(partition: Partition, point: int) -> tuple[slice, ...]:
     return tuple(slice(int(a), int(b)) for a, b in zip(low, high))
 
 
+def value_of(
+    privilege: Privilege, k: int, point: int, given: Sequence[np.ndarray], out: np.ndarray
+) -> np.ndarray:
+    """What a point writes, or combines, into its tile, which holds `out` before."""
+    value = _write_formula(k, point, given, out)
+    if privilege == ReadWrite:
+        value = (value + np.where(np.abs(out) < 1e9, out, 7).astype(np.int64) * 3) % 10007
+    if privilege.reduction == "prod":
+        value = value % 3 + 1
+    return value.astype(out.dtype)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What the points of a step do, also in another process: the privileges of what they write."""
+
+    name: str
+    privileges: tuple[Privilege, ...]
+
+    def __call__(self, context: PointContext, k: int, *arrays: np.ndarray) -> None:
+        announce("body", self.name, context.point)
+        count = len(arrays) - len(self.privileges)
+        given, out = arrays[:count], arrays[count:]
+        assert all(not array.flags.writeable for array in given)
+        for privilege, array in zip(self.privileges, out, strict=True):
+            array[...] = value_of(privilege, k, context.point, given, array)
+
+
 @dataclass(frozen=True)
 class Output:
     """One region that a step writes or reduces into."""
@@ -134,12 +163,7 @@ class Output:
 
     def value(self, k: int, point: int, given: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
         """What a point writes, or combines, into its tile, which holds `out` before."""
-        value = _write_formula(k, point, given, out)
-        if self.privilege is ReadWrite:
-            value = (value + np.where(np.abs(out) < 1e9, out, 7).astype(np.int64) * 3) % 10007
-        if self.privilege.reduction == "prod":
-            value = value % 3 + 1
-        return value.astype(out.dtype)
+        return value_of(self.privilege, k, point, given, out)
 
     def start(self) -> Any:
         """The identity of the reduction."""
@@ -182,13 +206,7 @@ class Step:
 
             return Task(self.name, privileges, bind=bind)
 
-        def body(context: Any, k: int, *arrays: np.ndarray) -> None:
-            announce("body", self.name, context.point)
-            given, out = arrays[: len(self.inputs)], arrays[len(self.inputs) :]
-            assert all(not array.flags.writeable for array in given)
-            for output, array in zip(self.outputs, out, strict=True):
-                array[...] = output.value(k, context.point, given, array)
-
+        body = Body(self.name, tuple(output.privilege for output in self.outputs))
         return Task(self.name, privileges, body=body, context=True)
 
     def launch(self, runtime: Runtime, turn: int = 0) -> None:
@@ -304,9 +322,13 @@ PRIVILEGES = (Write, ReadWrite, Reduce("sum"), Reduce("max"), Reduce("min"), Red
 
 
 def random_step(
-    rng: np.random.Generator, name: str, regions: Sequence[Region], varies: bool = False
+    rng: np.random.Generator,
+    name: str,
+    regions: Sequence[Region],
+    varies: bool = False,
+    readable: Sequence[Region] = (),
 ) -> Step:
-    """A legal launch on some of the regions."""
+    """A legal launch on some of the regions. readable: more of them, only to be read."""
 
     def draw(some: Sequence[Region]) -> Region:
         return some[int(rng.integers(0, len(some)))]
@@ -324,7 +346,7 @@ def random_step(
         outputs.append(Output(random_partition(rng, region, points, direct), privilege))
     inputs = []
     for _ in range(int(rng.integers(0, 3))):
-        partition = random_partition(rng, draw(regions), points, False)
+        partition = random_partition(rng, draw([*regions, *readable]), points, False)
         same = [o for o in outputs if o.partition.region is partition.region]
         if all(o.privilege.reduction or _apart(o.partition, partition) for o in same):
             inputs.append(partition)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runtime_model_steps import Returned, Sparse, random_sparse
+from runtime_model_steps import Nested, Returned, Sparse, random_nested, random_sparse
 from runtime_programs import ShuffledMapper, Step, random_partition, random_regions, random_step
 
 from soapstone.runtime import Machine, Region, Runtime, Trace
@@ -71,13 +71,13 @@ class Loop:
         return "\n".join([f"{self.times} times, {self.mode}:", *inside, *host])
 
 
-Launch = Step | Sparse | Returned
+Launch = Step | Sparse | Returned | Nested
 Action = Launch | Fill | Host | Loop
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Where a scenario runs."""
+    """Where a scenario runs. executor: "processes" is the local one with worker processes."""
 
     executor: str
     cpus: int
@@ -89,13 +89,16 @@ class Setup:
 
     def runtime(self) -> Runtime:
         """A runtime of this kind."""
-        anywhere = self.anywhere and self.executor == "local"  # a rank has one memory
+        here = self.executor in ("local", "processes")
+        anywhere = self.anywhere and here  # a rank has one memory
         mapper = ShuffledMapper(self.mapper_seed, self.tiles, anywhere)
-        if self.executor == "local":
-            machine = Machine.local(self.cpus, memories=self.memories)
+        if here:
+            processes = self.executor == "processes"
+            machine = Machine.local(self.cpus, memories=self.memories, processes=processes)
         else:
             machine = machine_of(self.executor, self.cpus)
-        return start(self.executor, machine, mapper, automatic=self.automatic)
+        executor = "local" if here else self.executor
+        return start(executor, machine, mapper, automatic=self.automatic)
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,11 @@ def scenario(seed: int, executor: str = "local") -> Scenario:
     """The scenario of a seed."""
     rng = np.random.default_rng([seed, 7])
     persistent, transient = random_regions(rng, 4)
-    make = _Maker(rng, persistent, transient)
+    make = _Maker(rng, persistent, transient, executor)
     actions = [*make.hosts(3), *(make.action(0) for _ in range(int(rng.integers(2, 6))))]
     setup = Setup(
         executor,
-        cpus=int(rng.integers(1, 4 if executor == "local" else 3)),
+        cpus=int(rng.integers(1, 4 if executor in ("local", "processes") else 3)),
         memories=int(rng.integers(1, 4)),
         mapper_seed=seed,
         tiles=bool(rng.integers(0, 2)),
@@ -139,12 +142,17 @@ def scenario(seed: int, executor: str = "local") -> Scenario:
 
 
 class _Maker:
-    """Draws actions."""
+    """Draws actions, of those that an executor takes."""
 
     def __init__(
-        self, rng: np.random.Generator, persistent: list[Region], transient: list[Region]
+        self,
+        rng: np.random.Generator,
+        persistent: list[Region],
+        transient: list[Region],
+        executor: str,
     ) -> None:
         self.rng = rng
+        self.executor = executor
         self.persistent = persistent
         self.transient = transient
         self.count = 0
@@ -156,10 +164,13 @@ class _Maker:
     def region(self) -> Region:
         return self.persistent[int(self.rng.integers(0, len(self.persistent)))]
 
-    def step(self, regions: list[Region], varies: bool = False) -> Launch:
+    def step(self, regions: list[Region], varies: bool = False, traced: bool = False) -> Launch:
         name, kind = f"s{self.number()}", int(self.rng.integers(0, 12))
-        if kind == 0 and (sparse := random_sparse(self.rng, name, regions)):
+        sets = not (traced and self.executor == "legate")
+        if kind == 0 and sets and (sparse := random_sparse(self.rng, name, regions)):
             return sparse
+        if kind == 2 and self.executor != "processes":
+            return random_nested(self.rng, name, regions, regions)
         if kind == 1:
             first, second = self.rng.choice(len(regions), 2, replace=False)
             target = regions[second]
@@ -214,7 +225,7 @@ class _Maker:
         else:
             body += [Fill(region, 7) for region in self.transient]
             regions = [*self.persistent, *self.transient]
-            body += [self.step(regions) for _ in range(length)]
+            body += [self.step(regions, traced=True) for _ in range(length)]
             body += [self.fill()] * int(rng.integers(0, 2))
         between = self.hosts(2) if rng.integers(0, 2) else ()
         every = int(rng.integers(1, 12))
@@ -329,15 +340,20 @@ class Run:
 def execute(given: Scenario, log: Path | None = None) -> dict[str, int]:
     """Run a scenario; returns the runtime's statistics.
 
-    log: where to write a log, which the offline checker must accept.
+    log: where to write a log, which the offline checker must accept; rank 0 asks it.
 
     Raises: Difference, and whatever the runtime raises.
     """
+    if given.setup.executor == "mpi":
+        from soapstone.runtime.executors import mpi
     with given.setup.runtime() as runtime:
         with contextlib.nullcontext() if log is None else runtime.log(log):
             Run(runtime, given).run()
         statistics = runtime.statistics.describe()
-    if log is not None:
+        world = runtime.executor.world
+    if log is not None and world.size > 1:
+        mpi.meet("the logs of all ranks")
+    if log is not None and world.rank == 0:
         report = check_log(log)
         if not report.accepted:
             raise Difference(f"the checker refuses the log: {report.violations[0]}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from log_edits import Records, judged, needed, read, without
 from runtime_programs import ShuffledMapper, random_program
 from runtime_scenarios import Run, scenario
 from typer.testing import CliRunner
@@ -26,24 +27,16 @@ from soapstone.runtime import (
     Reduce,
     Region,
     Runtime,
+    Scope,
     StoppedError,
     Task,
     TaskError,
     Write,
+    task,
 )
-from soapstone.runtime.checker import Report, check, check_log, parse
+from soapstone.runtime.checker import Report, check_log
 from soapstone.runtime.checker.order import same_bytes
 from soapstone.runtime.checker.records import Storage
-
-Records = list[dict[str, Any]]
-
-
-def read(path: Path) -> Records:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def judged(records: Records) -> Report:
-    return check(parse(map(json.dumps, records)))
 
 
 def kinds(report: Report) -> set[str]:
@@ -53,7 +46,7 @@ def kinds(report: Report) -> set[str]:
 # -- what is right is accepted
 
 
-@pytest.mark.parametrize("seed", [4, 5, 6, 7, 11, 13, 15, 20])
+@pytest.mark.parametrize("seed", [3, 6, 11, 13, 15, 16])
 def test_random_programs_are_accepted(seed: int, tmp_path: Path) -> None:
     given = scenario(seed)
     with given.setup.runtime() as runtime, runtime.log(tmp_path / "run.log"):
@@ -105,27 +98,6 @@ def only(records: Records, kind: str) -> dict[str, Any]:
     return next(record for record in records if record["kind"] == kind)
 
 
-def needed(trace: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """The dependences of a trace that nothing else implies, between operations that do work."""
-    operations = {operation["id"]: operation for operation in trace["operations"]}
-
-    def ancestors(skip: tuple[int, int]) -> set[int]:
-        found: dict[int, set[int]] = {}
-        last: dict[int, int] = {}
-        for number in trace["order"]:
-            before = [n for n in operations[number]["after"] if (n, number) != skip]
-            before += [last[p] for p in [operations[number]["processor"]] if p in last]
-            found[number] = set(before).union(*(found[n] for n in before))
-            last[operations[number]["processor"]] = number
-        return found[skip[1]]
-
-    for number, operation in operations.items():
-        for source in operation["after"]:
-            works = not operation["idle"] and not operations[source]["idle"]
-            if works and source not in ancestors((source, number)):
-                yield source, number
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_dependence_that_is_dropped_is_missed(seed: int, tmp_path: Path) -> None:
     records = traced(seed, tmp_path / "run.log", memories=1 + seed % 2)
@@ -161,15 +133,7 @@ def _skip(records: Records) -> None:
     """Leave out the first point task that writes what another reads."""
     trace = only(records, "trace")
     written = [o for o in trace["operations"] if o["what"] == "task" and not o["idle"]]
-    trace["operations"].remove(written[0])
-    gone = written[0]["id"]
-    for operation in trace["operations"]:
-        operation["after"] = [n - (n > gone) for n in operation["after"] if n != gone]
-        operation["id"] -= operation["id"] > gone
-    trace["order"] = [n - (n > gone) for n in trace["order"] if n != gone]
-    for record in records:
-        if record["kind"] == "replay":
-            record["runs"] = [[n - (n > gone), a, b] for n, a, b in record["runs"] if n != gone]
+    without(records, trace, written[0]["id"])
 
 
 def _twice(records: Records) -> None:
@@ -288,6 +252,120 @@ def test_reads_of_python_are_checked(small: Records) -> None:
     assert kinds(report) == {"value"} and "part of region 'total'" in str(report)
 
 
+# -- tasks that launch tasks
+
+
+@task
+def bump(x: ReadWrite) -> None:
+    x += 1
+
+
+@task
+def halves(scope: Scope, x: ReadWrite, y: Read) -> None:
+    """Two launches of which the second depends on the first; then the body itself writes."""
+    scope.launch(bump, Partition.tiled(scope.region("x"), 2))
+    scope.launch(bump, Partition.tiled(scope.region("x"), 3))
+    scope.wait()
+    x += y.sum()
+    scope.launch(bump, scope.region("x"))
+    assert scope.read(scope.region("y")).size == 2
+
+
+@pytest.fixture(scope="module")
+def scoped(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """Two points that launch tasks, untraced and in a trace."""
+    path = tmp_path_factory.mktemp("scoped") / "run.log"
+    x, y = Region((12,), np.int64, "x"), Region((4,), np.int64, "y")
+    with Runtime(Machine.local(2), log=path) as runtime:
+        for _ in range(2):
+            with runtime.trace():
+                runtime.launch(halves, Partition.tiled(x, 2), Partition.tiled(y, 2))
+        runtime.launch(halves, Partition.tiled(x, 2), Partition.tiled(y, 2))
+        assert runtime.read(x).tolist() == [9] * 12
+    return read(path)
+
+
+def _of_scope(records: Records, kind: str, **fields: Any) -> Records:
+    """The records of one kind in the first scope that was opened."""
+    return [
+        r
+        for r in records
+        if r["kind"] == kind
+        and r.get("scope") == 1
+        and all(r[name] == value for name, value in fields.items())
+    ]
+
+
+def _sub_order(records: Records) -> None:
+    """The second launch runs before the first."""
+    runs = _of_scope(records, "run")
+    for one, two in zip(runs[:2], runs[2:4]):
+        for key in ("start", "end"):
+            one[key], two[key] = two[key], one[key]
+
+
+def _sub_dependence(records: Records) -> None:
+    """The second launch does not wait for the first, which ends late."""
+    for operation in _of_scope(records, "operation"):
+        operation["after"], operation["issued"] = [], 0
+
+
+def _sub_lost(records: Records) -> None:
+    operation = _of_scope(records, "operation")[0]
+    run = _of_scope(records, "run", operation=operation["id"])[0]
+    records[:] = [r for r in records if r is not operation and r is not run]
+
+
+def _sub_late(records: Records) -> None:
+    run = max(_of_scope(records, "run"), key=lambda run: run["end"])
+    run["end"] += 10**12
+
+
+def _sub_elsewhere(records: Records) -> None:
+    _of_scope(records, "storage")[0]["address"] += 8
+
+
+def _sub_more(records: Records) -> None:
+    """The task had less than it gave to those that it launched."""
+    _of_scope(records, "region", name="x")[0]["held"] = "r"
+
+
+def _sub_spoiled(records: Records) -> None:
+    """A task of its own wrote to bytes of the other argument."""
+    x, y = (_of_scope(records, "region", name=name)[0]["id"] for name in "xy")
+    theirs = _of_scope(records, "storage", region=x)[0]["address"]
+    _of_scope(records, "storage", region=y)[0]["address"] = theirs
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        (_sub_order, "order", "started"),
+        (_sub_dependence, "dependence", "nothing orders them"),
+        (_sub_lost, "launch", "never ran"),
+        (_sub_late, "launch", "outside of its time"),
+        (_sub_elsewhere, "launch", "on bytes that it did not have"),
+        (_sub_more, "launch", "privilege rw on region 'x', on which it has r"),
+        (_sub_spoiled, "launch", "region 'y' with r, on bytes that it did not have"),
+    ],
+)
+def test_what_tasks_launch_is_judged(
+    scoped: Records, change: Callable[[Records], None], kind: str, text: str
+) -> None:
+    records = deepcopy(scoped)
+    report = judged(records)
+    assert report.accepted and report.nested == 36, str(report)
+    change(records)
+    report = judged(records)
+    assert kind in kinds(report) and text in str(report), str(report)
+
+
+def test_a_scope_that_is_cut_short_is_no_log(scoped: Records) -> None:
+    records = [r for r in scoped if r["kind"] != "end" or r.get("scope") != 1]
+    with pytest.raises(ProfileError, match="no end"):
+        judged(records)
+
+
 # -- bytes
 
 
@@ -329,8 +407,9 @@ def test_boxes_share_bytes_exactly_when_their_elements_do() -> None:
         (lambda r: r.append({"kind": "teleport"}), "kind 'teleport' found; known: header"),
         (lambda r: r.pop(), "no end"),
         (lambda r: r.pop(0), "header must come first"),
-        (lambda r: r[0].update(version=2), "line 1: version 2 found, 1 needed"),
-        (lambda r: r[0].update(ranks=2), "one of 2 ranks"),
+        (lambda r: r[0].update(version=1), "line 1: version 1 found, 2 needed"),
+        (lambda r: r[0].update(ranks=2), "log of rank 1, is not there"),
+        (lambda r: r[0].update(rank=1), "rank 1 of 1 ranks"),
         (lambda r: r[-1].update(whole=False), "stopped by an error"),
         (lambda r: r.insert(-1, {"kind": "failed", "name": "step"}), "'step' failed"),
         (lambda r: only(r, "storage").update(region=99), "region 99 is not known"),

@@ -1,20 +1,13 @@
-"""The Legate executor: one process under Legate that checks much, and what needs no Legate.
-
-Legate's wheel needs the library of NVIDIA's driver, also where there is no GPU: where it is absent
-a stub of the five functions that are linked, built here, stands in for it.
-"""
+"""The Legate executor: one process under Legate that checks much, and what needs no Legate."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import legate_environment
 import numpy as np
 import pytest
 
@@ -38,38 +31,15 @@ CHECKS = (
     "apps",
     "end",
 )
-STUB = """
-int cuInit(unsigned int flags) { return 34; }
-int cuGetErrorName(int code, const char **text) { *text = "no driver"; return 34; }
-int cuGetErrorString(int code, const char **text) { *text = "no driver"; return 34; }
-int cuMemFreeHost(void *memory) { return 34; }
-int cuMemFree_v2(unsigned long long memory) { return 34; }
-"""
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a process needs to run Legate here."""
-    if importlib.util.find_spec("legate") is None:
-        pytest.skip("Legate is not installed: pip install 'soapstone[legate]'")
-    found = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
-    found["LEGATE_CONFIG"] = "--cpus 2 --gpus 0 --omps 0 --sysmem 512 --logging gpu=6,threads=5"
-    found["LEGATE_AUTO_CONFIG"] = "0"
     try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no driver library and no C compiler to build a stub of it")
-        folder = tmp_path_factory.mktemp("driver")
-        source = folder / "stub.c"
-        source.write_text(STUB)
-        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        library = str(folder / "libcuda.so.1")
-        subprocess.run([compiler, *options, "-o", library, str(source)], check=True)
-        paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
-        found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
-    return found
+        return legate_environment.environment(tmp_path_factory.mktemp("driver"))
+    except ImportError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -38,14 +38,21 @@ def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
 
 @pytest.mark.parametrize(
     ("count", "first", "programs", "how"),
-    [(2, 0, 12, "beside"), (3, 500, 3, "beside"), (2, 900, 5, "apart")],
+    [(2, 0, 12, "beside"), (3, 500, 2, "beside"), (2, 900, 5, "apart")],
 )
-def test_random_programs_equal_sequential_numpy(
-    count: int, first: int, programs: int, how: str
+def test_random_programs_equal_sequential_numpy_and_are_accepted(
+    count: int, first: int, programs: int, how: str, tmp_path: Path
 ) -> None:
-    done = ranks(count, HERE / "mpi_random.py", first, programs, how, timeout_s=60)
+    command = (HERE / "mpi_random.py", first, programs, tmp_path / "run.log", how)
+    done = ranks(count, *command, timeout_s=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{programs} programs equal"] * count
+    *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
+    assert said == [f"{programs} programs equal"] * count
+    assert programs < 12 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
+    assert done.returncode == 0, done.stderr
+    *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
+    assert said == [f"{programs} programs equal"] * count
+    assert count > 2 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
 
 
 def train(*arguments: object, count: int = 1) -> Any:

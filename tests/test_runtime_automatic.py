@@ -282,6 +282,20 @@ def test_every_decision_follows_from_the_stream() -> None:
     assert decisions(0) == decisions(1)
 
 
+def test_tilings_made_anew_are_the_same_whatever_kept_them() -> None:
+    """Ranks must decide alike, and when an old tiling is freed is not the same in all of them."""
+    x, y = Region((12,), "f8", "x"), Region((12,), "f8", "y")
+    with Runtime(Machine.local(1), automatic=True) as runtime:
+        for _ in range(150):
+            tiles = [Partition.of(region, [[0], [5]], [[5], [12]]) for region in (x, y)]
+            runtime.launch(scale, 0.5, *tiles)
+            runtime.launch(scale, 0.5, x, y)
+            del tiles
+            runtime.executor.wait()
+            runtime._forget()  # and nobody else keeps the tiling
+        assert runtime.statistics.launches_traced > 100
+
+
 # -- memory
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from soapstone.runtime import (
+    DefaultMapper,
+    Launch,
     Machine,
     Partition,
     PointContext,
@@ -73,6 +75,12 @@ def refuse(x: ReadWrite) -> None:
 @task
 def overwrite(x: Read) -> None:
     x[...] = 1
+
+
+@task
+def frozen(x: Read, y: ReadWrite) -> None:
+    assert not x.flags.writeable
+    y += 1 + x.size
 
 
 @task
@@ -183,6 +191,25 @@ def test_contexts_futures_and_fields_reach_the_process(runtime: Runtime) -> None
     length = runtime.launch(norm, y)
     runtime.launch(scaled, length, y)
     assert runtime.read(y).tolist() == [15.0, 20.0]
+
+
+class Apart(DefaultMapper):
+    """All that is written lies in the memory that no processor has."""
+
+    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
+        return "memory1" if launch.task.privileges[argument].writes else processor.memory
+
+
+def test_scalar_regions_empty_tiles_and_any_memory_reach_the_process() -> None:
+    with Runtime(Machine.local(1, memories=2, processes=True), Apart()) as runtime:
+        x, y = Region((), "f8", "x"), Region((4,), "f8", "y")
+        runtime.fill(x, 1)
+        runtime.fill(y, 1)
+        runtime.launch(saxpy, 2.0, x, y)
+        runtime.launch(scaled, 2.0, x)
+        runtime.launch(frozen, Partition.of(y, [[1]], [[1]]), x)
+        assert runtime.read(y).tolist() == [3.0] * 4
+        assert runtime.read(x) == 3
 
 
 def test_what_a_body_raises_comes_back(runtime: Runtime) -> None:

@@ -20,7 +20,7 @@ def _same(runtime: Runtime, arrays: dict[Region, np.ndarray], program: Program) 
         np.testing.assert_array_equal(runtime.read(region), arrays[region], err_msg=region.name)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_program_equals_sequential_numpy(seed: int) -> None:
     program = random_program(seed)
     cpus, memories = 1 + seed % 3, 1 + seed // 3 % 3
@@ -52,9 +52,13 @@ def test_random_program_equals_sequential_numpy(seed: int) -> None:
         _same(runtime, arrays, program)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_scenario_equals_sequential_numpy(seed: int) -> None:
     execute(scenario(seed))
+
+
+def test_random_scenario_in_processes_equals_sequential_numpy() -> None:
+    execute(scenario(13, "processes"))
 
 
 def test_a_scenario_follows_from_its_seed() -> None:

@@ -133,14 +133,14 @@ def same_bytes(one: Storage, first: Box, two: Storage, second: Box) -> bool:
     (a, b), (c, d) = span(one, first), span(two, second)
     if b <= c or d <= a:
         return False
-    mine, theirs = _addresses(one, first), _addresses(two, second)
+    mine, theirs = addresses(one, first), addresses(two, second)
     after = np.searchsorted(theirs, mine - two.itemsize, side="right")
     inside = after < theirs.size
     near = theirs[np.minimum(after, theirs.size - 1)]
     return bool((inside & (near < mine + one.itemsize)).any())
 
 
-def _addresses(storage: Storage, box: Box) -> Array:
+def addresses(storage: Storage, box: Box) -> Array:
     """Where the elements of a box begin, in order. Returns int64."""
     found = np.array([storage.address], dtype=np.int64)
     for a, b, base, stride in zip(*box, storage.box[0], storage.strides):
@@ -161,13 +161,17 @@ def ancestors(
     """For each operation, by its place, the set of those that come before it, as bits.
 
     order: places such that dependences point forward. in_turn: each processor runs its operations
-    in that order. ends: when operations ended; those that had before another was issued are before.
+    in that order. ends: when operations ended; those of a rank that had before another was issued
+    there are before it.
     """
     place = {operation.id: number for number, operation in enumerate(operations)}
     found = [0] * len(operations)
     last: dict[int, int] = {}
-    ended, bits = 0, 0
-    by_end = [] if ends is None else sorted(range(len(operations)), key=lambda n: ends[n])
+    by_end: dict[int, list[int]] = {operation.rank: [] for operation in operations}
+    ended = dict.fromkeys(by_end, 0)  # the set of those of each rank that have ended by now
+    if ends is not None:
+        for number in sorted(range(len(operations)), key=lambda n: -ends[n]):
+            by_end[operations[number].rank].append(number)
     for number in order:
         operation = operations[number]
         mine = 0
@@ -181,10 +185,10 @@ def ancestors(
                 mine |= found[before] | 1 << before
             last[operation.processor] = number
         if ends is not None:
-            while ended < len(by_end) and ends[by_end[ended]] <= operation.issued:
-                bits |= 1 << by_end[ended]
-                ended += 1
-            mine |= bits
+            running = by_end[operation.rank]
+            while running and ends[running[-1]] <= operation.issued:
+                ended[operation.rank] |= 1 << running.pop()
+            mine |= ended[operation.rank]
         found[number] = mine & ~(1 << number)
     return found
 

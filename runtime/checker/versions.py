@@ -75,6 +75,8 @@ class Versions:
             return f"what Python wrote (its access {key[1]})"
         if key[0] == "overwritten":
             return f"bytes that {key[1]} overwrote"
+        if key[0] == "coming":
+            return f"room for message {key[1]}, which is still to come"
         return {
             "known": "what was there when the log began",
             "stale": "what was out of date when the log began",

@@ -149,6 +149,7 @@ class Messenger:
                 self._look()
 
     def _start(self, operation: Operation) -> None:
+        since_ns = time.perf_counter_ns()
         message = message_of(operation)
         array = operation.arrays()[0]
         packed = np.ascontiguousarray(array) if operation.kind == "send" else _room(array)
@@ -157,7 +158,7 @@ class Messenger:
             request = self._comm.Isend(buffer, message.target, self.tag(message))
         else:
             request = self._comm.Irecv(buffer, message.source, self.tag(message))
-        self._pending.append(_Pending(operation, request, packed, time.perf_counter_ns()))
+        self._pending.append(_Pending(operation, request, packed, since_ns))
 
     def _poll(self) -> bool:
         """Take what has ended. Returns whether anything has."""

@@ -21,6 +21,8 @@ import traceback
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from ..shared import Place, view
 from ..task import Task
 
@@ -135,6 +137,13 @@ _kept: dict[str, Any] = {}
 def view_of(place: Place) -> Any:
     """The array at a place, here."""
     return view(_memory[place.segment], place)
+
+
+def nothing(shape: tuple[int, ...], dtype: str, writeable: bool) -> Any:
+    """An array without elements, which lies nowhere."""
+    found = np.empty(shape, dtype)
+    found.flags.writeable = writeable
+    return found
 
 
 # -- the process

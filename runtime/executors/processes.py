@@ -191,13 +191,14 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, item: Any) -> Any:
         """How one object is sent."""
-        if isinstance(item, np.ndarray) and item.ndim:
-            place = self._segments.place(item)
+        if isinstance(item, np.ndarray):
+            place = self._segments.place(item) if item.size else None
             if place is not None:
                 return worker.view_of, (place,)
             if item.size == 0:
-                return np.empty, (item.shape, item.dtype)
-            raise pickle.PicklingError(f"an array of shape {item.shape} is not of a region")
+                return worker.nothing, (item.shape, item.dtype.str, item.flags.writeable)
+            if item.ndim:
+                raise pickle.PicklingError(f"an array of shape {item.shape} is not of a region")
         if isinstance(item, Task):
             kept = (item.name, item.privileges, item.body, None, item.context)
             return Task, (*kept, None, None, item.kind, item.returns)

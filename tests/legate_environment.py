@@ -1,0 +1,50 @@
+"""What a process needs to run Legate here.
+
+Legate's wheel needs the library of NVIDIA's driver, also where there is no GPU: where it is absent
+a stub of the five functions that are linked, built here, stands in for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from soapstone.runtime.executors.legate_start import LAUNCHERS
+
+STUB = """
+int cuInit(unsigned int flags) { return 34; }
+int cuGetErrorName(int code, const char **text) { *text = "no driver"; return 34; }
+int cuGetErrorString(int code, const char **text) { *text = "no driver"; return 34; }
+int cuMemFreeHost(void *memory) { return 34; }
+int cuMemFree_v2(unsigned long long memory) { return 34; }
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables of a process under Legate. folder: for the stub.
+
+    Raises: ImportError when Legate is not installed, or cannot be run here.
+    """
+    if importlib.util.find_spec("legate") is None:
+        raise ImportError("Legate is not installed: pip install 'soapstone[legate]'")
+    found = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+    found["LEGATE_CONFIG"] = "--cpus 2 --gpus 0 --omps 0 --sysmem 512 --logging gpu=6,threads=5"
+    found["LEGATE_AUTO_CONFIG"] = "0"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if compiler is None:
+            raise ImportError("no driver library and no C compiler to build a stub of it") from None
+        source = folder / "stub.c"
+        source.write_text(STUB)
+        options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+        library = str(folder / "libcuda.so.1")
+        subprocess.run([compiler, *options, "-o", library, str(source)], check=True)
+        paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
+        found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
+    return found
