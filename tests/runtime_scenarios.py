@@ -164,10 +164,9 @@ class _Maker:
     def region(self) -> Region:
         return self.persistent[int(self.rng.integers(0, len(self.persistent)))]
 
-    def step(self, regions: list[Region], varies: bool = False, traced: bool = False) -> Launch:
+    def step(self, regions: list[Region], varies: bool = False) -> Launch:
         name, kind = f"s{self.number()}", int(self.rng.integers(0, 12))
-        sets = not (traced and self.executor == "legate")
-        if kind == 0 and sets and (sparse := random_sparse(self.rng, name, regions)):
+        if kind == 0 and (sparse := random_sparse(self.rng, name, regions)):
             return sparse
         if kind == 2 and self.executor != "processes":
             return random_nested(self.rng, name, regions, regions)
@@ -225,7 +224,7 @@ class _Maker:
         else:
             body += [Fill(region, 7) for region in self.transient]
             regions = [*self.persistent, *self.transient]
-            body += [self.step(regions, traced=True) for _ in range(length)]
+            body += [self.step(regions) for _ in range(length)]
             body += [self.fill()] * int(rng.integers(0, 2))
         between = self.hosts(2) if rng.integers(0, 2) else ()
         every = int(rng.integers(1, 12))

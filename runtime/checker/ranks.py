@@ -294,15 +294,15 @@ class _Merge:
     ) -> tuple[int, ...]:
         """An order of all ranks' operations in which none waits for a later one.
 
-        A processor runs its operations in turn, a receive ends after its send began, and a send may
-        have to wait until there is room for it. turns: the order in each rank.
+        A processor runs its operations in turn, a receive ends after its send began, and the end of
+        a send may have to wait until it was received. turns: the order in each rank.
         """
         after: list[set[int]] = [set() for _ in operations]
         before = [set(operation.after) for operation in operations]
-        rooms = {o.messages: o.id for o in operations if o.what == "post"}
+        receives = {o.messages: o.id for o in operations if o.what == "recv"}
         for operation in operations:
-            if operation.what == "sent" and operation.messages in rooms:
-                before[operation.id].add(rooms[operation.messages])
+            if operation.what == "sent" and operation.messages in receives:
+                before[operation.id].add(receives[operation.messages])
         for turn in turns:
             last: dict[int, int] = {}
             for number in turn:
