@@ -49,10 +49,6 @@ def test_random_programs_equal_sequential_numpy_and_are_accepted(
     *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
     assert said == [f"{programs} programs equal"] * count
     assert programs < 12 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
-    assert done.returncode == 0, done.stderr
-    *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
-    assert said == [f"{programs} programs equal"] * count
-    assert count > 2 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
 
 
 def train(*arguments: object, count: int = 1) -> Any:
