@@ -1,7 +1,7 @@
 """What a process needs to run Legate here.
 
 Legate's wheel needs the library of NVIDIA's driver, also where there is no GPU: where it is absent
-a stub of the five functions that are linked, built here, stands in for it.
+a stub, built here, stands in for it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from pathlib import Path
 
 from soapstone.runtime.executors.legate_start import LAUNCHERS
 
-STUB = """
-int cuInit(unsigned int flags) { return 34; }
-int cuGetErrorName(int code, const char **text) { *text = "no driver"; return 34; }
-int cuGetErrorString(int code, const char **text) { *text = "no driver"; return 34; }
-int cuMemFreeHost(void *memory) { return 34; }
-int cuMemFree_v2(unsigned long long memory) { return 34; }
-"""
+STUB = Path(__file__).resolve().parent / "libcuda_stub.c"
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -40,11 +34,9 @@ def environment(folder: Path) -> dict[str, str]:
         compiler = shutil.which("gcc") or shutil.which("cc")
         if compiler is None:
             raise ImportError("no driver library and no C compiler to build a stub of it") from None
-        source = folder / "stub.c"
-        source.write_text(STUB)
         options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
         library = str(folder / "libcuda.so.1")
-        subprocess.run([compiler, *options, "-o", library, str(source)], check=True)
+        subprocess.run([compiler, *options, "-o", library, str(STUB)], check=True)
         paths = [str(folder), found.get("LD_LIBRARY_PATH", "")]
         found["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
     return found

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from soapstone.runtime import MachineError, Partition, Region
-from soapstone.runtime.executors.legate_start import LAUNCHERS, refuse_copies
+from soapstone.runtime.executors.legate_start import (
+    CONFIGURATION,
+    LAUNCHERS,
+    refuse_copies,
+    start_legate,
+)
 from soapstone.runtime.executors.legate_tasks import form_of
 
 HERE = Path(__file__).resolve().parent
@@ -88,6 +93,12 @@ def test_train(environment: dict[str, str], how: str) -> None:
     else:
         assert done.returncode == 0, done.stderr[-2000:]
         assert "test accuracy" in done.stdout
+
+
+def test_more_cpus_than_legate_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFIGURATION, raising=False)
+    with pytest.raises(MachineError, match="63 cpus found, Legate has 62 in a process at most"):
+        start_legate(63)
 
 
 def test_unrelated_copies_are_refused() -> None:

@@ -22,6 +22,7 @@ from ..machine import Link, Machine, Memory, Processor
 
 CONFIGURATION = "LEGATE_CONFIG"
 _AUTOMATIC = "LEGATE_AUTO_CONFIG"
+_MOST_CPUS = 62  # Legion has 64 processors a process at most, two of them for itself
 _SHARE = 0.75  # of physical memory, when Legate is started alone
 _USABLE = 0.9  # of Legate's memory: the rest is lost between instances
 # Environment variables in which a launcher of MPI programs tells how many ranks it started.
@@ -171,10 +172,17 @@ def _occupied(context: Any) -> None:
 
 
 def _configure(cpus: int | None) -> None:
-    """Say what Legate starts with, unless its launcher or the user has."""
+    """Say what Legate starts with, unless its launcher or the user has.
+
+    Raises: MachineError for more processors than Legate can have; it would end the process.
+    """
     if CONFIGURATION in os.environ or "legate.core" in sys.modules:
         return
-    count = cpus if cpus is not None else max(1, os.cpu_count() or 1)
+    if cpus is not None and cpus > _MOST_CPUS:
+        raise MachineError(
+            f"executor 'legate': {cpus} cpus found, Legate has {_MOST_CPUS} in a process at most"
+        )
+    count = cpus if cpus is not None else min(max(1, os.cpu_count() or 1), _MOST_CPUS)
     megabytes = int(physical_bytes() * _SHARE) >> 20
     os.environ[CONFIGURATION] = (
         f"--cpus {count} --omps 0 --gpus 0 --sysmem {megabytes} --logging gpu=6,threads=5"
@@ -192,7 +200,8 @@ def _start(cpus: int | None) -> Legate:
         ) from error
     except ImportError as error:
         hint = (
-            "; its wheel needs the library of NVIDIA's driver, also where there is no GPU"
+            "; its wheel needs the library of NVIDIA's driver, also where there is no GPU: "
+            "docs/legate.md says what to do"
             if "libcuda" in str(error)
             else ""
         )
