@@ -31,7 +31,7 @@ from soapstone.search.parallel.problem import Model
 Name = TypeVar("Name", bound=Hashable)
 
 _NO_WORK = (WAIT, MESSAGE, *STARTS, *ENDS)  # of a timeline: waiting, and messages between processes
-_EACH, _ROUND_S = 3, 0.05  # steps and seconds of a run's turn
+_WARM, _EACH, _ROUND_S = 2, 3, 0.05  # steps before one; steps and seconds of a run's turn
 _SLACKS, _LEVELS = (1.07, 1.15, 1.32), 40  # of products' times at one speed; speeds looked at
 _FEW, _BETTER = 3, 4  # steps that say something; of fewer at a speed, the better fourth is taken
 
@@ -63,6 +63,7 @@ class Step:
         us: from asking for it to its end.
         inside_us: of another step, from its first task to its last; 0 where no timeline was taken.
         points_ns: in that step, of each task on each device; None where there is no timeline.
+        beside_ns: of those, while other devices worked: the mean over all others.
         messages: (messages, 2), bytes between processes, and the ns from when they could be taken,
             since their sender had started them and their receiver waited, until they were.
     """
@@ -70,6 +71,7 @@ class Step:
     us: float
     inside_us: float = 0.0
     points_ns: Array | None = None
+    beside_ns: Array | None = None
     messages: Array | None = None
 
 
@@ -102,8 +104,9 @@ class Run:
                 self._task_of.setdefault(f"fill {argument.region}", task)
 
     def step(self) -> Step:
-        """Return what a step takes once another has warmed the caches."""
-        self.session.run(self._bound)
+        """Return what a step takes once others have warmed the caches."""
+        for _ in range(_WARM):
+            self.session.run(self._bound)
         self.peers.meet()
         asked = time.perf_counter_ns()
         self.session.run(self._bound)
@@ -116,13 +119,18 @@ class Run:
         timeline = self.session.runtime.executor.gathered(mine)
         found = None if timeline is None else self._read(timeline.events)
         found = self.peers.first(found)
-        size = math.prod(self._shape)
-        points_ns = found[1 : 1 + size].reshape(self._shape)
-        return Step(spent / 1e3, found[0] / 1e3, points_ns, found[1 + size :].reshape(-1, 2))
+        size = 2 * math.prod(self._shape)
+        points_ns, beside_ns = found[1 : 1 + size].reshape(2, *self._shape)
+        messages = found[1 + size :].reshape(-1, 2)
+        return Step(spent / 1e3, found[0] / 1e3, points_ns, beside_ns, messages)
 
     def _read(self, events: Sequence[Event]) -> Array:
-        """Return what a step took, each task on each device, and messages, bytes and ns (ns)."""
-        points_ns = np.zeros(self._shape)
+        """Return what a step took, tasks on each device, beside others, and messages (ns)."""
+        points_ns, beside_ns = np.zeros(self._shape), np.zeros(self._shape)
+        working = [
+            _worked([e for e in events if e.processor == number and e.category not in _NO_WORK])
+            for number in range(self._shape[1])
+        ]
         first = min(event.start_ns for event in events)
         last = max(event.end_ns for event in events)
         ready: dict[str, list[int]] = {}
@@ -134,14 +142,27 @@ class Run:
             task = self._task_of.get(event.name)
             if event.category not in _NO_WORK and task is not None:
                 points_ns[task, event.processor] += event.duration_ns
+                for other, (when, done) in enumerate(working):
+                    if other != event.processor:
+                        both = np.diff(np.interp([event.start_ns, event.end_ns], when, done))[0]
+                        beside_ns[task, event.processor] += both / (len(working) - 1)
             elif event.category == "recv" and ready.get(event.message):
                 took_ns = event.end_ns - max(event.start_ns, ready[event.message].pop(0))
                 messages += [event.nbytes, max(0, took_ns)]
-        return np.array([last - first, *points_ns.ravel(), *messages], np.float64)
+        times = last - first, *points_ns.ravel(), *beside_ns.ravel(), *messages
+        return np.array(times, np.float64)
 
     def close(self) -> None:
         """Stop the session's workers."""
         self._stack.close()
+
+
+def _worked(events: Sequence[Event]) -> tuple[Array, Array]:
+    """Return when a device's tasks began and ended, and how long it had worked by then (ns)."""
+    ordered = sorted(events, key=lambda event: event.start_ns)
+    when = [ns for event in ordered for ns in (event.start_ns, event.end_ns)]
+    done = np.cumsum([ns for event in ordered for ns in (0, event.duration_ns)])
+    return np.array(when or [0], np.float64), np.array(done if when else [0], np.float64)
 
 
 class Turns(Generic[Name]):

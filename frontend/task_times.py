@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,23 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.search.cost.database import CostDatabase, database
-from soapstone.search.cost.tasks import Degrees, MeasuredMachine
-from soapstone.search.parallel.arrays import DEGREES, DIMS, KIND, POINTS, UPDATES
+from soapstone.search.cost.tasks import Degrees, MeasuredMachine, StepTimes
+from soapstone.search.parallel.arrays import (
+    DEGREES,
+    DIMS,
+    FROM_DEVICE,
+    GIVERS,
+    KIND,
+    MESSAGE,
+    MOVED,
+    NODE,
+    OP,
+    POINTS,
+    READS,
+    TASK,
+    TO_DEVICE,
+    UPDATES,
+)
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.covering import covering
@@ -59,9 +75,9 @@ def measure(
     model = prepare(graph, machine)
     runs = [(found, configured(model, found)) for found in covering(model)]
     wanted = {
-        (model.kinds[task], degrees): points
+        (model.kinds[task], degrees): len(devices)
         for _, tasks in runs
-        for task, (degrees, points) in enumerate(tasks)
+        for task, (degrees, devices) in enumerate(tasks)
     }
     asked = [(kind, degrees, points) for (kind, degrees), points in wanted.items()]
     missing = set(machine.times.load(machine, asked, step_kind(graph), store))
@@ -121,10 +137,10 @@ def _take(
 
 @dataclass(frozen=True)
 class Cover:
-    """A covering strategy, with the degrees and the points of each task's operator."""
+    """A covering strategy, with the degrees of each task's operator and its points' devices."""
 
     configurations: Mapping[str, Configuration]
-    tasks: Sequence[tuple[Degrees, int]]
+    tasks: Sequence[tuple[Degrees, tuple[int, ...]]]
 
 
 def record(
@@ -140,22 +156,102 @@ def record(
     Args:
         wanted: the classes and degrees to set; by default all that were run.
     """
-    samples: dict[Key, list[Array]] = {}
+    samples: dict[Key, list[Sample]] = {}
     beside_us: list[float] = []
     for cover, taken in runs:
         beside_us.append(
             statistics.median(step.us for step in taken)
             - statistics.median(step.inside_us for step in taken)
         )
-        points_ns = usual(np.array([s.points_ns for s in taken if s.points_ns is not None]))
-        for task, (degrees, points) in enumerate(cover.tasks):
-            key = model.kinds[task], degrees
-            samples.setdefault(key, []).append(points_ns[task, :points])
-    for (kind, degrees), found_ns in samples.items():
+        points_ns = np.array([s.points_ns for s in taken if s.points_ns is not None])
+        beside_ns = np.array([s.beside_ns for s in taken if s.beside_ns is not None])
+        shares = beside_ns.sum(axis=0) / np.maximum(points_ns.sum(axis=0), 1.0)
+        parts = usual(points_ns), shares, *handed(model, cover.configurations)
+        for task, (degrees, devices) in enumerate(cover.tasks):
+            found = Sample(*(part[task, list(devices)] for part in parts))
+            samples.setdefault((model.kinds[task], degrees), []).append(found)
+    if not beside_us:
+        return
+    slower, ns_per_byte = influences(samples.values())
+    for (kind, degrees), each in samples.items():
         if wanted is None or (kind, degrees) in wanted:
-            machine.times.add(kind, degrees, np.mean(found_ns, axis=0).tolist())
-    if beside_us:
-        machine.times.set_begin(step_kind(model.graph), statistics.median(beside_us) * 1e3)
+            alone_ns = [
+                np.maximum(1.0, s.ns - ns_per_byte * (s.read + s.left)) / (1 + slower * s.share)
+                for s in each
+            ]
+            machine.times.add(kind, degrees, np.mean(alone_ns, axis=0).tolist())
+    about = StepTimes(max(0.0, statistics.median(beside_us) * 1e3), slower, ns_per_byte)
+    machine.times.set_step(step_kind(model.graph), about)
+
+
+class Sample(NamedTuple):
+    """The points of a task in a strategy, an array each.
+
+    Attributes:
+        ns: what they took. share: of it, in which other processors worked.
+        read: bytes that they were the first on their device to read, made by others of its memory.
+        left: bytes that others have made beside them, and that are read in the next step.
+    """
+
+    ns: Array
+    share: Array
+    read: Array
+    left: Array
+
+
+def handed(model: Model, configurations: Mapping[str, Configuration]) -> tuple[Array, Array]:
+    """Return `Sample.read` and `Sample.left` of all tasks, by task and device."""
+    settled = Settled(model)
+    settled.set(configurations)
+    c, p = settled.choice, model.problem
+    read, left = (np.zeros((len(model.tasks), len(p.devices))) for _ in range(2))
+    memories = [processor.memory for processor in model.machine.processors]
+    messages = {
+        number: row
+        for number, row in enumerate(c.messages[: c.top[MESSAGE]].tolist())
+        if row[FROM_DEVICE] >= 0 and row[FROM_DEVICE] != row[TO_DEVICE]
+        if memories[row[FROM_DEVICE]] == memories[row[TO_DEVICE]]
+    }
+    for task in p.order.tolist():
+        op = int(p.tasks[task, OP])
+        for place in p.lists[p.tasks[task, READS] : p.tasks[task, READS + 1]].tolist():
+            heads = int(c.need_at[place])
+            for point in range(int(c.operators[op, POINTS])) if heads >= 0 else ():
+                need = int(c.head[heads + point])
+                while need >= 0:
+                    row = messages.pop(int(c.needs[need, 0]), None)
+                    if row is not None:
+                        read[task, c.placed[op, point]] += row[MOVED]
+                    need = int(c.needs[need, 1])
+    for row in messages.values():
+        writer = p.operands[p.writers[c.givers[row[GIVERS], 0]], NODE]
+        left[p.nodes[writer, TASK], row[TO_DEVICE]] += row[MOVED]
+    return read, left
+
+
+def influences(classes: Iterable[Sequence[Sample]]) -> tuple[float, float]:
+    """Return by which share others' work makes tasks slower, and ns a byte that others have made.
+
+    Both are slopes of least squares over tasks of a class in strategies that differ in them, none
+    below 0, the first at most 1. Differences count as shares of a task's time, long tasks for more.
+    """
+    squares, products = np.zeros((2, 2)), np.zeros(2)
+    for samples in classes:
+        ns, share, read, _ = (np.array(part) for part in zip(*samples))
+        mean_ns = np.maximum(ns.mean(axis=0), 1.0)
+        causes = np.stack([mean_ns * share, read])
+        off = causes - causes.mean(axis=1, keepdims=True)
+        squares += np.einsum("asp,bsp,p->ab", off, off, 1 / mean_ns)
+        products += np.einsum("asp,sp,p->a", off, ns - mean_ns, 1 / mean_ns)
+    for kept in ([0, 1], [0], [1]):
+        part = squares[np.ix_(kept, kept)]
+        if np.linalg.matrix_rank(part) < len(kept):
+            continue
+        slopes = np.zeros(2)
+        slopes[kept] = np.linalg.solve(part, products[kept])
+        if (slopes >= 0).all():
+            return min(1.0, float(slopes[0])), float(slopes[1])
+    return 0.0, 0.0
 
 
 def linked(machine: MeasuredMachine, runs: Iterable[Sequence[Step]]) -> MeasuredMachine:
@@ -199,8 +295,8 @@ def usual(points_ns: Array) -> Array:
 
 def configured(
     model: Model, configurations: Mapping[str, Configuration]
-) -> list[tuple[Degrees, int]]:
-    """Return the degrees and the points of each task's operator under a strategy.
+) -> list[tuple[Degrees, tuple[int, ...]]]:
+    """Return the degrees of each task's operator under a strategy, and the devices of its points.
 
     An update's degrees end with how many points make each tile of its gradient (`measured`).
     """
@@ -212,7 +308,8 @@ def configured(
         degrees = c.operators[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()
         if p.operators[op, KIND] == UPDATES:
             degrees.append(call(copies, p, c, op))
-        found.append((tuple(degrees), int(c.operators[op, POINTS])))
+        devices = c.placed[op, : c.operators[op, POINTS]].tolist()
+        found.append((tuple(degrees), tuple(devices)))
     return found
 
 
@@ -227,4 +324,15 @@ def strategy_of(model: Model, configurations: Mapping[str, Configuration]) -> St
     return as_strategy(model.graph, model, settled.configurations(), {})
 
 
-__all__ = ["Cover", "Progress", "configured", "linked", "measure", "record", "strategy_of", "usual"]
+__all__ = [
+    "Cover",
+    "Progress",
+    "configured",
+    "handed",
+    "influences",
+    "linked",
+    "measure",
+    "record",
+    "strategy_of",
+    "usual",
+]

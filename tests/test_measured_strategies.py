@@ -11,7 +11,15 @@ import pytest
 
 from soapstone import SGD, Model
 from soapstone.frontend.step_times import Step
-from soapstone.frontend.task_times import configured, linked, measure, usual
+from soapstone.frontend.task_times import (
+    Sample,
+    configured,
+    handed,
+    influences,
+    linked,
+    measure,
+    usual,
+)
 from soapstone.frontend.training import training_graph
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
@@ -21,7 +29,7 @@ from soapstone.runtime.expand import expand
 from soapstone.runtime.lower import lower, views
 from soapstone.runtime.machine import Link, Memory, Processor
 from soapstone.search.cost.database import CostDatabase
-from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes
+from soapstone.search.cost.tasks import MeasuredMachine, StepTimes, TaskTimes
 from soapstone.search.parallel import NAMED, Options, Simulator, search
 from soapstone.search.parallel.arrays import MOST_DIMS, POINTS, SCALE, TAKES
 from soapstone.search.parallel.choice import Settled, as_strategy
@@ -61,9 +69,10 @@ def made_up(graph: Graph, whole_ns: int, half_ns: int, begin_ns: int) -> Measure
     machine = computer()
     model = prepare(graph, machine)
     for strategy in covering(model):
-        for kind, (degrees, points) in zip(model.kinds, configured(model, strategy)):
-            machine.times.add(kind, degrees, [whole_ns if points == 1 else half_ns] * points)
-    machine.times.set_begin(step_kind(graph), begin_ns)
+        for kind, (degrees, devices) in zip(model.kinds, configured(model, strategy)):
+            each_ns = whole_ns if len(devices) == 1 else half_ns
+            machine.times.add(kind, degrees, [each_ns] * len(devices))
+    machine.times.set_step(step_kind(graph), StepTimes(begin_ns))
     return machine
 
 
@@ -197,14 +206,15 @@ def test_times_are_kept_and_found_again(tmp_path: Path) -> None:
     store = CostDatabase(tmp_path / "costs.sqlite", "some computer")
     machine, times = computer(), TaskTimes()
     times.add("product", (2, 1), [1500, 2500])
-    times.set_begin("step", 7000)
+    times.set_step("step", StepTimes(7000, 0.25, 0.5))
     times.save(machine, [("product", (2, 1))], "step", 3, store)
     wanted = [("product", (2, 1), 2), ("product", (1, 1), 1), ("sum", (2, 1), 2)]
     again = TaskTimes()
     other = CostDatabase(tmp_path / "costs.sqlite", "some computer")
     assert again.load(machine, wanted, "step", other) == [("product", (1, 1)), ("sum", (2, 1))]
     assert again.of("product") == {(2, 1): (1500, 2500)} and len(again) == 1
-    assert again.begin_ns("step") == 7000 and again.begin_ns("another") == 0
+    assert again.step("step") == StepTimes(7000, 0.25, 0.5)
+    assert again.step("another") == StepTimes()
     later = TaskTimes()
     later.add("product", (2, 1), [9, 9])
     later.save(machine, [("product", (2, 1))], "step", 1, other)  # the first of a key stays
@@ -294,12 +304,51 @@ def test_usual_times_sum_to_a_usual_step() -> None:
     assert not usual(np.zeros((3, 2, 2))).any()
 
 
+def test_influences_are_the_slopes_that_made_the_times() -> None:
+    chance = np.random.default_rng(0)
+    classes = []
+    for _ in range(30):
+        alone_ns, share = chance.uniform(1e4, 1e6), chance.uniform(0, 1, (5, 1))
+        read = chance.choice([0.0, 1e5, 1e6], (5, 1))
+        ns = alone_ns * (1 + 0.2 * share) + 0.05 * read
+        classes.append([Sample(*each, np.zeros(1)) for each in zip(ns, share, read)])
+    slower, ns_per_byte = influences(classes)
+    assert slower == pytest.approx(0.2, rel=0.15) and ns_per_byte == pytest.approx(0.05, rel=0.05)
+    same = [[Sample(np.full(2, 1e5), *np.zeros((3, 2)))] * 3]
+    assert influences(same) == (0.0, 0.0)
+
+
+def test_tasks_beside_others_are_slower_and_bytes_of_others_cost_time() -> None:
+    """Of data parallelism both devices are busy all the time, and of one device none is beside."""
+    graph = perceptron()
+    model = prepare(graph, computer())
+    data, whole = NAMED["data"](model), {}
+    steps_us = []
+    for slower, ns_per_byte in ((0.0, 0.0), (0.25, 0.0), (0.0, 1.0)):
+        machine = made_up(graph, 1000, 600, 0)
+        machine.times.set_step(step_kind(graph), StepTimes(0.0, slower, ns_per_byte))
+        simulator = Simulator(graph, machine)
+        moved = [simulator.simulate(item) for item in (data, whole)]
+        steps_us.append([item.step_us for item in moved])
+        assert part_of(graph, machine).problem.slower[0] == 0  # a bound for the whole
+    (plain, one), (beside, still), (reading, again) = steps_us
+    assert one == still == again
+    assert beside == pytest.approx(1.25 * plain, rel=0.02)
+    read, left = handed(model, data)
+    assert plain < reading <= plain + (read.sum() + left.sum()) / 1e3
+    assert read.sum() > 0 and left.sum() > 0 and not np.any(handed(model, whole))
+
+
+def part_of(graph: Graph, machine: MeasuredMachine) -> Simulator:
+    """Return a simulator of a graph's first operator alone."""
+    name = prepare(graph, machine).operators[0].name
+    return Simulator(graph, machine, prepare(graph, machine, only=[name]))
+
+
 def test_links_are_as_fast_as_messages_were() -> None:
     nbytes = np.array([8, 40, 100_000, 400_000, 1000])
     exact_ns = 3000 + 2.0 * np.where(nbytes < 4096, 0, nbytes)
-    steps = [
-        Step(1.0, 1.0, None, np.stack([nbytes, exact_ns * factor], 1)) for factor in (1, 1, 50)
-    ]
+    steps = [Step(1.0, messages=np.stack([nbytes, exact_ns * factor], 1)) for factor in (1, 1, 50)]
     links = (Link("left", "right", 1e-6, 9e9), Link("right", "left", 1e-6, 1e6))
     plain = MeasuredMachine("here", CPUS, (*MEMORIES, Memory("left", 1), Memory("right", 1)), links)
     found = linked(plain, [steps, []]).links

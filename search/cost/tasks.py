@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 
 from soapstone.runtime import Machine
 from soapstone.search.cost.database import CostDatabase, database
@@ -18,12 +18,27 @@ VERSION = 2
 Degrees = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """What a step takes beside its tasks, and what makes tasks longer than they are alone.
+
+    Attributes:
+        begin_ns: before the first task and after the last.
+        slower: the share by which a task is slower while all other processors work.
+        ns_per_byte: what it takes more to read what another processor of the same memory has made.
+    """
+
+    begin_ns: float = 0.0
+    slower: float = 0.0
+    ns_per_byte: float = 0.0
+
+
 class TaskTimes:
-    """Nanoseconds of the points of tasks, by class and degrees; and of a step beside its tasks."""
+    """Nanoseconds of the points of tasks alone, by class and degrees; and `StepTimes` of steps."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, dict[Degrees, tuple[int, ...]]] = {}
-        self._steps: dict[str, int] = {}
+        self._steps: dict[str, StepTimes] = {}
 
     def of(self, kind: str) -> Mapping[Degrees, tuple[int, ...]]:
         """Return the times of a class: ns of each point, by the degrees of the operator's dims."""
@@ -40,13 +55,13 @@ class TaskTimes:
         found = tuple(max(1, round(ns)) for ns in points_ns)
         self._tasks.setdefault(kind, {})[degrees] = found
 
-    def begin_ns(self, step: str) -> int:
-        """Return what a step takes before its first task and after its last, 0 if unknown."""
-        return self._steps.get(step, 0)
+    def step(self, kind: str) -> StepTimes:
+        """Return what is known of a kind of step."""
+        return self._steps.get(kind, StepTimes())
 
-    def set_begin(self, step: str, ns: float) -> None:
-        """Set what a step takes beside its tasks."""
-        self._steps[step] = max(0, round(ns))
+    def set_step(self, kind: str, found: StepTimes) -> None:
+        """Set what is known of a kind of step."""
+        self._steps[kind] = found
 
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._tasks.values())
@@ -68,10 +83,10 @@ class TaskTimes:
             for kind, degrees, points in wanted
             if degrees not in self.of(kind)
         }
-        begin = _text(where, step, (), 0)
-        found = store.find([begin, *(text for texts in asked.values() for text in texts)])
-        if begin in found:
-            self.set_begin(step, found[begin] * 1e3)
+        about = {item.name: _text(where, step, (), i) for i, item in enumerate(fields(StepTimes))}
+        found = store.find([*about.values(), *(text for texts in asked.values() for text in texts)])
+        if all(text in found for text in about.values()):
+            self.set_step(step, StepTimes(**{name: found[text] for name, text in about.items()}))
         missing = []
         for (kind, degrees), texts in asked.items():
             if all(text in found for text in texts):
@@ -97,7 +112,9 @@ class TaskTimes:
             for kind, degrees, _ in wanted
             for point, ns in enumerate(self.of(kind)[degrees])
         }
-        times[_text(where, step, (), 0)] = self.begin_ns(step) / 1e3
+        times |= {
+            _text(where, step, (), i): number for i, number in enumerate(astuple(self.step(step)))
+        }
         store.update(times, samples)
         for kind, degrees, _ in wanted:
             del self._tasks[kind][degrees]
@@ -120,4 +137,4 @@ def _text(where: object, kind: str, degrees: Degrees, point: int) -> str:
     return json.dumps(["strategy task", VERSION, where, kind, degrees, point])
 
 
-__all__ = ["Degrees", "MeasuredMachine", "TaskTimes"]
+__all__ = ["Degrees", "MeasuredMachine", "StepTimes", "TaskTimes"]

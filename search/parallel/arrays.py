@@ -83,6 +83,7 @@ class Problem(NamedTuple):
     ns_per_byte: Array  # (devices, devices)
     times: Array  # (rows, MOST_DIMS + devices): degrees, and the measured ns of each point
     begin_ns: Array  # (1): before the first task
+    slower: Array  # (1): thousandths by which tasks are slower while all others of a computer work
 
 
 @packed

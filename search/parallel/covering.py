@@ -48,12 +48,12 @@ def choices(model: Model, item: Operator, sample: str | None) -> list[dict[str, 
     return [dict(sorted(f.items(), key=lambda pair: order.index(pair[0]))) for f in found]
 
 
-def covering(model: Model, mixtures: int = 2, seed: int = 0) -> list[dict[str, Configuration]]:
+def covering(model: Model, mixtures: int = 3, seed: int = 0) -> list[dict[str, Configuration]]:
     """Return strategies in which every operator has each of its configurations at least once.
 
     Args:
-        mixtures: how many more have random configurations, so that an operator is also measured
-            next to others that are split in other ways.
+        mixtures: how many more have random configurations on random devices, so that an operator is
+            also measured next to others that are split in other ways, and beside others' work.
     """
     samples = sample_dims(model.graph)
     free = [item for item in model.operators if item.source is None]
@@ -66,7 +66,10 @@ def covering(model: Model, mixtures: int = 2, seed: int = 0) -> list[dict[str, C
         for name, options in known.items():
             at = number % len(options) if number < count else int(random.integers(len(options)))
             points = math.prod(options[at].values())
-            strategy[name] = Configuration(options[at], tuple(range(points)))
+            devices = np.arange(len(model.machine.processors))
+            if number >= count:
+                devices = random.permutation(devices)
+            strategy[name] = Configuration(options[at], tuple(devices[:points].tolist()))
         found.append(strategy)
     return found
 

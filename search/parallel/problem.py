@@ -126,7 +126,8 @@ def prepare(
     if not operators:
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
     tasks = tasks_of(graph, operators, fans, fine=isinstance(machine, MeasuredMachine))
-    return _Encoder(graph, machine, operators, tasks, fans, routed or routes(machine)).model()
+    routed = routed or routes(machine)
+    return _Encoder(graph, machine, operators, tasks, fans, routed, only is not None).model()
 
 
 def step_kind(graph: Graph) -> str:
@@ -146,8 +147,10 @@ class _Encoder:
         tasks: tuple[Task, ...],
         fans: Mapping[str, Node],
         routed: Routes,
+        part: bool,
     ) -> None:
-        self.routed = routed
+        # Of a part the simulation must be a bound for the whole: what slows tasks may change sides.
+        self.routed, self.part = routed, part
         self.graph, self.machine, self.operators, self.tasks = graph, machine, operators, tasks
         self.fans = fans
         self.nodes = tuple(node for _, nodes in tasks for node in nodes)
@@ -178,7 +181,7 @@ class _Encoder:
         tasks[order, PLACE] = np.arange(len(order))
         operators = self._operators(touched)
         devices, kinds = self._devices()
-        times, begin_ns = self._times(nodes, flops, tasks, kinds)
+        times, begin_ns, slower = self._times(nodes, flops, tasks, kinds)
         problem = Problem(
             operators=operators,
             nodes=nodes,
@@ -196,9 +199,10 @@ class _Encoder:
             route_ptr=routed.route_ptr.astype(np.int64),
             route=routed.route.astype(np.int64),
             latency_ns=np.ceil(routed.latency_s * 1e9).astype(np.int64),
-            ns_per_byte=routed.s_per_byte * 1e9,
+            ns_per_byte=self._ns_per_byte(),
             times=times,
             begin_ns=begin_ns,
+            slower=slower,
         )
         return Model(
             self.graph,
@@ -212,13 +216,14 @@ class _Encoder:
             tuple(self.kinds),
         )
 
-    def _times(self, nodes: Array, flops: Array, tasks: Array, rates: Array) -> tuple[Array, Array]:
-        """Return the measured times of tasks, and of a step beside them; set their ranges."""
+    def _times(self, nodes: Array, flops: Array, tasks: Array, rates: Array) -> tuple[Array, ...]:
+        """Return the measured times of tasks, of a step beside them, `slower`; set their ranges."""
         machine, devices = self.machine, len(self.machine.processors)
         tasks[:, SCALE] = 1000
         self.kinds: list[str] = []
         if not isinstance(machine, MeasuredMachine):
-            return np.zeros((0, MOST_DIMS + devices), np.int64), np.zeros(1, np.int64)
+            none = np.zeros(1, np.int64)
+            return np.zeros((0, MOST_DIMS + devices), np.int64), none, none
         rows: list[list[int]] = []
         ranges: dict[str, tuple[int, int]] = {}
         self.kinds = [self._kind(nodes, task) for task in range(len(self.tasks))]
@@ -235,8 +240,20 @@ class _Encoder:
             )
             if whole is not None:
                 tasks[task, SCALE] = 1000 * whole[0] / self._roofline_ns(task, nodes, flops, rates)
-        begin_ns = np.array([machine.times.begin_ns(step_kind(self.graph))], np.int64)
-        return np.array(rows, np.int64).reshape(-1, MOST_DIMS + devices), begin_ns
+        step = machine.times.step(step_kind(self.graph))
+        begin_ns = np.array([round(step.begin_ns)], np.int64)
+        slower = np.array([0 if self.part else round(1000 * step.slower)], np.int64)
+        return np.array(rows, np.int64).reshape(-1, MOST_DIMS + devices), begin_ns, slower
+
+    def _ns_per_byte(self) -> Array:
+        """Return what a byte takes from device to device; within a memory, to be read there."""
+        found: Array = self.routed.s_per_byte * 1e9
+        if isinstance(self.machine, MeasuredMachine):
+            memory = np.array([processor.memory for processor in self.machine.processors])
+            one = (memory[:, None] == memory) & ~np.eye(len(memory), dtype=bool)
+            step = self.machine.times.step(step_kind(self.graph))
+            found = np.where(one, found + step.ns_per_byte, found)
+        return found
 
     def _roofline_ns(self, task: int, nodes: Array, flops: Array, rates: Array) -> float:
         """Return the time of a task in one piece by the roofline of the first device."""

@@ -22,6 +22,7 @@ from soapstone.search.parallel.arrays import (
     CHANNELS,
     FROM_DEVICE,
     GIVERS,
+    GROUP,
     LATENCY,
     MAKES,
     NODE,
@@ -139,6 +140,30 @@ def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int
     return arrives
 
 
+@compiled
+def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int:
+    """Return when a task ends that would end so alone, and put off devices that work beside it.
+
+    Devices of one computer share caches, memory and power. While all others work, a task takes
+    `slower` thousandths longer; it and what they run then lose the same.
+    """
+    devices, latest, slower = p.devices.shape[0], free.shape[0] - 1, p.slower[0]
+    others = ZERO
+    for other in range(devices):
+        others += other != device and p.devices[other, GROUP] == p.devices[device, GROUP]
+    late = ZERO
+    for other in range(devices):
+        if other == device or p.devices[other, GROUP] != p.devices[device, GROUP]:
+            continue
+        both = min(ends, free[other]) - begins
+        if both > 0:
+            lost = both * slower // (1000 * others)
+            free[other] += lost
+            free[latest] = max(free[latest], free[other])
+            late += lost
+    return ends + late
+
+
 @entry
 def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
     """Return the time of a step in ns, or PASSED as soon as it must exceed `limit`.
@@ -189,6 +214,8 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
             device = c.placed[op, point]
             begins = max(begins, free[device])
             ends = begins + c.task_ns[task, point]
+            if p.slower[0] > 0:
+                ends = _beside(p, free, device, begins, ends)
             free[device] = ends
             t.trial_end[place, point] = ends
             t.work[device] -= c.task_ns[task, point]
