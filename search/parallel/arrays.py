@@ -81,6 +81,7 @@ class Problem(NamedTuple):
     route: Array
     latency_ns: Array  # (devices, devices)
     ns_per_byte: Array  # (devices, devices)
+    read_ns: Array  # (devices, devices): a byte that another device of one memory made
     times: Array  # (rows, MOST_DIMS + devices): degrees, and the measured ns of each point
     begin_ns: Array  # (1): before the first task
     slower: Array  # (1): thousandths by which tasks are slower while all others of a computer work

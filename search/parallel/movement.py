@@ -223,7 +223,7 @@ def _collective(
 def _copy(p: Problem, c: Choice, nbytes: int, source: int, target: int) -> int:
     if source == target:
         return _message(c, ZERO, ZERO, ZERO, source, target)
-    busy = ceil(nbytes * p.ns_per_byte[source, target])
+    busy = ceil(nbytes * (p.ns_per_byte[source, target] + p.read_ns[source, target]))
     return _message(c, busy, p.latency_ns[source, target], nbytes, source, target)
 
 

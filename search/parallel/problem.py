@@ -199,7 +199,8 @@ class _Encoder:
             route_ptr=routed.route_ptr.astype(np.int64),
             route=routed.route.astype(np.int64),
             latency_ns=np.ceil(routed.latency_s * 1e9).astype(np.int64),
-            ns_per_byte=self._ns_per_byte(),
+            ns_per_byte=routed.s_per_byte * 1e9,
+            read_ns=self._read_ns(),
             times=times,
             begin_ns=begin_ns,
             slower=slower,
@@ -245,15 +246,13 @@ class _Encoder:
         slower = np.array([0 if self.part else round(1000 * step.slower)], np.int64)
         return np.array(rows, np.int64).reshape(-1, MOST_DIMS + devices), begin_ns, slower
 
-    def _ns_per_byte(self) -> Array:
-        """Return what a byte takes from device to device; within a memory, to be read there."""
-        found: Array = self.routed.s_per_byte * 1e9
-        if isinstance(self.machine, MeasuredMachine):
-            memory = np.array([processor.memory for processor in self.machine.processors])
-            one = (memory[:, None] == memory) & ~np.eye(len(memory), dtype=bool)
-            step = self.machine.times.step(step_kind(self.graph))
-            found = np.where(one, found + step.ns_per_byte, found)
-        return found
+    def _read_ns(self) -> Array:
+        """Return what a byte takes more that another device of the same memory has made."""
+        memory = np.array([processor.memory for processor in self.machine.processors])
+        one = (memory[:, None] == memory) & ~np.eye(len(memory), dtype=bool)
+        if not isinstance(self.machine, MeasuredMachine):
+            return np.zeros(one.shape)
+        return one * self.machine.times.step(step_kind(self.graph)).ns_per_byte
 
     def _roofline_ns(self, task: int, nodes: Array, flops: Array, rates: Array) -> float:
         """Return the time of a task in one piece by the roofline of the first device."""
