@@ -6,7 +6,6 @@ each launch took, and a launch belongs to the task whose node it was lowered fro
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -257,8 +256,9 @@ def influences(classes: Iterable[Sequence[Sample]]) -> tuple[float, float]:
 def linked(machine: MeasuredMachine, runs: Iterable[Sequence[Step]]) -> MeasuredMachine:
     """Return a machine whose links are as fast as messages were in steps of some runs.
 
-    A message's bytes lie as its tile does, and have just been written: it takes longer than one
-    that is sent back and forth. Latency is the median of short ones, the rest the others' rate.
+    A message's bytes lie as its tile does, and another rank has just written them: it takes other
+    times than one that is sent back and forth. Latency is the median of short ones, bandwidth that
+    of what the others take beyond it.
     """
     found = []
     for taken in runs:
@@ -271,9 +271,9 @@ def linked(machine: MeasuredMachine, runs: Iterable[Sequence[Step]]) -> Measured
     short = nbytes < _SHORT
     latency_ns = float(np.median(ns[short])) if short.any() else 0.0
     long_ns = np.maximum(ns[~short] - latency_ns, 0.0).sum()
-    rate = float(nbytes[~short].sum() / long_ns * 1e9) if long_ns else math.inf
+    rate = float(nbytes[~short].sum() / long_ns * 1e9) if long_ns else 0.0
     links = [
-        replace(link, latency_s=latency_ns / 1e9, bytes_per_s=min(link.bytes_per_s, rate))
+        replace(link, latency_s=latency_ns / 1e9, bytes_per_s=rate or link.bytes_per_s)
         for link in machine.links
     ]
     return replace(machine, links=tuple(links))
