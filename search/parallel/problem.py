@@ -252,7 +252,8 @@ class _Encoder:
         one = (memory[:, None] == memory) & ~np.eye(len(memory), dtype=bool)
         if not isinstance(self.machine, MeasuredMachine):
             return np.zeros(one.shape)
-        return one * self.machine.times.step(step_kind(self.graph)).ns_per_byte
+        step = self.machine.times.step(step_kind(self.graph))
+        return np.where(one, step.ns_per_byte, 0.0)
 
     def _roofline_ns(self, task: int, nodes: Array, flops: Array, rates: Array) -> float:
         """Return the time of a task in one piece by the roofline of the first device."""
