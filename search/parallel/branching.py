@@ -43,11 +43,13 @@ class Tree(NamedTuple):
         kept: rows of which renamings make others. kind: (rows), the number in `kept` of what a row
             is made of, counted from that of its operator.
         turned: (rows), the renaming that makes that one of it. image: (rows, renamings), what they
-            make of a row, counted from the operator's first; opposite: (renamings), inverse ones.
+            make of a row, counted from the operator's first. renamings: (renamings, devices);
+            opposite: (renamings), inverse ones.
         points, placed: of each row. ahead, back: (rows, points), times of its tasks; ahead_late,
             back_late: of the exchanges after them.
         tail: (rows, points), from when a backward point's results are final to the end of the
-            step, by its own parameters. updates: (rows, devices).
+            step, by its own parameters. updates: (rows, devices); lasts: from where a device begins
+            them to the end of the step, or 0.
         flags: (operators, 3), whether it has a backward pass; whether its tasks are run in the
             order of operators; whether its backward pass reads what its forward pass makes.
         edges: (edges, 4), two operators of which the second reads the first, where their delays and
@@ -55,9 +57,11 @@ class Tree(NamedTuple):
         delays: of pairs (kept of the first, row of the second): (2, points, points).
         alive: of the same pairs, whether they may be part of a strategy.
         partner: (operators), an earlier one of the same parameters, or -1; joint_first: where in
-            `joint` its tails begin, by pairs as above.
-        start: (kept, points), the least ends of forward points. reach, rest: (kept, points,
-            points), ways as above.
+            `joint` its tails begin, by pairs as above; joint_lasts: as `lasts`.
+        shared: (kept, points), the least tails by parameters that a later operator reads too.
+        start: (kept, points), the least ends of forward points. leave: (kept, points), the least
+            times from where a backward point begins to the end of the step. reach, rest: (kept,
+            points, points), ways as above.
     """
 
     first: Array
@@ -66,6 +70,7 @@ class Tree(NamedTuple):
     kind: Array
     turned: Array
     image: Array
+    renamings: Array
     opposite: Array
     points: Array
     placed: Array
@@ -75,6 +80,7 @@ class Tree(NamedTuple):
     back_late: Array
     tail: Array
     updates: Array
+    lasts: Array
     flags: Array
     edges: Array
     before_ptr: Array
@@ -86,7 +92,10 @@ class Tree(NamedTuple):
     partner: Array
     joint_first: Array
     joint: Array
+    joint_lasts: Array
+    shared: Array
     start: Array
+    leave: Array
     reach: Array
     rest: Array
 
@@ -102,8 +111,10 @@ class Path(NamedTuple):
         away: (operators, points, devices + 1), from where a backward point may begin to the last
             one on each device; and to the end of the step by parameters' messages.
         follow: (operators + 1, devices, devices + 1), the same from where a device is free.
-        load: (operators + 1, devices), updates. work: (operators + 1, devices), all tasks.
-        grid: (4, points, points), begin: (kept, points), least: (kept, points, points): room.
+        load: (operators + 1, devices), from the last backward point to the end of the step, by
+            updates. work: (operators + 1, devices), all tasks.
+        grid: (4, points, points), begin, leave: (kept, points), least: (kept, points, points):
+            room.
         counts: [depth, visited, leaves].
         leaves: (room, operators), rows of strategies found.
     """
@@ -119,6 +130,7 @@ class Path(NamedTuple):
     work: Array
     grid: Array
     begin: Array
+    leave: Array
     least: Array
     counts: Array
     leaves: Array
@@ -265,24 +277,30 @@ def _inner(x: Tree, op: int, kind: int, grid: Array) -> None:
 
 @entry
 def reaches(x: Tree, y: Path) -> None:
-    """Set `start` and `reach` of every operator, over the pairs that are alive."""
+    """Set `start`, `leave` and `reach` of every operator, over the pairs that are alive."""
     devices = x.placed.shape[1]
     for op in range(x.flags.shape[0]):
         first = x.kept_first[op]
         grid, room, found = y.grid[0], y.grid[1], y.grid[2]
         for number in range(first, x.kept_first[op + 1]):
+            row = x.kept[number]
             for s in range(devices):
                 x.start[number, s] = ZERO
+                x.leave[number, s] = max(x.tail[row, s], x.shared[number, s])
+                if s < x.points[row]:
+                    updates = x.updates[row, x.placed[row, s]]
+                    x.leave[number, s] = max(x.leave[number, s], updates)
                 for e in range(devices):
                     x.reach[number, s, e] = NEVER
         for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
             edge = x.before[at]
             other = x.edges[edge, SOURCE]
             rows = x.first[op + 1] - x.first[op]
-            best, begin = y.least, y.begin
+            best, begin, leave = y.least, y.begin, y.leave
             for number in range(first, x.kept_first[op + 1]):
                 for s in range(devices):
                     begin[number, s] = HUGE
+                    leave[number, s] = HUGE
                     for e in range(devices):
                         best[number, s, e] = HUGE
             for kind in range(x.kept_first[other + 1] - x.kept_first[other]):
@@ -296,15 +314,18 @@ def reaches(x: Tree, y: Path) -> None:
                     number = first + x.kind[row]
                     _into(x, edge, kind, row, x.reach[theirs], room, found)
                     for s in range(devices):
-                        ready = ZERO
+                        ready, ends = ZERO, ZERO
                         for k in range(x.points[x.kept[theirs]]):
                             ready = max(ready, x.start[theirs, k] + x.delays[pair + i, 0, k, s])
+                            ends = max(ends, x.delays[pair + i, 1, s, k] + x.leave[theirs, k])
                         begin[number, s] = min(begin[number, s], ready)
+                        leave[number, s] = min(leave[number, s], ends)
                         for e in range(devices):
                             best[number, s, e] = min(best[number, s, e], found[s, e])
             for number in range(first, x.kept_first[op + 1]):
                 for s in range(devices):
                     x.start[number, s] = max(x.start[number, s], begin[number, s])
+                    x.leave[number, s] = max(x.leave[number, s], leave[number, s])
                     for e in range(devices):
                         x.reach[number, s, e] = max(x.reach[number, s, e], best[number, s, e])
         for number in range(first, x.kept_first[op + 1]):
@@ -316,16 +337,19 @@ def reaches(x: Tree, y: Path) -> None:
             _through(x, row, grid, True)
             for s in range(count):
                 x.start[number, s] = grid[s, 0]
+            for s in range(devices):
+                for e in range(devices):
+                    grid[s, e] = x.leave[number, e]
+            _through(x, row, grid, False)
+            for e in range(count):
+                x.leave[number, e] = grid[0, e]
             reach = x.reach[number]
             _through(x, row, reach, True)
+            _through(x, row, reach, False)
             for s in range(count):
                 for e in range(count):
                     if x.start[number, s] < HUGE:
-                        reach[s, e] = max(reach[s, e], x.start[number, s] + x.tail[row, e])
-                        reach[s, e] = max(
-                            reach[s, e], x.start[number, s] + x.updates[row, x.placed[row, e]]
-                        )
-            _through(x, row, reach, False)
+                        reach[s, e] = max(reach[s, e], x.start[number, s] + x.leave[number, e])
 
 
 @entry
@@ -359,8 +383,10 @@ def rests(x: Tree, y: Path, limit: int) -> int:
                 number = first + kind
                 count = x.points[x.kept[number]]
                 mark = x.edges[edge, ALIVE] + kind * rows
-                best = y.grid[3]
+                best, least = y.grid[3], y.begin[number]
                 _clear(best, HUGE)
+                for s in range(devices):
+                    least[s] = HUGE
                 for i in range(rows):
                     if not x.alive[mark + i]:
                         continue
@@ -375,13 +401,26 @@ def rests(x: Tree, y: Path, limit: int) -> int:
                     for s in range(x.points[row]):
                         for e in range(x.points[row]):
                             longest = max(longest, x.reach[theirs, s, e] + x.rest[theirs, s, e])
+                    if x.partner[other] == op:
+                        a, joint = x.kept[number], x.joint[x.joint_first[other] + kind * rows + i]
+                        for e in range(count):
+                            ends = x.back[a, e] + joint[e]
+                            for s in range(count):
+                                way = max(found[s, e], x.rest[number, s, e])
+                                longest = max(longest, x.start[number, s] + way + ends)
                     if longest >= limit:
                         x.alive[mark + i] = ZERO
                         continue
                     alive += ONE
                     for s in range(count):
+                        if x.partner[other] == op:
+                            joint = x.joint[x.joint_first[other] + kind * rows + i]
+                            least[s] = min(least[s], joint[s])
                         for e in range(count):
                             best[s, e] = min(best[s, e], found[s, e])
+                if x.partner[other] == op:
+                    for s in range(count):
+                        x.shared[number, s] = least[s] - x.back_late[x.kept[number]]
                 for s in range(count):
                     for e in range(count):
                         x.rest[number, s, e] = max(x.rest[number, s, e], best[s, e])
@@ -460,7 +499,8 @@ def _backward(x: Tree, y: Path, op: int, row: int) -> None:
     if not x.flags[op, BACKWARD]:
         return
     for point in range(count):
-        away[point, devices] = x.tail[row, point]
+        shared = x.shared[x.kept_first[op] + x.kind[row], point]
+        away[point, devices] = max(x.tail[row, point], shared)
         for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
             edge = x.before[at]
             other = x.edges[edge, SOURCE]
@@ -505,8 +545,21 @@ def _longest(x: Tree, y: Path, op: int, row: int) -> int:
     longest = ZERO
     load, work = y.load[op + 1], y.work[op + 1]
     for device in range(devices):
-        load[device] = y.load[op, device] + x.updates[row, device]
+        load[device] = max(y.load[op, device] + x.updates[row, device], x.lasts[row, device])
         work[device] = y.work[op, device] + x.updates[row, device]
+    other = x.partner[op]
+    if other >= 0:
+        a = y.chosen[other]
+        rows = x.first[op + 1] - x.first[op]
+        pair = x.joint_first[op] + x.kind[a] * rows + x.image[row, x.turned[a]]
+        names = x.renamings[x.turned[a]]
+        for device in range(devices):
+            load[device] = max(load[device], x.joint_lasts[pair, names[device]])
+        number = x.kept_first[other] + x.kind[a]
+        for s in range(x.points[a]):
+            for e in range(x.points[a]):
+                way = y.end[other, s] + x.rest[number, s, e] + x.back[a, e] + x.joint[pair, e]
+                longest = max(longest, way)
     number = x.kept_first[op] + x.kind[row]
     count = x.points[row]
     for s in range(count):
@@ -521,16 +574,6 @@ def _longest(x: Tree, y: Path, op: int, row: int) -> int:
             longest = max(longest, way + y.away[op, e, devices])
     for device in range(devices):
         longest = max(longest, work[device])
-    other = x.partner[op]
-    if other >= 0:
-        a = y.chosen[other]
-        rows = x.first[op + 1] - x.first[op]
-        pair = x.joint_first[op] + x.kind[a] * rows + x.image[row, x.turned[a]]
-        number = x.kept_first[other] + x.kind[a]
-        for s in range(x.points[a]):
-            for e in range(x.points[a]):
-                way = y.end[other, s] + x.rest[number, s, e] + x.back[a, e] + x.joint[pair, e]
-                longest = max(longest, way)
     found: int = longest
     return found
 

@@ -372,5 +372,6 @@ __all__ = [
     "reconnect",
     "reconnect_all",
     "save",
+    "settle_all",
     "undo",
 ]

@@ -22,7 +22,7 @@ from soapstone.search.parallel.exact_tables import Encoder, path_of, place_of
 from soapstone.search.parallel.own import Sieve
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.space import Space
-from soapstone.search.parallel.tables import edges_of, passes
+from soapstone.search.parallel.tables import edges_back, edges_of, passes
 from soapstone.search.parallel.walker import Walker
 
 VISITS = 50_000  # strategies begun between looks at the clock
@@ -71,7 +71,9 @@ class Exhaustive:
         self.space = Space(model)
         self.edges = edges_of(model)
         self.order = self._order()
-        tables = Encoder(model, self.space, self.order, self.edges)
+        number = {op: i for i, op in enumerate(self.order)}
+        back = {(a, b) for a, b in edges_back(model) if number[a] < number[b]}
+        tables = Encoder(model, self.space, self.order, sorted({*self.edges, *back}))
         self.tree = tables.tree()
         self.path = path_of(self.tree)
         choices = [self.space.choices[self.space.kind(op)] for op in self.order]
@@ -137,7 +139,7 @@ class Exhaustive:
 
     def narrow(self, limit: int) -> None:
         """Leave out pairs of configurations that no strategy below the limit has."""
-        self.tree.alive[:] = 1
+        self.tree.alive[:], self.tree.shared[:] = 1, 0
         alive = len(self.tree.alive)
         while True:
             call(branching.reaches, self.tree, self.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from soapstone.ir.tensor import Role
@@ -109,12 +111,14 @@ class Encoder:
         flags = self._flags()
         times = np.zeros((3, rows, devices), np.int64)  # ahead, back, tail
         late = np.zeros((2, rows), np.int64)
-        updates = np.zeros((rows, devices), np.int64)
+        updates = np.zeros((2, rows, devices), np.int64)  # themselves, and what comes after
         for i in range(count):
             mine = slice(first[i], first[i + 1])
-            self._own(i, times[:, mine], late[:, mine], updates[mine])
+            self._own(i, times[:, mine], late[:, mine], updates[:, mine])
+        if not self._in_reverse(updates[0], first):
+            updates[1] = 0
         delays, marks = self._delays()
-        partner, joint_first, joint = self._joint()
+        partner, joint_first, joint, joint_lasts = self._joint()
         edges = np.array(
             [(*ends, *where) for ends, where in zip(self.edges, marks)], np.int64
         ).reshape(-1, 4)
@@ -129,6 +133,7 @@ class Encoder:
             kind=np.concatenate(self.kind).astype(np.int64),
             turned=np.concatenate(self.source).astype(np.int64),
             image=np.concatenate([space.images[space.kind(op)].T for op in self.order]),
+            renamings=renamings,
             opposite=same.argmax(axis=1).astype(np.int64),
             points=np.concatenate([each.degrees[:, POINTS] for each in self.choices]),
             placed=np.concatenate([each.placed for each in self.choices]),
@@ -137,7 +142,8 @@ class Encoder:
             ahead_late=late[0],
             back_late=late[1],
             tail=times[2],
-            updates=updates,
+            updates=updates[0],
+            lasts=updates[1],
             flags=flags,
             edges=edges,
             before_ptr=np.cumsum([0, *map(len, before)]).astype(np.int64),
@@ -149,7 +155,10 @@ class Encoder:
             partner=partner,
             joint_first=joint_first,
             joint=joint,
+            joint_lasts=joint_lasts if updates[1].any() else 0 * joint_lasts,
+            shared=np.zeros((kept, devices), np.int64),
             start=np.zeros((kept, devices), np.int64),
+            leave=np.zeros((kept, devices), np.int64),
             reach=np.zeros((kept, devices, devices), np.int64),
             rest=np.zeros((kept, devices, devices), np.int64),
         )
@@ -183,6 +192,18 @@ class Encoder:
         places = p.tasks[:, PLACE]
         return bool(places[update].min(initial=len(places)) > places[~update].max(initial=-1))
 
+    def _in_reverse(self, updates: Array, first: Array) -> bool:
+        """Return whether every device runs updates in the reverse order of operators."""
+        p = self.model.problem
+        places: dict[int, list[int]] = {}
+        for task in range(len(p.tasks)):
+            k = p.tasks[task, OP]
+            if p.operators[k, KIND] == UPDATES:
+                maker = int(p.nodes[p.operands[p.operators[k, SOURCE], NODE], OP])
+                places.setdefault(self.number[maker], []).append(int(p.tasks[task, PLACE]))
+        makers = sorted(places)
+        return all(max(places[b]) < min(places[a]) for a, b in itertools.pairwise(makers))
+
     def _own(self, i: int, times: Array, late: Array, updates: Array) -> None:
         """Write what an operator costs by itself; of shared parameters the updates alone."""
         op, p = self.order[i], self.model.problem
@@ -205,7 +226,9 @@ class Encoder:
             maker = p.nodes[p.operands[p.operators[k, SOURCE], NODE], OP]
             if maker == op:
                 table = own.updates[kind, name_of[self.model.operators[k].name]]
-                updates += np.take_along_axis(table, names, axis=1)
+                updates[0] += np.take_along_axis(table, names, axis=1)
+        if len(self.sharing[i]) == 1:
+            updates[1] = np.take_along_axis(own.lasts[kind], names, axis=1)
 
     def _delays(self) -> tuple[Array, list[tuple[int, int]]]:
         """Return the delays of all pairs, and where those of each edge, and its marks, begin."""
@@ -216,7 +239,7 @@ class Encoder:
         for a, b in self.edges:
             ends = self.order[a], self.order[b]
             pair = Pair(self.model, ends)
-            key = (*relation(self.model, ends), pair.shared)
+            key = (*relation(self.model, ends), *relation(self.model, ends, True), pair.shared)
             if key not in known:
                 made = pair.delays(self._kept(a), self.choices[b])
                 parts.append(made.reshape(-1, *made.shape[2:]))
@@ -227,26 +250,33 @@ class Encoder:
         none = np.full((1, 2, self.devices, self.devices), NEVER, np.int32)
         return np.concatenate(parts or [none]), where
 
-    def _joint(self) -> tuple[Array, Array, Array]:
-        """Return the tails of pairs of operators that share parameters with each other only."""
+    def _joint(self) -> tuple[Array, Array, Array, Array]:
+        """Return tails, and `lasts`, of operators that share parameters with one other only."""
         count = len(self.order)
         partner, begin = np.full(count, -1, np.int64), np.zeros(count, np.int64)
-        parts: list[Array] = []
-        top = 0
+        known: dict[tuple[object, ...], int] = {}
+        none = np.zeros((1, self.devices), np.int64)
+        parts, top = [(none, none)], 1
         for b, group in enumerate(self.sharing):
             a = group[0]
             if len(group) != 2 or a == b or self.sharing[a] != group:
                 continue
-            _, own = own_costs(
-                self.model,
-                [self.order[a], self.order[b]],
-                [self._kept(a), self.choices[b]],
+            ends = self.order[a], self.order[b]
+            inputs = [[*node.inputs] for op in ends for node in self.model.operators[op].ahead[:1]]
+            shared = tuple(
+                (i, j)
+                for (i, x), (j, y) in itertools.product(*map(enumerate, inputs))
+                if x == y and self.model.graph.roles.get(x) is Role.PARAMETER
             )
-            partner[b], begin[b] = a, top
-            parts.append(own.tails)
-            top += len(own.tails)
-        none = np.zeros((1, self.devices), np.int64)
-        return partner, begin, np.concatenate(parts or [none])
+            key = (shared, *relation(self.model, ends), *relation(self.model, ends, True))
+            if key not in known:
+                _, own = own_costs(self.model, ends, [self._kept(a), self.choices[b]])
+                parts.append((own.tails, own.lasts))
+                known[key] = top
+                top += len(own.tails)
+            partner[b], begin[b] = a, known[key]
+        tails, lasts = (np.concatenate(each) for each in zip(*parts))
+        return partner, begin, tails, lasts
 
 
 def path_of(x: Tree) -> Path:
@@ -265,6 +295,7 @@ def path_of(x: Tree) -> Path:
         work=np.zeros((operators + 1, devices), np.int64),
         grid=np.zeros((4, devices, devices), np.int64),
         begin=np.zeros(x.start.shape, np.int64),
+        leave=np.zeros(x.start.shape, np.int64),
         least=np.zeros(x.rest.shape, np.int64),
         counts=np.zeros(3, np.int64),
         leaves=np.zeros((LEAVES, operators), np.int64),

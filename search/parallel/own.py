@@ -6,39 +6,49 @@ devices are called, collectives hold up only those that take the same channels (
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from soapstone.search.parallel.arrays import (
     CHANNELS,
-    FREE,
     KIND,
     MESSAGE,
     MOVED,
     NODE,
     OP,
+    OVERFLOW,
     PLACE,
     POINTS,
     READERS,
+    UPDATES,
     Array,
     Choice,
     Problem,
+    Scratch,
 )
-from soapstone.search.parallel.choice import Settled
-from soapstone.search.parallel.compiling import NONE, ZERO, call, entry
+from soapstone.search.parallel.choice import Settled, settle_all
+from soapstone.search.parallel.compiling import (
+    NONE,
+    ZERO,
+    call,
+    compiled,
+    entry,
+    integer,
+    packed,
+    put,
+)
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.schedule import PASSED, State, room, simulate
 from soapstone.search.parallel.tables import Choices, passes
 
-LONG = 1 << 50  # longer than any step
+LONG = integer(1 << 50)  # longer than any step
 APART = 32  # collectives of different channels that are told apart
 
 
-@dataclass(frozen=True)
-class Own:
+@packed
+class Own(NamedTuple):
     """What operators cost by themselves, in ns, a row a configuration (or a pair of them).
 
     Attributes:
@@ -47,6 +57,7 @@ class Own:
         updates: (rows, operators, devices), of updates of parameters.
         tails: (rows, points), from the end of a point of the backward pass to the end of the step:
             sums of gradients, updates, and parameters brought to where they are read.
+        lasts: (rows, devices), from where a device begins its updates to the end of the step.
     """
 
     alone: Array
@@ -54,6 +65,7 @@ class Own:
     exchanges: Array
     updates: Array
     tails: Array
+    lasts: Array
 
 
 @entry
@@ -94,6 +106,110 @@ def set_apart(p: Problem, c: Choice, t: State) -> None:
                 c.channels[at + 1] = NONE
 
 
+@compiled
+def _behind(p: Problem, c: Choice, t: State, task: int, point: int) -> int:
+    """Return the time from the end of a point to the end of the step."""
+    c.task_ns[task, point] += LONG
+    last = simulate(p, c, t, ZERO, NONE)
+    c.task_ns[task, point] -= LONG
+    found: int = last - t.trial_end[p.tasks[task, PLACE], point]
+    return found
+
+
+@compiled
+def _note(p: Problem, c: Choice, t: State, o: Own, row: int, back: int) -> None:
+    """Write a row: what is settled costs by itself; but for `alone`, whatever devices are called.
+
+    Args:
+        back: the task of a backward pass, or -1.
+    """
+    devices = p.devices.shape[0]
+    o.alone[row] = simulate(p, c, t, ZERO, NONE)
+    set_apart(p, c, t)
+    for place in range(p.order.shape[0]):
+        task = p.order[place]
+        op = p.tasks[task, OP]
+        o.exchanges[row, task] = c.task_ns[task, devices]
+        for point in range(c.operators[op, POINTS]):
+            o.times[row, task, point] = c.task_ns[task, point]
+            if task == back:
+                late = c.task_ns[task, devices]
+                o.tails[row, point] = _behind(p, c, t, task, point) + late
+            if p.operators[op, KIND] == UPDATES:
+                device = c.placed[op, point]
+                o.updates[row, op, device] += c.task_ns[task, point]
+                if o.lasts[row, device] == 0:
+                    behind = _behind(p, c, t, task, point)
+                    o.lasts[row, device] = behind + c.task_ns[task, point]
+
+
+@compiled
+def _given(c: Choice, op: int, degrees: Array, placed: Array) -> None:
+    put(c.operators[op], degrees, degrees.shape[0])
+    put(c.placed[op], placed, placed.shape[0])
+
+
+@entry
+def cost_table(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    t: State,
+    o: Own,
+    ops: Array,
+    back: int,
+    degrees: Array,
+    placed: Array,
+    other_degrees: Array,
+    other_placed: Array,
+    row: int,
+) -> int:
+    """Write the rows from one on; return the one for which there is no room, or -1.
+
+    Args:
+        ops: one operator or two. degrees, placed: of the first; other_degrees, other_placed: of the
+            second, or of one row. back: the first one's task of the backward pass, or -1.
+    """
+    others = other_degrees.shape[0]
+    while row < o.alone.shape[0]:
+        _given(c, ops[0], degrees[row // others], placed[row // others])
+        if ops.shape[0] > 1:
+            _given(c, ops[1], other_degrees[row % others], other_placed[row % others])
+        settle_all(p, c, s)
+        if c.top[OVERFLOW] or c.top[MESSAGE] > t.arrival.shape[0]:
+            return row
+        _note(p, c, t, o, row, back)
+        row += 1
+    return NONE
+
+
+@entry
+def sift(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    t: State,
+    ops: Array,
+    degrees: Array,
+    placed: Array,
+    rows: Array,
+    kept: Array,
+    limit: int,
+    row: int,
+) -> int:
+    """Mark strategies begun that take no more than a limit; return as `cost_table` does."""
+    while row < rows.shape[0]:
+        for i in range(ops.shape[0]):
+            _given(c, ops[i], degrees[rows[row, i]], placed[rows[row, i]])
+        settle_all(p, c, s)
+        if c.top[OVERFLOW] or c.top[MESSAGE] > t.arrival.shape[0]:
+            return row
+        set_apart(p, c, t)
+        kept[row] = simulate(p, c, t, ZERO, limit) != PASSED
+        row += 1
+    return NONE
+
+
 class _Trial:
     """A model of some operators, simulated for one choice of theirs after another."""
 
@@ -103,32 +219,27 @@ class _Trial:
         number = {item.name: i for i, item in enumerate(self.model.operators)}
         self.ops = np.array([number[name] for name in names], np.int64)
         self.settled = Settled(self.model)
+        self._room()
+
+    def _room(self) -> None:
         self.state = room(self.model.problem, len(self.settled.choice.messages), APART)
 
-    def set(self, degrees: Array, placed: Array) -> None:
-        """Give each operator a row of degrees and one of devices; derive what follows."""
-        c = self.settled.choice
-        c.operators[self.ops], c.placed[self.ops] = degrees, placed
-        self.settled.settle()
-        messages = len(self.settled.choice.messages)
-        if len(self.state.arrival) < messages:
-            self.state = room(self.model.problem, messages, APART)
-
-    def run(self, limit: int = -1) -> int:
-        """Return the time of a step in ns, or PASSED if it is above the limit."""
-        p, c = self.model.problem, self.settled.choice
-        return int(call(simulate, p, c, self.state, 0, limit))
-
-    def apart(self) -> None:
-        """Let what is simulated from now on hold whatever devices are called."""
-        call(set_apart, self.model.problem, self.settled.choice, self.state)
+    def run(self, function: Callable[..., int], *given: object) -> None:
+        """Call `cost_table` or `sift`; where there is no room make more, and go on."""
+        row = 0
+        while row >= 0:
+            held = self.settled
+            where = (self.model.problem, held.choice, held.scratch, self.state)
+            row = int(call(function, *where, *given, row))
+            if row >= 0:
+                held.grow()
+                self._room()
 
 
 def own_costs(model: Model, ops: Sequence[int], choices: Sequence[Choices]) -> tuple[Model, Own]:
     """Return a model of one operator, or of two, and what it costs for each of its choices.
 
-    Tails are those of the first operator, whose backward pass is the later one; they hold whatever
-    devices are called.
+    Tails are those of the first operator, whose backward pass is the later one.
     """
     trial = _Trial(model, ops)
     p = trial.model.problem
@@ -140,33 +251,16 @@ def own_costs(model: Model, ops: Sequence[int], choices: Sequence[Choices]) -> t
         exchanges=np.zeros((count, tasks), np.int64),
         updates=np.zeros((count, len(p.operators), devices), np.int64),
         tails=np.zeros((count, devices), np.int64),
+        lasts=np.zeros((count, devices), np.int64),
     )
     _, back = passes(trial.model, int(trial.ops[0]))
-    task_of = p.tasks[:, OP]
-    spread = [task for task in range(tasks) if p.operators[task_of[task], KIND] != FREE]
-    for row, picked in enumerate(itertools.product(*(range(len(each)) for each in choices))):
-        degrees = [each.degrees[i] for each, i in zip(choices, picked)]
-        trial.set(np.array(degrees), np.array([c.placed[i] for c, i in zip(choices, picked)]))
-        c = trial.settled.choice
-        out.alone[row] = trial.run()
-        points = c.operators[task_of, POINTS]
-        there = np.arange(devices)[None, :] < points[:, None]
-        out.times[row] = np.where(there, c.task_ns[:, :devices], 0)
-        out.exchanges[row] = c.task_ns[:, devices]
-        for task in spread:
-            where = c.placed[task_of[task], : points[task]]
-            np.add.at(out.updates[row, task_of[task]], where, c.task_ns[task, : points[task]])
-        if back < 0:
-            continue
-        trial.apart()
-        place = p.tasks[back, PLACE]
-        for point in range(int(points[back])):
-            c.task_ns[back, point] += LONG
-            last = trial.run()
-            ended = trial.state.trial_end[place, point] - c.task_ns[back, devices]
-            out.tails[row, point] = last - ended
-            c.task_ns[back, point] -= LONG
+    first, second = choices[0], choices[-1] if len(choices) > 1 else _NOTHING
+    both = (first.degrees, first.placed, second.degrees, second.placed)
+    trial.run(cost_table, out, trial.ops, back, *both)
     return trial.model, out
+
+
+_NOTHING = Choices(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
 
 
 class Sieve:
@@ -195,11 +289,9 @@ class Sieve:
         Args:
             degrees, placed: configurations of all operators. rows: (strategies, operators).
         """
-        kept = np.zeros(len(rows), bool)
-        for i, row in enumerate(rows):
-            self.trial.set(degrees[row], placed[row])
-            self.trial.apart()
-            kept[i] = self.trial.run(limit + self.slack - 1) != PASSED
+        kept = np.zeros(len(rows), np.bool_)
+        given = (self.trial.ops, degrees, placed, np.ascontiguousarray(rows), kept)
+        self.trial.run(sift, *given, limit + self.slack - 1)
         return kept
 
 

@@ -301,15 +301,40 @@ def edges_of(model: Model) -> list[tuple[int, int]]:
     return list(found)
 
 
-def relation(model: Model, ends: tuple[int, int]) -> tuple[object, ...]:
-    """Return what a pair's table depends on, whichever operators they are."""
+def edges_back(model: Model) -> list[tuple[int, int]]:
+    """Return pairs of which the first's backward pass reads what the second's makes."""
+    maker = {
+        name: op
+        for op, item in enumerate(model.operators)
+        if item.source is None
+        for node in item.back
+        for name in node.outputs
+    }
+    found = {
+        (op, maker[name])
+        for op, item in enumerate(model.operators)
+        for node in item.back
+        for name in node.inputs
+        if maker.get(name, op) != op
+    }
+    return sorted(found)
+
+
+def relation(model: Model, ends: tuple[int, int], back: bool = False) -> tuple[object, ...]:
+    """Return what a pair's table depends on, whichever operators they are.
+
+    Args:
+        back: in the backward pass, which goes from the second to the first.
+    """
     first, second = (model.operators[op] for op in ends)
     made = {
-        name: (i, j) for i, node in enumerate(first.ahead) for j, name in enumerate(node.outputs)
+        name: (i, j)
+        for i, node in enumerate(second.back if back else first.ahead)
+        for j, name in enumerate(node.outputs)
     }
     joined = tuple(
         (made[name], i, j)
-        for i, node in enumerate(second.ahead)
+        for i, node in enumerate(first.back if back else second.ahead)
         for j, name in enumerate(node.inputs)
         if name in made
     )
@@ -317,4 +342,4 @@ def relation(model: Model, ends: tuple[int, int]) -> tuple[object, ...]:
     return (*kinds, joined)
 
 
-__all__ = ["NEVER", "Choices", "Pair", "edges_of", "passes", "relation"]
+__all__ = ["NEVER", "Choices", "Pair", "edges_back", "edges_of", "passes", "relation"]
