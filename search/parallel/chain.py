@@ -65,7 +65,7 @@ from soapstone.search.parallel.schedule import (
 )
 
 # kinds of moves
-RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, UNEVEN, TWIN, SHIFT, MOVES = range(10)
+RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, UNEVEN, TWIN, SHIFT, ALONG, MOVES = range(11)
 AFFORDED = 8  # operators that a change of a whole class has on average
 # what a chain stopped for, or what became of a proposal
 BUDGET, FULL, CHECK, NO, YES = (integer(outcome) for outcome in range(5))
@@ -91,6 +91,8 @@ class Chain(NamedTuple):
     members: Array
     peer_ptr: Array  # operators that share a value with an operator
     peers: Array
+    axes: Array  # (peers, dims): the peer's dim that cuts what they share as each of its own does
+    path: Array  # (2, AFFORDED): operators that are changed together, and the place of their peer
     divisors: Array  # numbers of points tried first
     best: Array  # operators of the best choice
     best_placed: Array
@@ -232,6 +234,50 @@ def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
 
 
 @compiled
+def _align(p: Problem, c: Choice, k: Chain, op: int, place: int) -> None:
+    """Give an operator the tiles that its peer has of the value that they share."""
+    peer = k.peers[place]
+    c.cuts[op, CUT] = -1
+    for dim in range(p.operators[op, DIMS]):
+        degree, other = ONE, k.axes[place, dim]
+        if other >= 0 and p.operators[op, OK + dim]:
+            degree = c.operators[peer, DEGREES + other]
+        c.operators[op, DEGREES + dim] = min(degree, p.operators[op, EXTENT + dim])
+    if not legal(p, p.operators[op, NODE], c.operators[op, DEGREES:]):
+        for dim in range(p.operators[op, DIMS]):
+            c.operators[op, DEGREES + dim] = 1
+    c.operators[op, POINTS] = _points(p, c, op)
+    if c.operators[op, POINTS] == c.operators[peer, POINTS]:
+        put(c.placed[op], c.placed[peer], c.placed.shape[1])
+    else:
+        _place(p, c, k, op)
+
+
+@compiled
+def _along(k: Chain, op: int) -> int:
+    """Draw a path of peers, one after another; return its length."""
+    k.path[0, 0] = op
+    length = ONE
+    while length < AFFORDED and (length == 1 or _below(k.random, np.int64(2))):
+        last = k.path[0, length - 1]
+        count = k.peer_ptr[last + 1] - k.peer_ptr[last]
+        if count == 0:
+            break
+        peer = k.peers[k.peer_ptr[last] + _below(k.random, count)]
+        known = False
+        for i in range(length):
+            known = known or k.path[0, i] == peer
+        if known:
+            break
+        place = k.peer_ptr[peer]
+        while k.peers[place] != last:
+            place += 1
+        k.path[0, length], k.path[1, length] = peer, place
+        length += 1
+    return length
+
+
+@compiled
 def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
     """Double or halve the degree of one dim, or move a factor from one to another."""
     c.cuts[op, CUT] = -1
@@ -313,6 +359,10 @@ def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) 
         if move != COPY:
             for i in range(1, run):
                 choices.affected(p, s, op + i, False)
+    elif move == ALONG:
+        run = _along(k, op)
+        for i in range(1, run):
+            choices.affected(p, s, k.path[0, i], False)
     choices.save(p, c, b, s)
     if move == DEVICES:
         _place(p, c, k, op)
@@ -345,14 +395,17 @@ def _propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) 
         count = k.peer_ptr[op + 1] - k.peer_ptr[op]
         if count == 0:
             return False
-        peer = k.peers[k.peer_ptr[op] + _below(k.random, count)]
-        if not _take_over(p, c, peer, op):
-            _degrees(p, c, k, op)
-            c.operators[op, POINTS] = _points(p, c, op)
-            if c.operators[op, POINTS] == c.operators[peer, POINTS]:
-                put(c.placed[op], c.placed[peer], c.placed.shape[1])
-            else:
-                _place(p, c, k, op)
+        place = k.peer_ptr[op] + _below(k.random, count)
+        if _below(k.random, np.int64(2)) or not _take_over(p, c, k.peers[place], op):
+            _align(p, c, k, op, place)
+    elif move == ALONG:
+        before = c.operators[op, POINTS]
+        _degrees(p, c, k, op)
+        c.operators[op, POINTS] = _points(p, c, op)
+        if c.operators[op, POINTS] != before:
+            _place(p, c, k, op)
+        for i in range(1, run):
+            _align(p, c, k, k.path[0, i], k.path[1, i])
     else:
         _degrees(p, c, k, op)
         c.operators[op, POINTS] = _points(p, c, op)
@@ -567,10 +620,11 @@ def moves(shares: dict[int, float]) -> Array:
 
 
 INFORMED = {
-    RANDOM: 0.15,
+    RANDOM: 0.1,
     DEVICES: 0.2,
-    DEGREE: 0.15,
+    DEGREE: 0.1,
     COPY: 0.25,
+    ALONG: 0.1,
     CLASS: 0.05,
     UNEVEN: 0.05,
     TWIN: 0.1,

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from soapstone.ir.dims import equal_cuts
 from soapstone.search.parallel import branching
-from soapstone.search.parallel.arrays import Array
+from soapstone.search.parallel.arrays import BOUNDS, CUT, DEGREES, EXTENT, Array
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.exact_tables import Encoder, path_of, place_of
 from soapstone.search.parallel.own import Sieve
@@ -35,6 +36,8 @@ class Certificate:
 
     Attributes:
         bound_ns: no strategy of the space is faster. complete: whether the best one is proved.
+        inside: whether that is of the space; else it has uneven parts, or parts of sums, and is
+            known from elsewhere.
         visited: strategies begun; simulated: ended. space: how many there are.
         seconds: all together; prepared: of them for tables, and to compile or load what searches.
     """
@@ -46,9 +49,11 @@ class Certificate:
     space: float
     seconds: float
     prepared: float
+    inside: bool = True
 
     def __str__(self) -> str:
-        proved = "the best" if self.complete else "not searched to the end:"
+        best = "the best" if self.inside else "faster than any"
+        proved = best if self.complete else "not searched to the end:"
         return (
             f"{proved} of {self.space:.3g} strategies, none below {self.bound_ns / 1e3:,.1f} us;"
             f" {self.visited:,} begun, {self.simulated:,} simulated in {self.seconds:.1f} s"
@@ -115,7 +120,24 @@ class Exhaustive:
             size,
             time.perf_counter() - self.began,
             self.prepared,
+            self._inside(),
         )
+
+    def _inside(self) -> bool:
+        """Return whether the best strategy known is one of the space."""
+        k, p = self.walker.chain, self.model.problem
+        for op in self.order:
+            table = self.space.choices[self.space.kind(op)]
+            same = (table.degrees == k.best[op]).all(axis=1)
+            cut = k.best_cuts[op, CUT]
+            if not same.any():
+                return False
+            if cut >= 0:
+                bounds = k.best_cuts[op, BOUNDS : BOUNDS + k.best[op, DEGREES + cut] + 1]
+                extent = int(p.operators[op, EXTENT + cut])
+                if tuple(bounds.tolist()) != equal_cuts(extent, len(bounds) - 1):
+                    return False
+        return True
 
     def _rounds(self) -> bool:
         self.narrow(int(branching.HUGE))

@@ -39,6 +39,8 @@ ALWAYS = ("expert", "tensor", "imported")  # candidates that are simulated in an
 CANDIDATES_SHARE = 0.25  # of the search, after which no others are
 BLOCKS_SHARE = 0.4  # of the search, for a model with two of each block
 DESCENT_SHARE = 0.5  # of the search, until which chains descend
+HEATS = (1.0, 8.0)  # times the temperature, in turn
+TURN = 10  # batches of `_LEAST_EACH` until the temperature changes
 _LEAST_EACH = 10  # proposals for each operator without a better strategy before a chain may stop
 SIMULATIONS = ("delta", "full")
 
@@ -344,12 +346,17 @@ class _Search:
         if self.options.descent:
             Descent(walker, self.options.seed + number).run(go_on)
             best, found = walker.best_ns, int(walker.chain.counts[4])
+        heat = HEATS[0]
         while not self.stop.is_set() and self._left(walker) > 0:
             size = batch
             if self.options.proposals is not None:
                 left = math.ceil(self._left(walker) * self.options.proposals / self.options.chains)
                 size = min(batch, left)
-            walker.walk(size)
+            warmth = HEATS[walker.proposals // (TURN * floor) % len(HEATS)]
+            if warmth > heat:
+                walker.again()
+            heat = warmth
+            walker.walk(size, heat)
             self._note(walker.best_ns, walker.proposals)
             if walker.best_ns < MATTERS * best:
                 best, found = walker.best_ns, int(walker.chain.counts[4])

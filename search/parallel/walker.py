@@ -8,11 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from soapstone.ir.configuration import Configuration
+from soapstone.ir.dims import Operand
+from soapstone.ir.graph import Node
 from soapstone.search.parallel import chain, schedule
 from soapstone.search.parallel.arrays import (
     CAPACITY,
     DEGREES,
     FREE,
+    FROM,
     KIND,
     MOST_DIMS,
     Array,
@@ -130,11 +133,11 @@ class Walker:
         p, held = self.model.problem, self.settled
         return NS_PER_BYTE * excess(p, held.choice, held.scratch, self.state)
 
-    def walk(self, proposals: int) -> None:
-        """Make so many proposals."""
+    def walk(self, proposals: int, heat: float = 1.0) -> None:
+        """Make so many proposals, at so many times the temperature."""
         target = self.proposals + proposals
         while (left := target - self.proposals) > 0:
-            temperature = self.temperature * float(self.chain.cost[1])
+            temperature = heat * self.temperature * float(self.chain.cost[1])
             self._run(chain.walk, temperature, left, self.delta)
         self._verify()
 
@@ -212,7 +215,11 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
         group_ptr=ptr.astype(np.int64),
         members=np.array([op for group in groups for op in group], np.int64),
         peer_ptr=peer_ptr.astype(np.int64),
-        peers=np.array([peer for op in range(operators) for peer in peers[op]], np.int64),
+        peers=np.array([peer for each in peers for peer, _ in each], np.int64),
+        axes=np.array([dims for each in peers for _, dims in each], np.int64).reshape(
+            -1, MOST_DIMS
+        ),
+        path=np.zeros((2, chain.AFFORDED), np.int64),
         divisors=np.array([n for n in range(1, devices + 1) if devices % n == 0], np.int64),
         best=np.zeros((operators, DEGREES + MOST_DIMS), np.int64),
         best_placed=np.zeros((operators, devices), np.int64),
@@ -223,24 +230,52 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
     )
 
 
-def _peers(model: Model, free: set[int]) -> list[list[int]]:
-    """Return, for each operator, the free ones before or after it, past those that follow."""
-    source: dict[str, set[int]] = {}
-    found: list[set[int]] = [set() for _ in model.operators]
+def _peers(model: Model, free: set[int]) -> list[list[tuple[int, tuple[int, ...]]]]:
+    """Return, for each operator, the free ones before or after it, past those that follow.
+
+    With each, for the dims of the operator, the dim of the other that indexes the same axis of the
+    value that both have, or -1.
+    """
+    source: dict[str, dict[int, list[int]]] = {}  # makers of a value, with the dims of its axes
+    found: list[dict[int, tuple[int, ...]]] = [{} for _ in model.operators]
+    number = {node.name: i for i, node in enumerate(model.nodes)}
     for mine, item in enumerate(model.operators):
         if mine not in free:
             continue
-        before: set[int] = set()
+        before: dict[int, list[tuple[int, int]]] = {}
         for node in item.ahead:
-            for name in node.inputs:
-                before |= source.get(name, set())
-        for other in before - {mine}:
-            found[mine].add(other)
-            found[other].add(mine)
+            for name, operand in zip(node.inputs, model.graph.signature(node).inputs):
+                for other, dims in source.get(name, {}).items():
+                    if other != mine:
+                        ours = _dims(model, number[node.name], node, operand)
+                        before.setdefault(other, []).extend(zip(ours, dims))
+        for other, pairs in before.items():
+            found[mine][other] = _lined(pairs)
+            found[other][mine] = _lined([(b, a) for a, b in pairs])
         for node in item.ahead:
-            for name in node.outputs:
-                source[name] = {mine}
-    return [sorted(peers) for peers in found]
+            for name, operand in zip(node.outputs, model.graph.signature(node).outputs):
+                source[name] = {mine: _dims(model, number[node.name], node, operand)}
+    return [sorted(peers.items()) for peers in found]
+
+
+def _dims(model: Model, number: int, node: Node, operand: Operand) -> list[int]:
+    """Return which of its operator's dims indexes each axis of a node's operand, or -1.
+
+    Of several the outermost counts that there is something to cut of.
+    """
+    dims = model.graph.signature(node).dims
+    place = {dim.name: j for j, dim in enumerate(dims) if dim.extent > 1}
+    row = model.problem.nodes[number]
+    axes = ([place[name] for name in axis.dims if name in place] for axis in operand.axes)
+    return [int(row[FROM + found[0]]) if found else -1 for found in axes]
+
+
+def _lined(pairs: list[tuple[int, int]]) -> tuple[int, ...]:
+    dims = [-1] * MOST_DIMS
+    for mine, other in pairs:
+        if mine >= 0:
+            dims[mine] = other
+    return tuple(dims)
 
 
 __all__ = ["NS_PER_BYTE", "Walker"]
