@@ -378,11 +378,12 @@ def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
             c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
         simulator.settled.settle()
         costs.append(simulator.again())
-    result = exhaustive(graph, machine, Options(seconds=60))
-    assert result.certificate is not None and result.certificate.complete
-    assert result.certificate.space == len(costs)
-    assert result.simulation.step_us == min(costs) / 1e3
-    assert result.simulation.gap == 0.0
+    walker = walker_of(model, 0)
+    walker.begin({})
+    said = Exhaustive(model, walker, lambda visited, bound: True).run()
+    assert said.complete and said.inside
+    assert said.space == len(costs)
+    assert said.bound_ns == walker.best_ns == min(costs)
 
 
 def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is() -> None:
