@@ -33,7 +33,7 @@ from soapstone.search.parallel.initial import NAMED, randomly
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulation, Simulator
-from soapstone.search.parallel.walker import Walker
+from soapstone.search.parallel.walker import UNFIT, Walker
 
 ALWAYS = ("expert", "tensor", "imported")  # candidates that are simulated in any case
 CANDIDATES_SHARE = 0.25  # of the search, after which no others are
@@ -328,9 +328,9 @@ class _Search:
         with self.lock:
             if not self.history or cost < self.best_ns:
                 self.best_ns = cost
-                self.history.append((now, cost / 1e3))
+                self.history.append((now, cost % UNFIT / 1e3))
             if self.progress is not None:
-                self.progress(now, proposals, self.best_ns / 1e3)
+                self.progress(now, proposals, self.best_ns % UNFIT / 1e3)
 
     def _one(self, walker: Walker, number: int) -> None:
         """Descend, then run one chain until its best has not improved for long."""

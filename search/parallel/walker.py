@@ -27,7 +27,10 @@ from soapstone.search.parallel.liveness import excess, most_bytes
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model
 
-NS_PER_BYTE = 1  # what a byte over a device's capacity costs, so that chains leave such strategies
+# What a strategy that does not fit costs more, and each of its bytes over a device's capacity: so
+# that it is worse than any that fits, and chains leave it.
+UNFIT = 1 << 40
+NS_PER_BYTE = 1
 
 
 class Walker:
@@ -131,13 +134,13 @@ class Walker:
         if not self.tight:
             return 0
         p, held = self.model.problem, self.settled
-        return NS_PER_BYTE * excess(p, held.choice, held.scratch, self.state)
+        return _unfit_ns(excess(p, held.choice, held.scratch, self.state))
 
     def walk(self, proposals: int, heat: float = 1.0) -> None:
         """Make so many proposals, at so many times the temperature."""
         target = self.proposals + proposals
         while (left := target - self.proposals) > 0:
-            temperature = heat * self.temperature * float(self.chain.cost[1])
+            temperature = heat * self.temperature * float(self.best_ns % UNFIT)
             self._run(chain.walk, temperature, left, self.delta)
         self._verify()
 
@@ -163,7 +166,7 @@ class Walker:
             allowed = int(self.chain.pending[1])
             # The pass under trial is what memory is counted for.
             trial = self.state._replace(end=self._ends(), free=self.state.trial_free)
-            cost += NS_PER_BYTE * excess(p, held.choice, held.scratch, trial)
+            cost += _unfit_ns(excess(p, held.choice, held.scratch, trial))
             call(chain.decide, *where, min(cost, allowed + 1))
         self.seconds += time.perf_counter() - began
 
@@ -183,6 +186,10 @@ class Walker:
     def restore(self, settled: Settled) -> None:
         """Set the best strategy in arrays of the same model."""
         settled.restore(self.chain.best, self.chain.best_placed, self.chain.best_cuts)
+
+
+def _unfit_ns(nbytes: int) -> int:
+    return UNFIT + NS_PER_BYTE * nbytes if nbytes else 0
 
 
 def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
@@ -278,4 +285,4 @@ def _lined(pairs: list[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(dims)
 
 
-__all__ = ["NS_PER_BYTE", "Walker"]
+__all__ = ["NS_PER_BYTE", "UNFIT", "Walker"]
