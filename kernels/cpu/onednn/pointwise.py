@@ -92,15 +92,16 @@ def conv2d_grad_weight(call: Call) -> Entry | None:
     if rest or not _served(call, dw):
         return None
     down, across = call.attributes["stride"]
-    seen = x[:, :, ::down, ::across][:, :, : dy.shape[2], : dy.shape[3]].transpose(0, 2, 3, 1)
+    n, _, height, width = dy.shape
+    seen = x.transpose(0, 2, 3, 1)[:, ::down, ::across][:, :height, :width]
     pixels, made = rows(seen), _pixels(dy)
-    if seen.shape[1:3] != dy.shape[2:] or made is None:
+    if seen.shape != (n, height, width, x.shape[1]) or made is None:
         return None
     entries: list[Entry | None] = []
     if pixels is None:
         dense = np.empty(seen.shape, seen.dtype)
         entries.append(copy(dense, seen, call.threads))
-        pixels = dense.reshape(-1, dense.shape[-1])
+        pixels = dense.reshape(made.shape[0], -1)
     operands = (made.swapaxes(0, 1), pixels, dw[:, :, 0, 0])
     entries.append(product(Program(call.threads), operands, None, (), "first"))
     served = [entry for entry in entries if entry is not None]
