@@ -377,7 +377,10 @@ def check_end() -> None:
         expected[rows[::2]] += 11 * number
         expected[rows[1::2]] += 15 * number
     np.testing.assert_array_equal(runtime.read(y), expected)
-    KEPT.append((runtime, trace))
+    runtime.fill(y, 0.0)
+    runtime.launch(fail, Partition.tiled(y, (2,)))
+    error = _raises(TaskError, "boom", runtime.wait)  # with the frames it came through
+    KEPT.append((runtime, trace, error))
 
 
 def check_apps() -> None:

@@ -18,6 +18,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,14 +133,13 @@ class LegateExecutor(LocalExecutor):
         errors: dict[int, BaseException] = {}
         number = self.number()
 
-        def run(context: Any) -> None:
-            processor = int(context.scalars[1].value())
+        def run(processor: int) -> None:
             try:
                 jobs[processor]()
             except BaseException as error:
                 errors[processor] = error
 
-        legate.calls[number] = run
+        legate.calls[number] = lambda context: partial(run, int(context.scalars[1].value()))
         legate.begin()
         for processor in jobs:
             with legate.core.Scope(machine=legate.cpus[processor]):

@@ -52,6 +52,7 @@ _TYPES = {
 }
 _COLLECT_EVERY = 256  # launches
 _OCCUPY = 0  # a call's number: others are positive
+Call = Callable[[Any], Callable[[], None] | None]
 _lock = threading.Lock()
 _started: Legate | None = None
 
@@ -62,7 +63,8 @@ class Legate:
 
     machine: all its cpus; cpus: each of them alone.
 
-    calls: what the task runs, by the number that is its first scalar argument.
+    calls: what the task runs, by the number that is its first scalar argument. A call takes from
+    Legate's context what it needs, and may return a function to run once the context is let go.
 
     Objects of Legate may be freed by the thread that launches only, never inside a task. So while
     tasks run, Python looks for cyclic garbage in that thread alone.
@@ -77,7 +79,7 @@ class Legate:
     gpus: int
     nodes: int
     sysmem_bytes: int
-    calls: dict[int, Callable[[Any], None]]
+    calls: dict[int, Call]
     _paused: bool = False
     _begun: int = 0
 
@@ -212,10 +214,13 @@ def _start(cpus: int | None) -> Legate:
         raise MachineError(f"executor 'legate': Legate did not start: {reason}") from error
     runtime = core.get_legate_runtime()
     refuse_copies(os.environ, int(runtime.node_count))
-    calls: dict[int, Callable[[Any], None]] = {_OCCUPY: _occupied}
+    calls: dict[int, Call] = {_OCCUPY: _occupied}
 
     def body(context: Any) -> None:
-        calls[context.scalars[0].value()](context)
+        run = calls[context.scalars[0].value()](context)
+        del context  # an error that is kept holds all frames it came through
+        if run is not None:
+            run()
 
     library, _ = runtime.find_or_create_library(
         "soapstone", config=core.ResourceConfig(max_tasks=1, max_dyn_tasks=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,8 +106,8 @@ class Running:
         self._replaced = [_replaced(bundle, number) for number in range(len(bundle.arguments))]
         legate.calls[number] = self.call
 
-    def call(self, context: Any) -> None:
-        """Run the lane that this task of Legate is; nothing is raised."""
+    def call(self, context: Any) -> Callable[[], None]:
+        """What runs the lane that this task of Legate is; it raises nothing."""
         if self.forms is not None:
             lane = int(np.ravel_multi_index(tuple(context.task_index), self.bundle.grid))
         else:
@@ -122,7 +123,7 @@ class Running:
             if argument.writes:
                 given = next(outputs)
             arrays.append(held.seen(given, rank))
-        self._programs[lane].run(arrays, self.record)
+        return partial(self._programs[lane].run, arrays, self.record)
 
     def issue(self) -> None:
         """Launch the bundle's tasks."""
