@@ -37,7 +37,7 @@ def buckets(
     for source, target in edges.tolist():
         after[source].append(target)
         before[target].append(source)
-    urgent = [_heavy(operation) for operation in operations]
+    urgent = [heavy(operation) for operation in operations]
     for number in reversed(order):
         urgent[number] = urgent[number] or any(urgent[later] for later in after[number])
     numbers = {
@@ -96,7 +96,7 @@ def _levels(
     return None
 
 
-def _heavy(operation: Operation) -> bool:
+def heavy(operation: Operation) -> bool:
     """Whether an operation is one that nothing should keep waiting."""
     if operation.kind in MESSAGES:
         return message_of(operation).nbytes > SMALL_BYTES

@@ -24,6 +24,7 @@ from .lifetime import ArenaLayout, lay_out
 from .message import joined, split
 from .operation import Operation
 from .overlap import overlapped
+from .patience import patient
 from .profile import Observer, Profile
 from .task import EntryLike, status_text
 
@@ -109,6 +110,7 @@ class Trace:
         if not self._placed:
             if len(world.runs) > world.size:
                 self.order, _ = overlapped(self.operations, self.order, whole)
+            self.order = patient(self.operations, self.order, whole, world)
             self.order, together = buckets(self.operations, whole, self.order)
         self.operations, found, self.order = split(
             self.operations, whole, self.order, world, together
