@@ -29,9 +29,9 @@ def main() -> None:
                 edits.add(refuse_an_edit(log, connect().Get_size(), seed))
         except BaseException as error:
             raise RuntimeError(f"program {seed}") from error
-    print(f"{count} programs equal", flush=True)
+    print(f"{count} programs equal\n", end="", flush=True)  # in one piece: ranks share the output
     if rank() == 0:
-        print(" ".join(sorted(edits)), flush=True)
+        print(" ".join(sorted(edits)) + "\n", end="", flush=True)
 
 
 if __name__ == "__main__":
