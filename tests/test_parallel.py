@@ -259,6 +259,23 @@ def test_proposals_reach_every_legal_configuration() -> None:
         assert seen[item.name] == expected
 
 
+def test_two_dims_that_follow_one_leave_no_more_points_than_devices() -> None:
+    """In a product of a value with itself rows and columns are both aligned with its maker's."""
+    builder = GraphBuilder("itself")
+    x = builder.input("x", (12, 5))
+    w = builder.input("w", (5, 7), role=Role.PARAMETER)
+    (y,) = builder.apply("matmul", x, w, name="first")
+    builder.output(*builder.apply("matmul", y, y, transpose_b=True, name="second"))
+    model = prepare(builder.build(), load_machine("p100", 6))
+    walker = Walker(model, {chain.RANDOM: 0.4, chain.ALONG: 0.4, chain.COPY: 0.2}, 1e9, True, 0)
+    walker.begin({})
+    most = 0
+    for _ in range(500):
+        walker.walk(1)
+        most = max(most, int(walker.settled.choice.operators[:, POINTS].max()))
+    assert most == 6
+
+
 def test_search_is_repeatable_and_never_worse_than_its_beginnings() -> None:
     machine = load_machine("k80", 8)
     graph = language_model(64)

@@ -243,7 +243,9 @@ def _align(p: Problem, c: Choice, k: Chain, op: int, place: int) -> None:
         if other >= 0 and p.operators[op, OK + dim]:
             degree = c.operators[peer, DEGREES + other]
         c.operators[op, DEGREES + dim] = min(degree, p.operators[op, EXTENT + dim])
-    if not legal(p, p.operators[op, NODE], c.operators[op, DEGREES:]):
+    # Two dims may follow one of the peer's: x and x.T of a product of x with itself.
+    fits = _points(p, c, op) <= len(p.devices)
+    if not (fits and legal(p, p.operators[op, NODE], c.operators[op, DEGREES:])):
         for dim in range(p.operators[op, DIMS]):
             c.operators[op, DEGREES + dim] = 1
     c.operators[op, POINTS] = _points(p, c, op)
