@@ -174,9 +174,7 @@ class Analysis(Coherence):
                 raise
             columns, pieces = self._uses(launch, processors, groups, origin)  # without any gaps
         uses = list(zip(*columns)) if columns else [()] * points
-        first = self.next_id
-        self.next_id += points
-        ids = _numbers(points) + first
+        ids = _numbers(points) + self.next_id
         edges: list[tuple[Array, Array]] = []
         for piece in pieces:
             who = ids if piece.points is None else ids[piece.points]
@@ -192,12 +190,23 @@ class Analysis(Coherence):
         else:
             sources = targets = np.zeros(0, dtype=np.int64)
         self.statistics.edges += int(sources.size)
-        policy = self.policy
-        priority = policy.priority(launch)
-        variants = policy.variants(launch, processors)
+        operations = self._operations(launch, processors, uses)
+        if self.steals and launch.task.kind == "task" and self.policy.stealable(launch):
+            self._slice(operations, self.policy.slices(launch, processors))
+        if operations:
+            self.sink.emit(operations, sources, targets)
+
+    def _operations(
+        self, launch: Launch, processors: list[int], uses: Sequence[tuple[Use, ...]]
+    ) -> list[Operation]:
+        """The operations of one launch, of the points that run in this process."""
+        first = self.next_id
+        self.next_id += len(processors)
+        priority = self.policy.priority(launch)
+        variants = self.policy.variants(launch, processors)
         mine = self.sink.mine
         idle = _idle(launch) if any(p.tiling.empty for p in launch.partitions) else None
-        operations = [
+        return [
             Operation(
                 first + point,
                 launch,
@@ -211,10 +220,6 @@ class Analysis(Coherence):
             for point, processor in enumerate(processors)
             if mine is None or mine[processor]
         ]
-        if self.steals and launch.task.kind == "task" and policy.stealable(launch):
-            self._slice(operations, policy.slices(launch, processors))
-        if operations:
-            self.sink.emit(operations, sources, targets)
 
     def _uses(
         self,

@@ -37,7 +37,8 @@ from soapstone.runtime import (
     task,
 )
 from soapstone.runtime.executors.lanes import Faults
-from soapstone.runtime.executors.legate import LegateRuntime, agreed
+from soapstone.runtime.executors.legate import LegateRuntime
+from soapstone.runtime.executors.legate_executor import agreed
 from soapstone.runtime.executors.legate_start import legate_machine, start_legate
 
 SHAPE = (13, 10)

@@ -7,11 +7,12 @@ the `legate` launcher the launcher has configured it; alone, it gets all cores o
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,26 @@ class Legate:
     nodes: int
     sysmem_bytes: int
     calls: dict[int, Call]
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(_OCCUPY + 1))
     _paused: bool = False
     _begun: int = 0
+
+    def add(self, call: Call) -> int:
+        """Keep a call. Returns its number: the same on every node, since all run one program."""
+        number = next(self._numbers)
+        self.calls[number] = call
+        return number
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Let go of calls that no task will run any more."""
+        for number in numbers:
+            self.calls.pop(number, None)
+
+    def task_of(self, number: int, shape: tuple[int, ...]) -> Any:
+        """A manual task that runs a call at each point of a shape, not yet executed."""
+        task = self.runtime.create_manual_task(self.library, self.task, shape)
+        task.add_scalar_arg(number, self.core.int64)
+        return task
 
     def begin(self) -> None:
         """Prepare for a task to be launched."""
@@ -112,8 +131,7 @@ class Legate:
         to itself it makes instances of the parts, of which it joins some.
         """
         self.begin()
-        task = self.runtime.create_manual_task(self.library, self.task, (1,))
-        task.add_scalar_arg(_OCCUPY, self.core.int64)
+        task = self.task_of(_OCCUPY, (1,))
         task.add_scalar_arg(int(zero), self.core.int64)
         task.add_output(store)
         task.execute()

@@ -1,4 +1,7 @@
-"""Legate stores of regions: made on first use, cut for tasks, and shared with other libraries."""
+"""Legate stores of regions: made on first use, cut for tasks, and shared with other libraries.
+
+Where the host has an array of a region, launches copy between it and the store.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import LaunchError
+from ..launch import Launch
+from ..partition import Partition
 from ..region import Region
+from ..task import Read, Task, Write
 from ..tiling import Box
 from .legate_start import Legate
 
@@ -218,3 +224,23 @@ def interface_store(data: Any, region: Region) -> Any:
             f"{region.dtype} {region.shape} needed"
         )
     return store
+
+
+def _copy(source: Any, target: Any) -> None:
+    np.copyto(target, source)
+
+
+FEED = Task("feed", (Write,), body=_copy, parameters=(None, Write), kind="feed")
+_PUBLISH = Task("publish", (Read,), body=_copy, parameters=(Read, None), kind="publish")
+
+
+def feed(region: Region, array: Array) -> Launch:
+    """The launch that copies an array of the host to a region."""
+    whole = Partition.whole(region)
+    return Launch(FEED, (whole,), (array,), (False, True), (1,), f"feed {region.name}")
+
+
+def publish(region: Region, array: Array) -> Launch:
+    """The launch that copies a region to an array of the host."""
+    whole = Partition.whole(region)
+    return Launch(_PUBLISH, (whole,), (array,), (True, False), (1,), f"publish {region.name}")

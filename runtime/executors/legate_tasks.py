@@ -80,7 +80,6 @@ class Running:
 
     def __init__(
         self,
-        number: int,
         legate: Legate,
         machine: Machine,
         bundle: Bundle,
@@ -90,7 +89,6 @@ class Running:
         held: Callable[[Region], Held],
         loops: bool,
     ) -> None:
-        self.number = number
         self.legate = legate
         self.bundle = bundle
         self.record: Record | None = None
@@ -104,7 +102,7 @@ class Running:
         ]
         self._ranks = [argument.region.rank for argument in bundle.arguments]
         self._replaced = [_replaced(bundle, number) for number in range(len(bundle.arguments))]
-        legate.calls[number] = self.call
+        self.number = legate.add(self.call)
 
     def call(self, context: Any) -> Callable[[], None]:
         """What runs the lane that this task of Legate is; it raises nothing."""
@@ -133,7 +131,7 @@ class Running:
             held.define(replaced)
         if self.forms is not None:
             with self._scope(None):
-                task = self._task(self.bundle.grid)
+                task = self.legate.task_of(self.number, self.bundle.grid)
                 for argument, held, form in zip(self.bundle.arguments, self._held, self.forms):
                     handle, projection = held.tiles(form.box, form.tile, form.dims)
                     if argument.reads:
@@ -144,7 +142,7 @@ class Running:
         else:
             for number, lane in enumerate(self.bundle.lanes):
                 with self._scope(lane.processor):
-                    task = self._task((1,))
+                    task = self.legate.task_of(self.number, (1,))
                     for argument, held, box in zip(self.bundle.arguments, self._held, lane.boxes):
                         if box is None:
                             continue
@@ -155,12 +153,6 @@ class Running:
                             task.add_output(handle)
                     task.add_scalar_arg(number, self.legate.core.int64)
                     task.execute()
-
-    def _task(self, shape: tuple[int, ...]) -> Any:
-        legate = self.legate
-        task = legate.runtime.create_manual_task(legate.library, legate.task, shape)
-        task.add_scalar_arg(self.number, legate.core.int64)
-        return task
 
     def _scope(self, processor: int | None) -> AbstractContextManager[None]:
         """The scope of one processor, or of all that are the machine's."""

@@ -23,6 +23,7 @@ from ..trace import Trace
 from .bundles import Work, fuse
 from .lanes import Faults
 from .legate_start import Legate
+from .legate_stores import feed, publish
 from .legate_tasks import Running
 
 if TYPE_CHECKING:
@@ -36,12 +37,7 @@ class _Compiled:
 
     def __init__(self, running: list[Running], legate: Legate) -> None:
         self.running = running
-        weakref.finalize(self, _forget, legate, [item.number for item in running])
-
-
-def _forget(legate: Legate, numbers: list[int]) -> None:
-    for number in numbers:
-        legate.calls.pop(number, None)
+        weakref.finalize(self, legate.forget, [item.number for item in running])
 
 
 def _by_processor(
@@ -87,8 +83,6 @@ class LegateTrace(Trace):
 
     def _compile(self) -> _Compiled:
         """The bundles for the regions that the host holds now; the private buffers are claimed."""
-        from .legate import feed, publish
-
         runtime = self._legate_runtime
         legate = runtime.legate
         hosted = {
@@ -114,7 +108,6 @@ class LegateTrace(Trace):
         bundles = fuse([*front, *self._works, *back], shared, runtime.analysis.policy.order)
         running = [
             Running(
-                runtime.issuer.number(),
                 legate,
                 runtime.machine,
                 bundle,
