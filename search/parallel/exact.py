@@ -1,7 +1,7 @@
 """The best strategy of a small graph, with a certificate: branch and bound (Jia, section 3.8.4).
 
 Configurations are those of `space.py`. The search is made in rounds, each for strategies below a
-limit: what is known of pairs of neighbours (`branching.py`) leaves few configurations below a low
+limit: what is known of pairs of neighbours (`pairs.py`) leaves few configurations below a low
 limit, and the round shows quickly that there is none, or finds one. The limits go from what no
 strategy can pass to the best one known, so that at every moment a bound is proved.
 """
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.ir.dims import equal_cuts
-from soapstone.search.parallel import branching
+from soapstone.search.parallel import branching, pairs
 from soapstone.search.parallel.arrays import BOUNDS, CUT, DEGREES, EXTENT, Array
 from soapstone.search.parallel.compiling import call
+from soapstone.search.parallel.exact_arrays import HUGE
 from soapstone.search.parallel.exact_tables import Encoder, path_of, place_of
 from soapstone.search.parallel.own import Sieve
 from soapstone.search.parallel.problem import Model
@@ -140,7 +141,7 @@ class Exhaustive:
         return True
 
     def _rounds(self) -> bool:
-        self.narrow(int(branching.HUGE))
+        self.narrow(int(HUGE))
         self.bound = self.least()
         first = self.bound
         for share in SHARES:
@@ -164,15 +165,15 @@ class Exhaustive:
         self.tree.alive[:], self.tree.shared[:] = 1, 0
         alive = len(self.tree.alive)
         while True:
-            call(branching.reaches, self.tree, self.path)
-            left = int(call(branching.rests, self.tree, self.path, limit))
+            call(pairs.reaches, self.tree, self.path)
+            left = int(call(pairs.rests, self.tree, self.path, limit))
             if left >= 0.98 * alive:
                 return
             alive = left
 
     def least(self) -> int:
         """Return a time that no strategy of the pairs that are left can pass."""
-        bounds = [int(call(branching.shortest, self.tree, op)) for op in range(len(self.order))]
+        bounds = [int(call(pairs.shortest, self.tree, op)) for op in range(len(self.order))]
         return max(bounds)
 
     def bounds(self, rows: Array) -> Array:

@@ -1,4 +1,4 @@
-"""From a model and its space to the arrays of branch and bound (`branching.Tree`)."""
+"""From a model and its space to the arrays of branch and bound (`exact_arrays.Tree`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 
 from soapstone.ir.tensor import Role
-from soapstone.search.parallel import branching
 from soapstone.search.parallel.arrays import (
     KIND,
     NODE,
@@ -21,7 +20,7 @@ from soapstone.search.parallel.arrays import (
     WRITERS,
     Array,
 )
-from soapstone.search.parallel.branching import Path, Tree
+from soapstone.search.parallel.exact_arrays import BACKWARD, ITSELF, ORDERED, Path, Tree
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.own import own_costs
 from soapstone.search.parallel.problem import Model
@@ -170,10 +169,10 @@ class Encoder:
         ahead, back = -1.0, float(len(p.tasks))
         for i, op in enumerate(self.order):
             first, last = passes(self.model, op)
-            flags[i, branching.BACKWARD] = last >= 0
+            flags[i, BACKWARD] = last >= 0
             begins, ends = place_of(self.model, op, 0), place_of(self.model, op, 1)
             if first >= 0 and last >= 0 and begins > ahead and ends < back:
-                flags[i, branching.ORDERED] = 1
+                flags[i, ORDERED] = 1
                 ahead, back = begins, ends
             for row in p.values:
                 makers = {
@@ -182,7 +181,7 @@ class Encoder:
                 }
                 readers = set(p.readers[row[READERS] : row[READERS + 1], 1].tolist())
                 if first >= 0 and last >= 0 and first in makers and last in readers:
-                    flags[i, branching.ITSELF] = 1
+                    flags[i, ITSELF] = 1
         return flags
 
     def _updates_last(self) -> bool:
