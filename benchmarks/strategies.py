@@ -40,7 +40,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime.cluster import load_machine
 from soapstone.runtime.lower import channels_last
-from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, chain, search
+from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, proposals, search
 from soapstone.search.parallel.arrays import FROM_DEVICE, MESSAGE, MOVED, TO_DEVICE
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.initial import randomly
@@ -72,9 +72,9 @@ SIX = tuple(PAPER_DELTA_S)
 DEVICES = (4, 8, 16, 32, 64)
 CLUSTERS = (("p100", 16), ("k80", 64))
 SUMMIT = (("dlrm", 96), ("candle_uno", 96))
-PAPERS = Options(moves=chain.PLAIN, initial=("data",), blocks=False, descent=False)
+PAPERS = Options(moves=proposals.PLAIN, initial=("data",), blocks=False, descent=False)
 PLACEMENT = Options(
-    moves={chain.DEVICES: 1.0}, initial=("model",), random=0, blocks=False, descent=False
+    moves={proposals.DEVICES: 1.0}, initial=("model",), random=0, blocks=False, descent=False
 )
 MOMENTS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 

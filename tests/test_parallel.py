@@ -24,8 +24,8 @@ from soapstone.search.parallel import (
     Options,
     ParallelError,
     Simulator,
-    chain,
     found_by,
+    proposals,
     schedule,
     search,
 )
@@ -115,8 +115,8 @@ def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
 
 def walker_of(model: Prepared, seed: int, delta: bool = True, **moves: float) -> Walker:
     """A walker whose moves are those named, or the informed ones, at a high temperature."""
-    shares = {getattr(chain, name): share for name, share in moves.items()} or chain.INFORMED
-    return Walker(model, shares, 2.0, delta, seed)
+    shares = {getattr(proposals, name): share for name, share in moves.items()}
+    return Walker(model, shares or proposals.INFORMED, 2.0, delta, seed)
 
 
 def unevenly(model: Prepared, made: Settled, seed: int) -> Settled:
@@ -241,7 +241,7 @@ def test_no_strategy_passes_the_lower_bound(prepared: Prepared, seed: int) -> No
 def test_proposals_reach_every_legal_configuration() -> None:
     """All degrees with at most one point a device are drawn, reduced dims among them."""
     model = prepare(product(4, 6, 3), load_machine("p100", 4))
-    walker = Walker(model, {chain.RANDOM: 1.0}, 1e9, True, 3)
+    walker = Walker(model, {proposals.RANDOM: 1.0}, 1e9, True, 3)
     walker.begin({})
     seen: dict[str, set[tuple[tuple[str, int], ...]]] = {"first": set(), "second": set()}
     for _ in range(3000):
@@ -267,7 +267,8 @@ def test_two_dims_that_follow_one_leave_no_more_points_than_devices() -> None:
     (y,) = builder.apply("matmul", x, w, name="first")
     builder.output(*builder.apply("matmul", y, y, transpose_b=True, name="second"))
     model = prepare(builder.build(), load_machine("p100", 6))
-    walker = Walker(model, {chain.RANDOM: 0.4, chain.ALONG: 0.4, chain.COPY: 0.2}, 1e9, True, 0)
+    shares = {proposals.RANDOM: 0.4, proposals.ALONG: 0.4, proposals.COPY: 0.2}
+    walker = Walker(model, shares, 1e9, True, 0)
     walker.begin({})
     most = 0
     for _ in range(500):

@@ -10,7 +10,7 @@ from typing import Any
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.runtime import Machine
-from soapstone.search.parallel import chain
+from soapstone.search.parallel import proposals
 from soapstone.search.parallel.choice import as_strategy
 from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.operators import ParallelError
@@ -80,7 +80,7 @@ def exhaustive(
         (search(graph, machine, each, start=start, progress=progress) for each in seeds),
         key=lambda found: found.simulation.step_us,
     )
-    walker = Walker(model, chain.INFORMED, options.temperature, True, options.seed)
+    walker = Walker(model, proposals.INFORMED, options.temperature, True, options.seed)
     walker.begin(result.strategy.configurations)
 
     def go_on(visited: int, bound_ns: int) -> bool:

@@ -2,7 +2,7 @@
 
 Jia, section 3.5. Beyond the paper: chains begin from everything that is known (data and model
 parallelism, what experts do, an imported strategy, what suits two of each repeated block) and from
-chance; coordinate descent comes first (`descent.py`); proposals are informed (`chain.py`);
+chance; coordinate descent comes first (`descent.py`); proposals are informed (`proposals.py`);
 thresholds are drawn first, and simulations stop when they must be passed; several chains run at
 once. The best initial candidate is never lost.
 """
@@ -23,7 +23,7 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
-from soapstone.search.parallel import chain
+from soapstone.search.parallel import proposals
 from soapstone.search.parallel.blocks import Blocks
 from soapstone.search.parallel.capacity import check_capacity
 from soapstone.search.parallel.choice import as_strategy
@@ -56,7 +56,7 @@ class Options:
         simulation: delta, or full: every pass from the first task on.
         blocks: begin with a smaller model that has two of each repeated block.
         descent: begin each chain with a descent (`descent.py`).
-        moves: shares of proposals by kind (`chain.INFORMED`, or `chain.PLAIN`, the paper's).
+        moves: shares of proposals by kind: `proposals.INFORMED`, or `PLAIN`, the paper's.
         initial: names of initial candidates, besides random ones; data parallelism is simulated
             in any case.
         chains: how many run at once.
@@ -70,7 +70,7 @@ class Options:
     simulation: str = "delta"
     blocks: bool = True
     descent: bool = True
-    moves: Mapping[int, float] = field(default_factory=lambda: chain.INFORMED)
+    moves: Mapping[int, float] = field(default_factory=lambda: proposals.INFORMED)
     initial: tuple[str, ...] = tuple(NAMED)
     random: int = 1
     chains: int = 1

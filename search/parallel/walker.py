@@ -10,7 +10,7 @@ import numpy as np
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Operand
 from soapstone.ir.graph import Node
-from soapstone.search.parallel import chain, schedule
+from soapstone.search.parallel import chain, proposals, schedule
 from soapstone.search.parallel.arrays import (
     CAPACITY,
     DEGREES,
@@ -20,6 +20,7 @@ from soapstone.search.parallel.arrays import (
     MOST_DIMS,
     Array,
 )
+from soapstone.search.parallel.chain_arrays import AFFORDED, Chain
 from soapstone.search.parallel.choice import Settled, empty
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.groups import classes, sharing
@@ -192,7 +193,7 @@ def _unfit_ns(nbytes: int) -> int:
     return UNFIT + NS_PER_BYTE * nbytes if nbytes else 0
 
 
-def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
+def _chain(model: Model, moves: Mapping[int, float], seed: int) -> Chain:
     p = model.problem
     operators = len(p.operators)
     free = np.nonzero(p.operators[:, KIND] == FREE)[0]
@@ -212,11 +213,11 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
     peer_ptr = np.cumsum([0, *(len(peers[op]) for op in range(operators))])
     devices = len(p.devices)
     random = np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
-    return chain.Chain(
+    return Chain(
         random=random,
         cost=np.zeros(2, np.int64),
         counts=np.zeros(8, np.int64),
-        weights=chain.moves(dict(moves)),
+        weights=proposals.cumulative(dict(moves)),
         free=free.astype(np.int64),
         group_of=group_of,
         group_ptr=ptr.astype(np.int64),
@@ -226,14 +227,14 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> chain.Chain:
         axes=np.array([dims for each in peers for _, dims in each], np.int64).reshape(
             -1, MOST_DIMS
         ),
-        path=np.zeros((2, chain.AFFORDED), np.int64),
+        path=np.zeros((2, AFFORDED), np.int64),
         divisors=np.array([n for n in range(1, devices + 1) if devices % n == 0], np.int64),
         best=np.zeros((operators, DEGREES + MOST_DIMS), np.int64),
         best_placed=np.zeros((operators, devices), np.int64),
         best_cuts=np.zeros((operators, devices + 2), np.int64),
         load=np.zeros((2, devices), np.int64),
         pending=np.zeros(5, np.int64),
-        moves=np.zeros((chain.MOVES, 2), np.int64),
+        moves=np.zeros((proposals.MOVES, 2), np.int64),
     )
 
 
