@@ -41,7 +41,8 @@ from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.covering import covering
 from soapstone.search.parallel.geometry import copies
-from soapstone.search.parallel.problem import Model, prepare, step_kind
+from soapstone.search.parallel.problem import Model, prepare
+from soapstone.search.parallel.timing import step_kind
 
 Progress = Callable[[str, int, int | None], None]
 Key = tuple[str, Degrees]  # the class of a task, and the degrees of its operator's dims

@@ -35,7 +35,8 @@ from soapstone.search.parallel.arrays import MOST_DIMS, POINTS, SCALE, TAKES
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.covering import Homes, choices, covering
 from soapstone.search.parallel.initial import randomly
-from soapstone.search.parallel.problem import prepare, step_kind
+from soapstone.search.parallel.problem import prepare
+from soapstone.search.parallel.timing import step_kind
 
 CPUS = tuple(Processor(f"cpu{i}", flops=50e9) for i in range(2))
 MEMORIES = (Memory("system", 1 << 34, 10e9),)

@@ -36,8 +36,9 @@ TIMES, SCALE = 6, 8  # rows of measured times; thousandths of the roofline where
 RANK, FAN, STAYS, WRITERS, READERS = 0, 1, 2, 4, 6
 # Problem.devices
 GROUP, OF_KIND, CAPACITY, TAKES = 0, 1, 2, 3  # TAKES: it copies what it is sent itself
-# Problem.kinds
+# Problem.kinds; RATES: a column a type
 MEMORY_RATE, LAUNCH, FULL, RATES = 0, 1, 2, 3
+TYPES = ("float32", "float64", "float16")
 # Choice.operators and Choice.nodes
 POINTS, DEGREES = 0, 1
 # Choice.messages
