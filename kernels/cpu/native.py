@@ -14,7 +14,7 @@ import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -68,18 +68,26 @@ def _compile(function: Callable[..., Any], signature: str) -> Any:
     # A RuntimeError says that no directory to cache in is writable: then compile every time.
     with contextlib.suppress(RuntimeError):
         made.enable_caching()
-        # Numba's stamp covers the file of the kernel only; what it inlines may change too.
-        index: Any = getattr(made._cache, "_cache_file", None)
-        if hasattr(index, "_source_stamp"):
-            index._source_stamp = (index._source_stamp, _shared_stamp())
+        stamped(made, Path(__file__).parent)
     made.compile()
     return made
 
 
-@lru_cache(maxsize=1)
-def _shared_stamp() -> str:
+def stamped(made: Any, folder: Path) -> Any:
+    """Return what Numba has made, its compiled code on disk valid while a folder's files are.
+
+    Numba's stamp covers the file of the function only; what it inlines or calls may change too.
+    """
+    index: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    if hasattr(index, "_source_stamp"):
+        index._source_stamp = (index._source_stamp, _stamp(folder))
+    return made
+
+
+@cache
+def _stamp(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(folder.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit, types
 from numba.experimental import structref
 
+from soapstone.kernels.cpu.native import stamped
+
 F = TypeVar("F", bound=Callable[..., Any])
+_FOLDER = Path(__file__).parent
 _KEPT = 64  # packed tuples that are remembered
 
 
@@ -32,20 +36,22 @@ ZERO, ONE, NONE = integer(0), integer(1), integer(-1)
 
 def compiled(function: F) -> F:
     """Return the function for use by compiled functions: no wrapper for Python is made."""
-    made: F = njit(
+    made = njit(
         cache=True,
         nogil=True,
         error_model="numpy",
         no_cpython_wrapper=True,
         no_cfunc_wrapper=True,
     )(function)
-    return made
+    found: F = stamped(made, _FOLDER)
+    return found
 
 
 def entry(function: F) -> F:
     """Return the function for `call`, and for use by compiled functions."""
-    made: F = njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
-    return made
+    made = njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+    found: F = stamped(made, _FOLDER)
+    return found
 
 
 @compiled
