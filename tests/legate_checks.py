@@ -280,6 +280,19 @@ def check_arrays() -> None:
         timeline = trace.replay(profile=True)
         assert timeline is not None
         assert {event.processor for event in timeline.events} == {0, 1}
+        # A launch that stays apart, as the boxes that two processors write in y overlap.
+        apart = Partition.of(y, [[0], [4], [2], [5]], [[2], [5], [4], [6]])
+        trace = runtime.capture(
+            lambda: runtime.launch(stencil, Partition.whole(x, (4,)), apart, name="apart")
+        )
+        assert 4 in [tasks["lanes"] for tasks in trace.describe()["tasks"]]
+        low = np.array([0, 1, 0, 1, 0, 0])
+        for number in range(3):
+            given[...] = number
+            trace.replay()
+            np.testing.assert_array_equal(made, 6 * number + low)
+            runtime.view(x)
+            given = runtime.array(x)  # another array
 
 
 class Foreign:

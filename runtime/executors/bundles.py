@@ -203,18 +203,22 @@ def _apart(boxes: Collection[Box]) -> bool:
     )
 
 
-def of_points(work: Work) -> Bundle | None:
-    """A launch as a bundle whose lanes are its points; None when no point has anything to do."""
+def of_points(work: Work, outside: Collection[Region] = ()) -> Bundle | None:
+    """A launch as a bundle whose lanes are its points; None when no point has anything to do.
+
+    outside: regions that are no arguments of it, as for `fuse`.
+    """
+    groups = [group for group in work.groups if group.region not in outside]
     arguments = [
         Argument(group.region, bool(group.access & READ), bool(group.access & WRITE))
-        for group in work.groups
+        for group in groups
     ]
     by_point: list[dict[int, Box]] = []
-    for group in work.groups:
+    for group in groups:
         points = range(len(work.operations)) if group.points is None else group.points.tolist()
         filled = zip(points, group.tiling.boxes, group.tiling.volume)
         by_point.append({point: box for point, box, elements in filled if elements})
-    place = {(id(group.region), group.argument): n for n, group in enumerate(work.groups)}
+    place = {(id(group.region), group.argument): n for n, group in enumerate(groups)}
     lanes = []
     for operation in work.operations:
         if operation.idle:
@@ -226,7 +230,7 @@ def of_points(work: Work) -> Bundle | None:
                 slots.append(_nothing(work, argument, operation.point))
                 continue
             region, box, squeeze = found
-            slots.append(Slot(region, place[id(region), argument], box, squeeze))
+            slots.append(Slot(region, place.get((id(region), argument)), box, squeeze))
         boxes = [boxes.get(operation.point) for boxes in by_point]
         lanes.append(Lane(operation.processor, [(operation, tuple(slots))], boxes))
     if not lanes:
@@ -387,6 +391,7 @@ def fuse(works: Sequence[Work], outside: Collection[Region], order: Orders) -> l
             users[region] = users.get(region, 0) + (2 if isinstance(item, Work) else 1)
     private = {region for region, count in users.items() if region.transient and count == 1}
     made = [
-        of_points(item) if isinstance(item, Work) else item.close(private, order) for item in opened
+        of_points(item, outside) if isinstance(item, Work) else item.close(private, order)
+        for item in opened
     ]
     return [bundle for bundle in made if bundle is not None]

@@ -33,10 +33,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Compiled:
-    """The running bundles of a step, for one choice of regions that the host holds."""
+    """The running bundles of a step, for the arrays in which the host holds some regions."""
 
-    def __init__(self, running: list[Running], legate: Legate) -> None:
+    def __init__(self, running: list[Running], hosted: dict[Region, Array], legate: Legate) -> None:
         self.running = running
+        self.hosted = hosted
         weakref.finalize(self, legate.forget, [item.number for item in running])
 
 
@@ -82,7 +83,7 @@ class LegateTrace(Trace):
         self._compile()
 
     def _compile(self) -> _Compiled:
-        """The bundles for the regions that the host holds now; the private buffers are claimed."""
+        """The bundles for the arrays that the host has now; the private buffers are claimed."""
         runtime = self._legate_runtime
         legate = runtime.legate
         hosted = {
@@ -92,7 +93,7 @@ class LegateTrace(Trace):
         }
         key = frozenset(hosted)
         found = self._compiled.get(key)
-        if found is not None:
+        if found is not None and all(hosted[region] is found.hosted[region] for region in hosted):
             return found
         shared = {region: array for region, array in hosted.items() if region not in self._writes}
         front, back = [], []
@@ -118,7 +119,7 @@ class LegateTrace(Trace):
             )
             for bundle in bundles
         ]
-        found = _Compiled(running, legate)
+        found = _Compiled(running, hosted, legate)
         nbytes = sum(bundle.private_bytes for bundle in bundles)
         if nbytes:
             runtime.memory.claim(found, 0, nbytes, f"the buffers of trace {self.name!r}")
