@@ -35,8 +35,8 @@ from soapstone.runtime import (
     task,
 )
 from soapstone.runtime.checker import Report, check_log
-from soapstone.runtime.checker.order import same_bytes
-from soapstone.runtime.checker.records import Storage
+from soapstone.runtime.checker.order import ancestors, same_bytes
+from soapstone.runtime.checker.records import Operation, Storage
 
 
 def kinds(report: Report) -> set[str]:
@@ -367,6 +367,24 @@ def test_a_scope_that_is_cut_short_is_no_log(scoped: Records) -> None:
 
 
 # -- bytes
+
+
+def test_what_comes_before_one_that_had_ended_comes_before_too() -> None:
+    """A task follows, through a receive that had ended, a task of another rank."""
+    ends = [10, 20, 9, 40]  # each rank has its own clock
+
+    def before(issued: int) -> set[int]:
+        given = [("task", (), 0, 0), ("send", (0,), 1, 0), ("recv", (1,), 2, 1)]
+        given.append(("task", (), issued, 1))
+        operations = [
+            Operation(n, what, "", None, 0, rank, False, (), after, at, rank=rank)
+            for n, (what, after, at, rank) in enumerate(given)
+        ]
+        mine = ancestors(operations, range(4), False, ends)[3]
+        return {n for n in range(4) if mine >> n & 1}
+
+    assert before(issued=9) == {0, 1, 2}
+    assert before(issued=8) == set()
 
 
 def test_boxes_share_bytes_exactly_when_their_elements_do() -> None:

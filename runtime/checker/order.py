@@ -162,7 +162,7 @@ def ancestors(
 
     order: places such that dependences point forward. in_turn: each processor runs its operations
     in that order. ends: when operations ended; those of a rank that had before another was issued
-    there are before it.
+    there are before it, and so is whatever they followed in other ranks.
     """
     place = {operation.id: number for number, operation in enumerate(operations)}
     found = [0] * len(operations)
@@ -187,7 +187,8 @@ def ancestors(
         if ends is not None:
             running = by_end[operation.rank]
             while running and ends[running[-1]] <= operation.issued:
-                ended[operation.rank] |= 1 << running.pop()
+                before = running.pop()
+                ended[operation.rank] |= found[before] | 1 << before
             mine |= ended[operation.rank]
         found[number] = mine & ~(1 << number)
     return found
