@@ -318,7 +318,10 @@ def test_an_interrupt_names_the_last_checkpoint_and_training_goes_on(
         while not file.exists() and running.poll() is None:
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
-        stdout, stderr = running.communicate()
+        try:
+            stdout, stderr = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 130, stderr.decode()
     assert stdout == b"" and b"Traceback" not in stderr
     assert stderr.decode().splitlines()[-1] == f"interrupted; go on with --resume {file}"
