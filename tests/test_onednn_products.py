@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from onednn_calls import ACTIVATE, bind, close, execute, random, run
+from onednn_calls import ACTIVATE, bind, close, execute, place, random, run
 
 from soapstone.kernels.entry import Call
 
@@ -123,3 +124,28 @@ def test_a_row_is_added_to_matrices_whose_rows_interleave() -> None:
     assert entry is not None
     assert run(entry) == 0
     close(y, a.astype(float) @ b.astype(float) + row)
+
+
+@pytest.mark.parametrize("name", ["onednn", "onednn_gemm"])
+@pytest.mark.parametrize("layout", ["plain", "tile"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_an_operand_repeated_over_batches_is_added(name: str, layout: str, rows: int) -> None:
+    attributes = {
+        "operator": "matmul",
+        "items": (("transpose_a", False), ("transpose_b", True)),
+        "arity": 2,
+        "program": (("affine", (0,), (("scale", 0.5), ("shift", 0.0))), ("add", (2, 1), ())),
+    }
+    size = (2, 3, rows, 7)
+    a, b = random(2, 3, rows, 4), random(2, 3, 7, 4, seed=1)
+    expected = 0.5 * (a.astype(float) @ b.astype(float).swapaxes(-1, -2))
+    bound = 0
+    for kept in product((True, False), repeat=4):
+        mask = random(*(n if keep else 1 for n, keep in zip(size, kept)), seed=2)
+        y = place(np.zeros(size, np.float32), layout)
+        entry = bind(Call("with_epilogue", attributes, (a, b, mask), (y,), 1), name)
+        if entry is not None:
+            bound += 1
+            assert run(entry) == 0
+            close(y, expected + mask)
+    assert bound or name == "onednn_gemm"

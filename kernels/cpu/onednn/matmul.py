@@ -149,7 +149,7 @@ def product(
         for step in steps
     )
     packed = form == "packed" or (form == "first" and constant and a.shape[-2] > 1)
-    if any(isinstance(post, Binary) for post in posts) and _interleaved(y):
+    if _misread(posts, y):
         layouts[2] = None
     choices = [[own or flat for own, flat in zip(layouts, dense)], dense]
     for used in choices[:1] if form == "gemm" else choices:
@@ -184,12 +184,17 @@ def product(
     return program.entry()
 
 
-def _interleaved(y: Array) -> bool:
-    """Return whether rows of several matrices lie between each other.
+def _misread(posts: Sequence[Post], y: Array) -> bool:
+    """Return whether oneDNN's products might read a step's operand at wrong places for y's strides.
 
-    oneDNN's products write such memory, but crash on it when they add a row (3.x, AVX-512).
+    They find the place in an operand that is repeated over batches from the offset in y as if y
+    were dense, and crash where rows of several matrices lie between each other (3.x, AVX-512).
     """
-    return y.ndim > 2 and y.shape[-3] > 1 and y.strides[-3] < y.strides[-2]
+    operands = [post for post in posts if isinstance(post, Binary)]
+    if y.ndim == 2 or not operands:
+        return False
+    interleaved = y.shape[-3] > 1 and y.strides[-3] < y.strides[-2]
+    return interleaved or any(post.operand.shape != y.shape for post in operands)
 
 
 def _batched(array: Array, rank: int) -> Array:
