@@ -72,9 +72,16 @@ SIX = tuple(PAPER_DELTA_S)
 DEVICES = (4, 8, 16, 32, 64)
 CLUSTERS = (("p100", 16), ("k80", 64))
 SUMMIT = (("dlrm", 96), ("candle_uno", 96))
-PAPERS = Options(moves=proposals.PLAIN, initial=("data",), blocks=False, descent=False)
+PAPERS = Options(
+    moves=proposals.PLAIN, initial=("data",), blocks=False, computers=False, descent=False
+)
 PLACEMENT = Options(
-    moves={proposals.DEVICES: 1.0}, initial=("model",), random=0, blocks=False, descent=False
+    moves={proposals.DEVICES: 1.0},
+    initial=("model",),
+    random=0,
+    blocks=False,
+    computers=False,
+    descent=False,
 )
 MOMENTS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 
@@ -141,7 +148,13 @@ class Tables:
             for devices in self.devices or (4, 16, 64):
                 graph = model_of(name, devices)
                 given = {"seconds": None, "proposals": 400 if devices > 16 else 2000}
-                plain = {**given, "blocks": False, "descent": False, "patience": 1.0}
+                plain = {
+                    **given,
+                    "blocks": False,
+                    "computers": False,
+                    "descent": False,
+                    "patience": 1.0,
+                }
                 self.search(graph, "p100", devices, **{**plain, "proposals": 10})
                 runs = {
                     mode: [self.search(graph, "p100", devices, simulation=mode, **plain)]

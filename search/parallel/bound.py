@@ -22,6 +22,7 @@ from soapstone.search.parallel.arrays import (
     Problem,
 )
 from soapstone.search.parallel.choice import Settled
+from soapstone.search.parallel.cuts import cut_ns
 from soapstone.search.parallel.problem import Model
 
 
@@ -32,14 +33,16 @@ class Bound:
     Attributes:
         path_us: the longest chain of tasks, each cut over all devices and moved at no cost.
         work_us: all tasks uncut, divided by the devices: cutting makes none of them less work.
+        cut_us: that chain, and what crosses between groups of devices that share it (`cuts.py`).
     """
 
     path_us: float
     work_us: float
+    cut_us: float
 
     @property
     def us(self) -> float:
-        return max(self.path_us, self.work_us)
+        return max(self.path_us, self.work_us, self.cut_us)
 
 
 def lower_bound(model: Model) -> Bound:
@@ -52,7 +55,7 @@ def lower_bound(model: Model) -> Bound:
     """
     p = model.problem
     least = least_ns(p)
-    path = _longest(p, least)
+    path = chain(p, least)
     whole = Settled(model)
     whole.set({})
     kinds = {int(kind) for kind in p.devices[:, 1]}
@@ -64,8 +67,9 @@ def lower_bound(model: Model) -> Bound:
             min([int(ns), *points_ns.sum(axis=1)])
             for ns, points_ns in zip(whole.choice.task_ns[:, 0], measured_ns(p))
         )
-    begin = int(p.begin_ns[0])
-    return Bound((begin + path) / 1e3, (begin + work / len(p.devices)) / 1e3)
+    cut = 0.0 if len(p.times) else cut_ns(model, path, *uncut_ns(p))
+    found = (least[path].sum(), work / len(p.devices), cut)
+    return Bound(*((int(p.begin_ns[0]) + float(ns)) / 1e3 for ns in found))
 
 
 def measured_ns(p: Problem) -> list[Array]:
@@ -73,16 +77,21 @@ def measured_ns(p: Problem) -> list[Array]:
     return [p.times[row[TIMES] : row[TIMES + 1], MOST_DIMS:] for row in p.tasks]
 
 
-def least_ns(p: Problem) -> Array:
-    """Return the least time of each task, cut over all devices. int64 (tasks,)."""
-    found = np.zeros(len(p.tasks))
-    launch, devices = p.kinds[:, LAUNCH].min(), len(p.devices)
+def uncut_ns(p: Problem) -> tuple[Array, Array]:
+    """Return the time of each task's launches, and of its arithmetic in one piece. (tasks,)."""
+    launches, uncut = np.zeros(len(p.tasks)), np.zeros(len(p.tasks))
     for node in range(len(p.nodes)):
         if p.nodes[node, LOOKS]:
             continue
-        rate = p.kinds[:, RATES + p.nodes[node, RATE]].max()
-        found[p.nodes[node, TASK]] += int(launch + p.flops[node] / devices / rate)
-    found = found * p.tasks[:, SCALE] // 1000
+        launches[p.nodes[node, TASK]] += p.kinds[:, LAUNCH].min()
+        uncut[p.nodes[node, TASK]] += p.flops[node] / p.kinds[:, RATES + p.nodes[node, RATE]].max()
+    return launches, uncut
+
+
+def least_ns(p: Problem) -> Array:
+    """Return the least time of each task, cut over all devices. int64 (tasks,)."""
+    launches, uncut = uncut_ns(p)
+    found = np.floor((launches + uncut / len(p.devices)) * p.tasks[:, SCALE] / 1000)
     for task, points_ns in enumerate(measured_ns(p)):
         if points_ns.size:
             found[task] = min(found[task], points_ns[points_ns > 0].min())
@@ -92,23 +101,10 @@ def least_ns(p: Problem) -> Array:
 def tails(p: Problem, least: Array) -> Array:
     """Return the least time from a task's readiness to the end of the step. int64 (tasks,)."""
     tail = least.copy()
-    after: list[set[int]] = [set() for _ in range(len(p.tasks))]
-    for value in range(len(p.values)):
-        makers = {
-            int(p.nodes[p.operands[p.writers[row], NODE], TASK])
-            for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1])
-        }
-        readers = {
-            int(p.readers[place, 1])
-            for place in range(p.values[value, READERS], p.values[value, READERS + 1])
-            if p.readers[place, 1] >= 0
-        }
-        for maker in makers:
-            after[maker] |= readers
-    waiting = [0] * len(p.tasks)
+    after = _after(p)
+    waiting = [len(readers) for readers in after]
     before: list[list[int]] = [[] for _ in range(len(p.tasks))]
     for task, readers in enumerate(after):
-        waiting[task] = len(readers)
         for reader in readers:
             before[reader].append(task)
     ready = [task for task, count in enumerate(waiting) if count == 0]
@@ -122,8 +118,31 @@ def tails(p: Problem, least: Array) -> Array:
     return tail
 
 
-def _longest(p: Problem, least: Array) -> float:
-    return float(tails(p, least).max(initial=0))
+def chain(p: Problem, least: Array) -> list[int]:
+    """Return the longest chain of tasks, each reading a result of the one before it."""
+    tail, after = tails(p, least), _after(p)
+    found = [int(tail.argmax())]
+    while after[found[-1]]:
+        found.append(max(after[found[-1]], key=lambda task: int(tail[task])))
+    return found
 
 
-__all__ = ["Bound", "least_ns", "lower_bound", "tails"]
+def _after(p: Problem) -> list[set[int]]:
+    """Return the tasks that read results of each task."""
+    after: list[set[int]] = [set() for _ in range(len(p.tasks))]
+    for value in range(len(p.values)):
+        makers = {
+            int(p.nodes[p.operands[p.writers[row], NODE], TASK])
+            for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1])
+        }
+        readers = {
+            int(p.readers[place, 1])
+            for place in range(p.values[value, READERS], p.values[value, READERS + 1])
+            if p.readers[place, 1] >= 0
+        }
+        for maker in makers:
+            after[maker] |= readers
+    return after
+
+
+__all__ = ["Bound", "chain", "least_ns", "lower_bound", "measured_ns", "tails", "uncut_ns"]

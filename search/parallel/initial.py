@@ -19,6 +19,7 @@ from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.samples import sample_dims
 from soapstone.ir.tensor import Role
+from soapstone.runtime import Machine
 from soapstone.search.cost.launches import work
 from soapstone.search.parallel.operators import Operator
 from soapstone.search.parallel.problem import Model
@@ -62,11 +63,26 @@ def kinds_of_dims(graph: Graph, node: Node, sample: str | None) -> dict[str, Par
 
 def data_parallel(model: Model) -> Configurations:
     """Return the strategy that splits every operator over samples, one part a device."""
-    devices = len(model.machine.processors)
+    return _by_samples(model, list(range(len(model.machine.processors))))
+
+
+def one_computer(model: Model) -> Configurations:
+    """Return the strategy that splits every operator over samples on the first computer alone."""
+    return _by_samples(model, computers_of(model.machine)[0])
+
+
+def computers_of(machine: Machine) -> list[list[int]]:
+    """Return the numbers of the processors of each computer."""
+    members: dict[str, list[int]] = {}
+    for number, processor in enumerate(machine.processors):
+        members.setdefault(processor.node, []).append(number)
+    return list(members.values())
+
+
+def _by_samples(model: Model, devices: list[int]) -> Configurations:
     samples = sample_dims(model.graph)
     return {
-        item.name: _split(model, item, samples.get(item.name), range(devices))
-        for item in _chosen(model)
+        item.name: _split(model, item, samples.get(item.name), devices) for item in _chosen(model)
     }
 
 
@@ -120,11 +136,7 @@ def _one_weird_trick(model: Model) -> Configurations:
 
 def _layers(model: Model) -> Configurations:
     """Return samples across computers, and layers dealt out to the devices of each."""
-    machine, graph = model.machine, model.graph
-    computers: dict[str, list[int]] = {}
-    for number, processor in enumerate(machine.processors):
-        computers.setdefault(processor.node, []).append(number)
-    groups = list(computers.values())
+    graph, groups = model.graph, computers_of(model.machine)
     samples = sample_dims(graph)
     layer_of = _layer_numbers(model)
     found = {}
@@ -158,10 +170,9 @@ def tensor_parallel(model: Model) -> Configurations:
     The tensor parallelism of Shoeybi et al., Megatron-LM, 2019: within a computer by channels,
     across computers by samples; operators without channels by samples alone.
     """
-    machine = model.machine
     samples = sample_dims(model.graph)
-    computers = list(dict.fromkeys(processor.node for processor in machine.processors))
-    inside = len(machine.processors) // max(1, len(computers))
+    computers = computers_of(model.machine)
+    inside = len(model.machine.processors) // len(computers)
     found = dict(data_parallel(model))
     for item in _chosen(model):
         sample = samples.get(item.name)
@@ -239,16 +250,19 @@ NAMED: Mapping[str, Callable[[Model], Configurations]] = {
     "model": model_parallel,
     "expert": expert,
     "tensor": tensor_parallel,
+    "computer": one_computer,
 }
 
 __all__ = [
     "NAMED",
     "Configurations",
     "Parallel",
+    "computers_of",
     "data_parallel",
     "expert",
     "kinds_of_dims",
     "model_parallel",
+    "one_computer",
     "randomly",
     "tensor_parallel",
 ]

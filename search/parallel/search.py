@@ -1,10 +1,10 @@
 """The search for a strategy: Markov chains over the SOAP space, judged by simulation.
 
 Jia, section 3.5. Beyond the paper: chains begin from everything that is known (data and model
-parallelism, what experts do, an imported strategy, what suits two of each repeated block) and from
-chance; coordinate descent comes first (`descent.py`); proposals are informed (`proposals.py`);
-thresholds are drawn first, and simulations stop when they must be passed; several chains run at
-once. The best initial candidate is never lost.
+parallelism, what experts do, an imported strategy, what suits two of each repeated block or whole
+computers) and from chance; coordinate descent comes first (`descent.py`); proposals are informed
+(`proposals.py`); thresholds are drawn first, and simulations stop when they must be passed; several
+chains run at once. The best initial candidate is never lost.
 """
 
 from __future__ import annotations
@@ -27,16 +27,23 @@ from soapstone.search.parallel import proposals
 from soapstone.search.parallel.blocks import Blocks
 from soapstone.search.parallel.capacity import check_capacity
 from soapstone.search.parallel.choice import as_strategy
+from soapstone.search.parallel.computers import Computers
 from soapstone.search.parallel.descent import MATTERS, Descent
 from soapstone.search.parallel.exact import Certificate
-from soapstone.search.parallel.initial import NAMED, randomly
+from soapstone.search.parallel.initial import NAMED, Parallel, randomly
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulation, Simulator
 from soapstone.search.parallel.walker import UNFIT, Walker
 
-ALWAYS = ("expert", "tensor", "imported")  # candidates that are simulated in any case
+ALWAYS = (
+    "expert",
+    "tensor",
+    "one computer",
+    "imported",
+)  # candidates that are simulated in any case
 CANDIDATES_SHARE = 0.25  # of the search, after which no others are
+COMPUTERS_SHARE = 0.2  # of the search, for a machine of whole computers
 BLOCKS_SHARE = 0.4  # of the search, for a model with two of each block
 DESCENT_SHARE = 0.5  # of the search, until which chains descend
 HEATS = (1.0, 8.0)  # times the temperature, in turn
@@ -55,6 +62,7 @@ class Options:
             search.
         simulation: delta, or full: every pass from the first task on.
         blocks: begin with a smaller model that has two of each repeated block.
+        computers: begin with a smaller machine whose devices are whole computers.
         descent: begin each chain with a descent (`descent.py`).
         moves: shares of proposals by kind: `proposals.INFORMED`, or `PLAIN`, the paper's.
         initial: names of initial candidates, besides random ones; data parallelism is simulated
@@ -69,6 +77,7 @@ class Options:
     patience: float = 0.5
     simulation: str = "delta"
     blocks: bool = True
+    computers: bool = True
     descent: bool = True
     moves: Mapping[int, float] = field(default_factory=lambda: proposals.INFORMED)
     initial: tuple[str, ...] = tuple(NAMED)
@@ -255,10 +264,19 @@ class _Search:
             for name in sorted(others, key=lambda name: name not in ALWAYS):
                 if name in ALWAYS or self._left() > 1.0 - CANDIDATES_SHARE or not self._timed():
                     tried(name)
+            if self.options.computers and self._left() > 0:
+                computers = Computers(self.model)
+                if computers.model is not None:
+                    found = self._small(computers.model, COMPUTERS_SHARE)
+                    for inside in (Parallel.SAMPLE, Parallel.PARAMETER):
+                        name = f"computers, {inside}s"
+                        candidates[name] = computers.spread(found, inside)
+                        tried(name)
             if self.options.blocks and self._left() > 0:
                 blocks = Blocks(self.model)
                 if blocks.model is not None:
-                    candidates["blocks"] = blocks.spread(self._small(blocks.model))
+                    small = self._small(blocks.model, BLOCKS_SHARE, blocks=False)
+                    candidates["blocks"] = blocks.spread(small)
                     tried("blocks")
         except KeyboardInterrupt:
             self.stop.set()
@@ -271,20 +289,21 @@ class _Search:
             self._together(walkers)
         return walkers
 
-    def _small(self, model: Model) -> Mapping[str, Configuration]:
+    def _small(self, model: Model, part: float, **given: Any) -> Mapping[str, Configuration]:
         """Return what a search in a part of the time finds for a smaller model."""
         options = self.options
         share = replace(
             options,
-            seconds=None if options.seconds is None else options.seconds * BLOCKS_SHARE,
-            proposals=None if options.proposals is None else int(options.proposals * BLOCKS_SHARE),
-            blocks=False,
+            seconds=None if options.seconds is None else options.seconds * part,
+            proposals=None if options.proposals is None else int(options.proposals * part),
+            computers=False,
             chains=1,
+            **given,
         )
         inner = _Search(model, share)
         inner.began = time.perf_counter()
         walker = inner._walk()[0]
-        self.before = walker.proposals
+        self.before += inner.before + walker.proposals
         if inner.stop.is_set():
             self.stop.set()
         walker.restore(walker.settled)

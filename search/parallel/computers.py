@@ -1,0 +1,109 @@
+"""Computers as single devices: a small machine, whose strategy is one for the whole cluster.
+
+A search on a machine with one device a computer is fast, and finds what is worth sending over the
+network. Its strategy is spread over the devices of the computers in two ways, by samples and by
+channels, and the search on all devices begins from the better one (beyond Jia, section 3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.samples import sample_dims
+from soapstone.runtime import Machine, Memory, Processor
+from soapstone.runtime.machine import Link
+from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.parallel.initial import Parallel, computers_of, kinds_of_dims
+from soapstone.search.parallel.operators import Operator
+from soapstone.search.parallel.problem import Model, prepare
+from soapstone.search.parallel.timing import described
+
+
+class Computers:
+    """A model on a machine that has one device for each computer of the cluster.
+
+    Attributes:
+        model: None where that would be the same machine or a single device, where computers have
+            unequal numbers of devices, or where times are measured.
+    """
+
+    def __init__(self, full: Model) -> None:
+        self.full = full
+        self.members = computers_of(full.machine)
+        sizes = {len(devices) for devices in self.members}
+        self.model = None
+        if len(self.members) < 2 or len(sizes) > 1 or sizes == {1}:
+            return
+        if not isinstance(full.machine, MeasuredMachine):
+            self.model = prepare(full.graph, self._machine())
+
+    def _machine(self) -> Machine:
+        """Return the machine: rates and memories summed, the ways between computers as they are."""
+        full, routed = self.full.machine, self.full.routes
+        processors, memories, links = [], [], []
+        for name, devices in zip((str(i) for i in range(len(self.members))), self.members):
+            each = [described(full, number) for number in devices]
+            memories.append(
+                Memory(
+                    name,
+                    sum(item.memory_bytes for item in each),
+                    sum(item.bytes_per_s * item.memory_share for item in each),
+                )
+            )
+            flops = sum(item.flops_per_s["float32"] * item.compute_share for item in each)
+            processors.append(Processor(name, kind="computer", memory=name, flops=flops, node=name))
+        for i, a in enumerate(self.members):
+            way = routed.latency_s[a[0], self.members[i - 1][0]] / 2
+            rate = 1.0 / routed.s_per_byte[a[0], self.members[i - 1][0]]
+            links += [Link(str(i), "network", way, rate), Link("network", str(i), way, rate)]
+        return Machine(full.name, tuple(processors), tuple(memories), tuple(links), ("network",))
+
+    def spread(
+        self, found: Mapping[str, Configuration], inside: Parallel
+    ) -> dict[str, Configuration]:
+        """Return a strategy for all devices: each computer's part of an operator is cut once more.
+
+        Args:
+            inside: what is divided within a computer; what has no such dim is cut by samples, and
+                what cannot be cut is given to the first device.
+        """
+        samples = sample_dims(self.full.graph)
+        spread = {}
+        for item in self.full.operators:
+            if item.name not in found:
+                continue
+            coarse = found[item.name]
+            kinds = kinds_of_dims(self.full.graph, item.node, samples.get(item.name))
+            wanted = [dim for dim, kind in kinds.items() if kind is inside]
+            wanted += [dim for dim, kind in kinds.items() if kind is Parallel.SAMPLE]
+            fine = (self._cut(item, coarse, dim) for dim in wanted)
+            first = tuple(self.members[device][0] for device in coarse.devices)
+            whole = Configuration(coarse.degrees, first, coarse.cuts)
+            spread[item.name] = next((each for each in fine if each is not None), whole)
+        return spread
+
+    def _cut(self, item: Operator, coarse: Configuration, dim: str) -> Configuration | None:
+        """Return a configuration with a dim cut further, a part for each device of a computer."""
+        signature, each = self.full.graph.signature(item.node), len(self.members[0])
+        degrees = {d.name: coarse.degrees.get(d.name, 1) for d in signature.dims}
+        grid = tuple(degrees.values())
+        degrees[dim] *= each
+        if degrees[dim] > signature.by_name[dim].extent or dim in coarse.cuts:
+            return None
+        try:
+            signature.check(degrees, item.node.spec.lower is not None)
+        except StrategyError:
+            return None
+        index = dict(zip(degrees, np.indices(tuple(degrees.values())).reshape(len(degrees), -1)))
+        inside = index[dim] % each
+        index[dim] = index[dim] // each
+        points = np.ravel_multi_index(tuple(index.values()), grid)
+        devices = tuple(self.members[coarse.devices[p]][i] for p, i in zip(points, inside))
+        return Configuration({d: n for d, n in degrees.items() if n > 1}, devices, coarse.cuts)
+
+
+__all__ = ["Computers"]
