@@ -1,10 +1,11 @@
 """What must cross between groups of devices, and the least step that leaves: a bound by traffic.
 
 A product iterates over a space of indices, of which group c of the devices does a share f_c. Where
-each dim is in two of its three operands, any part of the space needs of each operand at least so
-many elements that their counts multiply to the square of the part's size (Loomis and Whitney 1949;
-of distributed products: Irony, Toledo and Tiskin 2004). What several groups need crosses between
-them, there as a value or a gradient and back as the other; it leaves a group over its links.
+each dim is in two of its three operands, any part of the space needs so many elements of the three
+that their counts multiply to the square of the part's size at least (Loomis and Whitney 1949; of
+distributed products: Irony, Toledo and Tiskin 2004), and of each its share at least. What several
+groups need crosses between them, there as a value or a gradient and back as the other; it leaves a
+group over its links.
 
 A group that does a share of an operator takes time for it: the greater the shares, the less
 crosses and the longer is a chain of operators. Any strategy's step is at least each of the two, so
@@ -90,34 +91,22 @@ class Product:
 
     def crossing(self) -> Array:
         """Return the vertices of a convex curve: mean share, least bytes that cross. (n, 2)."""
-        whole = sum(n * each for n, each in zip(self.indices, self.nbytes))
-        needed = np.array([self._needed(share) for share in SHARES])
-        # Between two shares no less is needed than for the lower, of no more than the upper.
-        each = np.concatenate([needed[:-1] / SHARES[1:], [whole]])
-        points = np.stack([np.concatenate([[0.0], SHARES[1:]]), each], axis=1)
-        points[1:, 1] = np.minimum(each[:-1], each[1:])
-        hull = _lower_hull(points - [0.0, whole])
-        falls = (hull[:-1, 1] > 0.0) & (hull[1:, 1] < 0.0)
-        if falls.any():  # nothing crosses from there on
-            (at,) = np.flatnonzero(falls)
-            (x0, y0), (x1, y1) = hull[at], hull[at + 1]
-            hull = np.insert(hull, at + 1, [x0 + y0 * (x1 - x0) / (y0 - y1), 0.0], axis=0)
-        return np.maximum(hull, 0.0)
+        each = np.array([self._repeated(share) for share in SHARES])
+        # Between two shares at least as much is repeated as for the upper.
+        return _lower_hull(np.stack([[0.0, *SHARES], [*each, 0.0]], axis=1))
 
-    def _needed(self, share: float) -> float:
-        """Return the least bytes of the operands for a share of the space."""
-        most = [n * each for n, each in zip(self.indices, self.nbytes)]
-        paid = sorted(nbytes for nbytes in most if nbytes)
-        left = share**2 * math.prod(paid)  # what they multiply to; what is free is had whole
-        total = 0.0
-        for position, cap in enumerate(paid):
-            others = len(paid) - position
-            each: float = left ** (1 / others)
-            if each <= cap:
-                return total + others * each
-            total += cap
-            left /= cap
-        return total
+    def _repeated(self, share: float) -> float:
+        """Return the least bytes that groups with this share of the space have more than once.
+
+        A group has its share of each operand times a factor of at least 1, and by the inequality
+        the factors multiply to 1 / share; where an operand is free, its factor is all that.
+        """
+        costs = sorted(n * each for n, each in zip(self.indices, self.nbytes))
+        for count in (3, 2, 1):
+            level: float = (math.prod(costs[:count]) / share) ** (1 / count)
+            if level >= costs[count - 1]:
+                break
+        return count * level - sum(costs[:count])
 
 
 def _lower_hull(points: Array) -> Array:

@@ -231,11 +231,12 @@ class _Search:
         )
 
     def _walker(self, number: int) -> Walker:
-        options = self.options
+        options, model = self.options, self.model
         seed = options.seed * 1000 + number
-        return Walker(
-            self.model, options.moves, options.temperature, options.simulation != "full", seed
-        )
+        if number:  # chains with arrays in common would wait for each other's reference counts
+            own = type(model.problem)(*(array.copy() for array in model.problem))
+            model = replace(model, problem=own)
+        return Walker(model, options.moves, options.temperature, options.simulation != "full", seed)
 
     def _candidates(self) -> dict[str, Mapping[str, Configuration]]:
         names = dict.fromkeys(("data", *self.options.initial))
