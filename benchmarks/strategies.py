@@ -68,6 +68,12 @@ PAPER_DELTA_S = {  # Table 3.4, at 4, 8, 16, 32 and 64 devices
     "rnnlm": (9.2, 31, 121, 342, 969),
     "nmt": (16, 65, 328, 701, 2190),
 }
+PAPER_OVER_DATA = {  # section 3.7.2, which gives a range, and section 3.7.3
+    "resnet101": "about 1",
+    **dict.fromkeys(("alexnet", "inception_v3", "rnntc", "rnnlm", "nmt"), "1.3 to 3.3"),
+    "dlrm": "up to 10",
+    "candle_uno": "up to 7.8",
+}
 SIX = tuple(PAPER_DELTA_S)
 DEVICES = (4, 8, 16, 32, 64)
 CLUSTERS = (("p100", 16), ("k80", 64))
@@ -200,6 +206,9 @@ class Tables:
                 "machine": f"{machine}, {devices}",
                 "step ms": step / 1e3,
                 "over data": data.step_us / step,
+                "paper's": PAPER_OVER_DATA[name],
+                "at most": data.step_us / found.simulation.lower_bound_us,
+                "data fits": not data.missing_bytes,
                 "over expert": expert.step_us / step,
                 "above bound": found.simulation.gap,
                 "MB moved": found.simulation.bytes_moved / 1e6,
