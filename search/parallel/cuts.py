@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import networkx
 import numpy as np
 
 from soapstone.ir.dims import Kind, Operand, Whole
@@ -45,9 +44,11 @@ class Groups:
 
 def groups_of(machine: Machine) -> list[Groups]:
     """Return the machine's computers as groups, and its memories, where links lie between them."""
-    network = networkx.DiGraph()
+    ways: dict[str, dict[str, float]] = {}
     for link in machine.links:
-        network.add_edge(link.source, link.target, capacity=link.bytes_per_s / 1e9)
+        ways.setdefault(link.source, {})[link.target] = link.bytes_per_s / 1e9
+        ways.setdefault(link.target, {})
+    memories = {memory.name for memory in machine.memories}
     found = []
     for names in (
         [processor.node for processor in machine.processors],
@@ -59,20 +60,30 @@ def groups_of(machine: Machine) -> list[Groups]:
             homes.setdefault(name, set()).add(processor.memory)
         if len(members) < 2 or sum(map(len, homes.values())) > len(set().union(*homes.values())):
             continue
-        leaving = sum(_leaving(network, own, homes) for own in homes.values())
+        leaving = sum(_leaving(ways, own, memories) for own in homes.values())
         found.append(Groups(len(members), max(members.values()), leaving))
     return found
 
 
-def _leaving(network: networkx.DiGraph, own: set[str], homes: Mapping[str, set[str]]) -> float:
-    """Return the bytes a ns that can leave some memories for those of other groups."""
-    ends = network.copy()
-    for name in own:
-        ends.add_edge("", name)  # no capacity: unlimited
-    for others in homes.values():
-        for name in others - own:
-            ends.add_edge(name, "\n")
-    return float(networkx.maximum_flow_value(ends, "", "\n"))
+def _leaving(ways: Mapping[str, Mapping[str, float]], own: set[str], memories: set[str]) -> float:
+    """Return at least the bytes a ns that can leave some memories for others.
+
+    Those of the narrowest of a few cuts: around the memories, and around them and the switches
+    that are one link away, two links away and so on.
+    """
+    around, narrowest = set(own), math.inf
+    while True:
+        edge = {
+            (place, other)
+            for place in around
+            for other in ways.get(place, {})
+            if other not in around
+        }
+        narrowest = min(narrowest, sum(ways[place][other] for place, other in edge))
+        grown = {other for _, other in edge if other not in memories}
+        if not grown:
+            return narrowest
+        around |= grown
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,16 @@ from soapstone.search.parallel.schedule import State
 
 
 @entry
-def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> int:
+def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out: Array) -> int:
     """Write (device, bytes, from ns, to ns) for what each device holds; return how many rows.
 
     A tile is held from the start of its writer to the end of its last reader on any device, a copy
     from the writer's end to the end of its last reader there. Parameters, their copies and the
-    states of updates are held at all times. out: room for `rows_needed` rows.
+    states of updates are held at all times.
+
+    Args:
+        heads: room for a number for each device. out: room for `rows_needed` rows; their last
+            column lists those of a value on one device, from that in `heads` on.
     """
     devices = p.devices.shape[0]
     end = state.free[state.free.shape[0] - 1, state.free.shape[1] - 1]
@@ -48,14 +52,16 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> in
     for value in range(p.values.shape[0]):
         rank, item = p.values[value, RANK], p.values[value, BYTES]
         stays = p.values[value, STAYS] != 0
-        first, total = count, 0
+        first = count
         last = np.int64(0)
+        for device in range(devices):
+            heads[device] = -1
         for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
             operand = p.writers[row]
             node = p.operands[operand, NODE]
             op, task = p.nodes[node, OP], p.nodes[node, TASK]
             for point in range(c.nodes[node, POINTS]):
-                w = s.writers[total]
+                w = s.writers[count - first]
                 tile(p, c, operand, point, w, s.at)
                 at = c.node_at[node, point]
                 w[DEVICE] = c.placed[op, at]
@@ -66,8 +72,9 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> in
                 out[count, 1] = volume(w, rank) * item
                 out[count, 2] = 0 if stays else start
                 out[count, 3] = end if stays else w[POINT]
+                out[count, 4] = heads[w[DEVICE]]
+                heads[w[DEVICE]] = count
                 count += 1
-                total += 1
         written = last
         copies = count
         for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
@@ -83,26 +90,26 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, out: Array) -> in
                 last = max(last, done)
                 r = s.readers[point]
                 tile(p, c, operand, point, r, s.at)
-                known = False
-                for i in range(total):
-                    w = s.writers[i]
-                    if w[DEVICE] == device and inside(r, w, rank):
-                        known = True
-                        break
-                if known:
-                    continue
                 nbytes = volume(r, rank) * item
-                for other in range(copies, count):  # boxes of one size on a device are one copy
-                    if out[other, 0] == device and out[other, 1] == nbytes:
-                        out[other, 3] = max(out[other, 3], done)
-                        known = True
+                row, copy = heads[device], np.int64(-1)
+                while row >= 0:
+                    if row < copies and inside(r, s.writers[row - first], rank):
                         break
-                if not known:
-                    out[count, 0] = device
-                    out[count, 1] = nbytes
-                    out[count, 2] = 0 if stays else written
-                    out[count, 3] = done
-                    count += 1
+                    if row >= copies and out[row, 1] == nbytes:
+                        copy = row  # boxes of one size on a device are one copy
+                    row = out[row, 4]
+                if row >= 0:
+                    continue
+                if copy >= 0:
+                    out[copy, 3] = max(out[copy, 3], done)
+                    continue
+                out[count, 0] = device
+                out[count, 1] = nbytes
+                out[count, 2] = 0 if stays else written
+                out[count, 3] = done
+                out[count, 4] = heads[device]
+                heads[device] = count
+                count += 1
         if not stays:
             for row in range(first, copies):
                 out[row, 3] = max(out[row, 3], last)
@@ -136,8 +143,8 @@ def rows_needed(p: Problem) -> int:
 
 def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
     """Return the most bytes that each device holds at once. int64 (devices,)."""
-    rows = np.zeros((rows_needed(p), 4), np.int64)
-    rows = rows[: call(lifetimes, p, c, s, state, rows)]
+    rows = np.zeros((rows_needed(p), 5), np.int64)
+    rows = rows[: call(lifetimes, p, c, s, state, np.zeros(len(p.devices), np.int64), rows)]
     devices = np.concatenate([rows[:, 0], rows[:, 0]])
     times = np.concatenate([rows[:, 2], rows[:, 3]])
     sizes = np.concatenate([rows[:, 1], -rows[:, 1]])
