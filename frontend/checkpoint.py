@@ -44,6 +44,8 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
     """
     path = check_path(path)
     label = f"checkpoint {str(path)!r}"
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{label}: there is no folder {str(path.parent)!r}")
     for name, array in arrays.items():
         if name == _KEY or np.asarray(array).dtype.kind not in "biuf":
             raise CheckpointError(

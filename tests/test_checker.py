@@ -366,6 +366,13 @@ def test_a_scope_that_is_cut_short_is_no_log(scoped: Records) -> None:
         judged(records)
 
 
+def test_a_timeline_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    path.write_text('{"traceEvents": []}')
+    with pytest.raises(ProfileError, match="a timeline found"):
+        check_log(path)
+
+
 # -- bytes
 
 

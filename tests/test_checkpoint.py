@@ -129,7 +129,7 @@ def test_what_cannot_be_written_leaves_the_old_one(suffix: str, tmp_path: Path) 
     for values, metadata in bad:
         with pytest.raises(CheckpointError):
             save(path, values, metadata)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="there is no folder"):
         save(tmp_path / "absent" / f"a{suffix}", arrays(), {})
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]

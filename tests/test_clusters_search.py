@@ -44,7 +44,7 @@ def test_no_division_of_a_product_needs_less(nbytes: tuple[float, ...]) -> None:
     """Every way to divide a small index space between two groups, against the curve."""
     points = np.array(list(itertools.product(*map(range, CUBE))))
     indices = tuple(float(CUBE[a] * CUBE[b]) for a, b in PAIRS)
-    hull = Product(float(len(points)), indices, nbytes).crossing()
+    hull = Product(indices, nbytes).crossing()
     whole = sum(n * each for n, each in zip(indices, nbytes))
     least = np.inf
     for number in range(2 ** len(points)):

@@ -107,6 +107,8 @@ class _Reader:
             raise self._error(f"no JSON: {error}") from None
         if not isinstance(found, dict):
             raise self._error(f"{type(found).__name__} found, an object needed")
+        if "traceEvents" in found:
+            raise self._error("a timeline found, for `profile show`; a runtime's log needed")
         if "scope" in found and not self._ended:
             scope = self._scopes.setdefault(self._int(found, "scope"), _Reader(self._what))
             scope.take(self._where, found)

@@ -91,12 +91,10 @@ class Product:
     """A product's index space, and its operands x, w and y.
 
     Attributes:
-        size: points of the space.
         indices: of each operand, the points of its dims.
         nbytes: of each operand, what crosses in a step for each index that one more group needs.
     """
 
-    size: float
     indices: tuple[float, ...]
     nbytes: tuple[float, ...]
 
@@ -156,7 +154,7 @@ def product_of(graph: Graph, node: Node) -> Product | None:
         indices.append(float(points))
         itemsize = np.dtype(graph.tensors[name].dtype).itemsize
         nbytes.append(each * itemsize * _crossings(graph, node, name))
-    return Product(math.prod(extents.values()), tuple(indices), tuple(nbytes))
+    return Product(tuple(indices), tuple(nbytes))
 
 
 def _elements(operand: Operand, extents: Mapping[str, int]) -> int:

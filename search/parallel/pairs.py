@@ -65,6 +65,36 @@ def _through(x: Tree, row: int, grid: Array, forward: bool) -> None:
 
 
 @compiled
+def _delays(x: Tree, edge: int, kind: int, row: int) -> Array:
+    """Return the ways between points of a pair of an edge: forward, and back."""
+    target = x.edges[edge, TARGET]
+    rows = x.first[target + 1] - x.first[target]
+    found: Array = x.delays[x.edges[edge, DELAYS] + kind * rows + row - x.first[target]]
+    return found
+
+
+@compiled
+def _led(
+    before: Array, grid: Array, after: Array, outer: int, inner: int, room: Array, found: Array
+) -> None:
+    """Set the longest ways over `before`, `grid` and `after`: from outer points by inner ones."""
+    devices = found.shape[0]
+    for i in range(outer):
+        for k in range(inner):
+            best = NEVER
+            for j in range(inner):
+                best = max(best, before[i, j] + grid[j, k])
+            room[i, k] = best
+    for i in range(devices):
+        for j in range(devices):
+            best = NEVER
+            if i < outer and j < outer:
+                for k in range(inner):
+                    best = max(best, room[i, k] + after[k, j])
+            found[i, j] = best
+
+
+@compiled
 def _around(
     x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array
 ) -> None:
@@ -72,51 +102,17 @@ def _around(
 
     grid: from where forward to where backward points of the second begin and end.
     """
-    devices = x.placed.shape[1]
-    a = x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]
-    target = x.edges[edge, TARGET]
-    rows = x.first[target + 1] - x.first[target]
-    pair = x.edges[edge, DELAYS] + kind * rows + row - x.first[target]
-    theirs, mine = x.points[a], x.points[row]
-    delays = x.delays[pair]
-    for s in range(theirs):
-        for e in range(mine):
-            best = NEVER
-            for i in range(mine):
-                best = max(best, delays[0, s, i] + grid[i, e])
-            room[s, e] = best
-    for s in range(devices):
-        for e in range(devices):
-            best = NEVER
-            if s < theirs and e < theirs:
-                for i in range(mine):
-                    best = max(best, room[s, i] + delays[1, i, e])
-            found[s, e] = best
+    theirs = x.points[x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]]
+    delays = _delays(x, edge, kind, row)
+    _led(delays[0], grid, delays[1], theirs, x.points[row], room, found)
 
 
 @compiled
 def _into(x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array) -> None:
     """Lead the ways of a grid on the first operator of an edge to points of the second one."""
-    devices = x.placed.shape[1]
-    a = x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]
-    target = x.edges[edge, TARGET]
-    rows = x.first[target + 1] - x.first[target]
-    pair = x.edges[edge, DELAYS] + kind * rows + row - x.first[target]
-    theirs, mine = x.points[a], x.points[row]
-    delays = x.delays[pair]
-    for i in range(mine):
-        for e in range(theirs):
-            best = NEVER
-            for s in range(theirs):
-                best = max(best, grid[s, e] + delays[0, s, i])
-            room[i, e] = best
-    for i in range(devices):
-        for j in range(devices):
-            best = NEVER
-            if i < mine and j < mine:
-                for e in range(theirs):
-                    best = max(best, room[i, e] + delays[1, j, e])
-            found[i, j] = best
+    theirs = x.points[x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]]
+    delays = _delays(x, edge, kind, row)
+    _led(delays[0].T, grid, delays[1].T, x.points[row], theirs, room, found)
 
 
 @compiled
