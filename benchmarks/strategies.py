@@ -182,7 +182,7 @@ class Tables:
 
     def rebuilt(self, graph: Graph, devices: int) -> float:
         """Return how many strategies a second are simulated with all messages made anew."""
-        simulator = Simulator(graph, load_machine("p100", devices))
+        simulator = Simulator(prepare(graph, load_machine("p100", devices)))
         simulator.step_ns(NAMED["data"](simulator.model))
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < 3.0:
@@ -218,7 +218,7 @@ class Tables:
             }
 
     def simulated(self, graph: Graph, machine: str, devices: int, name: str) -> Any:
-        simulator = Simulator(graph, load_machine(machine, devices))
+        simulator = Simulator(prepare(graph, load_machine(machine, devices)))
         return simulator.simulate(NAMED[name](simulator.model))
 
     def transfers(self) -> Iterator[Row]:
@@ -302,7 +302,7 @@ class Tables:
 
     def adjacent(self, found: StrategyResult, graph: Graph) -> float:
         """Return the share of copied bytes that goes between devices next to each other."""
-        simulator = Simulator(graph, load_machine("k80", 4))
+        simulator = Simulator(prepare(graph, load_machine("k80", 4)))
         simulator.step_ns(found.strategy.configurations)
         p, c = simulator.problem, simulator.settled.choice
         rows = c.messages[: c.top[MESSAGE]]

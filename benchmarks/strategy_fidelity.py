@@ -183,7 +183,7 @@ class Fidelity:
             local.name, local.processors, local.memories, local.links, local.switches
         )
         record(self.model, machine, [(cover, taken[name]) for name, cover in self.covers.items()])
-        return Simulator(self.graph, machine)
+        return Simulator(prepare(self.graph, machine))
 
 
 def agreement(pairs: Sequence[tuple[float, float]], apart: float = 0.0) -> tuple[int, int]:

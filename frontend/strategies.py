@@ -29,6 +29,7 @@ from soapstone.search.parallel import (
     found_by,
     simulate,
 )
+from soapstone.search.parallel.problem import prepare
 from soapstone.search.parallel.search import Progress
 
 
@@ -139,7 +140,7 @@ def simulated(graph: Graph, machine: Machine, strategy: str | Path) -> Simulatio
         StrategyError, ParallelError: the strategy does not fit.
     """
     if str(strategy) in NAMED:
-        simulator = Simulator(graph, machine)
+        simulator = Simulator(prepare(graph, machine))
         return simulator.simulate(NAMED[str(strategy)](simulator.model))
     if not Path(strategy).is_file():
         raise StrategyError(

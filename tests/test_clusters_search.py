@@ -76,7 +76,7 @@ def test_no_strategy_passes_what_must_cross() -> None:
     model = prepare(graph, machine)
     bound = lower_bound(model)
     assert bound.cut_us > 1.5 * max(bound.path_us, bound.work_us)
-    simulator = Simulator(graph, machine, model)
+    simulator = Simulator(model)
     found = [NAMED[name](model) for name in NAMED] + [randomly(model, seed) for seed in range(40)]
     assert all(simulator.step_ns(each) >= 1e3 * bound.cut_us for each in found)
     best = search(graph, machine, Options(seconds=None, proposals=500))

@@ -79,7 +79,7 @@ def made_up(graph: Graph, whole_ns: int, half_ns: int, begin_ns: int) -> Measure
 
 def test_a_step_is_the_sum_of_the_measured_tasks() -> None:
     graph = perceptron()
-    simulator = Simulator(graph, made_up(graph, 1000, 600, 50))
+    simulator = Simulator(prepare(graph, made_up(graph, 1000, 600, 50)))
     tasks = len(simulator.model.tasks)
     whole = simulator.simulate({})
     assert whole.step_us == (50 + 1000 * tasks) / 1e3
@@ -108,10 +108,10 @@ def test_an_update_takes_longer_where_its_gradient_is_a_sum() -> None:
     (samples, rows) = (each[0][0] for each in found)
     assert samples[-1] == 2 and rows[-1] == 1 and samples[:-1] == rows[:-1]
     machine.times.add(model.kinds[tasks[0]], samples, [5600, 5600])
-    simulator = Simulator(graph, machine)
+    simulator = Simulator(prepare(graph, machine))
     for dim, more_us in (("b0", 5.0), ("k", 0.0)):
         strategy = {names[0]: Configuration({dim: 2}, (0, 1))}
-        before = Simulator(graph, made_up(graph, 1000, 600, 0)).simulate(strategy).step_us
+        before = Simulator(prepare(graph, made_up(graph, 1000, 600, 0))).simulate(strategy).step_us
         assert simulator.simulate(strategy).step_us == before + more_us
 
 
@@ -125,7 +125,7 @@ def test_who_receives_a_message_copies_it() -> None:
     cpus = tuple(replace(cpu, memory=memory.name) for cpu, memory in zip(CPUS, parts))
     links = (Link("left", "right", 0.0, 512e6), Link("right", "left", 0.0, 512e6))
     apart = replace(made_up(graph, 1000, 600, 0), processors=cpus, memories=parts, links=links)
-    simulator = Simulator(graph, apart)
+    simulator = Simulator(prepare(graph, apart))
     names = [item.name for item in simulator.model.operators if item.source is None]
     found = simulator.simulate({n: Configuration({}, (int(n != names[0]),)) for n in names})
     taken = [
@@ -139,7 +139,7 @@ def test_who_receives_a_message_copies_it() -> None:
         beside = simulator.simulate(strategy)
         simulator.problem.devices[:, TAKES] = 1
         assert taking.step_us >= beside.step_us and taking.bytes_moved == beside.bytes_moved
-        together = Simulator(graph, made_up(graph, 1000, 600, 0)).simulate(strategy)
+        together = Simulator(prepare(graph, made_up(graph, 1000, 600, 0))).simulate(strategy)
         assert together.step_us <= beside.step_us
 
 
@@ -153,7 +153,7 @@ def test_a_search_judges_by_measured_times() -> None:
 
 def test_configurations_that_were_not_measured_are_scaled_rooflines() -> None:
     graph, machine = perceptron(), computer()
-    plain = Simulator(graph, computer())
+    plain = Simulator(prepare(graph, computer()))
     model = prepare(graph, machine)
     whole, data = ({}, NAMED["data"](model))
     costs = []
@@ -163,7 +163,7 @@ def test_configurations_that_were_not_measured_are_scaled_rooflines() -> None:
     dims = [len(graph.signature(item.node).dims) for item in model.operators]
     for (op, _), kind, ns in zip(model.tasks, model.kinds, costs[0][:, 0]):
         machine.times.add(kind, (1,) * dims[op], [3 * int(ns)])
-    scaled = Simulator(graph, machine)
+    scaled = Simulator(prepare(graph, machine))
     assert not scaled.simulate(whole).estimated
     assert scaled.simulate(data).estimated
     found = scaled.settled.choice
@@ -182,7 +182,7 @@ def test_machines_without_measured_times_are_as_they_were(name: str) -> None:
     for seed in range(3):
         costs = []
         for machine in (plain, measured):
-            simulator = Simulator(graph, machine)
+            simulator = Simulator(prepare(graph, machine))
             p = simulator.problem
             assert not len(p.times) and not p.begin_ns.any() and (p.tasks[:, SCALE] == 1000).all()
             found = simulator.simulate(randomly(simulator.model, seed))
@@ -284,7 +284,7 @@ def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
     again = computer()
     assert measure(graph, again, store=store) == 0  # found in the database
     for where in (machine, again):
-        simulator = Simulator(graph, where)
+        simulator = Simulator(prepare(graph, where))
         found = [simulator.simulate(make(simulator.model)) for make in NAMED.values()]
         found += [simulator.simulate(randomly(simulator.model, seed)) for seed in range(4)]
         assert not any(item.estimated for item in found)
@@ -328,7 +328,7 @@ def test_tasks_beside_others_are_slower_and_bytes_of_others_cost_time() -> None:
     for slower, ns_per_byte in ((0.0, 0.0), (0.25, 0.0), (0.0, 1.0)):
         machine = made_up(graph, 1000, 600, 0)
         machine.times.set_step(step_kind(graph), StepTimes(0.0, slower, ns_per_byte))
-        simulator = Simulator(graph, machine)
+        simulator = Simulator(prepare(graph, machine))
         moved = [simulator.simulate(item) for item in (data, whole)]
         steps_us.append([item.step_us for item in moved])
         assert part_of(graph, machine).problem.slower[0] == 0  # a bound for the whole
@@ -343,7 +343,7 @@ def test_tasks_beside_others_are_slower_and_bytes_of_others_cost_time() -> None:
 def part_of(graph: Graph, machine: MeasuredMachine) -> Simulator:
     """Return a simulator of a graph's first operator alone."""
     name = prepare(graph, machine).operators[0].name
-    return Simulator(graph, machine, prepare(graph, machine, only=[name]))
+    return Simulator(prepare(graph, machine, only=[name]))
 
 
 def test_links_are_as_fast_as_messages_were() -> None:
@@ -360,7 +360,7 @@ def test_links_are_as_fast_as_messages_were() -> None:
 
 def test_devices_of_whole_operators_need_no_further_times() -> None:
     graph = perceptron()
-    simulator = Simulator(graph, made_up(graph, 1000, 600, 0))
+    simulator = Simulator(prepare(graph, made_up(graph, 1000, 600, 0)))
     names = [item.name for item in simulator.model.operators if item.source is None]
     placed = {name: Configuration({}, (i % 2,)) for i, name in enumerate(names)}
     found = simulator.simulate(placed)

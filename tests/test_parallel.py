@@ -173,7 +173,7 @@ def test_bytes_moved_between_two_products(
 def test_data_parallel_sums_and_spreads_every_parameter_once() -> None:
     """A reduction and a gather of n devices move n - 1 times the parameters each."""
     graph = lenet(16)
-    simulator = Simulator(graph, load_machine("p100", 4))
+    simulator = Simulator(prepare(graph, load_machine("p100", 4)))
     found = simulator.simulate(NAMED["data"](simulator.model))
     parameters = graph.nbytes(Role.PARAMETER)
     assert 2 * 3 * parameters <= found.bytes_moved <= 2 * 3 * parameters * 1.05
@@ -213,7 +213,7 @@ def test_pools_grow_when_they_are_full(prepared: Prepared) -> None:
     walker.walk(300)
     chosen = walker.settled.choice
     assert len(chosen.messages) > 2
-    simulator = Simulator(prepared.graph, prepared.machine, prepared)
+    simulator = Simulator(prepared)
     simulator.settled.restore(chosen.operators, chosen.placed, chosen.cuts)
     assert simulator.again() == walker.chain.cost[0]
 
@@ -231,7 +231,7 @@ def test_stopped_passes_would_have_passed_the_limit() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_strategy_passes_the_lower_bound(prepared: Prepared, seed: int) -> None:
-    simulator = Simulator(prepared.graph, prepared.machine, prepared)
+    simulator = Simulator(prepared)
     bound = lower_bound(prepared)
     step = simulator.step_ns(randomly(prepared, seed))
     assert step / 1e3 >= bound.us
@@ -362,7 +362,7 @@ def test_found_strategies_train_to_the_same_numbers(seed: int) -> None:
 def test_strategies_are_simulated_by_name_and_from_files(tmp_path: Any) -> None:
     graph, machine = lenet(), load_machine("p100", 4)
     named = simulated(graph, machine, "data")
-    simulator = Simulator(graph, machine)
+    simulator = Simulator(prepare(graph, machine))
     simulator.simulate(NAMED["data"](simulator.model))
     path = tmp_path / "strategy.json"
     as_strategy(graph, simulator.model, simulator.settled.configurations(), {}).save(path)
@@ -385,7 +385,7 @@ def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
     machine = load_machine("p100", 3)
     graph = small()
     model = prepare(graph, machine)
-    simulator = Simulator(graph, machine, model)
+    simulator = Simulator(model)
     space = Space(model)
     assert len(space.renamings) == 6
     tables = [space.choices[space.kind(op)] for op in space.free]
@@ -423,7 +423,7 @@ def test_bounds_of_the_exhaustive_search_are_never_passed(graph: str, devices: i
     under_way.narrow(1 << 50)
     tree, space = under_way.tree, under_way.space
     random = np.random.default_rng(devices)
-    simulator = Simulator(model.graph, model.machine, model)
+    simulator = Simulator(model)
     now, best = np.zeros(len(under_way.order), np.int64), 1 << 60
     for _ in range(400):
         rows = now.copy()
@@ -522,7 +522,7 @@ def test_a_model_of_two_blocks_stands_for_all_of_them() -> None:
     assert blocks.model is not None
     assert len(blocks.model.operators) < len(full.operators)
     found = blocks.spread(randomly(blocks.model, 1))
-    result = Simulator(graph, machine, full).simulate(found)
+    result = Simulator(full).simulate(found)
     assert result.step_us > 0
     searched = search(graph, machine, Options(proposals=400, seconds=None))
     assert "blocks" in searched.initial_us
@@ -535,7 +535,7 @@ def test_a_device_too_small_is_a_limit() -> None:
     free = search(graph, machine, Options(proposals=600, seconds=None, seed=1))
     most = max(free.simulation.peak_bytes_per_device)
     least = min(
-        max(Simulator(graph, machine).simulate(NAMED[name](prepare(graph, machine)))
+        max(Simulator(prepare(graph, machine)).simulate(NAMED[name](prepare(graph, machine)))
             .peak_bytes_per_device)
         for name in NAMED
     )  # fmt: skip

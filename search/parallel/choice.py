@@ -56,12 +56,12 @@ def empty(p: Problem, pool: int) -> Choice:
         top=np.zeros(7, np.int64),
         send_at=np.zeros(max(rows, 1), np.int64),
         need_at=np.zeros(max(len(p.readers), 1), np.int64),
-        head=np.full(max(pool, 3 * (rows + len(p.readers)) * devices), -1, np.int64),
+        head=np.full(max(pool, 3 * (rows + len(p.readers)) * devices), -1, np.int32),
         messages=np.zeros((pool, 7), np.int64),
-        givers=np.zeros((2 * pool, 3), np.int64),
-        sends=np.zeros((pool, 2), np.int64),
-        needs=np.zeros((2 * pool, 2), np.int64),
-        channels=np.zeros(2 * pool, np.int64),
+        givers=np.zeros((2 * pool, 3), np.int32),
+        sends=np.zeros((pool, 2), np.int32),
+        needs=np.zeros((2 * pool, 2), np.int32),
+        channels=np.zeros(2 * pool, np.int32),
     )
 
 

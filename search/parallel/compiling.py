@@ -8,7 +8,6 @@ into a structure on the heap, of which the compiled code gets the address.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ from soapstone.kernels.cpu.native import stamped
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FOLDER = Path(__file__).parent
-_KEPT = 64  # packed tuples that are remembered
 
 
 # Integers written in the code would be types of their own, for which functions are compiled again.
@@ -62,11 +60,10 @@ def put(target: Any, source: Any, count: int) -> None:
 
 
 _packers: dict[type, Callable[..., Any]] = {}
-_packed: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
 
 
 def packed(kind: type) -> type:
-    """Register a `NamedTuple` of arrays, so that `call` packs it; a decorator."""
+    """Return a `NamedTuple` of arrays as a class whose tuples `call` packs; a decorator."""
 
     class Type(types.StructRef):  # type: ignore[misc, unused-ignore]
         def preprocess_fields(self, fields: Any) -> Any:
@@ -84,8 +81,10 @@ def packed(kind: type) -> type:
 
     Proxy.__name__ = Proxy.__qualname__ = f"{kind.__name__}Proxy"
     structref.define_proxy(Proxy, Type, list(kind._fields))  # type: ignore[attr-defined]
-    _packers[kind] = Proxy
-    return kind
+    own = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    made = type(kind.__name__, (kind,), own)  # without slots: a tuple keeps what it is packed to
+    _packers[made] = Proxy
+    return made
 
 
 def call(function: Callable[..., Any], *args: Any) -> Any:
@@ -94,14 +93,9 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _pack(arg: Any) -> Any:
-    found = _packed.get(id(arg))
-    if found is not None and found[0] is arg:
-        return found[1]
-    made = _packers[type(arg)](*arg)
-    _packed[id(arg)] = arg, made
-    if len(_packed) > _KEPT:
-        _packed.popitem(last=False)
-    return made
+    if "packed" not in arg.__dict__:
+        arg.packed = _packers[type(arg)](*arg)
+    return arg.packed
 
 
 __all__ = ["NONE", "ONE", "ZERO", "call", "compiled", "entry", "integer", "packed", "put"]

@@ -145,14 +145,25 @@ def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
     """Return the most bytes that each device holds at once. int64 (devices,)."""
     rows = np.zeros((rows_needed(p), 5), np.int64)
     rows = rows[: call(lifetimes, p, c, s, state, np.zeros(len(p.devices), np.int64), rows)]
-    devices = np.concatenate([rows[:, 0], rows[:, 0]])
-    times = np.concatenate([rows[:, 2], rows[:, 3]])
-    sizes = np.concatenate([rows[:, 1], -rows[:, 1]])
-    order = np.lexsort((-sizes, times, devices))  # at one time, what comes is beside what goes
-    held = np.cumsum(sizes[order])  # what a device has taken it has given back at the end
-    found = np.zeros(len(p.devices), np.int64)
-    np.maximum.at(found, devices[order], held)
-    return found
+    # At one time, what comes is beside what goes: it is before it.
+    order = np.argsort(np.concatenate([2 * rows[:, 2], 2 * rows[:, 3] + 1]))
+    found = np.zeros((2, len(p.devices)), np.int64)
+    call(take_and_give, rows, order, found[0], found[1])
+    return found[1]
+
+
+@entry
+def take_and_give(rows: Array, order: Array, held: Array, most: Array) -> None:
+    """Take and give back rows of `lifetimes`, those from the end of the rows on to give back."""
+    count = rows.shape[0]
+    for i in range(order.shape[0]):
+        at = order[i]
+        if at < count:
+            device = rows[at, 0]
+            held[device] += rows[at, 1]
+            most[device] = max(most[device], held[device])
+        else:
+            held[rows[at - count, 0]] -= rows[at - count, 1]
 
 
 def most_bytes(p: Problem) -> int:

@@ -46,7 +46,7 @@ def dynamic_programming(
     found = optcnn(model)
     none = replace(options, proposals=0, seconds=None, blocks=False)
     result = search(graph, machine, none, start=start, progress=progress)
-    simulation = Simulator(graph, machine, model).simulate(found.configurations)
+    simulation = Simulator(model).simulate(found.configurations)
     initial = {**result.initial_us, "optcnn": simulation.step_us}
     if simulation.step_us < result.simulation.step_us:
         strategy = as_strategy(graph, model, found.configurations, {})
@@ -92,7 +92,7 @@ def exhaustive(
     under_way = Exhaustive(model, walker, go_on)
     ready = time.perf_counter()  # the budget is of the search, when there are tables
     certificate = under_way.run()
-    simulator = Simulator(graph, machine, model)
+    simulator = Simulator(model)
     walker.restore(simulator.settled)
     simulation = simulator.summary(simulator.again())
     bound = max(simulation.lower_bound_us, certificate.bound_ns / 1e3)

@@ -203,7 +203,7 @@ class _Search:
         walkers = self._walk()
         seconds = time.perf_counter() - self.began
         best = min(walkers, key=lambda walker: walker.best_ns)
-        simulator = Simulator(self.model.graph, self.model.machine, self.model)
+        simulator = Simulator(self.model, best.settled)
         best.restore(simulator.settled)
         simulation = simulator.summary(simulator.again())
         found = simulator.settled.configurations()

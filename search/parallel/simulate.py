@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from soapstone.search.parallel.arrays import (
     TASK,
     TO_DEVICE,
     VALUE,
+    Array,
 )
 from soapstone.search.parallel.bound import Bound, lower_bound
 from soapstone.search.parallel.choice import Settled
@@ -52,7 +54,6 @@ class Simulation:
         missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
         lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
         estimated: whether times of some tasks come from a description, not from measurements.
-        timeline: what each device did when.
     """
 
     step_us: float
@@ -66,12 +67,17 @@ class Simulation:
     lower_bound_us: float
     gap: float
     estimated: bool
-    timeline: Profile = field(repr=False, compare=False)
+    draw: Callable[[], Profile] = field(repr=False, compare=False)
+
+    @cached_property
+    def timeline(self) -> Profile:
+        """What each device did when; the strategy is simulated again when this is first asked."""
+        return self.draw()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON can say them."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        del found["timeline"]
+        del found["draw"]
         found["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
         return found
 
@@ -92,12 +98,15 @@ class Simulation:
 class Simulator:
     """Simulates strategies of one graph on one machine."""
 
-    def __init__(self, graph: Graph, machine: Machine, model: Model | None = None) -> None:
-        self.model = model or prepare(graph, machine)
-        self.problem = self.model.problem
-        self.settled = Settled(self.model)
+    def __init__(self, model: Model, settled: Settled | None = None) -> None:
+        self.model, self.problem = model, model.problem
+        self.settled = settled or Settled(model)
         self.state = schedule.room(self.problem, len(self.settled.choice.messages))
-        self.bound: Bound = lower_bound(self.model)
+
+    @cached_property
+    def bound(self) -> Bound:
+        """What no strategy can pass."""
+        return lower_bound(self.model)
 
     def step_ns(self, configurations: Mapping[str, Configuration]) -> int:
         """Return the time of a step.
@@ -139,6 +148,7 @@ class Simulator:
         compute = int(c.task_ns[:, : len(p.devices)][active].sum())
         bound = self.bound.us
         peak = peaks(p, c, self.settled.scratch, s)
+        kept = c.operators.copy(), c.placed.copy(), c.cuts.copy()
         return Simulation(
             step_us=step_ns / 1e3,
             compute_us=compute / 1e3,
@@ -151,7 +161,7 @@ class Simulator:
             lower_bound_us=bound,
             gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
             estimated=any(call(measured, p, c, task) < 0 for task in range(len(p.tasks))),
-            timeline=self._timeline(),
+            draw=lambda: _timeline_of(self.model, *kept),
         )
 
     def _timeline(self) -> Profile:
@@ -240,13 +250,20 @@ class Simulator:
         return list(found)
 
 
+def _timeline_of(model: Model, operators: Array, placed: Array, cuts: Array) -> Profile:
+    simulator = Simulator(model)
+    simulator.settled.restore(operators, placed, cuts)
+    simulator.again()
+    return simulator._timeline()
+
+
 def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
     """Return what a strategy costs on a machine, which need not be here.
 
     Raises:
         ParallelError, StrategyError: the strategy does not fit the graph or the machine.
     """
-    simulator = Simulator(graph, machine)
+    simulator = Simulator(prepare(graph, machine))
     wanted = {
         item.name: strategy.configuration(graph, item.node) for item in simulator.model.operators
     }
