@@ -27,7 +27,8 @@ def patient(
 ) -> list[int]:
     """The ids in an order in which receives, and what depends on them, are put off a little.
 
-    What depends on nothing and is sent goes first. operations: of all processes, by id. order: ids.
+    What depends on nothing and is sent goes first, and messages as soon as there is what they
+    carry. operations: of all processes, by id. order: ids.
     edges: int64 (edges, 2), with those of receives on their sends (`message.joined`).
     """
     before: list[list[int]] = [[] for _ in operations]
@@ -40,16 +41,22 @@ def patient(
     done = [0] * world.size  # heavy operations of each rank so far
     sent: dict[int, int] = {}  # of each message, what its receiver had done by then
     found: list[int] = []
+    begun: set[int] = set()
     aside: dict[int, int] = {}  # operations that wait, in order, and their places in it
 
     def emit(number: int) -> None:
         operation = operations[number]
         found.append(number)
+        begun.add(number)
         if operation.kind == "send":
             message = message_of(operation)
             sent[message.number] = done[message.target]
         elif operation.kind == "task":
             done[rank[number]] += large[number]
+        for later in after[number]:
+            ready = operations[later].kind == "send" and begun.issuperset(before[later])
+            if ready and later not in begun:
+                emit(later)
 
     def depends(number: int) -> bool:
         return any(source in aside for source in before[number])
@@ -67,15 +74,8 @@ def patient(
         for number in order
         if not before[number]
         and not large[number]
-        and any(operations[later].kind == "send" for later in after[number])
+        and "send" in (operations[number].kind, *(operations[n].kind for n in after[number]))
     ]
-    begun = set(first)
-    first += [
-        number
-        for number in order
-        if operations[number].kind == "send" and before[number] and begun.issuperset(before[number])
-    ]
-    begun.update(first)
     for number in first:
         emit(number)
     for place, number in enumerate(order):
@@ -87,9 +87,12 @@ def patient(
             emit(number)
         for held, since in list(aside.items()):
             late = place - since >= WINDOW and not depends(held)
-            if late or not waits(held):
+            if held in begun:
+                del aside[held]
+            elif late or not waits(held):
                 del aside[held]
                 emit(held)
     for number in aside:
-        emit(number)
+        if number not in begun:
+            emit(number)
     return found
