@@ -9,7 +9,6 @@ dependences).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,9 +99,4 @@ def heavy(operation: Operation) -> bool:
     """Whether an operation is one that nothing should keep waiting."""
     if operation.kind in MESSAGES:
         return message_of(operation).nbytes > SMALL_BYTES
-    total = 0
-    for use in operation.uses:
-        if use.storage is not None:
-            extents = (high - low for low, high in zip(*use.box))
-            total += math.prod(extents) * use.storage.dtype.itemsize
-    return total > HEAVY_BYTES
+    return operation.touched_bytes > HEAVY_BYTES

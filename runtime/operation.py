@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -64,6 +65,15 @@ class Operation:
     def kind(self) -> str:
         """What it does: task, copy, fill, fold; of messages send, sent, recv, received."""
         return self.launch.task.kind
+
+    @property
+    def touched_bytes(self) -> int:
+        """How many bytes it reads or writes."""
+        return sum(
+            math.prod(high - low for low, high in zip(*use.box)) * use.storage.dtype.itemsize
+            for use in self.uses
+            if use.storage is not None
+        )
 
     def arrays(self) -> list[Array]:
         """The arrays of the region arguments, in order; writeable."""

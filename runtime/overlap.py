@@ -38,20 +38,8 @@ def overlapped(
         begin = max((ends[source] for source in predecessors[number]), default=0)
         begin = max(begin, free.get(operation.processor, 0))
         starts[number] = begin
-        ends[number] = free[operation.processor] = begin + 1 + _bytes(operation)
+        ends[number] = free[operation.processor] = begin + 1 + operation.touched_bytes
     place = {number: position for position, number in enumerate(order)}
     found = sorted(order, key=lambda number: (starts[number], place[number]))
     begins = [starts[number] for number in found]
     return found, [bisect_left(begins, end) - 1 for end in ends]
-
-
-def _bytes(operation: Operation) -> int:
-    """How many bytes an operation touches."""
-    total = 0
-    for use in operation.uses:
-        if use.storage is not None:
-            nbytes = use.storage.dtype.itemsize
-            for low, high in zip(*use.box):
-                nbytes *= high - low
-            total += nbytes
-    return total

@@ -108,8 +108,6 @@ class Trace:
         world = self._runtime.executor.world
         together: dict[int, int] = {}
         if not self._placed:
-            if len(world.runs) > world.size:
-                self.order, _ = overlapped(self.operations, self.order, whole)
             self.order = patient(self.operations, self.order, whole, world)
             self.order, together = buckets(self.operations, whole, self.order)
         self.operations, found, self.order = split(

@@ -31,7 +31,7 @@ from soapstone.runtime.machine import Link, Memory, Processor
 from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.tasks import MeasuredMachine, StepTimes, TaskTimes
 from soapstone.search.parallel import NAMED, Options, Simulator, search
-from soapstone.search.parallel.arrays import MOST_DIMS, POINTS, SCALE, TAKES
+from soapstone.search.parallel.arrays import MOST_DIMS, PLACE, POINTS, SCALE, TAKES
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.covering import Homes, choices, covering
 from soapstone.search.parallel.initial import randomly
@@ -75,6 +75,14 @@ def made_up(graph: Graph, whole_ns: int, half_ns: int, begin_ns: int) -> Measure
             machine.times.add(kind, degrees, [each_ns] * len(devices))
     machine.times.set_step(step_kind(graph), StepTimes(begin_ns))
     return machine
+
+
+def ranks(machine: MeasuredMachine) -> MeasuredMachine:
+    """Return a machine of two ranks, between which 512 bytes take 1 us."""
+    parts = Memory("left", 1 << 34, 10e9), Memory("right", 1 << 34, 10e9)
+    cpus = tuple(replace(cpu, memory=memory.name) for cpu, memory in zip(CPUS, parts))
+    links = (Link("left", "right", 0.0, 512e6), Link("right", "left", 0.0, 512e6))
+    return replace(machine, processors=cpus, memories=parts, links=links)
 
 
 def test_a_step_is_the_sum_of_the_measured_tasks() -> None:
@@ -121,11 +129,7 @@ def test_who_receives_a_message_copies_it() -> None:
     The chain is by hand: each task takes 1 us, and so does each message of 8 x 16 float32.
     """
     graph = perceptron()
-    parts = Memory("left", 1 << 34, 10e9), Memory("right", 1 << 34, 10e9)
-    cpus = tuple(replace(cpu, memory=memory.name) for cpu, memory in zip(CPUS, parts))
-    links = (Link("left", "right", 0.0, 512e6), Link("right", "left", 0.0, 512e6))
-    apart = replace(made_up(graph, 1000, 600, 0), processors=cpus, memories=parts, links=links)
-    simulator = Simulator(prepare(graph, apart))
+    simulator = Simulator(prepare(graph, ranks(made_up(graph, 1000, 600, 0))))
     names = [item.name for item in simulator.model.operators if item.source is None]
     found = simulator.simulate({n: Configuration({}, (int(n != names[0]),)) for n in names})
     taken = [
@@ -141,6 +145,48 @@ def test_who_receives_a_message_copies_it() -> None:
         assert taking.step_us >= beside.step_us and taking.bytes_moved == beside.bytes_moved
         together = Simulator(prepare(graph, made_up(graph, 1000, 600, 0))).simulate(strategy)
         assert together.step_us <= beside.step_us
+
+
+def test_a_rank_does_what_it_can_while_it_would_wait() -> None:
+    """Each task takes 1 us, and so does the copy of what `one` has made by the second rank.
+
+    That is counted when it is sent, so `three` ends after it.
+    """
+    model = Model("net", seed=1)
+    x = model.input("x", (8, 12))
+    two = model.dense(model.dense(x, 16, name="one"), 4, name="two")
+    model.output(two, model.dense(x, 4, name="three"))
+    machine = made_up(model.graph, 1000, 600, 0)
+    strategy = {name: Configuration({}, (int(name != "one"),)) for name in ("one", "two", "three")}
+    for where, ends_us in (
+        (ranks(machine), {"one": 1.0, "two": 3.0, "three": 2.0}),
+        (machine, {"one": 1.0, "two": 2.0, "three": 3.0}),  # workers of a process go in order
+    ):
+        found = Simulator(prepare(model.graph, where)).simulate(strategy)
+        tasks = [event for event in found.timeline.events if event.category == "task"]
+        assert {event.name: event.end_ns / 1e3 for event in tasks} == ends_us
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tasks_of_ranks_run_in_an_order_of_the_program(seed: int) -> None:
+    """What a task reads is made before it, and what it overwrites is read before."""
+    graph = convolutions()
+    simulator = Simulator(prepare(graph, ranks(made_up(graph, 1000, 600, 0))))
+    found = simulator.simulate(randomly(simulator.model, seed))
+    assert found.lower_bound_us <= found.step_us
+    place = {
+        node.name: int(simulator.problem.tasks[number, PLACE])
+        for number, (_, nodes) in enumerate(simulator.model.tasks)
+        for node in nodes
+    }
+    assert sorted(set(place.values())) == list(range(len(simulator.model.tasks)))
+    for name, at in place.items():
+        node = graph.by_name[name]
+        for value in node.inputs:
+            maker = graph.producers.get(value)
+            assert maker is None or place.get(maker.name, -1) <= at
+            update = graph.producers.get(graph.updates.get(value, ""))
+            assert update is None or at <= place.get(update.name, at)
 
 
 def test_a_search_judges_by_measured_times() -> None:

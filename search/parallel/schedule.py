@@ -164,6 +164,54 @@ def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int
     return ends + late
 
 
+@compiled
+def _lists(p: Problem, c: Choice, t: State, task: int) -> int:
+    """Note where the lists of a task's needs begin; return how many there are."""
+    count = ZERO
+    for at in range(p.tasks[task, READS], p.tasks[task, READS + 1]):
+        heads = c.need_at[p.lists[at]]
+        if heads >= 0:
+            t.lists[count] = heads
+            count += 1
+    return count
+
+
+@compiled
+def _begins(c: Choice, t: State, lists: int, point: int, free: int) -> int:
+    """Return when a point begins: its device is free, and what it needs has arrived."""
+    begins = free
+    for i in range(lists):
+        need = c.head[t.lists[i] + point]
+        while need >= 0:
+            begins = max(begins, t.arrival[c.needs[need, 0]])
+            need = c.needs[need, 1]
+    return begins
+
+
+@compiled
+def _ended(
+    p: Problem, c: Choice, t: State, free: Array, task: int, final: int, place: int, first: int
+) -> None:
+    """Make the results of a task final, and send them."""
+    devices, latest = p.devices.shape[0], free.shape[0] - 1
+    points = c.operators[p.tasks[task, OP], POINTS]
+    free[latest] = max(free[latest], final)
+    if c.task_ns[task, devices] > 0:  # an exchange among all points before results are final
+        final += c.task_ns[task, devices]
+        for point in range(points):
+            t.trial_end[place, point] = final
+    for at in range(p.tasks[task, MAKES], p.tasks[task, MAKES + 1]):
+        heads = c.send_at[p.lists[at]]
+        if heads < 0:
+            continue
+        for point in range(points):
+            send = c.head[heads + point]
+            while send >= 0:
+                arrives = _send(p, c, t, free, c.sends[send, 0], first)
+                free[latest] = max(free[latest], arrives)
+                send = c.sends[send, 1]
+
+
 @entry
 def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
     """Return the time of a step in ns, or PASSED as soon as it must exceed `limit`.
@@ -175,7 +223,6 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
     """
     devices = p.devices.shape[0]
     tasks = p.order.shape[0]
-    latest = t.free.shape[1] - 1
     free = t.trial_free[first]
     put(free, t.free[first], t.free.shape[1])
     t.counts[0] = 0
@@ -196,23 +243,11 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
         put(free, before, t.free.shape[1])
         task = p.order[place]
         op = p.tasks[task, OP]
-        points = c.operators[op, POINTS]
         final = ZERO
-        lists = ZERO
-        for at in range(p.tasks[task, READS], p.tasks[task, READS + 1]):
-            heads = c.need_at[p.lists[at]]
-            if heads >= 0:
-                t.lists[lists] = heads
-                lists += 1
-        for point in range(points):
-            begins = ZERO
-            for i in range(lists):
-                need = c.head[t.lists[i] + point]
-                while need >= 0:
-                    begins = max(begins, t.arrival[c.needs[need, 0]])
-                    need = c.needs[need, 1]
+        lists = _lists(p, c, t, task)
+        for point in range(c.operators[op, POINTS]):
             device = c.placed[op, point]
-            begins = max(begins, free[device])
+            begins = _begins(c, t, lists, point, free[device])
             ends = begins + c.task_ns[task, point]
             if p.slower[0] > 0:
                 ends = _beside(p, free, device, begins, ends)
@@ -223,26 +258,57 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
             if limit >= 0 and ends + t.work[device] > limit:
                 t.counts[1] += place - first
                 return PASSED
-        free[latest] = max(free[latest], final)
-        if c.task_ns[task, devices] > 0:  # an exchange among all points before results are final
-            final += c.task_ns[task, devices]
-            for point in range(points):
-                t.trial_end[place, point] = final
-        for at in range(p.tasks[task, MAKES], p.tasks[task, MAKES + 1]):
-            heads = c.send_at[p.lists[at]]
-            if heads < 0:
-                continue
-            for point in range(points):
-                send = c.head[heads + point]
-                while send >= 0:
-                    arrives = _send(p, c, t, free, c.sends[send, 0], first)
-                    free[latest] = max(free[latest], arrives)
-                    send = c.sends[send, 1]
+        _ended(p, c, t, free, task, final, place, first)
     t.counts[1] += tasks - first
-    result: int = free[latest]
+    result: int = free[t.free.shape[1] - 1]
     if limit >= 0 and result > limit:
         return PASSED
     return result
+
+
+@entry
+def arrange(
+    p: Problem, c: Choice, t: State, ptr: Array, after: Array, need: Array, order: Array
+) -> None:
+    """Write the tasks in an order in which no device waits that has something to do.
+
+    Of the tasks whose predecessors are in the order, always the one that can begin first is next;
+    of several the first in program order. Ranks of MPI do so with operations
+    (`runtime.patience`).
+
+    Args:
+        ptr, after: successors of each task. need: how many predecessors each has; overwritten.
+    """
+    free = t.trial_free[0]
+    put(free, t.free[0], t.free.shape[1])
+    t.counts[0] = 0
+    for number in range(order.shape[0]):
+        found, soonest = NONE, ZERO
+        for place in range(order.shape[0]):
+            task = p.order[place]
+            if need[task] != 0:
+                continue
+            op = p.tasks[task, OP]
+            lists = _lists(p, c, t, task)
+            begins = ZERO
+            for point in range(c.operators[op, POINTS]):
+                device = c.placed[op, point]
+                begins = max(begins, _begins(c, t, lists, point, free[device]))
+            if found < 0 or begins < soonest:
+                found, soonest = task, begins
+        order[number] = found
+        need[found] = -1
+        for at in range(ptr[found], ptr[found + 1]):
+            need[after[at]] -= 1
+        op, place, final = p.tasks[found, OP], p.tasks[found, PLACE], ZERO
+        lists = _lists(p, c, t, found)
+        for point in range(c.operators[op, POINTS]):
+            device = c.placed[op, point]
+            ends = _begins(c, t, lists, point, free[device]) + c.task_ns[found, point]
+            free[device] = ends
+            t.trial_end[place, point] = ends
+            final = max(final, ends)
+        _ended(p, c, t, free, found, final, place, ZERO)
 
 
 @entry
@@ -281,4 +347,13 @@ def first_affected(p: Problem, s: Scratch) -> int:
     return found
 
 
-__all__ = ["PASSED", "State", "accept", "first_affected", "reject", "room", "simulate"]
+__all__ = [
+    "PASSED",
+    "State",
+    "accept",
+    "arrange",
+    "first_affected",
+    "reject",
+    "room",
+    "simulate",
+]

@@ -15,6 +15,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.runtime.profile import Event, Profile
 from soapstone.search.parallel import schedule
+from soapstone.search.parallel.arranging import Arrangement, by_strategy
 from soapstone.search.parallel.arrays import (
     BUSY,
     CAPACITY,
@@ -101,6 +102,7 @@ class Simulator:
     def __init__(self, model: Model, settled: Settled | None = None) -> None:
         self.model, self.problem = model, model.problem
         self.settled = settled or Settled(model)
+        self.arrangement = Arrangement(model) if by_strategy(model) else None
         self.state = schedule.room(self.problem, len(self.settled.choice.messages))
 
     @cached_property
@@ -119,9 +121,12 @@ class Simulator:
 
     def again(self) -> int:
         """Simulate what is set already, and return the time of a step."""
-        p, c = self.problem, self.settled.choice
+        c = self.settled.choice
         if len(self.state.arrival) < len(c.messages):
-            self.state = schedule.room(p, len(c.messages))
+            self.state = schedule.room(self.problem, len(c.messages))
+        if self.arrangement is not None:
+            self.problem = self.arrangement.of(c, self.state)
+        p = self.problem
         step = int(call(schedule.simulate, p, c, self.state, 0, -1))
         call(schedule.accept, p, self.state, 0)
         return step
