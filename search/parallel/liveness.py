@@ -147,9 +147,9 @@ def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
     rows = rows[: call(lifetimes, p, c, s, state, np.zeros(len(p.devices), np.int64), rows)]
     # At one time, what comes is beside what goes: it is before it.
     order = np.argsort(np.concatenate([2 * rows[:, 2], 2 * rows[:, 3] + 1]))
-    found = np.zeros((2, len(p.devices)), np.int64)
-    call(take_and_give, rows, order, found[0], found[1])
-    return found[1]
+    held, most = (np.zeros(len(p.devices), np.int64) for _ in range(2))
+    call(take_and_give, rows, order, held, most)
+    return most
 
 
 @entry
