@@ -27,11 +27,12 @@ def linear_grad_input(call: Call, form: str = "first") -> Entry | None:
         return None
     if dx.size == 0:
         return empty()
-    out = rows(dx)
-    if dy.size == 0 or out is None:
+    if dy.size == 0:
         return None
     program = Program(call.threads)
-    (left,) = _matrices(program, (dy,))
+    (left,), out = _matrices(program, (dy,)), rows(dx)
+    if out is None:
+        out = program.dense_target(dx).reshape(-1, dx.shape[-1])
     return product(program, (left, w.swapaxes(0, 1), out), None, (), form)
 
 
