@@ -103,10 +103,10 @@ def model_parallel(model: Model) -> Configurations:
 
 def expert(model: Model) -> Configurations:
     """Return what experts do with a network of its kind."""
-    return _layers(model) if _is_recurrent(model) else _one_weird_trick(model)
+    return _layers(model) if is_recurrent(model) else _one_weird_trick(model)
 
 
-def _is_recurrent(model: Model) -> bool:
+def is_recurrent(model: Model) -> bool:
     """Return whether several operators share a parameter, as the steps of a recurrent layer do."""
     graph = model.graph
     readers = [
@@ -260,6 +260,7 @@ __all__ = [
     "computers_of",
     "data_parallel",
     "expert",
+    "is_recurrent",
     "kinds_of_dims",
     "model_parallel",
     "one_computer",

@@ -30,7 +30,7 @@ from soapstone.search.parallel.choice import as_strategy
 from soapstone.search.parallel.computers import Computers
 from soapstone.search.parallel.descent import MATTERS, Descent
 from soapstone.search.parallel.exact import Certificate
-from soapstone.search.parallel.initial import NAMED, Parallel, randomly
+from soapstone.search.parallel.initial import NAMED, Parallel, is_recurrent, randomly
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulation, Simulator
@@ -45,7 +45,10 @@ ALWAYS = (
 CANDIDATES_SHARE = 0.25  # of the search, after which no others are
 COMPUTERS_SHARE = 0.2  # of the search, for a machine of whole computers
 BLOCKS_SHARE = 0.4  # of the search, for a model with two of each block
-DESCENT_SHARE = 0.5  # of the search, until which chains descend
+DESCENT_SHARE = 0.5  # of what is left to a chain, until which it descends
+UNLIKE = (1.05, 2.0)  # times the best beginning: others that chains begin from
+ROUND = 0.5  # patience of each of several searches
+SEEDS = 10_007  # between their seeds
 HEATS = (1.0, 8.0)  # times the temperature, in turn
 TURN = 10  # batches of `_LEAST_EACH` until the temperature changes
 _LEAST_EACH = 10  # proposals for each operator without a better strategy before a chain may stop
@@ -59,7 +62,7 @@ class Options:
     Attributes:
         seconds, proposals: when to stop; of all chains together. One of both is enough.
         patience: stop a chain when its best is no better, by a thousandth, after this share of its
-            search.
+            search; 1.0: then begin anew with another seed, until the search is over.
         simulation: delta, or full: every pass from the first task on.
         blocks: begin with a smaller model that has two of each repeated block.
         computers: begin with a smaller machine whose devices are whole computers.
@@ -180,40 +183,45 @@ def search(
 
 
 class _Search:
-    """A search under way."""
+    """A search under way: rounds, the first of them with an imported strategy."""
 
     def __init__(
         self,
         model: Model,
         options: Options,
-        start: Mapping[str, Configuration] | None = None,
-        progress: Progress | None = None,
+        start: Mapping[str, Configuration] | None,
+        progress: Progress | None,
     ) -> None:
         self.model, self.options, self.progress = model, options, progress
         self.start = start
         self.history: list[tuple[float, float]] = []
         self.lock = threading.Lock()
         self.stop = threading.Event()
-        self.before = 0  # proposals made for blocks alone
         self.best_ns = 0
+        self.proposals, self.rounds = 0, 0  # of the rounds that have ended
 
     def run(self) -> StrategyResult:
-        self._walker(0).load()
+        _Round(self.model, self.options, self.stop).walker(0).load()
         self.began = time.perf_counter()
-        walkers = self._walk()
+        first = self._round(self.start)
+        best, counts = first.best, first.counts
+        while self.options.patience >= 1.0 and not self.stop.is_set() and self._left() > 0:
+            try:
+                other = self._round(None)
+            except KeyboardInterrupt:
+                break
+            best = min(best, other.best, key=lambda walker: walker.best_ns)
+            counts += other.counts
         seconds = time.perf_counter() - self.began
-        best = min(walkers, key=lambda walker: walker.best_ns)
         simulator = Simulator(self.model, best.settled)
         best.restore(simulator.settled)
         simulation = simulator.summary(simulator.again())
         found = simulator.settled.configurations()
-        proposals = self.before + sum(walker.proposals for walker in walkers)
-        counts = np.sum([walker.chain.counts for walker in walkers], axis=0)
         provenance = {
             "search": "mcmc",
             "seed": self.options.seed,
-            "proposals": proposals,
-            "chains": len(walkers),
+            "proposals": self.proposals,
+            "chains": self.options.chains,
             "step_us": simulation.step_us,
             "lower_bound_us": simulation.lower_bound_us,
             "estimated": simulation.estimated,
@@ -221,8 +229,8 @@ class _Search:
         return StrategyResult(
             strategy=as_strategy(self.model.graph, self.model, found, provenance),
             simulation=simulation,
-            initial_us=self.initial_us,
-            proposals=proposals,
+            initial_us=first.initial_us,
+            proposals=self.proposals,
             accepted=int(counts[1]),
             seconds=seconds,
             simulation_mode=self.options.simulation,
@@ -230,7 +238,71 @@ class _Search:
             history=tuple(self.history),
         )
 
-    def _walker(self, number: int) -> Walker:
+    def _round(self, start: Mapping[str, Configuration] | None) -> _Round:
+        """Make a round with what is left."""
+        options, left = self.options, self._left()
+        given = replace(
+            options,
+            seed=options.seed + SEEDS * self.rounds,
+            seconds=None if options.seconds is None else left * options.seconds,
+            proposals=None if options.proposals is None else options.proposals - self.proposals,
+            patience=options.patience if options.patience < 1.0 else ROUND,
+        )
+        made = _Round(self.model, given, self.stop, start, self._note)
+        made.walk()
+        self.rounds += 1
+        self.proposals += made.proposals
+        return made
+
+    def _left(self) -> float:
+        """Return which share of the search is left."""
+        left, options = 1.0, self.options
+        if options.seconds:
+            left = 1.0 - (time.perf_counter() - self.began) / options.seconds
+        if options.proposals:
+            left = min(left, 1.0 - self.proposals / options.proposals)
+        return max(0.0, left)
+
+    def _note(self, cost: int, proposals: int) -> None:
+        """Keep the best cost so far, and say how far the search is."""
+        now = time.perf_counter() - self.began
+        with self.lock:
+            if not self.history or cost < self.best_ns:
+                self.best_ns = cost
+                self.history.append((now, cost % UNFIT / 1e3))
+            if self.progress is not None:
+                self.progress(now, self.proposals + proposals, self.best_ns % UNFIT / 1e3)
+
+
+class _Round:
+    """One search from its beginnings until its chains have come to their ends.
+
+    Attributes:
+        stop: set by an interrupt. note: called with costs, and proposals made by then; None for
+            a smaller model.
+        best: the chain with the best strategy. counts: of all chains of the whole model.
+        proposals: of all chains that have come to their ends.
+    """
+
+    best: Walker
+
+    def __init__(
+        self,
+        model: Model,
+        options: Options,
+        stop: threading.Event,
+        start: Mapping[str, Configuration] | None = None,
+        note: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.model, self.options, self.stop = model, options, stop
+        self.start = start
+        self.note = note
+        self.proposals, self.counts = 0, np.zeros(8, np.int64)
+        self.initial_us: dict[str, float] = {}
+        self.began = time.perf_counter()
+
+    def walker(self, number: int) -> Walker:
+        """Return a chain with a seed of its own."""
         options, model = self.options, self.model
         seed = options.seed * 1000 + number
         if number:  # chains with arrays in common would wait for each other's reference counts
@@ -247,17 +319,20 @@ class _Search:
             found["imported"] = self.start
         return found
 
-    def _walk(self) -> list[Walker]:
-        """Try the candidates, then let chains begin from the best of them."""
+    def walk(self) -> None:
+        """Try the candidates, then let chains begin from the best of them.
+
+        In a recurrent network others follow from those that are unlike it, but not much slower:
+        what chains come to there depends on where they begin more than on how long they are.
+        """
         candidates = self._candidates()
-        walker = self._walker(0)
+        walker = self.walker(0)
         costs: dict[str, int] = {}
-        self.initial_us: dict[str, float] = {}
 
         def tried(name: str) -> None:
             costs[name] = walker.begin(candidates[name])
             self.initial_us[name] = walker.step_ns / 1e3
-            self._note(costs[name])
+            self._say(costs[name])
 
         tried("data")
         try:
@@ -282,13 +357,39 @@ class _Search:
         except KeyboardInterrupt:
             self.stop.set()
         known = set(costs) - ({"data"} - set(self.options.initial))
-        order = sorted(known or costs, key=lambda name: costs[name])
-        walkers = [walker, *(self._walker(i) for i in range(1, self.options.chains))]
+        unlike = {costs[name]: name for name in known or costs}
+        order = [unlike[cost] for cost in sorted(unlike)]
+        walkers = [walker, *(self.walker(i) for i in range(1, self.options.chains))]
         for i, each in enumerate(walkers):
             each.begin(candidates[order[i % len(order)]])
+        self.best = walker
         if not self.stop.is_set():
             self._together(walkers)
-        return walkers
+        self._ended(walkers)
+        if self.note is None or not is_recurrent(self.model):
+            return
+        least, most = (share * costs[order[0]] for share in UNLIKE)
+        others = [name for name in order[self.options.chains :] if least <= costs[name] <= most]
+        for number, name in enumerate(others, self.options.chains):
+            if self.stop.is_set() or self._left() <= 0:
+                return
+            other = self.walker(number)
+            try:
+                other.begin(candidates[name])
+            except KeyboardInterrupt:
+                self.stop.set()
+                return
+            self._together([other])
+            self._ended([other])
+
+    def _say(self, cost: int, proposals: int = 0) -> None:
+        if self.note is not None:
+            self.note(cost, self.proposals + proposals)
+
+    def _ended(self, walkers: Sequence[Walker]) -> None:
+        self.best = min(self.best, *walkers, key=lambda walker: walker.best_ns)
+        self.proposals += sum(walker.proposals for walker in walkers)
+        self.counts += np.sum([walker.chain.counts for walker in walkers], axis=0)
 
     def _small(self, model: Model, part: float, **given: Any) -> Mapping[str, Configuration]:
         """Return what a search in a part of the time finds for a smaller model."""
@@ -301,14 +402,11 @@ class _Search:
             chains=1,
             **given,
         )
-        inner = _Search(model, share)
-        inner.began = time.perf_counter()
-        walker = inner._walk()[0]
-        self.before += inner.before + walker.proposals
-        if inner.stop.is_set():
-            self.stop.set()
-        walker.restore(walker.settled)
-        return walker.settled.configurations()
+        inner = _Round(model, share, self.stop)
+        inner.walk()
+        self.proposals += inner.proposals
+        inner.best.restore(inner.best.settled)
+        return inner.best.settled.configurations()
 
     def _together(self, walkers: Sequence[Walker]) -> None:
         """Let chains walk until each has come to its end."""
@@ -338,19 +436,9 @@ class _Search:
             left = min(left, 1.0 - spent / self.options.seconds if self.options.seconds else 0.0)
         if self.options.proposals is not None:
             made = 0 if walker is None else walker.proposals * self.options.chains
-            done = (self.before + made) / max(self.options.proposals, 1)
+            done = (self.proposals + made) / max(self.options.proposals, 1)
             left = min(left, 1.0 - done if self.options.proposals else 0.0)
         return left
-
-    def _note(self, cost: int, proposals: int = 0) -> None:
-        """Keep the best cost so far, and say how far the search is."""
-        now = time.perf_counter() - self.began
-        with self.lock:
-            if not self.history or cost < self.best_ns:
-                self.best_ns = cost
-                self.history.append((now, cost % UNFIT / 1e3))
-            if self.progress is not None:
-                self.progress(now, proposals, self.best_ns % UNFIT / 1e3)
 
     def _one(self, walker: Walker, number: int) -> None:
         """Descend, then run one chain until its best has not improved for long."""
@@ -359,30 +447,32 @@ class _Search:
         batch = max(4, min(2048, 1_000_000 // points, floor))
         best, found = walker.best_ns, 0  # a best one that matters, and after how many proposals
 
+        left = self._left(walker)
+
         def go_on() -> bool:
-            self._note(walker.best_ns, walker.proposals)
-            return not self.stop.is_set() and self._left(walker) > 1.0 - DESCENT_SHARE
+            self._say(walker.best_ns, walker.proposals)
+            return not self.stop.is_set() and self._left(walker) > left * (1.0 - DESCENT_SHARE)
 
         if self.options.descent:
             Descent(walker, self.options.seed + number).run(go_on)
-            best, found = walker.best_ns, int(walker.chain.counts[4])
         heat = HEATS[0]
         while not self.stop.is_set() and self._left(walker) > 0:
-            size = batch
+            if walker.best_ns < MATTERS * best:
+                best, found = walker.best_ns, int(walker.chain.counts[4])
+            made = walker.proposals
+            vain = max(floor, self.options.patience * made) - (made - found)
+            if vain <= 0:
+                return
+            size = min(batch, math.ceil(vain))
             if self.options.proposals is not None:
-                left = math.ceil(self._left(walker) * self.options.proposals / self.options.chains)
-                size = min(batch, left)
-            warmth = HEATS[walker.proposals // (TURN * floor) % len(HEATS)]
+                rest = self._left(walker) * self.options.proposals / self.options.chains
+                size = min(size, math.ceil(rest))
+            warmth = HEATS[made // (TURN * floor) % len(HEATS)]
             if warmth > heat:
                 walker.again()
             heat = warmth
             walker.walk(size, heat)
-            self._note(walker.best_ns, walker.proposals)
-            if walker.best_ns < MATTERS * best:
-                best, found = walker.best_ns, int(walker.chain.counts[4])
-            since = walker.proposals - found
-            if since > max(floor, self.options.patience * walker.proposals):
-                return
+            self._say(walker.best_ns, walker.proposals)
 
 
 __all__ = ["Options", "Progress", "StrategyResult", "search"]
