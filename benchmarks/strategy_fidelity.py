@@ -258,7 +258,9 @@ def main() -> None:
         list(rows)
         return
     name, title = "strategy_fidelity", "Simulated and real steps of strategies on this computer"
-    command = "python benchmarks/strategy_fidelity.py"
+    command = f"python benchmarks/strategy_fidelity.py --seconds {given.seconds:g}"
+    if given.models != ",".join(MODELS):
+        command += f" --models {given.models}"
     if executor == "mpi":
         name, title = f"{name}_mpi", f"{title}, over two ranks"
         command = f"mpiexec -n 2 {command}"
