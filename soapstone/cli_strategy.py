@@ -74,6 +74,15 @@ def search(
     proposals: Annotated[
         int | None, typer.Option(min=0, help="Proposals instead of seconds; repeatable.")
     ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Stop when this share of a search has found nothing better;"
+            " 1: begin anew until the budget is spent.",
+        ),
+    ] = 0.5,
     simulation: Annotated[str, typer.Option(help="delta or full.")] = "delta",
     start: Annotated[
         Path | None, typer.Option("--from", help="A strategy file to begin with, besides others.")
@@ -103,6 +112,7 @@ def search(
         options = strategies.Options(
             seconds=None if proposals is not None else budget,
             proposals=proposals,
+            patience=patience,
             simulation=simulation,
             chains=chains,
             seed=seed,

@@ -294,9 +294,38 @@ def test_search_is_repeatable_and_never_worse_than_its_beginnings() -> None:
     )
     assert again.simulation.step_us == one.simulation.step_us
     assert again.proposals == 0
-    nothing = search(graph, machine, Options(seconds=0.0))
+    nothing = search(graph, machine, Options(seconds=0.0, patience=1.0))
     assert nothing.proposals == 0
     assert nothing.simulation.step_us == min(nothing.initial_us.values())
+
+
+def test_a_search_begins_anew_until_its_budget_is_spent() -> None:
+    graph, machine = lenet(64), load_machine("p100", 4)
+    short = Options(seconds=None, proposals=3000, seed=1)
+    once = search(graph, machine, short)
+    rounds = [search(graph, machine, replace(short, patience=1.0)) for _ in range(2)]
+    assert once.proposals < 3000 and [each.proposals for each in rounds] == [3000, 3000]
+    assert rounds[0].strategy.to_json() == rounds[1].strategy.to_json()
+    assert rounds[0].simulation.step_us <= once.simulation.step_us
+    assert rounds[0].initial_us == once.initial_us
+    costs = [us for _, us in rounds[0].history]
+    assert costs == sorted(costs, reverse=True) and costs[-1] == rounds[0].simulation.step_us
+
+
+@pytest.mark.parametrize("calls", [2, 6, 30, 200])
+def test_an_interrupt_ends_a_search_with_the_best_so_far(calls: int) -> None:
+    """Among the beginnings, in the first round and in later ones."""
+    said: list[float] = []
+
+    def progress(seconds: float, proposals: int, best_us: float) -> None:
+        said.append(best_us)
+        if len(said) == calls:
+            raise KeyboardInterrupt
+
+    options = Options(seconds=30.0, patience=1.0)
+    found = search(lenet(64), load_machine("p100", 4), options, progress=progress)
+    assert len(said) == calls and found.seconds < 30.0
+    assert found.simulation.step_us <= said[-1] == min(said)
 
 
 def test_limits_and_modes_are_checked() -> None:

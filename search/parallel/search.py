@@ -257,10 +257,12 @@ class _Search:
     def _left(self) -> float:
         """Return which share of the search is left."""
         left, options = 1.0, self.options
-        if options.seconds:
-            left = 1.0 - (time.perf_counter() - self.began) / options.seconds
-        if options.proposals:
-            left = min(left, 1.0 - self.proposals / options.proposals)
+        if options.seconds is not None:
+            spent = time.perf_counter() - self.began
+            left = 1.0 - spent / options.seconds if options.seconds else 0.0
+        if options.proposals is not None:
+            done = self.proposals / options.proposals if options.proposals else 1.0
+            left = min(left, 1.0 - done)
         return max(0.0, left)
 
     def _note(self, cost: int, proposals: int) -> None:
