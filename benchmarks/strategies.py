@@ -5,6 +5,7 @@
 | | |
 |---|---|
 | `times` | seconds of search with the paper's stop rule (Table 3.4), and ten times as many |
+| `rates` | proposals a second in searches that begin anew, by chains |
 | `delta` | proposals a second: delta, full (derived where changed), rebuilt (messages anew) |
 | `clusters` | found strategies against data parallelism and experts' (Figures 3.6, 3.8) |
 | `transfers` | bytes moved and computation of one step by strategy (Figure 3.7) |
@@ -150,6 +151,23 @@ class Tables:
                     "above bound": found.simulation.gap,
                     "over data": found.speedup_over_data_parallel,
                 }
+
+    def rates(self) -> Iterator[Row]:
+        for name in self.names(("nmt",)):
+            for devices in self.devices or (4, 64):
+                graph = model_of(name, devices)
+                for chains in (1, 2):
+                    found = self.search(graph, "p100", devices, chains=chains, patience=1.0)
+                    yield {
+                        "model": name,
+                        "devices": devices,
+                        "chains": chains,
+                        "seconds": found.seconds,
+                        "proposals": found.proposals,
+                        "proposals/s": found.proposals / found.seconds,
+                        "in 60 s": 60 * found.proposals / found.seconds,
+                        "step ms": found.simulation.step_us / 1e3,
+                    }
 
     def delta(self) -> Iterator[Row]:
         for name in self.names(SIX):
@@ -456,6 +474,7 @@ class Tables:
 
 TITLES = {
     "times": "Seconds of search for strategies, described P100 cluster",
+    "rates": "Proposals a second, described P100 cluster",
     "delta": "Delta and full simulation, described P100 cluster",
     "clusters": "Strategies found against data parallelism and experts, described clusters",
     "transfers": "What one step moves and computes, by strategy, described clusters",

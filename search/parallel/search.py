@@ -49,9 +49,10 @@ DESCENT_SHARE = 0.5  # of what is left to a chain, until which it descends
 UNLIKE = (1.05, 2.0)  # times the best beginning: others that chains begin from
 ROUND = 0.5  # patience of each of several searches
 SEEDS = 10_007  # between their seeds
+LONGER = 1.5  # times as many proposals at least does a chain make in each
 HEATS = (1.0, 8.0)  # times the temperature, in turn
 TURN = 10  # batches of `_LEAST_EACH` until the temperature changes
-_LEAST_EACH = 10  # proposals for each operator without a better strategy before a chain may stop
+_LEAST_EACH = 10  # proposals for each operator, without a better strategy, before a chain may stop
 SIMULATIONS = ("delta", "full")
 
 
@@ -248,7 +249,8 @@ class _Search:
             proposals=None if options.proposals is None else options.proposals - self.proposals,
             patience=options.patience if options.patience < 1.0 else ROUND,
         )
-        made = _Round(self.model, given, self.stop, start, self._note)
+        least = _LEAST_EACH * LONGER**self.rounds
+        made = _Round(self.model, given, self.stop, start, self._note, least)
         made.walk()
         self.rounds += 1
         self.proposals += made.proposals
@@ -281,7 +283,7 @@ class _Round:
 
     Attributes:
         stop: set by an interrupt. note: called with costs, and proposals made by then; None for
-            a smaller model.
+            a smaller model. least: proposals for each operator before a chain may stop.
         best: the chain with the best strategy. counts: of all chains of the whole model.
         proposals: of all chains that have come to their ends.
     """
@@ -295,8 +297,9 @@ class _Round:
         stop: threading.Event,
         start: Mapping[str, Configuration] | None = None,
         note: Callable[[int, int], None] | None = None,
+        least: float = _LEAST_EACH,
     ) -> None:
-        self.model, self.options, self.stop = model, options, stop
+        self.model, self.options, self.stop, self.least = model, options, stop, least
         self.start = start
         self.note = note
         self.proposals, self.counts = 0, np.zeros(8, np.int64)
@@ -446,6 +449,7 @@ class _Round:
         """Descend, then run one chain until its best has not improved for long."""
         points = len(self.model.tasks) * len(self.model.machine.processors)
         floor = _LEAST_EACH * len(walker.chain.free)
+        least = int(self.least * len(walker.chain.free))
         batch = max(4, min(2048, 1_000_000 // points, floor))
         best, found = walker.best_ns, 0  # a best one that matters, and after how many proposals
 
@@ -462,7 +466,7 @@ class _Round:
             if walker.best_ns < MATTERS * best:
                 best, found = walker.best_ns, int(walker.chain.counts[4])
             made = walker.proposals
-            vain = max(floor, self.options.patience * made) - (made - found)
+            vain = max(least, self.options.patience * made) - (made - found)
             if vain <= 0:
                 return
             size = min(batch, math.ceil(vain))
