@@ -58,9 +58,9 @@ def patient(
         queue = min(queues, key=lambda each: each.begins)
         number, end = queue.take(operations)
         found.append(number)
+        there = end + (LAG_BYTES if operations[number].kind == "send" else 0)
         for later in after[number]:
-            lag = LAG_BYTES if operations[number].kind == "send" else 0
-            time[later] = max(time[later], end + lag)
+            time[later] = max(time[later], there)
             before[later] -= 1
             if not before[later]:
                 queue = queues[operations[later].processor]

@@ -36,12 +36,7 @@ from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.simulate import Simulation, Simulator
 from soapstone.search.parallel.walker import UNFIT, Walker
 
-ALWAYS = (
-    "expert",
-    "tensor",
-    "one computer",
-    "imported",
-)  # candidates that are simulated in any case
+ALWAYS = ("expert", "tensor", "computer", "imported")  # candidates simulated in any case
 CANDIDATES_SHARE = 0.25  # of the search, after which no others are
 COMPUTERS_SHARE = 0.2  # of the search, for a machine of whole computers
 BLOCKS_SHARE = 0.4  # of the search, for a model with two of each block
@@ -452,7 +447,6 @@ class _Round:
         least = int(self.least * len(walker.chain.free))
         batch = max(4, min(2048, 1_000_000 // points, floor))
         best, found = walker.best_ns, 0  # a best one that matters, and after how many proposals
-
         left = self._left(walker)
 
         def go_on() -> bool:

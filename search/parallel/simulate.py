@@ -55,6 +55,7 @@ class Simulation:
         missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
         lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
         estimated: whether times of some tasks come from a description, not from measurements.
+        draw: simulates the strategy again for its `timeline`.
     """
 
     step_us: float
