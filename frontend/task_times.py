@@ -38,9 +38,9 @@ from soapstone.search.parallel.arrays import (
     UPDATES,
 )
 from soapstone.search.parallel.choice import Settled, as_strategy
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.covering import covering
 from soapstone.search.parallel.geometry import copies
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.timing import step_kind
 

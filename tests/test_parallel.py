@@ -42,13 +42,13 @@ from soapstone.search.parallel.arrays import (
 from soapstone.search.parallel.blocks import Blocks, repeated
 from soapstone.search.parallel.bound import lower_bound
 from soapstone.search.parallel.choice import Settled, as_strategy, empty
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.geometry import tile
 from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.initial import randomly
 from soapstone.search.parallel.methods import exhaustive
 from soapstone.search.parallel.optcnn import costs_of, solve
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model as Prepared
 from soapstone.search.parallel.problem import prepare
 from soapstone.search.parallel.space import Space

@@ -76,11 +76,12 @@ def _compile(function: Callable[..., Any], signature: str) -> Any:
 def stamped(made: Any, folder: Path) -> Any:
     """Return what Numba has made, its compiled code on disk valid while a folder's files are.
 
-    Numba's stamp covers the file of the function only; what it inlines or calls may change too.
+    Numba's stamp covers the file of the function only; what it inlines or calls may change too, and
+    types that are no more cannot be read back. A version is compared before anything is read.
     """
     index: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_source_stamp"):
-        index._source_stamp = (index._source_stamp, _stamp(folder))
+    if hasattr(index, "_version"):
+        index._version = (index._version, _stamp(folder))
     return made
 
 

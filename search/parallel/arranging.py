@@ -10,8 +10,8 @@ import numpy as np
 
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.arrays import PLACE, Choice, Problem
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.operators import fans_of, waits_of
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.schedule import State, arrange
 

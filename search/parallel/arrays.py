@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.search.parallel.compiling import integer, packed
+from soapstone.search.parallel.compiling import integer
+from soapstone.search.parallel.packing import packed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -74,6 +75,7 @@ class Problem(NamedTuple):
     order: Array  # tasks in the order in which devices run them
     values: Array
     writers: Array  # operands
+    makers: Array  # (writers): tasks
     readers: Array  # (readers, 2): operand, and the task that waits or -1: in the next step
     lists: Array
     devices: Array

@@ -10,7 +10,6 @@ from soapstone.search.parallel.arrays import (
     LAUNCH,
     LOOKS,
     MOST_DIMS,
-    NODE,
     RATE,
     RATES,
     READERS,
@@ -132,7 +131,7 @@ def _after(p: Problem) -> list[set[int]]:
     after: list[set[int]] = [set() for _ in range(len(p.tasks))]
     for value in range(len(p.values)):
         makers = {
-            int(p.nodes[p.operands[p.writers[row], NODE], TASK])
+            int(p.makers[row])
             for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1])
         }
         readers = {

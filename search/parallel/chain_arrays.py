@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.search.parallel.arrays import Array
-from soapstone.search.parallel.compiling import compiled, packed
+from soapstone.search.parallel.compiling import compiled
+from soapstone.search.parallel.packing import packed
 
 AFFORDED = 8  # operators that a change of a whole class has on average
 

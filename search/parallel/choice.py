@@ -35,10 +35,11 @@ from soapstone.search.parallel.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.compiling import call, compiled, entry, put
+from soapstone.search.parallel.compiling import compiled, entry, put
 from soapstone.search.parallel.geometry import legal, settle, uneven
 from soapstone.search.parallel.movement import connect
 from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model
 
 

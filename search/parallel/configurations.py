@@ -26,8 +26,8 @@ from soapstone.search.parallel.arrays import (
     Array,
     Problem,
 )
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.geometry import legal
+from soapstone.search.parallel.packing import call
 
 
 def degrees_of(

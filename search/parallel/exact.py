@@ -18,10 +18,10 @@ import numpy as np
 from soapstone.ir.dims import equal_cuts
 from soapstone.search.parallel import branching, pairs
 from soapstone.search.parallel.arrays import BOUNDS, CUT, DEGREES, EXTENT, Array
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.exact_arrays import HUGE
 from soapstone.search.parallel.exact_tables import Encoder, path_of, place_of
 from soapstone.search.parallel.own import Sieve
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.space import Space
 from soapstone.search.parallel.tables import edges_back, edges_of, passes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from soapstone.search.parallel.arrays import Array
-from soapstone.search.parallel.compiling import integer, packed
+from soapstone.search.parallel.compiling import integer
+from soapstone.search.parallel.packing import packed
 
 HUGE = integer(1 << 50)  # of what no strategy reaches
 # Tree.flags

@@ -131,7 +131,9 @@ class Encoder:
             kept=np.concatenate([first[i] + self.kept[i] for i in range(count)]),
             kind=np.concatenate(self.kind).astype(np.int64),
             turned=np.concatenate(self.source).astype(np.int64),
-            image=np.concatenate([space.images[space.kind(op)].T for op in self.order]),
+            image=np.concatenate(
+                [space.images[space.kind(op)] for op in self.order], axis=1
+            ).T.copy(),
             renamings=renamings,
             opposite=same.argmax(axis=1).astype(np.int64),
             points=np.concatenate([each.degrees[:, POINTS] for each in self.choices]),

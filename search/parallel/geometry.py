@@ -58,7 +58,7 @@ from soapstone.search.parallel.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.compiling import ZERO, compiled, entry
+from soapstone.search.parallel.compiling import ONE, ZERO, compiled, entry
 
 SPLIT_FLOPS = 1024.0  # operations of a long sum that count as a result: they may be shared out
 
@@ -80,7 +80,9 @@ def uneven(p: Problem, c: Choice, node: int, dim: int) -> bool:
 def interval(p: Problem, c: Choice, node: int, dim: int, index: int) -> tuple[int, int]:
     """Return the interval of one of a dim's tiles."""
     extent, degree = p.nodes[node, EXTENT + dim], c.nodes[node, DEGREES + dim]
-    if degree > 1 and uneven(p, c, node, dim):
+    if degree == 1:
+        return ZERO, extent
+    if uneven(p, c, node, dim):
         op = p.nodes[node, OP]
         return c.cuts[op, BOUNDS + index], c.cuts[op, BOUNDS + index + 1]
     return extent * index // degree, extent * (index + 1) // degree
@@ -93,8 +95,10 @@ def tile(p: Problem, c: Choice, operand: int, point: int, box: Array, index: Arr
     rest = point
     for dim in range(p.nodes[node, DIMS] - 1, -1, -1):
         degree = c.nodes[node, DEGREES + dim]
-        index[dim] = rest % degree
-        rest //= degree
+        index[dim] = ZERO
+        if degree > 1:
+            index[dim] = rest % degree
+            rest //= degree
     first = p.operands[operand, AXES]
     for axis in range(first, p.operands[operand, AXES + 1]):
         at, extent = axis - first, p.axes[axis, LENGTH]
@@ -171,7 +175,7 @@ def legal(p: Problem, node: int, degrees: Array) -> bool:
 
 
 @compiled
-def spread(p: Problem, c: Choice, op: int) -> None:
+def spread(p: Problem, c: Choice, s: Scratch, op: int) -> None:
     """Set the degrees and points of an operator's nodes from its own (`inherited`, `resolved`)."""
     for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
         node = p.lists[place]
@@ -196,16 +200,16 @@ def spread(p: Problem, c: Choice, op: int) -> None:
             else:
                 taken[dim] = 1
         c.nodes[node, POINTS] = points
+        weight = ONE
+        for own in range(p.operators[op, DIMS] - 1, -1, -1):
+            s.at[own] = weight
+            weight *= c.operators[op, DEGREES + own]
         for point in range(points):
-            rest, at, weight = point, 0, 1
-            for own in range(p.operators[op, DIMS] - 1, -1, -1):
-                index, rest = 0, point
-                for dim in range(count - 1, -1, -1):
-                    if taken[dim] > 1 and p.nodes[node, FROM + dim] == own:
-                        index = rest % taken[dim]
+            rest, at = point, 0
+            for dim in range(count - 1, -1, -1):
+                if taken[dim] > 1:
+                    at += rest % taken[dim] * s.at[p.nodes[node, FROM + dim]]
                     rest //= taken[dim]
-                at += index * weight
-                weight *= c.operators[op, DEGREES + own]
             c.node_at[node, point] = at
 
 
@@ -469,7 +473,7 @@ def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
     """Derive everything of one operator that its own degrees and devices determine."""
     if p.operators[op, KIND] == UPDATES:
         follow(p, c, op, s.box[0], s.box[1])
-    spread(p, c, op)
+    spread(p, c, s, op)
     price(p, c, s, op)
     for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
         c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)

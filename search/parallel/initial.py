@@ -113,7 +113,7 @@ def is_recurrent(model: Model) -> bool:
         sum(node.origin is None and not node.overwrites for node in graph.consumers[name])
         for name in graph.inputs(Role.PARAMETER)
     ]
-    return max(readers, default=0) > 2
+    return max(readers, default=0) > 1
 
 
 def _one_weird_trick(model: Model) -> Configurations:

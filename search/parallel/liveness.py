@@ -29,8 +29,9 @@ from soapstone.search.parallel.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.compiling import call, entry
+from soapstone.search.parallel.compiling import entry
 from soapstone.search.parallel.geometry import inside, tile, volume
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.schedule import State
 
 

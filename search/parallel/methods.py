@@ -15,8 +15,9 @@ from soapstone.search.parallel.choice import as_strategy
 from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.operators import ParallelError
 from soapstone.search.parallel.optcnn import optcnn
+from soapstone.search.parallel.options import Options
 from soapstone.search.parallel.problem import prepare
-from soapstone.search.parallel.search import Options, Progress, StrategyResult, search
+from soapstone.search.parallel.search import Progress, StrategyResult, search
 from soapstone.search.parallel.simulate import Simulator
 from soapstone.search.parallel.space import check_space
 from soapstone.search.parallel.walker import Walker

@@ -50,7 +50,6 @@ from soapstone.search.parallel.arrays import (
     SAME,
     SEND,
     SENT,
-    TASK,
     WRITERS,
     Array,
     Choice,
@@ -135,7 +134,7 @@ def _sent(p: Problem, c: Choice, message: int) -> None:
     giver = c.messages[message, GIVERS]
     row, point, last = ZERO, ZERO, NONE
     while giver >= 0:
-        task = p.nodes[p.operands[p.writers[c.givers[giver, 0]], NODE], TASK]
+        task = p.makers[c.givers[giver, 0]]
         place = p.tasks[task, PLACE] * p.devices.shape[0] + c.givers[giver, 1]
         if place > last:
             row, point, last = c.givers[giver, 0], c.givers[giver, 1], place
@@ -179,7 +178,7 @@ def _at_hand(p: Problem, c: Choice, row: int) -> bool:
 
     What comes after it there need not wait: devices run tasks in order.
     """
-    task = p.nodes[p.operands[p.writers[row], NODE], TASK]
+    task = p.makers[row]
     return bool(c.task_ns[task, p.devices.shape[0]] == 0)
 
 

@@ -29,16 +29,8 @@ from soapstone.search.parallel.arrays import (
     Scratch,
 )
 from soapstone.search.parallel.choice import Settled, settle_all
-from soapstone.search.parallel.compiling import (
-    NONE,
-    ZERO,
-    call,
-    compiled,
-    entry,
-    integer,
-    packed,
-    put,
-)
+from soapstone.search.parallel.compiling import NONE, ZERO, compiled, entry, integer, put
+from soapstone.search.parallel.packing import call, packed
 from soapstone.search.parallel.problem import Model, prepare
 from soapstone.search.parallel.schedule import PASSED, State, room, simulate
 from soapstone.search.parallel.tables import Choices, passes

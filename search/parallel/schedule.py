@@ -25,13 +25,11 @@ from soapstone.search.parallel.arrays import (
     GROUP,
     LATENCY,
     MAKES,
-    NODE,
     OP,
     PLACE,
     POINTS,
     READS,
     TAKES,
-    TASK,
     TASKS,
     TO_DEVICE,
     WRITERS,
@@ -40,7 +38,8 @@ from soapstone.search.parallel.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.compiling import NONE, ZERO, compiled, entry, packed, put
+from soapstone.search.parallel.compiling import NONE, ZERO, compiled, entry, put
+from soapstone.search.parallel.packing import packed
 
 PASSED = NONE  # the result of a pass that was stopped
 
@@ -104,7 +103,7 @@ def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int
     giver = row[GIVERS]
     while giver >= 0:
         writer, point = c.givers[giver, 0], c.givers[giver, 1]
-        place = p.tasks[p.nodes[p.operands[p.writers[writer], NODE], TASK], PLACE]
+        place = p.tasks[p.makers[writer], PLACE]
         ended = t.trial_end[place, point] if place >= first else t.end[place, point]
         begins = max(begins, ended)
         giver = c.givers[giver, 2]
@@ -341,8 +340,7 @@ def first_affected(p: Problem, s: Scratch) -> int:
     for i in range(s.collected[1]):
         value = s.lists[2, i]
         for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
-            task = p.nodes[p.operands[p.writers[row], NODE], TASK]
-            first = min(first, p.tasks[task, PLACE])
+            first = min(first, p.tasks[p.makers[row], PLACE])
     found: int = first
     return found
 

@@ -24,22 +24,20 @@ from soapstone.search.parallel.arrays import (
     GIVERS,
     MESSAGE,
     MOVED,
-    NODE,
     OP,
     PLACE,
     POINTS,
     READS,
     STAYS,
-    TASK,
     TO_DEVICE,
     VALUE,
     Array,
 )
 from soapstone.search.parallel.bound import Bound, lower_bound
 from soapstone.search.parallel.choice import Settled
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.geometry import measured
 from soapstone.search.parallel.liveness import peaks
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model, prepare
 
 
@@ -241,7 +239,7 @@ class Simulator:
         giver = int(c.messages[message, GIVERS])
         while giver >= 0:
             writer, point, giver = (int(n) for n in c.givers[giver])
-            found.append((int(p.nodes[p.operands[p.writers[writer], NODE], TASK]), point))
+            found.append((int(p.makers[writer]), point))
         return found
 
     def _given(self, messages: Sequence[int], first: int) -> list[int | tuple[int, int]]:

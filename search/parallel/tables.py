@@ -35,18 +35,10 @@ from soapstone.search.parallel.arrays import (
     Scratch,
 )
 from soapstone.search.parallel.choice import Settled
-from soapstone.search.parallel.compiling import (
-    NONE,
-    ZERO,
-    call,
-    compiled,
-    entry,
-    integer,
-    packed,
-    put,
-)
+from soapstone.search.parallel.compiling import NONE, ZERO, compiled, entry, integer, put
 from soapstone.search.parallel.geometry import spread, tile
 from soapstone.search.parallel.movement import connect, overlap
+from soapstone.search.parallel.packing import call, packed
 from soapstone.search.parallel.problem import Model, prepare
 
 NEVER = integer(-(1 << 28))  # a delay that says nothing
@@ -72,10 +64,10 @@ class Choices:
 
 
 @compiled
-def _set(p: Problem, c: Choice, op: int, degrees: Array, placed: Array) -> None:
+def _set(p: Problem, c: Choice, s: Scratch, op: int, degrees: Array, placed: Array) -> None:
     put(c.operators[op], degrees, degrees.shape[0])
     put(c.placed[op], placed, placed.shape[0])
-    spread(p, c, op)
+    spread(p, c, s, op)
 
 
 @compiled
@@ -175,9 +167,9 @@ def pair_table(
     """
     devices = p.devices.shape[0]
     for i in range(degrees.shape[0]):
-        _set(p, c, ends[0], degrees[i], placed[i])
+        _set(p, c, s, ends[0], degrees[i], placed[i])
         for j in range(other_degrees.shape[0]):
-            _set(p, c, ends[1], other_degrees[j], other_placed[j])
+            _set(p, c, s, ends[1], other_degrees[j], other_placed[j])
             for k in range(between.shape[0]):
                 for pool in range(7):
                     c.top[pool] = 0

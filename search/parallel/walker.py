@@ -22,10 +22,10 @@ from soapstone.search.parallel.arrays import (
 )
 from soapstone.search.parallel.chain_arrays import AFFORDED, Chain
 from soapstone.search.parallel.choice import Settled, empty
-from soapstone.search.parallel.compiling import call
 from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.liveness import excess, most_bytes
 from soapstone.search.parallel.operators import ParallelError
+from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model
 
 # What a strategy that does not fit costs more, and each of its bytes over a device's capacity: so
