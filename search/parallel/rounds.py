@@ -92,10 +92,11 @@ class Round:
             return
         least, most = (share * self._costs[names[0]] for share in UNLIKE)
         others = [name for name in names[len(walkers) :] if least <= self._costs[name] <= most]
-        for number, name in enumerate(others, len(walkers)):
+        for at in range(0, len(others), len(walkers)):
             if self.stop.is_set() or self._left() <= 0:
                 return
-            self._go_on({self.walker(number): name})
+            some = others[at : at + len(walkers)]
+            self._go_on({self.walker(len(walkers) + at + i): name for i, name in enumerate(some)})
 
     def _try_all(self, walker: Walker) -> None:
         """Learn what the beginnings cost; those that need a search of their own come last."""
