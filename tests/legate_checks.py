@@ -15,6 +15,7 @@ from typing import Any
 
 import executor_apps
 import numpy as np
+import strategy_training
 from runtime_scenarios import execute, scenario
 
 from soapstone.frontend.callbacks import TrainingState
@@ -405,6 +406,12 @@ def check_apps() -> None:
             found = executor_apps.train(name, "legate", cpus)
             assert executor_apps.difference(local, found) == 0.0, (name, cpus)
             assert found.launches == 1 or cpus == 2, name
+
+
+def check_strategies() -> None:
+    """A strategy trains to the numbers of a run without one."""
+    for seed in range(2):
+        strategy_training.compare(seed, "legate", cpus=2)
 
 
 def check_inputs() -> None:

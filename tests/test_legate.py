@@ -34,6 +34,7 @@ CHECKS = (
     "scenarios",
     "inputs",
     "apps",
+    "strategies",
     "end",
 )
 

@@ -1,4 +1,4 @@
-"""The whole model on several ranks: sparse partitions, futures and nested launches."""
+"""The whole model on several ranks: partitions, futures, nested launches, strategies."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def test_sparse_partitions_futures_and_subtasks_on_two_ranks() -> None:
     done = ranks(2, Path(__file__).parent / "mpi_model.py", 6, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["6 programs equal"] * 2
+
+
+def test_strategies_train_to_the_same_numbers_on_two_ranks() -> None:
+    done = ranks(2, Path(__file__).parent / "strategy_training.py", "mpi", 3, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["3 strategies equal"] * 2

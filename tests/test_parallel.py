@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import strategy_training
 
-from soapstone import Adam, Model
 from soapstone.frontend.strategies import graph_of, simulated
 from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.strategy import Configuration, Strategy
+from soapstone.ir.strategy import Configuration
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.runtime.cluster import load_machine
@@ -344,48 +344,9 @@ def test_an_unknown_processor_needs_its_rates() -> None:
         prepare(lenet(), Machine.local(2))
 
 
-def trained(strategy: Strategy | None) -> dict[str, np.ndarray[Any, Any]]:
-    """Train a small network for some steps under a strategy; return its parameters."""
-    model = Model("net", seed=1)
-    x = model.input("image", (12, 3, 8, 8))
-    x = model.conv2d(x, 8, kernel=3, padding=1, activation="relu", name="conv")
-    x = model.batch_norm(x)
-    x = model.max_pool2d(x, 2)
-    model.output(model.dense(model.flatten(x), 5, name="head"))
-    model.compile(Adam(1e-2), loss="cross_entropy", cpus=2, strategy=strategy)
-    random = np.random.default_rng(0)
-    images = random.standard_normal((36, 3, 8, 8), np.float32)
-    labels = random.integers(0, 5, 36)
-    with model:
-        model.fit(images, labels, epochs=2, progress=False)
-        return {name: np.array(array) for name, array in model.weights().items()}
-
-
-def described_pair() -> Machine:
-    return load_machine("p100", 2)
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_found_strategies_train_to_the_same_numbers(seed: int) -> None:
-    """A strategy of the search runs on the local executor, equal to the run without one."""
-    model = Model("net", seed=1)
-    x = model.input("image", (12, 3, 8, 8))
-    x = model.conv2d(x, 8, kernel=3, padding=1, activation="relu", name="conv")
-    x = model.batch_norm(x)
-    x = model.max_pool2d(x, 2)
-    model.output(model.dense(model.flatten(x), 5, name="head"))
-    model.compile(Adam(1e-2), loss="cross_entropy", cpus=2)
-    with model:
-        graph = model.training_graph
-    prepared = prepare(graph, described_pair())
-    made = settled(prepared, randomly(prepared, seed))
-    if seed:
-        made = unevenly(prepared, made, seed)
-    found = as_strategy(graph, prepared, made.configurations(), {})
-    strategy = Strategy(configurations=found.configurations, layouts=found.layouts)
-    expected = trained(None)
-    for name, array in trained(strategy).items():
-        np.testing.assert_allclose(array, expected[name], rtol=1e-3, atol=1e-4)
+def test_strategies_train_to_the_same_numbers(seed: int) -> None:
+    strategy_training.compare(seed, "local", cpus=2)
 
 
 def test_strategies_are_simulated_by_name_and_from_files(tmp_path: Any) -> None:
