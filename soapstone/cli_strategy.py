@@ -67,7 +67,7 @@ def search(
         str,
         typer.Option(
             help="mcmc: Markov chains; optcnn: dynamic programming, for linear graphs;"
-            " exhaustive: small ones, with a certificate."
+            " exhaustive: small ones, with a certificate; optimum: of equal parts of results only."
         ),
     ] = "mcmc",
     budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 60.0,

@@ -46,7 +46,7 @@ from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.geometry import tile
 from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.initial import randomly
-from soapstone.search.parallel.methods import exhaustive
+from soapstone.search.parallel.methods import exhaustive, optimum
 from soapstone.search.parallel.optcnn import costs_of, solve
 from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model as Prepared
@@ -392,6 +392,9 @@ def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
     assert said.complete and said.inside
     assert said.space == len(costs)
     assert said.bound_ns == walker.best_ns == min(costs)
+    alone = optimum(graph, machine)
+    assert alone.certificate is not None and alone.certificate.inside
+    assert alone.simulation.step_us == min(costs) / 1e3
 
 
 def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is() -> None:

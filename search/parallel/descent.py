@@ -17,6 +17,8 @@ from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.walker import Walker
 
+Choices = dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]
+
 AT_ONCE = 256  # configurations tried of a group in one round
 MATTERS = 0.999  # of a cost: what is above is no better
 GIVE_UP = 6  # groups of a kind, the costliest come first, after which others are not tried
@@ -38,12 +40,16 @@ def groups_of(model: Model) -> Iterator[list[Array]]:
 
 
 class Descent:
-    """Descends through the groups of a model, as long as it is let."""
+    """Descends through the groups of a model, as long as it is let.
 
-    def __init__(self, walker: Walker, seed: int) -> None:
+    Args:
+        choices: configurations by class of operator, in place of those that are placed in order.
+    """
+
+    def __init__(self, walker: Walker, seed: int, choices: Choices | None = None) -> None:
         self.walker, self.random = walker, np.random.default_rng(seed)
         self.model = walker.model
-        self.choices: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+        self.choices = {} if choices is None else choices
 
     def run(self, go_on: Callable[[], bool]) -> None:
         """Try configurations for groups of each kind, until it is of no use or `go_on` says no."""

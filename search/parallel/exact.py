@@ -18,6 +18,7 @@ import numpy as np
 from soapstone.ir.dims import equal_cuts
 from soapstone.search.parallel import branching, pairs
 from soapstone.search.parallel.arrays import BOUNDS, CUT, DEGREES, EXTENT, Array
+from soapstone.search.parallel.descent import Descent
 from soapstone.search.parallel.exact_arrays import HUGE
 from soapstone.search.parallel.exact_tables import Encoder, path_of, place_of
 from soapstone.search.parallel.own import Sieve
@@ -28,6 +29,7 @@ from soapstone.search.parallel.tables import edges_back, edges_of, passes
 from soapstone.search.parallel.walker import Walker
 
 VISITS = 50_000  # strategies begun between looks at the clock
+BEGINNINGS = 20  # random strategies of the space, from which descents begin
 SHARES = (0.5, 0.75, 0.9, 1.0)  # of the way to the best strategy known: limits of rounds
 
 
@@ -105,6 +107,25 @@ class Exhaustive:
             if readers and alone and passes(self.model, op)[1] < 0:
                 place[op] = min(place[b] for b in readers) - 0.5
         return sorted(self.space.free, key=lambda op: place[op])
+
+    def begin_inside(self, seed: int) -> None:
+        """Let the walker begin from the best strategy of the space that descents find."""
+        walker, best = self.walker, int(HUGE)
+        for number in range(BEGINNINGS):
+            random = np.random.default_rng([seed, number])
+            self._set([int(random.integers(self.space.size(op))) for op in self.order])
+            walker.settled.settle()
+            walker.begin(walker.settled.configurations())
+            before = 0
+            while walker.best_ns != before:
+                before = walker.best_ns
+                again = int(random.integers(1 << 30))
+                Descent(walker, again, self.space.listed).run(lambda: True)
+            if walker.best_ns < best:
+                best = walker.best_ns
+                walker.restore(walker.settled)
+                found = walker.settled.configurations()
+        walker.begin(found)
 
     def run(self) -> Certificate:
         """Search; the walker has the best strategy known, which may come from elsewhere."""
@@ -227,13 +248,17 @@ class Exhaustive:
         """
         for leaf in leaves:
             for rows in np.unique(self.tree.image[leaf].T, axis=0):
-                c = self.walker.settled.choice
-                for op, row in zip(self.order, rows.tolist()):
-                    table = self.space.choices[self.space.kind(op)]
-                    c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
-                c.cuts[:] = -1
+                self._set(rows.tolist())
                 self.walker.visit()
                 self.simulated += 1
+
+    def _set(self, rows: list[int]) -> None:
+        """Set the walker's configurations to rows of the space, by the order of operators."""
+        c = self.walker.settled.choice
+        for op, row in zip(self.order, rows):
+            table = self.space.choices[self.space.kind(op)]
+            c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
+        c.cuts[:] = -1
 
 
 __all__ = ["Certificate", "Exhaustive"]

@@ -103,8 +103,9 @@ class Space:
     Attributes:
         free: the operators that have a configuration of their own.
         renamings: (renamings, devices), the first leaves all as it is.
-        choices: configurations by kind of operator. images: (renamings, configurations), the number
-            that each becomes. first: those that no renaming makes an earlier one of.
+        listed: configurations by kind of operator, degrees and devices; choices: as rows.
+        images: (renamings, configurations), the number that each becomes. first: those that no
+            renaming makes an earlier one of.
     """
 
     def __init__(self, model: Model) -> None:
@@ -112,6 +113,7 @@ class Space:
         p, devices = model.problem, len(model.problem.devices)
         self.free = [op for op in range(len(p.operators)) if p.operators[op, KIND] == FREE]
         self.renamings = permutations(p)
+        self.listed: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
         self.choices: dict[int, Choices] = {}
         self.images: dict[int, Array] = {}
         self.first: dict[int, Array] = {}
@@ -119,7 +121,7 @@ class Space:
             kind = self.kind(op)
             if kind in self.choices:
                 continue
-            listed = [
+            self.listed[kind] = listed = [
                 (degrees, where)
                 for degrees in splits(p, op)
                 for where in every_placement(int(np.prod(degrees)), devices)
