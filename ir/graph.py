@@ -118,6 +118,13 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def sample_dims(self) -> Mapping[str, str]:
+        """The sample dim of each node that sees samples (`ir/samples.py`)."""
+        from soapstone.ir.samples import sample_dims  # it imports this module
+
+        return sample_dims(self)
+
+    @cached_property
     def _signatures(self) -> dict[str, Signature]:
         return {}
 

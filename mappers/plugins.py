@@ -10,7 +10,6 @@ import numpy as np
 
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.samples import sample_dims
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.mappers.apart import configure_apart
 from soapstone.mappers.base import Array, GraphMapper, row_dims, touched_bytes
@@ -46,7 +45,7 @@ class DataParallelMapper(GraphMapper):
         if parts == 1:
             return {}
         shared = len({processor.memory for processor in machine.processors}) == 1
-        samples = sample_dims(graph)
+        samples = graph.sample_dims
         apart = {} if shared else configure_apart(graph, samples, parts)
         result = dict(apart)
         for node in graph.nodes:

@@ -13,7 +13,6 @@ import numpy as np
 
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.errors import StrategyError
-from soapstone.ir.samples import sample_dims
 from soapstone.runtime import Machine, Memory, Processor
 from soapstone.runtime.machine import Link
 from soapstone.search.cost.tasks import MeasuredMachine
@@ -71,7 +70,7 @@ class Computers:
             inside: what is divided within a computer; what has no such dim is cut by samples, and
                 what cannot be cut is given to the first device.
         """
-        samples = sample_dims(self.full.graph)
+        samples = self.full.graph.sample_dims
         spread = {}
         for item in self.full.operators:
             if item.name not in found:

@@ -14,7 +14,6 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
-from soapstone.ir.samples import sample_dims
 from soapstone.runtime.expand import NodeLaunch
 from soapstone.search.parallel.initial import Parallel, kinds_of_dims
 from soapstone.search.parallel.operators import Operator
@@ -55,7 +54,7 @@ def covering(model: Model, mixtures: int = 3, seed: int = 0) -> list[dict[str, C
         mixtures: how many more have random configurations on random devices, so that an operator is
             also measured next to others that are split in other ways, and beside others' work.
     """
-    samples = sample_dims(model.graph)
+    samples = model.graph.sample_dims
     free = [item for item in model.operators if item.source is None]
     known = {item.name: choices(model, item, samples.get(item.name)) for item in free}
     count = min(MOST, max(map(len, known.values()), default=1))

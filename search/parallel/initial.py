@@ -17,7 +17,6 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Dim, Kind
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.samples import sample_dims
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.search.cost.launches import work
@@ -80,7 +79,7 @@ def computers_of(machine: Machine) -> list[list[int]]:
 
 
 def _by_samples(model: Model, devices: list[int]) -> Configurations:
-    samples = sample_dims(model.graph)
+    samples = model.graph.sample_dims
     return {
         item.name: _split(model, item, samples.get(item.name), devices) for item in _chosen(model)
     }
@@ -119,7 +118,7 @@ def is_recurrent(model: Model) -> bool:
 def _one_weird_trick(model: Model) -> Configurations:
     """Return samples for all but dense layers, which are split by output channels."""
     devices = len(model.machine.processors)
-    samples = sample_dims(model.graph)
+    samples = model.graph.sample_dims
     found = dict(data_parallel(model))
     for item in _chosen(model):
         signature = model.graph.signature(item.node)
@@ -137,7 +136,7 @@ def _one_weird_trick(model: Model) -> Configurations:
 def _layers(model: Model) -> Configurations:
     """Return samples across computers, and layers dealt out to the devices of each."""
     graph, groups = model.graph, computers_of(model.machine)
-    samples = sample_dims(graph)
+    samples = graph.sample_dims
     layer_of = _layer_numbers(model)
     found = {}
     for item in _chosen(model):
@@ -170,7 +169,7 @@ def tensor_parallel(model: Model) -> Configurations:
     The tensor parallelism of Shoeybi et al., Megatron-LM, 2019: within a computer by channels,
     across computers by samples; operators without channels by samples alone.
     """
-    samples = sample_dims(model.graph)
+    samples = model.graph.sample_dims
     computers = computers_of(model.machine)
     inside = len(model.machine.processors) // len(computers)
     found = dict(data_parallel(model))

@@ -80,8 +80,10 @@ class Round:
         what chains come to there depends on where they begin more than on how long they are.
         """
         first = self.walker(0)
+        self._beginnings = self._candidates()
+        self._try(first, "data")
         try:
-            self._try_all(first)
+            self._try_others(first)
         except KeyboardInterrupt:
             self.stop.set()
         names = self._unequal()
@@ -98,10 +100,8 @@ class Round:
             some = others[at : at + len(walkers)]
             self._go_on({self.walker(len(walkers) + at + i): name for i, name in enumerate(some)})
 
-    def _try_all(self, walker: Walker) -> None:
+    def _try_others(self, walker: Walker) -> None:
         """Learn what the beginnings cost; those that need a search of their own come last."""
-        self._beginnings = self._candidates()
-        self._try(walker, "data")
         others = [name for name in self._beginnings if name != "data"]
         for name in sorted(others, key=lambda name: name not in ALWAYS):
             late = self.options.seconds and self._left() <= 1.0 - BEGINNINGS_SHARE
