@@ -504,6 +504,8 @@ def main() -> None:
     tables = Tables(given)
     for only in given.only.split(","):
         command = f"python benchmarks/strategies.py --only {only} --seconds {given.seconds:g}"
+        if only == "times":
+            command += f" --longer {given.longer:g}"
         rows = getattr(tables, only)()
         save = not given.no_write
         tabulate(f"strategies_{only}", TITLES[only], command, rows, MEANS.get(only, ()), save)
