@@ -46,7 +46,7 @@ from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult,
 from soapstone.search.parallel.arrays import FROM_DEVICE, MESSAGE, MOVED, TO_DEVICE
 from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.initial import randomly
-from soapstone.search.parallel.methods import exhaustive, optimum
+from soapstone.search.parallel.methods import found_by
 from soapstone.search.parallel.problem import prepare
 
 Row = dict[str, Any]
@@ -385,8 +385,8 @@ class Tables:
         for name, graph, devices, paper in jobs:
             where = load_machine("p100", devices)
             chains = search(graph, where, Options(seconds=5.0, patience=1.0))
-            for method in (optimum, exhaustive):
-                found = method(graph, where, Options(seconds=self.given.seconds))
+            for method in ("optimum", "exhaustive"):
+                found = found_by(method)(graph, where, Options(seconds=self.given.seconds))
                 reached = [s for s, us in chains.history if us <= found.simulation.step_us]
                 said = found.certificate
                 assert said is not None
@@ -394,7 +394,7 @@ class Tables:
                     "model": name,
                     "devices": devices,
                     "strategies": said.space,
-                    "method": method.__name__,
+                    "method": method,
                     "seconds": said.seconds,
                     "of them tables": said.prepared,
                     "paper's s": paper,

@@ -34,7 +34,7 @@ def network(executor: str = "local", cpus: int = 2, strategy: Strategy | None = 
 
 
 def strategy_of(seed: int) -> Strategy:
-    """Return a random strategy for the network on two devices, with uneven tiles if it can."""
+    """Return a random strategy for the network on two devices; but for seed 0, of uneven tiles."""
     with network() as model:
         graph = model.training_graph
     prepared = prepare(graph, load_machine("p100", 2))
@@ -42,6 +42,7 @@ def strategy_of(seed: int) -> Strategy:
     walker.begin(randomly(prepared, seed))
     if seed:
         walker.walk(200)
+        assert (walker.settled.choice.cuts[:, 0] >= 0).any()
     found = as_strategy(graph, prepared, walker.settled.configurations(), {})
     return Strategy(configurations=found.configurations, layouts=found.layouts)
 

@@ -46,7 +46,7 @@ from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.geometry import tile
 from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.initial import randomly
-from soapstone.search.parallel.methods import exhaustive, optimum
+from soapstone.search.parallel.methods import exhaustive
 from soapstone.search.parallel.optcnn import costs_of, solve
 from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model as Prepared
@@ -392,13 +392,15 @@ def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
     assert said.complete and said.inside
     assert said.space == len(costs)
     assert said.bound_ns == walker.best_ns == min(costs)
-    alone = optimum(graph, machine)
+    alone = found_by("optimum")(graph, machine)
     assert alone.certificate is not None and alone.certificate.inside
     assert alone.simulation.step_us == min(costs) / 1e3
 
 
-def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is() -> None:
-    result = exhaustive(lenet(64), load_machine("p100", 2), Options(seconds=0.0))
+@pytest.mark.parametrize("method", ["exhaustive", "optimum"])
+def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is(method: str) -> None:
+    result = found_by(method)(lenet(64), load_machine("p100", 2), Options(seconds=0.0))
+    assert result.simulation.step_us <= min(result.initial_us.values())
     assert result.certificate is not None and not result.certificate.complete
     assert result.certificate.bound_ns / 1e3 <= result.simulation.step_us
     assert "not searched to the end" in str(result)

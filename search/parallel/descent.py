@@ -17,7 +17,7 @@ from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.walker import Walker
 
-Choices = dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]
+Listed = dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]
 
 AT_ONCE = 256  # configurations tried of a group in one round
 MATTERS = 0.999  # of a cost: what is above is no better
@@ -46,7 +46,7 @@ class Descent:
         choices: configurations by class of operator, in place of those that are placed in order.
     """
 
-    def __init__(self, walker: Walker, seed: int, choices: Choices | None = None) -> None:
+    def __init__(self, walker: Walker, seed: int, choices: Listed | None = None) -> None:
         self.walker, self.random = walker, np.random.default_rng(seed)
         self.model = walker.model
         self.choices = {} if choices is None else choices

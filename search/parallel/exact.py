@@ -108,29 +108,16 @@ class Exhaustive:
                 place[op] = min(place[b] for b in readers) - 0.5
         return sorted(self.space.free, key=lambda op: place[op])
 
-    def begin_inside(self, seed: int) -> None:
-        """Let the walker begin from the best strategy of the space that descents find."""
-        walker, best = self.walker, int(HUGE)
-        for number in range(BEGINNINGS):
-            random = np.random.default_rng([seed, number])
-            self._set([int(random.integers(self.space.size(op))) for op in self.order])
-            walker.settled.settle()
-            walker.begin(walker.settled.configurations())
-            before = 0
-            while walker.best_ns != before:
-                before = walker.best_ns
-                again = int(random.integers(1 << 30))
-                Descent(walker, again, self.space.listed).run(lambda: True)
-            if walker.best_ns < best:
-                best = walker.best_ns
-                walker.restore(walker.settled)
-                found = walker.settled.configurations()
-        walker.begin(found)
+    def run(self, seed: int | None = None) -> Certificate:
+        """Search; the walker has the best strategy known, which may come from elsewhere.
 
-    def run(self) -> Certificate:
-        """Search; the walker has the best strategy known, which may come from elsewhere."""
+        Args:
+            seed: of the beginnings of descents in the space, from whose best one to begin instead.
+        """
         complete = False
         with contextlib.suppress(KeyboardInterrupt):
+            if seed is not None:
+                self._begin_inside(seed)
             complete = self._rounds()
         best = self.walker.best_ns
         size = float(np.prod([float(self.space.size(op)) for op in self.order]))
@@ -144,6 +131,34 @@ class Exhaustive:
             self.prepared,
             self._inside(),
         )
+
+    def _begin_inside(self, seed: int) -> None:
+        """Let the walker begin from the best strategy of the space that descents find."""
+        walker, best = self.walker, int(HUGE)
+        found = walker.settled.configurations()
+
+        def go_on() -> bool:
+            return self.go_on(self.visited, self.bound)
+
+        try:
+            for number in range(BEGINNINGS):
+                if not go_on():
+                    break
+                random = np.random.default_rng([seed, number])
+                self._set([int(random.integers(self.space.size(op))) for op in self.order])
+                walker.settled.settle()
+                walker.begin(walker.settled.configurations())
+                before = 0
+                while walker.best_ns != before and go_on():
+                    before = walker.best_ns
+                    again = int(random.integers(1 << 30))
+                    Descent(walker, again, self.space.listed).run(go_on)
+                if walker.best_ns < best:
+                    best = walker.best_ns
+                    walker.restore(walker.settled)
+                    found = walker.settled.configurations()
+        finally:
+            walker.begin(found)
 
     def _inside(self) -> bool:
         """Return whether the best strategy known is one of the space."""

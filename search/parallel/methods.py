@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from soapstone.ir.configuration import Configuration
@@ -62,66 +63,37 @@ def exhaustive(
     *,
     start: Mapping[str, Configuration] | None = None,
     progress: Progress | None = None,
+    inside: bool = False,
 ) -> StrategyResult:
     """Return the best strategy of equal parts of results, or a better one, with a certificate.
 
     Markov chains come first; they may find uneven parts, or parts of sums, that are faster. When
     the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that.
 
-    Raises:
-        ParallelError: an operator has too many configurations.
-    """
-    options = options or Options()
-    check_space(prepare(graph, machine))
-    first = replace(options, proposals=BEFORE, seconds=None, chains=1, patience=1.0)
-    seeds = (replace(first, seed=options.seed + number) for number in range(SEEDS))
-    known = min(
-        (search(graph, machine, each, start=start, progress=progress) for each in seeds),
-        key=lambda found: found.simulation.step_us,
-    )
-    return _certified(graph, machine, options, known, progress, inside=False)
-
-
-def optimum(
-    graph: Graph,
-    machine: Machine,
-    options: Options | None = None,
-    *,
-    start: Mapping[str, Configuration] | None = None,
-    progress: Progress | None = None,
-) -> StrategyResult:
-    """Return the best strategy of equal parts of results, with a certificate.
-
-    As `exhaustive`, which ends sooner when better ones of other parts are known.
-
-    Raises:
-        ParallelError: an operator has too many configurations.
-    """
-    options = options or Options()
-    check_space(prepare(graph, machine))
-    none = replace(options, proposals=0, seconds=None, blocks=False, computers=False)
-    known = search(graph, machine, none, start=start, progress=progress)
-    return _certified(graph, machine, options, known, progress, inside=True)
-
-
-def _certified(
-    graph: Graph,
-    machine: Machine,
-    options: Options,
-    known: StrategyResult,
-    progress: Progress | None,
-    *,
-    inside: bool,
-) -> StrategyResult:
-    """Search exhaustively for what is better than a known strategy.
-
     Args:
-        inside: only strategies of the space count.
+        inside: only strategies of equal parts of results count, once one is found; the best of
+            them may be slower than a beginning of other parts.
+
+    Raises:
+        ParallelError: an operator has too many configurations.
     """
+    options = options or Options()
     begin = time.perf_counter()
     model = prepare(graph, machine)
+    check_space(model)
+    first = replace(options, proposals=BEFORE, seconds=None, chains=1, patience=1.0)
+    if inside:
+        first = replace(first, proposals=0)
+    seeds = range(options.seed, options.seed + (1 if inside else SEEDS))
+    result = min(
+        (
+            search(graph, machine, replace(first, seed=seed), start=start, progress=progress)
+            for seed in seeds
+        ),
+        key=lambda found: found.simulation.step_us,
+    )
     walker = Walker(model, proposals.INFORMED, options.temperature, True, options.seed)
-    walker.begin(known.strategy.configurations)
+    walker.begin(result.strategy.configurations)
 
     def go_on(visited: int, bound_ns: int) -> bool:
         now = time.perf_counter() - ready
@@ -130,10 +102,8 @@ def _certified(
         return options.seconds is None or now < options.seconds
 
     under_way = Exhaustive(model, walker, go_on)
-    if inside:
-        under_way.begin_inside(options.seed)
     ready = time.perf_counter()  # the budget is of the search, when there are tables
-    certificate = under_way.run()
+    certificate = under_way.run(options.seed if inside else None)
     simulator = Simulator(model)
     walker.restore(simulator.settled)
     simulation = simulator.summary(simulator.again())
@@ -144,13 +114,13 @@ def _certified(
     strategy = as_strategy(graph, model, simulator.settled.configurations(), {})
     return _told(
         replace(
-            known,
+            result,
             strategy=strategy,
             simulation=simulation,
-            proposals=known.proposals + certificate.visited + certificate.simulated,
+            proposals=result.proposals + certificate.visited + certificate.simulated,
             certificate=certificate,
         ),
-        begin - known.seconds,
+        begin,
         search="optimum" if inside else "exhaustive",
         complete=certificate.complete,
         strategies=certificate.space,
@@ -175,7 +145,7 @@ METHODS: Mapping[str, Method] = {
     "mcmc": search,
     "optcnn": dynamic_programming,
     "exhaustive": exhaustive,
-    "optimum": optimum,
+    "optimum": partial(exhaustive, inside=True),
 }
 
 
@@ -190,4 +160,4 @@ def found_by(method: str) -> Method:
     return METHODS[method]
 
 
-__all__ = ["METHODS", "dynamic_programming", "exhaustive", "found_by", "optimum"]
+__all__ = ["METHODS", "dynamic_programming", "exhaustive", "found_by"]
