@@ -408,6 +408,18 @@ def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is(method: str) ->
         exhaustive(lenet(64), load_machine("p100", 16), Options(seconds=0.0))
 
 
+def test_an_interrupt_before_there_are_tables_gives_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Space, "__init__", interrupted)
+    result = exhaustive(lenet(64), load_machine("p100", 2), Options(seconds=5.0))
+    assert result.certificate is None
+    assert result.simulation.step_us <= min(result.initial_us.values())
+
+
 @pytest.mark.parametrize(("graph", "devices"), [("lenet", 2), ("rnnlm", 2), ("rnnlm", 3)])
 def test_bounds_of_the_exhaustive_search_are_never_passed(graph: str, devices: int) -> None:
     """For random strategies, good ones too, what is taken for a lower bound is one at each step."""

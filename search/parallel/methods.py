@@ -68,7 +68,8 @@ def exhaustive(
     """Return the best strategy of equal parts of results, or a better one, with a certificate.
 
     Markov chains come first; they may find uneven parts, or parts of sums, that are faster. When
-    the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that.
+    the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that (which is
+    not known before there are tables).
 
     Args:
         inside: only strategies of equal parts of results count, once one is found; the best of
@@ -101,7 +102,10 @@ def exhaustive(
             progress(now, visited, walker.best_ns / 1e3)
         return options.seconds is None or now < options.seconds
 
-    under_way = Exhaustive(model, walker, go_on)
+    try:
+        under_way = Exhaustive(model, walker, go_on)
+    except KeyboardInterrupt:
+        return result
     ready = time.perf_counter()  # the budget is of the search, when there are tables
     certificate = under_way.run(options.seed if inside else None)
     simulator = Simulator(model)
