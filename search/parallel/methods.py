@@ -68,8 +68,8 @@ def exhaustive(
     """Return the best strategy of equal parts of results, or a better one, with a certificate.
 
     Markov chains come first; they may find uneven parts, or parts of sums, that are faster. When
-    the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that (which is
-    not known before there are tables).
+    the seconds are over, or at Ctrl-C, the best one known, and how far it can be from that, if
+    there are tables by then.
 
     Args:
         inside: only strategies of equal parts of results count, once one is found; the best of
