@@ -14,11 +14,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
+
 REST_S = 0.2  # before a round: threads of the peer before may still spin
 HERE = Path(__file__).resolve().parent
+LIBRARIES = (  # whose versions a figure depends on: our own, and the peers
+    *("numpy", "numba", "llvmlite", "onednn-cpu-gomp", "onnx", "z3-solver", "mpi4py", "mpich"),
+    *("legate", "onnxruntime", "openvino", "torch", "dask", "ray"),
+)
 
 
 def machine() -> str:
@@ -28,7 +37,8 @@ def machine() -> str:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    level = llvmlite.binding.get_host_cpu_name()  # models that are sold under one name differ
+    return f"{model} ({level}), {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def status_bytes(field: str) -> int:
@@ -140,11 +150,49 @@ def write(
     print(save_section(name, title, command, columns, rows))
 
 
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True)
+    return found.stdout.strip()
+
+
+@cache
+def provenance() -> dict[str, Any]:
+    """Return what made the figures of this run: machine, commit, day and versions of libraries.
+
+    A commit ends in "+" where files other than results differ from it.
+    """
+    changed = _git("status", "--porcelain", "--", ":/", f":!{HERE}/results", f":!{HERE}/RESULTS.md")
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "machine": machine(),
+        "commit": (_git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else ""),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": versions,
+    }
+
+
+def described(record: Mapping[str, Any]) -> str:
+    """Return the lines under a table's title: command, machine, commit, day, versions."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (
+        f"`{record['command']}` on {record['machine']}\n"
+        f"commit {record['commit']}, {record['date']}; {versions or 'versions were not recorded'}"
+    )
+
+
 def save_section(
     name: str, title: str, command: str, columns: Sequence[str], rows: list[dict[str, Any]]
 ) -> str:
-    """Write results as JSON, replace this benchmark's section in RESULTS.md, and return it."""
-    record = {"benchmark": name, "machine": machine(), "command": command, "rows": rows}
+    """Write results as JSON, replace this benchmark's section in RESULTS.md, and return it.
+
+    All rows are of this run: a section is replaced as a whole.
+    """
+    record = {"benchmark": name, "command": command, **provenance(), "rows": rows}
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -152,7 +200,7 @@ def save_section(
     def cell(value: object) -> str:
         return f"{value:.3g}" if isinstance(value, float) else str(value)
 
-    lines = [f"## {title}", "", f"`{command}` on {machine()}", ""]
+    lines = [f"## {title}", "", described(record), ""]
     lines.append("| " + " | ".join(columns) + " |")
     lines.append("|" + " --- |" * len(columns))
     lines += ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
