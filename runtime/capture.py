@@ -126,12 +126,13 @@ class CaptureAnalysis(Analysis):
                 if key[0] in self.spaces and not region.transient:
                     eviction.drop(self, region, key)
         for region, state in list(self.regions.items()):
-            if region.transient or len(state.by_key) < 2:
+            if region.transient or state.sole:
                 continue
-            for instance in list(state):
-                if state.live and instance.storage.memory in self.world.hosts:
-                    self.complete(region, instance, True)
-                elif not state.live:
+            if state.live:
+                for host in self.host_instances(region):
+                    self.complete(region, host, True)
+            else:
+                for instance in list(state):
                     self.complete(region, instance, instance.required)
         if self.spaces:
             self._remove_unread()
@@ -168,7 +169,7 @@ def restore_needs(main: Analysis, captured: Analysis, regions: Sequence[Region])
     before = main.statistics.copies
     for region in regions:
         state = main.state(region)
-        if len(state.by_key) < 2:
+        if state.sole:
             continue
         theirs = captured.regions[region]
         for key, wanted in theirs.by_key.items():
@@ -181,7 +182,7 @@ def install_results(main: Analysis, captured: Analysis, regions: Sequence[Region
     """Tell the main analysis what a replayed trace wrote, and where it is valid now."""
     for region in regions:
         state = main.state(region)
-        if len(state.by_key) < 2:
+        if state.sole:
             continue
         theirs = captured.regions[region]
         state.cut(theirs.cuts)  # once, so that the sets below stay comparable

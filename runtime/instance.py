@@ -273,6 +273,18 @@ class Instances:
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.by_key.values())
 
+    @property
+    def sole(self) -> bool:
+        """Whether one instance holds the whole region, and no other any of it.
+
+        Then there is nothing to bring anywhere or to keep up to date. One instance that is of a
+        tile, or not valid everywhere, is not that.
+        """
+        if len(self.by_key) != 1:
+            return False
+        (instance,) = self.by_key.values()
+        return instance.valid is True
+
     # -- sets of cells
 
     def cells(self, value: Cells) -> Array:

@@ -314,13 +314,11 @@ class Trace:
             states = {region: runtime.analysis.state(region) for region in self._regions}
             theirs = self._analysis.regions
             if all(not state.live or theirs[region].live for region, state in states.items()):
-                self._left = [  # where there is one instance, another may yet be made
+                self._left = [
                     (
                         state,
                         len(state.by_key),
-                        [(instance, instance.valid) for instance in state]
-                        if len(state.by_key) > 1
-                        else [],
+                        [] if state.sole else [(instance, instance.valid) for instance in state],
                     )
                     for state in states.values()
                 ]

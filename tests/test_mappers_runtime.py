@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from soapstone.mappers.locality import LocalityMapper
 from soapstone.mappers.stealing import WorkStealingMapper
 from soapstone.runtime import (
     DefaultMapper,
+    Launch,
     Layout,
     Machine,
     Mapper,
@@ -25,6 +27,7 @@ from soapstone.runtime import (
     Profile,
     Read,
     ReadWrite,
+    Reduce,
     Region,
     Runtime,
     Task,
@@ -91,6 +94,47 @@ def _largest_launch(program: Program) -> int:
 def test_layouts_and_sources_of_every_argument_change_no_result(seed: int) -> None:
     machine = Machine.local(1 + seed % 3, memories=1 + seed // 3 % 3)
     _run(random_program(seed), seed, machine, ContraryMapper(seed))
+
+
+class Tiles(DefaultMapper):
+    """An instance for each tile, and none of a whole region."""
+
+    def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
+        return Layout(None, whole=False)
+
+
+@task
+def ones(r: Reduce("sum")) -> None:  # type: ignore[valid-type]
+    r[...] = 1
+
+
+@pytest.mark.parametrize("how", ["captured", "recorded", "untraced"])
+def test_a_reduction_into_a_tile_of_a_region_nobody_has_written_is_kept(how: str) -> None:
+    x = Region((5,), np.int64, "x")
+    tile = Partition.of(x, [[0]], [[4]])
+    with Runtime(Machine.local(cpus=1), Tiles()) as runtime:
+        trace = runtime.capture(lambda: runtime.launch(ones, tile)) if how == "captured" else None
+        for turn in range(1, 4):
+            if trace is not None:
+                trace.replay()
+            else:
+                with runtime.trace() if how == "recorded" else contextlib.nullcontext():
+                    runtime.launch(ones, tile)
+            np.testing.assert_array_equal(runtime.read(x), [turn] * 4 + [0])
+
+
+def test_a_step_on_tiles_is_captured_after_the_host_got_its_array() -> None:
+    x = Region((5,), np.int64, "x")
+    tile = Partition.of(x, [[0]], [[4]])
+    with Runtime(Machine.local(cpus=1), Tiles()) as runtime:
+        runtime.launch(bump, tile)
+        array = runtime.array(x)
+        array += 7
+        trace = runtime.capture(lambda: runtime.launch(bump, tile))
+        for turn in range(3):
+            trace.replay()
+            np.testing.assert_array_equal(array, [9 + 11 * turn] * 4 + [7 + 10 * turn])
+            array += 10
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -290,7 +334,8 @@ def _who_ran(mapper: Mapper, machine: Machine, work: np.ndarray) -> tuple[np.nda
         with runtime.profile() as profile:
             runtime.launch(hold, *(Partition.tiled(region, (n,)) for region in (count, x, y)))
         np.testing.assert_array_equal(runtime.read(count), np.ones(n))
-        placed = {event.point: event.processor for event in profile.events}
+        tasks = [event for event in profile.events if event.kind == "task"]
+        placed = {event.point: event.processor for event in tasks}
         return np.array([placed[point] for point in range(n)]), runtime.read(y)
 
 
