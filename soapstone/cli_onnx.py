@@ -83,8 +83,13 @@ def import_(
 
 @app.command()
 def export(
-    file: Source,
+    source: Annotated[
+        str, typer.Argument(help="A graph file (.json), an app's name, or a .py script.")
+    ],
     target: Target,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples of an app's inputs; default 1.")
+    ] = None,
     opset: Annotated[int | None, typer.Option(help="The version of the operators.")] = None,
     external_data: Annotated[
         bool, typer.Option("--external-data", help="Write weights to a file beside it.")
@@ -92,20 +97,27 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a graph file (JSON, with its weights) as an ONNX file."""
+    """Write a graph file with its weights, or an app with its initial ones, as an ONNX file."""
     from soapstone.cli import _print_json, _reported  # it imports this module
 
     with _reported(debug):
-        from soapstone.frontend.onnx import to_onnx
+        from soapstone.frontend.app import load_app
+        from soapstone.frontend.onnx import OnnxError, to_onnx
         from soapstone.frontend.onnx.export import OPSET
         from soapstone.ir.files import load_graph, load_layouts
 
-        graph, weights = load_graph(file)
         version = OPSET if opset is None else opset
         outside = True if external_data else None
-        layouts = load_layouts(file)
-        to_onnx(graph, weights, target, opset=version, external_data=outside, layouts=layouts)
-        if as_json:
-            _print_json({"model": str(target), "opset": version, "nodes": len(graph.nodes)})
+        if source.endswith(".json"):
+            if batch_size is not None:
+                raise OnnxError(f"--batch-size {batch_size} found; a graph file has its own")
+            graph, weights = load_graph(source)
+            layouts = load_layouts(source)
+            to_onnx(graph, weights, target, opset=version, external_data=outside, layouts=layouts)
         else:
-            typer.echo(f"{target}: opset {version}, {len(graph.nodes)} operators")
+            model = load_app(source).build(batch_size or 1)
+            to_onnx(model, None, target, opset=version, external_data=outside)
+        if as_json:
+            _print_json({"model": str(target), "opset": version})
+        else:
+            typer.echo(f"{target}: opset {version}")

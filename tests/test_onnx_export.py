@@ -190,6 +190,12 @@ def test_the_command_line(tmp_path: Path) -> None:
     found = runner.invoke(app, ["export", str(graph_path), str(again), "--external-data"])
     assert found.exit_code == 0, found.output
     onnx.checker.check_model(str(again), full_check=True)
+    found = runner.invoke(app, ["export", "lenet", str(again), "--batch-size", "3"])
+    assert found.exit_code == 0, found.output
+    (image,) = onnx.load(str(again)).graph.input
+    assert [dim.dim_value for dim in image.type.tensor_type.shape.dim][0] == 3
+    found = runner.invoke(app, ["export", str(graph_path), str(again), "--batch-size", "3"])
+    assert found.exit_code == 1 and "a graph file has its own" in found.output
     (tmp_path / "bad.onnx").write_bytes(b"nothing of the kind")
     found = runner.invoke(app, ["check", str(tmp_path / "bad.onnx")])
     assert found.exit_code == 1
