@@ -193,7 +193,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     found = runner.invoke(app, ["export", "lenet", str(again), "--batch-size", "3"])
     assert found.exit_code == 0, found.output
     (image,) = onnx.load(str(again)).graph.input
-    assert [dim.dim_value for dim in image.type.tensor_type.shape.dim][0] == 3
+    assert image.type.tensor_type.shape.dim[0].dim_value == 3
     found = runner.invoke(app, ["export", str(graph_path), str(again), "--batch-size", "3"])
     assert found.exit_code == 1 and "a graph file has its own" in found.output
     (tmp_path / "bad.onnx").write_bytes(b"nothing of the kind")
