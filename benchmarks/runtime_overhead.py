@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import status_bytes, write
+from harness import serve, status_bytes, write
 
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
 from soapstone.runtime.program import nothing_address
@@ -159,11 +159,28 @@ def speedup(processes: bool) -> float:
     return seconds[0] / seconds[1]
 
 
+def peer(what: str, steps: int) -> None:
+    """Be a process that measures "traced 2 workers" or the like, in rounds: ms for 1,000 tasks."""
+    kind, workers = what.split()[:2]
+
+    def one() -> dict[str, float]:
+        if kind == "traced":
+            return {"ms": traced(int(workers), steps)["ns_per_task"] * 1e-3}
+        return {"ms": untraced(int(workers), 8, 100)}
+
+    serve(one)
+
+
 def main() -> None:
     """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="stencil steps of a traced run")
-    steps = parser.parse_args().steps
+    parser.add_argument("--peer", help="measure this alone, in rounds: traced 1 worker")
+    options = parser.parse_args()
+    steps = options.steps
+    if options.peer:
+        peer(options.peer, steps)
+        return
     python = [traced(workers, steps // 4, PYTHON)["ns_per_task"] for workers in (1, 2)]
     result: dict[str, dict[str, float]] = {
         "traced_1_worker": traced(1, steps),

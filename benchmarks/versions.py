@@ -1,0 +1,91 @@
+"""This version of soapstone against another, in turns: inference, training steps, task overhead.
+
+    python benchmarks/versions.py OTHER_PYTHON [--rounds 7] [--only inference,training,overhead]
+
+OTHER_PYTHON is the interpreter of an environment that holds the other version; both run the
+benchmarks of this tree. Ratios are this version's time over the other's: above 1 is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import inference
+import training_step
+from harness import HERE, in_turns, median, ratio, tabulate
+
+INFERENCE = ("squeezenet", "resnet50", "nasrnn", "nmt_step", "bert_12")
+TRAINING = ("mlp", "lenet", "resnet18", "transformer_block", "dlrm")
+OVERHEAD = ("traced 1 worker", "traced 2 workers", "untraced 1 worker", "untraced 2 workers")
+PARTS = ("inference", "training", "overhead")
+
+
+def peers(part: str, name: str, folder: Path) -> list[str]:
+    """Return the command, without the interpreter, that measures one thing in rounds."""
+    cores = os.cpu_count() or 1
+    if part == "inference":
+        command = ["--peer", "soapstone", "--models", name, "--folder", str(folder)]
+        return [str(HERE / "inference.py"), *command]
+    if part == "training":
+        return [str(HERE / "training_step.py"), "--peer", "soapstone", name, str(cores), "1"]
+    return [str(HERE / "runtime_overhead.py"), "--steps", "500", "--peer", name]
+
+
+def rows(parts: Mapping[str, tuple[str, ...]], other: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each thing measured."""
+    folder = Path(tempfile.gettempdir()) / "soapstone"
+    for part, names in parts.items():
+        for name in names:
+            if part == "inference":
+                inference.export(name, folder)
+            command = peers(part, name, folder)
+            pair = {"this": [sys.executable, *command], "other": [other, *command]}
+            measured = in_turns(pair, rounds)
+            yield {
+                "part": part,
+                "what": name,
+                "this ms": median(measured["this"], "ms"),
+                "other ms": median(measured["other"], "ms"),
+                "ratio": ratio(measured["this"], measured["other"]),
+            }
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", help="the interpreter that has the other version")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--all", action="store_true", help="every model of the benchmarks")
+    parser.add_argument("--no-write", action="store_true")
+    options = parser.parse_args()
+    names = {
+        "inference": tuple(inference.MODELS) if options.all else INFERENCE,
+        "training": tuple(training_step.MODELS) if options.all else TRAINING,
+        "overhead": OVERHEAD,
+    }
+    parts = {part: names[part] for part in options.only.split(",")}
+    where = "import soapstone.runtime as r; print(r.__path__[0])"
+    place = subprocess.check_output([options.other, "-c", where], cwd=HERE, text=True).strip()
+    commit = subprocess.check_output(
+        ["git", "-C", place, "rev-parse", "--short", "HEAD"], text=True
+    ).strip()
+    tabulate(
+        "versions",
+        f"Against commit {commit}: time over its time",
+        f"python benchmarks/versions.py OTHER_PYTHON --rounds {options.rounds}",
+        rows(parts, options.other, options.rounds),
+        ("ratio",),
+        save=not options.no_write,
+    )
+
+
+if __name__ == "__main__":
+    main()
