@@ -20,6 +20,7 @@ from soapstone.frontend.optimizers import LEARNING_RATE
 from soapstone.frontend.session import Bound, Session
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
+from soapstone.ir.guard import guarded
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.base import GraphMapper
@@ -198,6 +199,7 @@ class Steps:
             needed = original(self._size)
             check_interface(needed, self.given, self._label)
             self.given = replace(self.given, initials=needed.initials)
+            self.given = guarded(self.given, needed.outputs[1])  # those of older files are not
 
     def expect(self, batch_size: int, progress: bool) -> None:
         """Prepare for batches of a size; the last one of a data set may be smaller.

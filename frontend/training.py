@@ -22,6 +22,7 @@ from soapstone.frontend.session import Bound, Session
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.guard import guarded
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss became NaN or infinite; parameters are as they were before the step."""
+    """The loss became NaN or infinite; parameters and states are as they were before the step."""
 
 
 @dataclass
@@ -72,7 +73,7 @@ def training_graph(forward: Graph, loss: str, chosen: Optimizer, metrics: tuple[
         for name in reversed(trained):
             chosen.emit(builder, name, grads[name], finite)
     builder.output(value, finite, *counts.values())
-    return builder.build().pruned()
+    return guarded(builder.build(), finite).pruned()
 
 
 def evaluation_graph(forward: Graph, loss: str, metrics: tuple[str, ...]) -> Graph:
@@ -348,7 +349,7 @@ class Trainer:
         return NonFiniteLoss(
             f"step {self._position.step}: loss is {loss}; the first value that is not finite is"
             f" made by {where or 'an operator that the sequential run cannot name'};"
-            " parameters are as they were before this step"
+            " parameters and states are as they were before this step"
         )
 
     @together

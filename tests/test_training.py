@@ -191,6 +191,42 @@ def test_a_nan_names_step_and_layer_and_leaves_the_parameters() -> None:
             np.testing.assert_array_equal(value, weights[name], err_msg=name)
 
 
+def normalised(batch: int = BATCH) -> Model:
+    """Two batch norms, whose states a forward pass makes, before an optimiser with states."""
+    model = Model("normalised", seed=2)
+    x = model.input("x", (batch, 3, 6, 6))
+    x = model.relu(model.batch_norm(model.conv2d(x, 8, kernel=3, padding=1), name="bn1"))
+    x = model.batch_norm(model.dense(model.flatten(x), 16), name="bn2")
+    model.output(model.dense(x, 5))
+    return model
+
+
+SPLITS: dict[str, dict[str, int]] = {"samples": {"n": 2}, "channels": {"c": 2}, "whole": {}}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_refused_step_leaves_every_state_as_it_was(split: str) -> None:
+    with normalised() as model:
+        model.compile(OPTIMIZERS["adam"], cpus=2)
+        norms = dict.fromkeys(("bn1", "bn2"), Configuration(SPLITS[split]))
+        strategy = Strategy({"*": Configuration(), **norms})
+        model.compile(OPTIMIZERS["adam"], cpus=2, strategy=strategy)
+        x, y = data(model)
+        train(model, x, y, 2)
+        before = model.trainer.session.state()
+        bad = x.copy()
+        bad[1, 2] = np.nan
+        with pytest.raises(NonFiniteLoss):
+            train(model, bad, y, 1)
+        after = model.trainer.session.state()
+        assert {"bn1.mean", "bn2.variance"} <= before.keys() == after.keys()
+        for name, value in before.items():
+            np.testing.assert_array_equal(after[name], value, err_msg=name)
+        launches = model.trainer.bound("train", BATCH).program.launches
+        stores = sum(item.node.operator == "store" for item in launches)
+        assert stores == (4 if split == "channels" else 1)
+
+
 def test_a_label_out_of_range_is_one_error_and_training_goes_on() -> None:
     with mlp() as model:
         model.compile("sgd", cpus=2)

@@ -1,7 +1,7 @@
-"""Optimiser steps: `sgd` and `adam`, whose outputs are the next values of their inputs.
+"""Updates: optimiser steps `sgd` and `adam`, and `store`, whose outputs are their inputs' next values.
 
-A step is predicated: when `ok` is false, because the loss or a gradient is not finite, everything
-is copied unchanged. Dims: d0, d1, …
+They are predicated: when `ok` is false, because the loss is not finite, everything stays as it was.
+Dims: d0, d1, …
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Signature, finish
+from soapstone.ir.dims import DimTable, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.loss import aligned
@@ -144,20 +144,49 @@ register(
         doc="Adam (Kingma and Ba 2015); decoupled: AdamW, w shrinks by lr weight_decay first",
     )
 )
-register(
-    OpSpec(
-        name="store",
-        inputs=("x", "old"),
-        signature=lambda inputs, attributes: _store_signature(inputs),
-        reference=lambda attributes, x, old: x.copy(),
-        updates=((0, 1),),
-        flops_per_point=0,
-        cases=(Case(("3 4", "3 4"), {}, ()), Case(("", ""), {}, ()), Case(("0 2", "0 2"), {}, ())),
-        doc="x, as the next value of old",
-    )
-)
 
 
 def _store_signature(inputs: tuple[TensorSpec, ...]) -> Signature:
-    table, operands = aligned(inputs)
-    return finish(table, operands, [operands[1]], [inputs[1].dtype])
+    """Return the signature of pairs (next, old), perhaps with a flag; several pairs stay whole."""
+    pairs, flag = divmod(len(inputs), 2)
+    need_count(inputs, 2 * max(1, min(pairs, MOST_STORED)) + flag)
+    if flag and inputs[-1].dtype != "bool":
+        raise ShapeError(f"input {len(inputs) - 1} is {inputs[-1]}; shape () and type bool needed")
+    if pairs == 1:
+        table, operands = aligned(inputs, scalars=(2,))
+    else:
+        table = DimTable()
+        operands = [Operand(tuple(Whole(extent) for extent in spec.shape)) for spec in inputs]
+    old = range(1, 2 * pairs, 2)
+    for k in old:
+        if inputs[k] != inputs[k - 1]:
+            needed = f"shape and type of input {k - 1}, {inputs[k - 1]}, needed"
+            raise ShapeError(f"input {k} is {inputs[k]}; {needed}")
+    return finish(table, operands, [operands[k] for k in old], [inputs[k].dtype for k in old])
+
+
+def _store(attributes: Attributes, *inputs: Array) -> tuple[Array, ...]:
+    ok = inputs[-1] if len(inputs) % 2 else True
+    return tuple(np.where(ok, new, old) for new, old in zip(inputs[:-1:2], inputs[1::2]))
+
+
+MOST_STORED = 256  # pairs of one operator
+register(
+    OpSpec(
+        name="store",
+        inputs=("x*",),
+        outputs=("y*",),
+        signature=lambda inputs, attributes: _store_signature(inputs),
+        reference=_store,
+        updates=tuple((pair, 2 * pair + 1) for pair in range(MOST_STORED)),
+        flops_per_point=0,
+        cases=(
+            Case(("3 4", "3 4"), {}, ()),
+            Case(("", ""), {}, ()),
+            Case(("0 2", "0 2"), {}, ()),
+            Case(("3 4", "3 4", _OK), {}, ()),
+            Case(("3 4", "3 4", "2", "2", _OK), {}, ()),
+        ),
+        doc="of pairs of a next value and an old one the next, if a flag after them is true",
+    )
+)

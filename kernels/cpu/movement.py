@@ -12,7 +12,7 @@ import numpy as np
 from soapstone.ir.ops.rearrange import TO_SPACE, reverse_slices
 from soapstone.ir.ops.slicing import border_maps, slices
 from soapstone.kernels.cpu.copies import copies, copy, fill, filling
-from soapstone.kernels.cpu.native import noop, sequence
+from soapstone.kernels.cpu.native import either, noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -29,8 +29,15 @@ def _parts(whole: Array, parts: Sequence[Array], axis: int) -> Iterator[tuple[Ar
 
 @variant("store", "numba")
 def store(call: Call) -> Entry | None:
-    """x, as the next value of old."""
-    return copy(call.outputs[0], call.inputs[0], call.threads)
+    """Next values over old ones; where a flag says otherwise, the old ones stay."""
+    entries = [
+        copies(list(zip(call.outputs, call.inputs[first : 2 * len(call.outputs) : 2])), call.threads)
+        for first in (0, 1)
+    ]
+    new, old = entries
+    if new is None or old is None or len(call.inputs) % 2 == 0:
+        return new
+    return either(call.inputs[-1], new, old)
 
 
 @variant("concat", "numba")

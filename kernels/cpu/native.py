@@ -277,6 +277,13 @@ def _in_order(block: Any) -> Any:
 
 
 @native()
+def _either(block: Any) -> Any:
+    w = words(block)
+    which = 1 if u8p(w[0])[0] != 0 else 3
+    return call_entry(w[which], w[which + 1])
+
+
+@native()
 def _whole(block: Any) -> Any:
     w = words(block)
     return call_body(w[0], w[1], 0, w[2])
@@ -320,6 +327,13 @@ def sequence(entries: Sequence[Entry]) -> Entry:
     pairs = [(entry.address, entry.block) for entry in entries]
     made = bind(_in_order, len(entries), pairs, statuses=statuses)
     return made._replace(keep=(made.keep, tuple(entries)))
+
+
+def either(flag: np.ndarray[Any, Any], first: Entry, second: Entry) -> Entry:
+    """Return one entry that runs the first where the flag, a bool scalar, is true when it runs."""
+    pairs = [(entry.address, entry.block) for entry in (first, second)]
+    made = bind(_either, flag, pairs, statuses={**second.statuses, **first.statuses})
+    return made._replace(keep=(made.keep, first, second))
 
 
 class OpenMP(NamedTuple):

@@ -14,7 +14,7 @@ from soapstone.runtime.lower.elementwise import fuse_elementwise
 from soapstone.runtime.lower.epilogue import fuse_epilogues
 from soapstone.runtime.lower.layouts import CHANNELS_LAST, channels_last, plain, stored
 from soapstone.runtime.lower.parts import copy_parts, merge_parts
-from soapstone.runtime.lower.updates import hoist_updates, in_place, store_updates
+from soapstone.runtime.lower.updates import hoist_updates, in_place, merge_stores, store_updates
 from soapstone.runtime.lower.views import View, launched, views
 from soapstone.runtime.lower.weights import fold_weights, split_constants
 
@@ -28,6 +28,7 @@ def lower(graph: Graph, strategy: Strategy, *, fuse: bool = True) -> Graph:
         graph = fuse_elementwise(graph, strategy)
         graph = place_parts(graph, strategy)
         graph = copy_parts(graph, strategy)
+        graph = merge_stores(graph, strategy)
     return hoist_updates(graph)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.ops.update import MOST_STORED
+from soapstone.ir.strategy import Strategy
 
 
 def in_place(graph: Graph) -> dict[str, str]:
@@ -30,6 +32,34 @@ def store_updates(graph: Graph) -> Graph:
     for name, value in rest.items():
         builder.update(name, builder.apply("store", value, name, name=f"{name}.next")[0])
     return builder.build()
+
+
+def merge_stores(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with the guarded stores of a place made one launch.
+
+    Stores that are split stay apart: their tiles are where the values are made.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
+    for node in graph.nodes:
+        if node.operator == "store" and len(node.inputs) == 3:
+            configuration = strategy.configuration(graph, node)
+            if configuration.points == 1:
+                groups.setdefault((node.inputs[2], configuration.devices), []).append(node)
+    last: dict[str, Node] = {}
+    gone: set[str] = set()
+    for (flag, _), found in groups.items():
+        for first in range(0, len(found), MOST_STORED):
+            some = found[first : first + MOST_STORED]
+            if len(some) == 1:
+                continue
+            pairs = tuple(name for node in some for name in node.inputs[:2])
+            outputs = tuple(node.outputs[0] for node in some)
+            last[some[-1].name] = replace(some[-1], inputs=(*pairs, flag), outputs=outputs)
+            gone.update(node.name for node in some)
+    if not gone:
+        return graph
+    nodes = [last.get(node.name, node) for node in graph.nodes]
+    return replace(graph, nodes=tuple(n for n in nodes if n.name in last or n.name not in gone))
 
 
 def hoist_updates(graph: Graph) -> Graph:

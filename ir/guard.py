@@ -1,0 +1,39 @@
+"""The guard of a step: whatever outlives it keeps its old contents where a flag is false.
+
+Operators such as `sgd` read the flag themselves; what any other operator makes of a state passes
+through a `store` that reads it, so no operator has to know that steps can be refused.
+"""
+
+from __future__ import annotations
+
+from soapstone.ir.dims import Affine
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+
+
+def guarded(graph: Graph, flag: str) -> Graph:
+    """Return the graph with every update held back where the value `flag`, of type bool, is false.
+
+    Raises:
+        GraphError: there is no such value, or it is no bool scalar.
+    """
+    builder = GraphBuilder(base=graph)
+    for name, value in graph.updates.items():
+        maker = graph.producers.get(value)
+        if maker is not None and flag in maker.inputs and maker.overwrites.get(value) == name:
+            continue
+        origin, rename = (None, {}) if maker is None else _followed(graph, maker, value)
+        made = builder.apply(
+            "store", value, name, flag, name=f"{name}.next", origin=origin, rename=rename
+        )
+        builder.update(name, made[0])
+    return builder.build()
+
+
+def _followed(graph: Graph, maker: Node, value: str) -> tuple[str, dict[str, str]]:
+    """Return the node whose configuration a value's store follows, and how dims are renamed."""
+    axes = graph.signature(maker).outputs[maker.outputs.index(value)].axes
+    rename, known = {}, dict(maker.rename)
+    for position, axis in enumerate(axes):
+        dim = axis.dims[0] if isinstance(axis, Affine) and len(axis.dims) == 1 else ""
+        rename[f"d{position}"] = known.get(dim, dim)
+    return maker.origin or maker.name, rename
