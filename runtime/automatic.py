@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import RuntimeCoreError, StoppedError, TaskError
 from .repeats import period, repeats, rotation
-from .step import Fill, Request, exact
+from .scalar import exact
+from .step import Fill, Request
 from .task import Task
 
 if TYPE_CHECKING:
@@ -214,6 +215,8 @@ class Automatic:
             self._points[token] = 1 if isinstance(request, Fill) else request.points
         held = Held(token, asked, request)
         if token in self._inside and self._last in self._inside:
+            if asked is not None and not _lasting(asked, request):
+                held = Held(token, None, request)
             self._follower[self._last] = held
         return held
 
@@ -443,6 +446,18 @@ class Automatic:
 def _merit(match: _Match) -> tuple[int, int]:
     """The longest match first, then the one that began first."""
     return (match.done, -match.start)
+
+
+def _lasting(asked: tuple[Any, ...], request: Request) -> bool:
+    """Whether the objects of a launch say what it is, whenever they are seen again.
+
+    Not where a scalar had to be copied: the program may change it.
+    """
+    if isinstance(request, Fill):
+        return True
+    given = asked[len(asked) - len(request.layout) :]
+    scalars = [one for one, region in zip(given, request.layout) if not region]
+    return all(one is taken for one, taken in zip(scalars, request.scalars))
 
 
 def _key(request: Request) -> Hashable | None:

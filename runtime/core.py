@@ -113,7 +113,10 @@ class Runtime(Host):
         """Run a task at every point of its partitions' common grid.
 
         arguments: a partition or Region (seen whole by every point) for each privilege, and
-        scalars or futures. name: for errors and timelines. tag: anything the mapper can look at.
+        scalars or futures. Scalars are taken by value, now: what the program does afterwards to an
+        array without axes, or to a list, tuple, set or dictionary that it gave, is not seen; an
+        object of any other class is passed as it is. name: for errors and timelines. tag: anything
+        the mapper can look at.
         initialise: reductions replace the contents of their region instead of adding to them.
 
         Returns at once; an error of the task comes out of `wait`, `read` or a later launch. The

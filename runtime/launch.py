@@ -12,6 +12,7 @@ import numpy as np
 from .errors import LaunchError, PrivilegeError
 from .partition import Partition
 from .region import Region
+from .scalar import captured, loose
 from .task import Privilege, Task, identity
 from .tiling import Tiling, overlaps
 
@@ -24,6 +25,7 @@ class Launch:
 
     `layout` says of each argument, in order, whether it is a region; `tag` is whatever the
     launcher wants its mapper to see. `initialise` makes reductions replace a region's contents.
+    `changeable`: some scalars could be changed by a body, so each call gets copies.
     """
 
     task: Task
@@ -34,6 +36,7 @@ class Launch:
     name: str
     tag: Hashable = None
     initialise: bool = False
+    changeable: bool = False
 
     @property
     def points(self) -> int:
@@ -148,7 +151,7 @@ def prepare(
         for argument in arguments
         if isinstance(argument, _PLACE)
     )
-    scalars = tuple(argument for argument, region in zip(arguments, layout) if not region)
+    scalars = tuple([captured(item) for item, region in zip(arguments, layout) if not region])
     for partition, privilege in zip(partitions, task.privileges):
         if privilege.reduction is not None:
             try:
@@ -161,4 +164,5 @@ def prepare(
             _check_writers(name, partition.region, partition.tiling, privilege)
     if len({id(partition.region) for partition in partitions}) < len(partitions):
         _check_pairs(name, partitions, task.privileges)
-    return Launch(task, partitions, scalars, layout, common, name, tag, initialise)
+    changeable = any(map(loose, scalars))
+    return Launch(task, partitions, scalars, layout, common, name, tag, initialise, changeable)

@@ -11,10 +11,9 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .launch import Launch
 from .region import Region
+from .scalar import exact
 
 if TYPE_CHECKING:
     from .dependence import Analysis
@@ -33,30 +32,6 @@ class Fill:
 
 
 Request = Launch | Fill
-
-_PLAIN = (int, bool, str, bytes, type(None), type)
-
-
-def exact(scalar: object) -> Hashable:
-    """A key equal for scalars that are the same to the last bit, unlike `==` (0.0, -0.0, 1, True).
-
-    Raises: TypeError for what may change without notice: anything but numbers, text, None, types,
-    and tuples of them.
-    """
-    kind = type(scalar)
-    if kind in _PLAIN:
-        return (kind, scalar)
-    if isinstance(scalar, np.generic):
-        return (scalar.dtype.str, scalar.tobytes())
-    if isinstance(scalar, float) and kind is float:
-        return (kind, scalar.hex())
-    if isinstance(scalar, complex) and kind is complex:
-        return (kind, scalar.real.hex(), scalar.imag.hex())
-    if isinstance(scalar, tuple) and kind is tuple:
-        return (kind, *[exact(item) for item in scalar])
-    if isinstance(scalar, np.dtype):
-        return (np.dtype, scalar)
-    raise TypeError(f"{kind.__name__} is no number, text or tuple of them")
 
 
 def _known(scalar: Any) -> Hashable:

@@ -334,7 +334,7 @@ def _who_ran(mapper: Mapper, machine: Machine, work: np.ndarray) -> tuple[np.nda
         with runtime.profile() as profile:
             runtime.launch(hold, *(Partition.tiled(region, (n,)) for region in (count, x, y)))
         np.testing.assert_array_equal(runtime.read(count), np.ones(n))
-        tasks = [event for event in profile.events if event.kind == "task"]
+        tasks = [event for event in profile.events if event.category == "task"]
         placed = {event.point: event.processor for event in tasks}
         return np.array([placed[point] for point in range(n)]), runtime.read(y)
 

@@ -27,6 +27,7 @@ from ..machine import PROCESS, Machine, Processor
 from ..memory import MemoryPool
 from ..operation import Operation
 from ..profile import Observer, Profile
+from ..scalar import captured
 from ..task import EntryLike, PointContext, identity, status_text
 from ..world import World
 from .processes import WorkerProcess
@@ -94,6 +95,12 @@ def prepared_body(
     call: Callable[[], object] = partial(body, *given)
     if process is not None:
         call = process.prepared(task.name, body, given)
+    elif launch.changeable:
+        scalar = [False] * task.context + [not region for region in launch.layout]
+
+        def call() -> object:
+            return body(*[captured(x) if mine else x for x, mine in zip(given, scalar)])
+
     if not partials:
         return call
 
