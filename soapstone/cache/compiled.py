@@ -1,0 +1,128 @@
+"""Functions that Numba compiles and keeps on disk: valid while their sources are what they were.
+
+Numba's own stamp covers the file of a function only. What a function inlines or calls is compiled
+into it, wherever it is written, and constants are too. So the folder in which Numba keeps what it
+makes of a module is named by the stamp of all sources the module imports (`sources.stamp`), and by
+the environment: other sources are another folder. Numba adds processor and signature itself.
+
+Importing this module imports Numba: only modules that are imported on first use may do so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core import config, sigutils
+from numba.core.ccallback import CFunc
+
+from soapstone.cache.environment import digest, environment, folder, key
+from soapstone.cache.sources import modules_of, stamp
+from soapstone.cache.store import CacheWarning
+
+F = TypeVar("F", bound=Callable[..., Any])
+ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
+_STAMPS = 4  # folders of one module that are kept, the last used ones
+_PLACING = threading.Lock()
+
+
+def njit(**options: Any) -> Callable[[F], F]:
+    """Return a decorator as `numba.njit`, compiled on the first call and kept on disk."""
+
+    def wrap(function: F) -> F:
+        made: F = _kept(lambda: numba.njit(**options)(function), function)
+        return made
+
+    return wrap
+
+
+def cfunc(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator as `numba.cfunc`, compiled at once unless it is kept on disk."""
+
+    def wrap(function: Callable[..., Any]) -> Any:
+        types = sigutils.normalize_signature(signature)
+        made = _kept(lambda: CFunc(function, types, {}, options), function)
+        made.compile()
+        return made
+
+    return wrap
+
+
+def root() -> Path:
+    """Return the folder of compiled functions: Numba's own where one is named, else ours."""
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(named) if named else folder() / "compiled"
+
+
+def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
+    """Return what Numba makes, its compiled code kept in the folder of the function's stamp."""
+    made = make()
+    if not hasattr(made, "enable_caching"):  # NUMBA_DISABLE_JIT: the function itself
+        return made
+    place = _place(tuple(sorted(modules_of(function))), function.__module__)
+    if place is None:
+        return made
+    with _PLACING:
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(place)
+        try:
+            made.enable_caching()
+        except RuntimeError:  # the folder has gone, or is not writable
+            return make()
+        finally:
+            config.CACHE_DIR = before
+    if not _inside(made, place):
+        _say(f"Numba {numba.__version__} does not keep compiled code where it is told to")
+        return make()
+    return made
+
+
+def _inside(made: Any, place: Path) -> bool:
+    """Return whether compiled code goes where it must, by what Numba itself says."""
+    stats = getattr(made, "stats", None)
+    where = getattr(stats if stats is not None else getattr(made, "_cache", None), "cache_path", "")
+    return Path(where or os.sep).is_relative_to(place)
+
+
+@cache
+def _place(modules: tuple[str, ...], module: str) -> Path | None:
+    """Return the folder of what is compiled of a module, or None where none can be written."""
+    more = f"+{digest(*modules)[:8]}" if modules != (module,) else ""
+    family = root() / f"{module}{more}"
+    place = family / digest(key(environment()), stamp(*modules, compiled=True))
+    try:
+        new = not place.exists()
+        place.mkdir(parents=True, exist_ok=True)
+        os.utime(place)
+        if new:
+            (family / ABOUT).write_text(json.dumps(modules))
+            _prune(family)
+    except OSError as error:
+        _say(f"{error}; compiled code is not kept")
+        return None
+    return place
+
+
+def _prune(family: Path) -> None:
+    """Remove the folders of older sources, but for the ones used last."""
+    with contextlib.suppress(OSError):
+        folders = [path for path in family.iterdir() if path.is_dir()]
+        for path in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_STAMPS]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@cache
+def _say(why: str) -> None:
+    warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
+
+
+__all__ = ["ABOUT", "cfunc", "njit", "root"]

@@ -1,0 +1,81 @@
+"""The environment: all that measured times and compiled code depend on beside their sources.
+
+It is a mapping of texts, so that a key can be explained. Two computers with equal environments may
+share their times: the name under which a processor is sold is no part of it, its features are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+
+VARIABLE = "SOAPSTONE_CACHE"
+# Variables that change what libraries compile or run, and of these the ones that do not.
+_SETTINGS = ("NUMBA_", "ONEDNN_", "DNNL_")
+_NO_SETTINGS = ("CACHE", "DEBUG", "VERBOSE", "NUM_THREADS", "WARNINGS", "DISABLE_PERFORMANCE")
+
+
+def folder() -> Path:
+    """Return the folder of all caches: SOAPSTONE_CACHE, or soapstone's in the user's cache."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "soapstone"
+
+
+@cache
+def environment() -> Mapping[str, str]:
+    """Return this process's environment: processor, its features, cores, versions, settings."""
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    llvm = ".".join(str(part) for part in binding.llvm_version_info)
+    settings = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_SETTINGS) and not any(word in name for word in _NO_SETTINGS)
+    }
+    found = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": binding.get_host_cpu_name(),
+        "features": " ".join(sorted(name for name, has in features.items() if has)),
+        "cores": str(os.cpu_count() or 1),
+        "python": f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",
+        "soapstone": installed("soapstone"),
+        "numpy": installed("numpy"),
+        "numba": installed("numba"),
+        "llvmlite": installed("llvmlite"),
+        "llvm": llvm,
+        **settings,
+    }
+    return MappingProxyType(found)
+
+
+def installed(package: str) -> str:
+    """Return the version of an installed package, or "none"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def digest(*parts: str) -> str:
+    """Return the hash of some texts, by which keys and folders are named."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def key(of: Mapping[str, str]) -> str:
+    """Return the key of an environment."""
+    return digest(json.dumps(dict(of), sort_keys=True))
+
+
+__all__ = ["VARIABLE", "digest", "environment", "folder", "installed", "key"]

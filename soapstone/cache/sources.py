@@ -1,0 +1,160 @@
+"""Stamps of sources: the hash of all files of soapstone that something was made from.
+
+The files are those of a module, of what it imports, and so on. What is imported inside of functions
+counts for what runs (a kernel may import what it binds), and not for what is compiled: of that only
+the names of a module are part, and what a function closes over. Each file is read once a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_ROOT = "soapstone"
+_IMPORT = re.compile(
+    rb"from ((?:soapstone|\.)[\w.]*) import (\([^)]*\)|[^\n]*)|import (soapstone\.[\w.]+)"
+)
+_COMMENT = re.compile(rb"#[^\n]*")
+
+
+def stamp(*modules: str, compiled: bool = False) -> str:
+    """Return the hash of the sources of some modules, and of all that these import of soapstone.
+
+    compiled: of what is compiled, to which imports inside of functions are nothing.
+    """
+    return _stamp(frozenset(modules), compiled)
+
+
+def modules_of(*functions: Callable[..., Any]) -> frozenset[str]:
+    """Return the modules that functions are made of: their own, and those of their closures.
+
+    A function made by another module's factory closes over helpers of the module that called it.
+    """
+    return frozenset(module for function in functions for module in _modules(function, set()))
+
+
+def closure(modules: Iterable[str], compiled: bool = False) -> frozenset[str]:
+    """Return those of the modules that are soapstone's, and all that they import, however far."""
+    found: set[str] = set()
+    waiting = [module for module in modules if _ours(module)]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += [name for name, top in _imports(module).items() if top or not compiled]
+    return frozenset(found)
+
+
+@cache
+def _stamp(modules: frozenset[str], compiled: bool) -> str:
+    whole = hashlib.sha256()
+    for module in sorted(module for module in modules if not _ours(module)):
+        whole.update(_foreign(module))
+    for module in sorted(closure(modules, compiled)):
+        whole.update(module.encode() + b"\0" + hashlib.sha256(_source(module)).digest())
+    return whole.hexdigest()[:32]
+
+
+def _ours(module: str) -> bool:
+    return module.partition(".")[0] == _ROOT
+
+
+def _modules(thing: Any, seen: set[int]) -> Iterator[str]:
+    """Yield the modules of a function and of the functions and objects in its closure."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    # What wraps a function: functools.wraps, a dispatcher of Numba's, a kernel, a partial.
+    for attribute in ("__wrapped__", "py_func", "function", "func"):
+        inner = getattr(thing, attribute, None)
+        if callable(inner):
+            yield from _modules(inner, seen)
+    module = getattr(thing, "__module__", None)
+    if callable(thing) and isinstance(module, str):
+        yield module
+    for cell in getattr(thing, "__closure__", None) or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not yet filled: the function itself
+            continue
+        for item in held if isinstance(held, tuple | list) else (held,):
+            yield from _modules(item, seen)
+
+
+@cache
+def _source(module: str) -> bytes:
+    """Return the source of a module, or what stands for it where there is no file."""
+    path = _file(module)
+    return path.read_bytes() if path is not None else b"no source"
+
+
+def _foreign(module: str) -> bytes:
+    """Return the source of a module that is not soapstone's: of a user's kernel or plugin."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return Path(path).read_bytes() if path else module.encode()
+    except OSError:
+        return module.encode()
+
+
+@cache
+def _folder(package: str) -> Path | None:
+    """Return the folder of a package of soapstone, which may lie apart from its parent's."""
+    parent, _, last = package.rpartition(".")
+    if package == _ROOT or parent == _ROOT:
+        spec = importlib.util.find_spec(package)
+        places = spec.submodule_search_locations if spec is not None else None
+        return Path(next(iter(places))) if places else None
+    above = _folder(parent)
+    return above / last if above is not None and (above / last).is_dir() else None
+
+
+@cache
+def _file(module: str) -> Path | None:
+    """Return the file of a module of soapstone, or None if there is no such module."""
+    parent, _, last = module.rpartition(".")
+    folder = _folder(module)
+    if folder is not None and (folder / "__init__.py").is_file():
+        return folder / "__init__.py"
+    above = _folder(parent) if parent else None
+    file = above / f"{last}.py" if above is not None else None
+    return file if file is not None and file.is_file() else None
+
+
+@cache
+def _imports(module: str) -> Mapping[str, bool]:
+    """Return the modules of soapstone that a text imports, and whether outside of functions."""
+    path, text = _file(module), _source(module)
+    package = path is not None and path.name == "__init__.py"
+    inside = module if package else module.rpartition(".")[0]
+    found: dict[str, bool] = {}
+    for each in _IMPORT.finditer(text):
+        top = each.start() == 0 or text[each.start() - 1 : each.start()] == b"\n"
+        base = _absolute(each[1].decode(), inside) if each[1] else each[3].decode()
+        names = _COMMENT.sub(b"", each[2] or b"").decode("utf-8", "replace").strip("()")
+        for name in names.split(","):
+            inner = f"{base}.{name.split(' as ')[0].strip()}"
+            target = inner if _file(inner) is not None else base
+            if _file(target) is not None:
+                found[target] = found.get(target, False) or top
+    return found
+
+
+def _absolute(name: str, package: str) -> str:
+    """Return the absolute name of a module that a package's module imports by this one."""
+    rest = name.lstrip(".")
+    ups = len(name) - len(rest)
+    if not ups:
+        return name
+    parts = package.split(".")
+    base = ".".join(parts[: len(parts) - ups + 1])
+    return f"{base}.{rest}" if rest else base
+
+
+__all__ = ["closure", "modules_of", "stamp"]
