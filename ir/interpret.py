@@ -27,7 +27,9 @@ def steps(graph: Graph, values: Mapping[str, Array]) -> Iterator[tuple[Node, tup
         known[name] = np.asarray(values[name])
     last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     for position, node in enumerate(graph.nodes):
-        arrays = node.spec.run(node.attributes, *(known[name] for name in node.inputs))
+        dtypes = [graph.tensors[name].dtype for name in node.outputs]
+        operands = (known[name] for name in node.inputs)
+        arrays = node.spec.run(node.attributes, *operands, dtypes=dtypes)
         known.update(zip(node.outputs, arrays))
         yield node, arrays
         for name in node.inputs:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, rounded, spec_of
 
 if TYPE_CHECKING:
     from soapstone.ir.graph import Emitter, Node
@@ -187,7 +187,8 @@ class OpSpec:
         outputs: output names.
         signature: from input specs and attributes to dims, operands and output types.
         reference: `reference(attributes, *arrays)`, the meaning, in NumPy, of one tile. Partial
-            results of a split reduced dim are what `monoid` folds.
+            results of a split reduced dim are what `monoid` folds. Only `compute` calls it, which
+            hands it no half types.
         gradient: emits the operators that compute the inputs' gradients.
         localize: the attributes of a tile, when they differ from the operator's.
         lower: emits the primitives of a composite, and returns the output values.
@@ -274,10 +275,30 @@ class OpSpec:
         """Return the arithmetic operations of one execution."""
         return self.flops_per_point * math.prod(dim.extent for dim in signature.dims)
 
-    def run(self, attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
-        """Return the outputs as the reference computes them."""
-        result = self.reference(attributes, *arrays)
+    def compute(self, attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
+        """Return the outputs before they are rounded to a half type: halves are computed wide."""
+        wide = [
+            array.astype(WIDE[array.dtype]) if array.dtype in WIDE else array for array in arrays
+        ]
+        result = self.reference(attributes, *wide)
         return result if isinstance(result, tuple) else (result,)
+
+    def run(
+        self, attributes: Attributes, *arrays: Array, dtypes: Sequence[DType] | None = None
+    ) -> tuple[Array, ...]:
+        """Return the outputs as the reference computes them.
+
+        Half types are computed in their `WIDE` type and rounded once, at the end.
+
+        dtypes: the outputs' element types, by default those of the signature. A tile names them,
+        since it need not have one.
+        """
+        made = self.compute(attributes, *arrays)
+        if dtypes is None:
+            if "program" not in self.attributes and not any(a.dtype in WIDE for a in arrays):
+                return made
+            dtypes = self.bind([spec_of(array) for array in arrays], attributes).dtypes
+        return tuple(rounded(array, dtype) for array, dtype in zip(made, dtypes, strict=True))
 
 
 _REGISTRY: dict[str, OpSpec] = {}

@@ -13,11 +13,15 @@ import numpy as np
 from soapstone.ir.errors import ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+DType = np.dtype[Any] | str
 
 DTYPES = (
     *("float32", "float64", "float16"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
+
+# The type in which operators compute what they are given in a half type (`OpSpec.run`).
+WIDE = {np.dtype("float16"): np.dtype("float32")}
 
 
 class Role(StrEnum):
@@ -64,6 +68,10 @@ class TensorSpec:
     def is_float(self) -> bool:
         return self.dtype.startswith("float")
 
+    @property
+    def is_half(self) -> bool:
+        return np.dtype(self.dtype) in WIDE
+
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
@@ -72,3 +80,11 @@ def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
     """Return the spec of an array."""
     data = np.asarray(array)
     return TensorSpec(data.shape, data.dtype.name)
+
+
+def rounded(array: Array, dtype: DType) -> Array:
+    """Return the array in a narrower type; what is beyond its range becomes infinite."""
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore", under="ignore"):
+        return array.astype(dtype)

@@ -21,7 +21,9 @@ MARGIN = 0.95
 def run_reference(call: Call) -> None:
     """Run the operator's NumPy reference on the call's arrays."""
     spec = operator(call.operator)
-    for array, result in zip(call.outputs, spec.run(call.attributes, *call.inputs), strict=True):
+    dtypes = [array.dtype for array in call.outputs]
+    results = spec.run(call.attributes, *call.inputs, dtypes=dtypes)
+    for array, result in zip(call.outputs, results, strict=True):
         array[...] = result
 
 

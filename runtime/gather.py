@@ -17,7 +17,7 @@ import numpy as np
 from .sparse import IndexSets
 from .task import PointContext, Read, ReadWrite, Task, Write
 from .tiling import Shape, Tiling, intern
-from .transfer import NATIVE_FOLDS, NativeEntry, collapsed, combine
+from .transfer import NATIVE_FOLDS, NativeEntry, collapsed, combine, folded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK_BYTES = 1 << 16  # a scatter of less than this is not cut over processors
@@ -123,12 +123,13 @@ def _plan(
             return
         positions = work[context.point]
         cuts = np.searchsorted(positions, sets.starts)
-        for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist()):  # tiles, in the order of points
-            if a < b:
-                some = tuple(axis[a:b] for axis in places)
-                held = target[some]
-                combine(reduction, held, packed[rows[a:b]])
-                target[some] = held
+        with folded(target) as out:
+            for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist()):  # tiles, in order of points
+                if a < b:
+                    some = tuple(axis[a:b] for axis in places)
+                    held = out[some]
+                    combine(reduction, held, packed[rows[a:b]])
+                    out[some] = held
 
     def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry | None:
         packed, target = arrays

@@ -5,7 +5,8 @@ Nothing here imports Numba until an entry is bound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,6 +92,18 @@ def copy_entry(target: Array, source: Array) -> NativeEntry:
     block = np.array([*head, *extents, *to, *by], dtype=np.int64)
     address = int(transfer_kernels.copy_words.address)
     return NativeEntry(address, block.ctypes.data, (block, target, source))
+
+
+@contextmanager
+def folded(out: Array) -> Iterator[Array]:
+    """What to fold into: the array itself, or of halves a copy that is rounded once, at the end."""
+    if out.dtype != np.float16:
+        yield out
+        return
+    wide = out.astype(np.float32)
+    yield wide
+    with np.errstate(over="ignore", under="ignore"):
+        out[...] = wide
 
 
 def combine(reduction: str, out: Array, part: Array) -> None:
@@ -205,7 +218,8 @@ def fold_task(
         return found
 
     def body(context: PointContext, *arrays: Array) -> None:
-        fold_arrays(reduction, mode, arrays[0], views(context, arrays))
+        with folded(arrays[0]) as out:
+            fold_arrays(reduction, mode, out, views(context, (out, *arrays[1:])))
 
     def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry | None:
         return fold_entry(reduction, mode, arrays[0], views(context, arrays))

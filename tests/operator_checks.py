@@ -148,7 +148,7 @@ def run_split(
         written.append(np.zeros(output.shape, np.int64))
     for tile in tiles(signature, degrees, cuts):
         parts = [array[box(*bounds)] for array, bounds in zip(arrays, tile.inputs)]
-        made = spec.run(localized(spec, attributes, tile), *parts)
+        made = spec.run(localized(spec, attributes, tile), *parts, dtypes=signature.dtypes)
         assert len(made) == len(results)
         for value, bounds, monoid, result, count in zip(
             made, tile.outputs, monoids, results, written

@@ -65,9 +65,9 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
 def _reference(attributes: Attributes, *arrays: Array) -> Array:
     spec, given = wrapped(attributes)
     arity = attributes["arity"]
-    values = [*spec.run(given, *arrays[:arity]), *arrays[arity:]]
+    values = [*spec.compute(given, *arrays[:arity]), *arrays[arity:]]
     for step, operands, settings in program_steps(attributes, len(values)):
-        values += step.run(settings, *(values[i] for i in operands))
+        values += step.compute(settings, *(values[i] for i in operands))
     return values[-1]
 
 

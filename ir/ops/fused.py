@@ -86,7 +86,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
 def _reference(attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
     values = list(arrays)
     for spec, operands, given in program_steps(attributes, len(arrays)):
-        values += spec.run(given, *(values[i] for i in operands))
+        values += spec.compute(given, *(values[i] for i in operands))
     return tuple(values[i] for i in attributes["results"])
 
 

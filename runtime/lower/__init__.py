@@ -12,6 +12,7 @@ from soapstone.runtime.lower.composites import lower_composites
 from soapstone.runtime.lower.concat import place_parts
 from soapstone.runtime.lower.elementwise import fuse_elementwise
 from soapstone.runtime.lower.epilogue import fuse_epilogues
+from soapstone.runtime.lower.halves import widen_halves
 from soapstone.runtime.lower.layouts import CHANNELS_LAST, channels_last, plain, stored
 from soapstone.runtime.lower.parts import copy_parts, merge_parts
 from soapstone.runtime.lower.updates import hoist_updates, in_place, merge_stores, store_updates
@@ -21,7 +22,7 @@ from soapstone.runtime.lower.weights import fold_weights, split_constants
 
 def lower(graph: Graph, strategy: Strategy, *, fuse: bool = True) -> Graph:
     """Return the graph as it is launched under a strategy; without `fuse`, an operator a launch."""
-    graph = store_updates(lower_composites(graph, strategy))
+    graph = store_updates(lower_composites(widen_halves(graph, strategy), strategy))
     if fuse:
         graph = merge_parts(graph, strategy)
         graph = fuse_epilogues(graph, strategy)
