@@ -22,6 +22,8 @@ from typing import Any
 
 import llvmlite.binding
 
+from soapstone.system import processor_name
+
 REST_S = 0.2  # before a round: threads of the peer before may still spin
 HERE = Path(__file__).resolve().parent
 LIBRARIES = (  # whose versions a figure depends on: our own, and the peers
@@ -32,21 +34,9 @@ LIBRARIES = (  # whose versions a figure depends on: our own, and the peers
 
 def machine() -> str:
     """Return the machine as the tables name it."""
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
     level = llvmlite.binding.get_host_cpu_name()  # models that are sold under one name differ
-    return f"{model} ({level}), {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
-def status_bytes(field: str) -> int:
-    """Return a memory figure of this process: VmRSS now, VmHWM at its peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    cores, python = os.cpu_count(), platform.python_version()
+    return f"{processor_name()} ({level}), {cores} cores, Python {python}"
 
 
 def serve(do_round: Callable[[], Mapping[str, Any]]) -> None:

@@ -9,7 +9,6 @@ peak resident memory above that of the library once it has run a model of one op
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -19,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import geometric_means, in_turns, median, serve, show, status_bytes, write
+from harness import geometric_means, in_turns, median, serve, show, write
 from models import MODELS, OPSET, arrays, export, network
+
+from soapstone.system import peak_bytes, resident_bytes, usable_cores
 
 BUDGET_S = 0.6  # of a round
 PEERS = ("soapstone", "onnxruntime", "torch")
@@ -61,7 +62,7 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
 
         with InferenceSession(from_onnx(smallest())) as first:
             first.run(np.ones((1, 16), np.float32))
-        baseline = status_bytes("VmRSS")
+        baseline = resident_bytes()
         start = time.perf_counter()
         session = InferenceSession(path, threads=threads)
         run = lambda: list(session.run(given).values())  # noqa: E731
@@ -72,7 +73,7 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
         onnxruntime.InferenceSession(smallest(), providers=providers).run(
             None, {"x": np.ones((1, 16), np.float32)}
         )
-        baseline = status_bytes("VmRSS")
+        baseline = resident_bytes()
         start = time.perf_counter()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -84,7 +85,7 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
 
         torch.set_num_threads(threads)
         torch.relu(torch.ones(1, 16))
-        baseline = status_bytes("VmRSS")
+        baseline = resident_bytes()
         start = time.perf_counter()
         module = network(name)
         tensors = [torch.from_numpy(array) for array in given.values()]
@@ -102,7 +103,7 @@ def peer(library: str, name: str, path: Path, threads: int) -> None:
         return {
             **one(),
             "load_s": load_s,
-            "peak_mb": (status_bytes("VmHWM") - baseline) / 1e6,
+            "peak_mb": (peak_bytes() - baseline) / 1e6,
             "digest": [float(np.abs(np.asarray(output)).mean()) for output in outputs],
         }
 
@@ -113,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--peer", help="be this library on the one model")

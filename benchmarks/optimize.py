@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from typing import Any
 from harness import in_turns, median, ratio, serve, tabulate
 from inference import rounds_of
 from models import arrays, export
+
+from soapstone.system import usable_cores
 
 MODELS = (
     *("resnet50", "resnext50_branches", "nasnet_a", "nasrnn", "bert_12", "squeezenet"),
@@ -107,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--target", choices=list(PEERS), default="soapstone")
     parser.add_argument("--method", default="backtracking", help="backtracking or saturation")

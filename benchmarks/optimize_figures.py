@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +37,7 @@ from soapstone.frontend.optimize import OptimizeResult
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import ExecutorCost
+from soapstone.system import usable_cores
 
 Row = dict[str, Any]
 Weighted = tuple[Graph, dict[str, Array]]
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(TITLES), help=", ".join(TITLES))
     parser.add_argument("--models", help="other models, of benchmarks/models.py")
     parser.add_argument("--seconds", type=float, default=20.0, help="of one search")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--no-write", action="store_true")
     options = parser.parse_args()

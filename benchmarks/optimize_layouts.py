@@ -18,7 +18,6 @@ The first run measures launches; when their times are known, searches are short,
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -30,6 +29,8 @@ from harness import in_turns, median, serve, tabulate
 from inference import rounds_of
 from models import arrays, export
 from optimize import MODELS
+
+from soapstone.system import usable_cores
 
 WAYS = ("plain", "layouts", "substitutions", "sequential", "joint")
 Layouts = Mapping[str, tuple[int, ...]]
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0, help="of each search")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", help="be this way to run the one model")
     parser.add_argument("--no-write", action="store_true")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from typing import Any
 
 import numpy as np
 from harness import Peer, alternate, median, serve, tabulate
+
+from soapstone.system import usable_cores
 
 RATE = 1e-3
 ROUND_S = 0.6
@@ -156,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search for a model")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "soapstone")
     parser.add_argument("--peer", action="store_true", help="be one way to train the one model")

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import serve, status_bytes, write
+from harness import serve, write
 
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
 from soapstone.runtime.program import nothing_address
 from soapstone.runtime.transfer import NativeEntry
+from soapstone.system import resident_bytes
 
 _ENTRY = NativeEntry(nothing_address(), 0, None)
 NOOP = Task("noop", (Read, ReadWrite), bind=lambda context, arrays: _ENTRY)
@@ -99,11 +100,11 @@ def in_flight(tasks: int = 100_000, width: int = 100) -> dict[str, float]:
         x, y = Region((width,), "f4", "x"), Region((width,), "f4", "y")
         a, b = Partition.tiled(x, width), Partition.tiled(y, width)
         runtime.launch(hold, a)
-        before, start = status_bytes("VmRSS"), time.perf_counter()
+        before, start = resident_bytes(), time.perf_counter()
         for _ in range(tasks // width):
             runtime.launch(PYTHON, a, b)
         launched_s = time.perf_counter() - start
-        held = status_bytes("VmRSS") - before
+        held = resident_bytes() - before
         go.set()
         runtime.wait()
         return {"megabytes": held / 1e6, "launch_us_per_task": launched_s / tasks * 1e6}

@@ -22,7 +22,6 @@ All but `curves` is simulated, on a roofline of the devices; nothing is measured
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -48,6 +47,7 @@ from soapstone.search.parallel.choice import Settled, as_strategy
 from soapstone.search.parallel.initial import randomly
 from soapstone.search.parallel.methods import found_by
 from soapstone.search.parallel.problem import prepare
+from soapstone.system import peak_bytes
 
 Row = dict[str, Any]
 
@@ -466,7 +466,7 @@ class Tables:
             "model": "transformer, 48 layers",
             "devices": devices,
             "seconds": time.perf_counter() - begin,
-            "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+            "peak MB": peak_bytes() / 1e6,
             "step ms": found.simulation.step_us / 1e3,
             **{f"{name} ms": us / 1e3 for name, us in found.initial_us.items()},
             "over the best of them": best / found.simulation.step_us,

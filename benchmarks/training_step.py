@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import in_turns, median, serve, show, status_bytes, write
+from harness import in_turns, median, serve, show, write
+
+from soapstone.system import peak_bytes, resident_bytes
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -169,7 +171,7 @@ def rounds_of(step: Callable[[], None], loss: Callable[[], float], baseline: int
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-        peak = (status_bytes("VmHWM") - baseline) / 1e6
+        peak = (peak_bytes() - baseline) / 1e6
         return {"ms": statistics.median(times) * 1e3, "peak_mb": peak, "loss": loss()}
 
     serve(do_round)
@@ -182,7 +184,7 @@ def soapstone_peer(model: str, cpus: int, threads: int) -> None:
     from soapstone.frontend.callbacks import TrainingState
 
     built = MODELS[model].ours()
-    baseline = status_bytes("VmRSS")
+    baseline = resident_bytes()
     built.compile(SGD(RATE), loss=MODELS[model].loss, cpus=cpus, threads=threads)
     inputs, labels = batch(model)
     named = dict(zip(built.build().inputs(), inputs))
@@ -196,7 +198,7 @@ def torch_peer(model: str, cpus: int, threads: int) -> None:
     from torch.nn import functional
 
     torch.set_num_threads(cpus * threads)
-    baseline = status_bytes("VmRSS")
+    baseline = resident_bytes()
     net = MODELS[model].theirs()
     arrays, labels = batch(model)
     inputs = [torch.from_numpy(array) for array in arrays]

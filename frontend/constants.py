@@ -16,6 +16,7 @@ import numpy as np
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
+from soapstone.system import let_go
 
 
 class Constants(Mapping[str, Array]):
@@ -62,12 +63,12 @@ def resident(array: Array) -> Array:
         own = array.flags.aligned and not array.flags.writeable
         return array if own else np.array(array, order="C")
     copy = np.array(array, order="C")
-    if hasattr(base, "madvise") and hasattr(mmap, "MADV_DONTNEED") and array.flags.c_contiguous:
+    if array.flags.c_contiguous:
         offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
-            base.madvise(mmap.MADV_DONTNEED, first, last - first)
+            let_go(base, first, last - first)
     return copy
 
 

@@ -7,7 +7,6 @@ the product before them (docs/lowering.md). A session keeps what it bound for ea
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -32,6 +31,7 @@ from soapstone.runtime import Machine, Region, Runtime, StoppedError, Trace
 from soapstone.runtime.expand import program
 from soapstone.runtime.lower import fold_weights, lower, split_constants, stored
 from soapstone.runtime.lower import plain as in_order
+from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -167,7 +167,7 @@ class InferenceSession:
         self._source = Source.of(model, weights)
         self._layouts = layouts
         self._plain = plain
-        self._machine = Machine.local(cpus=1, threads=threads or len(os.sched_getaffinity(0)))
+        self._machine = Machine.local(cpus=1, threads=threads or usable_cores())
         self._lock = threading.Lock()
         self._bounds: OrderedDict[tuple[object, ...], _Bound] = OrderedDict()
         self._telling: set[str] = set()  # inputs on whose contents graphs depend

@@ -23,10 +23,10 @@ from soapstone.runtime import Machine
 from soapstone.runtime.lower import lower
 from soapstone.runtime.message import ENDS, STARTS
 from soapstone.runtime.profile import MESSAGE, WAIT, Event
-from soapstone.search.cost.database import preemptions
 from soapstone.search.cost.measure import Yardstick
 from soapstone.search.parallel.covering import Homes
 from soapstone.search.parallel.problem import Model
+from soapstone.system import preemptions
 
 Name = TypeVar("Name", bound=Hashable)
 

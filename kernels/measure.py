@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import sqlite3
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone import system
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant
 
@@ -33,13 +33,7 @@ _MEASURING = threading.RLock()
 @cache
 def machine_name() -> str:
     """Return what identifies this machine's processor in the store."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.partition(':')[2].strip()} x{os.cpu_count()}"
-    except OSError:
-        pass
-    return f"{platform.processor() or platform.machine()} x{os.cpu_count()}"
+    return f"{system.processor_name()} x{os.cpu_count()}"
 
 
 def default_path() -> Path:

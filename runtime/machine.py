@@ -11,8 +11,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from soapstone.system import physical_bytes, usable_cores
+
 from .errors import MachineError
-from .host_memory import physical_bytes
 
 VERSION = 1
 PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
@@ -216,7 +217,7 @@ class Machine:
         """
         _number("Machine.local", "threads", threads, whole=True, least=1)
         if cpus is None:
-            cpus = max(1, (os.cpu_count() or 1) // threads)
+            cpus = max(1, usable_cores() // threads)
         _number("Machine.local", "cpus", cpus, whole=True, least=1)
         _number("Machine.local", "memories", memories, whole=True, least=1)
         if memory_bytes is None:

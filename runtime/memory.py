@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.system import available_bytes, resident_bytes
+
 from .errors import MemoryExhausted
-from .host_memory import available_bytes, resident_bytes
 from .instance import Storage, aligned_bytes
 from .machine import PROCESS, Machine
 from .shared import Segments

@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from soapstone import system
+
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
@@ -100,14 +102,19 @@ def pointer(typingctx: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def clock_ns(typingctx: Any) -> Any:
-    """Nanoseconds of the monotonic clock (the one of `time.perf_counter_ns` on Linux)."""
+    """Nanoseconds of the clock of `time.perf_counter_ns`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
         slot = builder.alloca(word, 2)
+        if system.CLOCK_ID is None:
+            kind = ir.FunctionType(ir.IntType(32), [word.as_pointer()])
+            builder.call(_declare(builder.module, kind, system.CLOCK), [slot])
+            tick = 1_000_000_000 // system.performance_frequency()
+            return builder.mul(builder.load(slot), ir.Constant(word, tick))
         kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), word.as_pointer()])
-        function = _declare(builder.module, kind, "clock_gettime")
-        builder.call(function, [ir.Constant(ir.IntType(32), 1), slot])
+        function = _declare(builder.module, kind, system.CLOCK)
+        builder.call(function, [ir.Constant(ir.IntType(32), system.CLOCK_ID), slot])
         seconds = builder.load(slot)
         rest = builder.load(builder.gep(slot, [ir.Constant(ir.IntType(32), 1)]))
         return builder.add(builder.mul(seconds, ir.Constant(word, 1_000_000_000)), rest)
@@ -121,7 +128,7 @@ def yield_processor(typingctx: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(_declare(builder.module, kind, "sched_yield"), [])
+        builder.call(_declare(builder.module, kind, system.YIELD), [])
         return context.get_dummy_value()
 
     return types.void(), codegen

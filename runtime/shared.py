@@ -5,11 +5,9 @@ A segment has no name anywhere, so nothing is left behind, however a process end
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from soapstone import system
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL, _SLAB = 1 << 16, 1 << 20  # bytes
@@ -53,7 +53,7 @@ class Handle:
 
         Raises: OSError when it is not there, or not to be had.
         """
-        descriptor = os.open(f"/proc/{self.process}/fd/{self.descriptor}", os.O_RDWR)
+        descriptor = system.open_of_process(self.process, self.descriptor)
         try:
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != self.identity:
@@ -95,7 +95,10 @@ class Segments:
             return found
 
     def _segment(self, size: int) -> Array:
-        descriptor = _anonymous(size)
+        try:
+            descriptor = system.anonymous_file(size)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
         try:
             memory = mmap.mmap(descriptor, size)
         except OSError as error:
@@ -162,24 +165,5 @@ def view(memory: Any, place: Place) -> Array:
 
 def _advise(memory: mmap.mmap, nbytes: int) -> None:
     """Ask for large pages where they pay."""
-    if nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-
-
-def _anonymous(nbytes: int) -> int:
-    """The descriptor of a file of zeros that has no name."""
-    try:
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("soapstone")
-        else:
-            with tempfile.TemporaryFile() as file:
-                descriptor = os.dup(file.fileno())
-    except OSError as error:  # no descriptor left
-        raise MemoryError(str(error)) from error
-    try:
-        os.ftruncate(descriptor, nbytes)
-    except OSError as error:
-        os.close(descriptor)
-        raise MemoryError(str(error)) from error
-    return descriptor
+    if nbytes >= _HUGE:
+        system.use_large_pages(memory)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from soapstone.search.substitution.rules import RuleFile
@@ -23,10 +24,6 @@ File = Annotated[
 Processes = Annotated[
     int | None, typer.Option(min=1, help="That share the work; default: the cores.")
 ]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _load(file: Path | None) -> RuleFile:
@@ -72,7 +69,9 @@ def generate(
         wanted = None if operators is None else [w.strip() for w in operators.split(",")]
         spaces = chosen_spaces(space, wanted, max_operators)
         try:
-            _, report = generate(spaces, output, processes=processes or _cores(), progress=stages)
+            _, report = generate(
+                spaces, output, processes=processes or usable_cores(), progress=stages
+            )
         except KeyboardInterrupt:
             stages.close()
             typer.echo(
@@ -99,7 +98,7 @@ def verify(
     with _reported(debug), staged() as stages:
         from soapstone.search.substitution.verify import verify
 
-        report = verify(_load(file), processes=processes or _cores(), progress=stages)
+        report = verify(_load(file), processes=processes or usable_cores(), progress=stages)
         stages.close()
         _show(report, as_json)
         if report.refuted:
@@ -120,7 +119,7 @@ def check(
     with _reported(debug), staged() as stages:
         from soapstone.search.substitution.verify import check_file
 
-        report = check_file(_load(file), processes=processes or _cores(), progress=stages)
+        report = check_file(_load(file), processes=processes or usable_cores(), progress=stages)
         stages.close()
         _show(report, as_json)
         if report.failed:
@@ -237,7 +236,7 @@ def laws(
         report = law_report(
             validate=validate,
             consistency=consistency,
-            processes=processes or _cores(),
+            processes=processes or usable_cores(),
             progress=stages,
         )
         stages.close()

@@ -25,7 +25,8 @@ from soapstone.search.cost import (
 )
 from soapstone.search.cost.database import interleaved, robust
 from soapstone.search.cost.launches import filled, hollow
-from soapstone.search.cost.measure import Measured, Yardstick, cache_bytes, sweep
+from soapstone.search.cost.measure import Measured, Yardstick, sweep
+from soapstone.system import cache_bytes
 
 LAST = (0, 2, 3, 1)
 

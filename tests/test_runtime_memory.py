@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from soapstone import system
 from soapstone.runtime import (
     Machine,
     MemoryExhausted,
@@ -17,7 +18,6 @@ from soapstone.runtime import (
     Region,
     Runtime,
     Task,
-    host_memory,
 )
 
 TOUCH = Task("touch", (ReadWrite,), lambda x: None)
@@ -38,23 +38,23 @@ def test_limits_of_control_groups_are_those_of_all_groups_above(tmp_path: Path) 
     new = {"memory__stat": "inactive_file 7\n"}
     _group(root / "other", memory__max="max", memory__current=9, **new)
     _group(root / "other/one", memory__max=300, memory__current=107, **new)
-    found = {(g.limit, g.used) for g in host_memory.group_limits(root, membership)}
+    found = {(g.limit, g.used) for g in system.group_limits(root, membership)}
     assert found == {(10**18, 30), (500, 100), (300, 100)}
 
 
 def test_no_control_group_limits_nothing(tmp_path: Path) -> None:
-    assert host_memory.group_limits(tmp_path, tmp_path / "absent") == []
+    assert system.group_limits(tmp_path, tmp_path / "absent") == []
 
 
 def test_the_default_capacity_is_what_this_process_could_have() -> None:
     machine = Machine.local(1)
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < machine.memories[0].capacity_bytes == host_memory.physical_bytes() <= pages
+    assert 0 < machine.memories[0].capacity_bytes == system.physical_bytes() <= pages
 
 
-@pytest.mark.skipif(host_memory.available_bytes() is None, reason="no /proc")
+@pytest.mark.skipif(system.available_bytes() is None, reason="no /proc")
 def test_a_launch_beyond_what_is_available_is_refused_whatever_the_capacity() -> None:
-    available = host_memory.available_bytes() or 0
+    available = system.available_bytes() or 0
     with Runtime(Machine.local(1, memory_bytes=1 << 50)) as runtime:
         small = Region((8,), "u1", "small")
         runtime.launch(TOUCH, Partition.whole(small))
@@ -65,9 +65,9 @@ def test_a_launch_beyond_what_is_available_is_refused_whatever_the_capacity() ->
         runtime.wait()
 
 
-@pytest.mark.skipif(host_memory.available_bytes() is None, reason="no /proc")
+@pytest.mark.skipif(system.available_bytes() is None, reason="no /proc")
 def test_pages_that_were_claimed_and_not_touched_count() -> None:
-    available = host_memory.available_bytes() or 0
+    available = system.available_bytes() or 0
     with Runtime(Machine.local(1, memory_bytes=1 << 50)) as runtime:
         regions = [Region((available // 4,), "u1", f"r{n}") for n in range(6)]
         with pytest.raises(MemoryExhausted, match="this computer has"):

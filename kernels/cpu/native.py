@@ -26,6 +26,7 @@ from numba.core import sigutils
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
+from soapstone import system
 from soapstone.kernels.entry import NO_STATUSES, Entry
 
 Kind = Literal["entry", "body", "team"]
@@ -348,19 +349,13 @@ class OpenMP(NamedTuple):
 def openmp() -> OpenMP | None:
     """Return libgomp's entry points, or None where it is absent (everything is then serial).
 
-    It must be libgomp, the pool oneDNN uses: two pools would fight over the cores.
+    It is the pool oneDNN uses: two pools would fight over the cores.
     """
-    try:
-        library = ctypes.CDLL("libgomp.so.1")
-    except OSError:
+    library = system.openmp()
+    if library is None:
         return None
-
-    def address(name: str) -> int:
-        return int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0)
-
-    return OpenMP(
-        address("GOMP_parallel"), address("omp_get_thread_num"), address("omp_get_num_threads")
-    )
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    return OpenMP(*(system.address(getattr(library, name)) for name in names))
 
 
 def parallel_for(

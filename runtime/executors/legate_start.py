@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.system import physical_bytes, usable_cores
+
 from ..errors import LaunchError, MachineError
-from ..host_memory import physical_bytes
 from ..machine import Link, Machine, Memory, Processor
 
 CONFIGURATION = "LEGATE_CONFIG"
@@ -202,7 +203,7 @@ def _configure(cpus: int | None) -> None:
         raise MachineError(
             f"executor 'legate': {cpus} cpus found, Legate has {_MOST_CPUS} in a process at most"
         )
-    count = cpus if cpus is not None else min(max(1, os.cpu_count() or 1), _MOST_CPUS)
+    count = cpus if cpus is not None else min(usable_cores(), _MOST_CPUS)
     megabytes = int(physical_bytes() * _SHARE) >> 20
     os.environ[CONFIGURATION] = (
         f"--cpus {count} --omps 0 --gpus 0 --sysmem {megabytes} --logging gpu=6,threads=5"

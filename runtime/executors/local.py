@@ -11,7 +11,6 @@ import ctypes
 import gc
 import heapq
 import itertools
-import os
 import queue
 import threading
 import time
@@ -20,6 +19,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
+from soapstone import system
 
 from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
 from ..instance import Storage
@@ -38,12 +39,10 @@ _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
 def set_openmp_threads(threads: int) -> None:
-    """Set the calling thread's OpenMP thread count, where libgomp is there to be set."""
-    try:
-        library = ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        return
-    library.omp_set_num_threads(ctypes.c_int(threads))
+    """Set the calling thread's OpenMP thread count, where its library is there to be set."""
+    library = system.openmp()
+    if library is not None:
+        library.omp_set_num_threads(ctypes.c_int(threads))
 
 
 def context_of(operation: Operation, processor: Processor) -> PointContext:
@@ -477,9 +476,9 @@ def _cores(machine: Machine) -> list[int] | None:
     and the operating system may leave them there. With fewer workers than cores nothing is
     pinned: another process may be using the first ones.
     """
-    if not hasattr(os, "sched_getaffinity"):
+    cores = system.core_numbers()
+    if cores is None:
         return None
-    cores = sorted(os.sched_getaffinity(0))
     single = all(processor.threads == 1 for processor in machine.processors)
     fits = len(cores) == len(machine.processors) > 1
     return cores if fits and single else None
@@ -490,8 +489,7 @@ def _serve(
 ) -> None:
     """A worker thread: run what arrives until None does."""
     if core is not None:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, {core})
+        system.pin(core)
     set_openmp_threads(threads)
     while True:
         item = inbox.get()

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone import system
+
 from ..errors import PeerError
 from ..message import Message, message_of
 from ..operation import Operation
@@ -204,7 +206,7 @@ class Messenger:
             self._give_up(f"process {found['rank']}: {found['error']}", announced=True)
             return
         for other, pid in self._pids.items():
-            if not _alive(pid):
+            if not system.is_alive(pid):
                 self._give_up(f"process {other} has died")
                 return
         now_ns = time.perf_counter_ns()
@@ -226,15 +228,3 @@ class Messenger:
 def _room(array: Array) -> Array:
     """Where a message is received: the array itself where its bytes are in one piece."""
     return array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process of this computer runs: it exists, and is no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            state = stream.read().rpartition(b")")[2].split()[0]
-    except FileNotFoundError:
-        return not os.path.isdir("/proc/self")
-    except OSError:
-        return True
-    return state not in (b"Z", b"X")

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from soapstone.system import usable_cores
+
 from ..errors import MachineError, MemoryExhausted, PeerError, StoppedError
 from ..instance import Storage
 from ..machine import Link, Machine, Memory, Processor
@@ -128,7 +130,7 @@ def machine_of(cpus: int | None = None, threads: int = 1) -> Machine:
     hosts = comm.allgather(host)
     share = hosts.count(host)
     if cpus is None:
-        cpus = max(1, len(os.sched_getaffinity(0)) // share // threads)
+        cpus = max(1, usable_cores() // share // threads)
     mine = Machine.local(cpus, threads)
     found = comm.allgather((cpus, threads, mine.host.capacity_bytes // share))
     nodes = sorted(set(hosts))

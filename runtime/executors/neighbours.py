@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone import system
+
 from ..errors import PeerError
 from ..shared import Handle, Place, Segments
 
@@ -122,11 +124,6 @@ def _forget_names() -> None:
 
     MPICH removes them at the end, so that a rank that is killed would leave them behind for ever.
     """
-    try:
-        with open("/proc/self/maps") as stream:
-            names = {line.split()[-1] for line in stream if "/dev/shm/mpich_shm_" in line}
-    except OSError:
-        return
-    for name in names:
+    for name in system.shared_memory_files("mpich_shm_"):
         with contextlib.suppress(OSError):  # another rank was faster
             os.unlink(name)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soapstone.kernels.measure import default_path, machine_name
+from soapstone.system import locked
 
 ROUNDS = 7
 _BATCH = 500  # keys of one query
@@ -121,11 +122,7 @@ class CostDatabase:
         """Hold what only one process and thread may at a time: side by side, both would be slow."""
         with _MEASURING, contextlib.ExitStack() as stack:
             if not self._held:
-                with contextlib.suppress(ImportError, OSError):
-                    import fcntl
-
-                    file = stack.enter_context(open(self.path.with_suffix(".lock"), "w"))
-                    fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+                stack.enter_context(locked(self.path.with_suffix(".lock")))
             self._held += 1
             try:
                 yield
@@ -154,15 +151,6 @@ _MEASURING = threading.RLock()
 def database() -> CostDatabase:
     """Return the process's database."""
     return CostDatabase()
-
-
-def preemptions() -> int:
-    """Return how often threads of this process lost their processor to others."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def robust(samples: Sequence[float]) -> float:
@@ -221,4 +209,4 @@ def _settled(samples: Sequence[float], rounds: int) -> bool:
     return len(ordered) >= rounds and _group(ordered) in ordered[:2]
 
 
-__all__ = ["CostDatabase", "Timing", "database", "interleaved", "preemptions", "robust"]
+__all__ = ["CostDatabase", "Timing", "database", "interleaved", "robust"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from soapstone.search.cost.launches import (
     work,
 )
 from soapstone.search.cost.measure import Weights, Yardstick, measure
+from soapstone.system import usable_cores
 
 Rule = Callable[[Graph, Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]]
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
@@ -83,7 +83,7 @@ class ExecutorCost(CostModel):
         rule: Rule = channels_last,
     ) -> None:
         self.rule = rule
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_cores()
         self.weights = weights
         self.training = training
         self._database = database

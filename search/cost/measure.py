@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
 from soapstone.runtime.program import NativeProgram, assemble
-from soapstone.search.cost.database import ROUNDS, interleaved, preemptions
+from soapstone.search.cost.database import ROUNDS, interleaved
+from soapstone.system import cache_bytes, preemptions
 
 _MiB = 1 << 20
 _SIDE, _SLOW, _LOOKS = 192, 1.3, 9
@@ -39,21 +39,6 @@ class Weights(StrEnum):
         """Return where the weights of a network are: do they stay in the last cache?"""
         nbytes = sum(array.nbytes for array in constants.values())
         return Weights.CACHED if nbytes <= cache_bytes(3) * 3 // 4 else Weights.COLD
-
-
-@cache
-def cache_bytes(level: int) -> int:
-    """Return the bytes of a cache of this computer at a level, as one core sees it."""
-    folder = Path("/sys/devices/system/cpu/cpu0/cache")
-    for index in sorted(folder.glob("index*")):
-        try:
-            kind = (index / "type").read_text().strip()
-            if int((index / "level").read_text()) == level and kind != "Instruction":
-                text = (index / "size").read_text().strip()
-                return int(text[:-1]) * {"K": 1 << 10, "M": _MiB}[text[-1]]
-        except (OSError, ValueError, KeyError):
-            continue
-    return {1: 32 << 10, 2: _MiB}.get(level, 32 * _MiB)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ blocked layouts where operators that want different ones meet.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.search.cost import database as store
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.database import CostDatabase
-from soapstone.search.cost.measure import Weights, cache_bytes
+from soapstone.search.cost.measure import Weights
 from soapstone.search.cost.ort_groups import Group, determined, groups, small
 from soapstone.search.cost.ort_measure import (
     Export,
@@ -35,6 +34,7 @@ from soapstone.search.cost.ort_measure import (
     measure,
     node_us,
 )
+from soapstone.system import cache_bytes, usable_cores
 
 _VERSION = 3  # of how groups are measured: times of another version do not count
 _BITS = 48  # of a number in the database that are surely exact
@@ -72,7 +72,7 @@ class OnnxRuntimeCost(CostModel):
         database: CostDatabase | None = None,
         weights: Weights = Weights.COLD,
     ) -> None:
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_cores()
         self.weights = weights
         self.measured = 0  # groups and conversions that this model had to measure
         self.measuring_s = 0.0  # how long that took

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,6 +35,7 @@ from soapstone.search.substitution.rules import (
     laws_digest,
 )
 from soapstone.search.substitution.workers import Workers
+from soapstone.system import peak_bytes
 
 if TYPE_CHECKING:
     from soapstone.search.substitution.enumeration.space import Space
@@ -363,6 +363,4 @@ def _fill(report: Report, file: RuleFile, proofs: int, stages: Stages, start: fl
     report.resumed = tuple(stages.resumed)
     earlier = sum(stages.seconds[name] for name in stages.resumed)
     report.seconds = time.perf_counter() - start + earlier
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    report.peak_bytes = max(own, workers) * 1024
+    report.peak_bytes = max(peak_bytes(), peak_bytes(children=True))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from soapstone.cache.environment import digest, environment, folder, key
+from soapstone.system import locked
 
 FORMAT = 1
 _BATCH = 500  # keys of one query
@@ -151,8 +152,7 @@ class Store:
         """Hold what only one process and thread may at a time: side by side, both would be slow."""
         with _MEASURING, contextlib.ExitStack() as stack:
             if not self._held:
-                with contextlib.suppress(ImportError, OSError):
-                    stack.enter_context(_locked(self.path))
+                stack.enter_context(locked(self.path.with_suffix(".lock")))
             self._held += 1
             try:
                 yield
@@ -252,26 +252,11 @@ def _text(what: str, value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file against other processes.
-
-    Raises:
-        ImportError, OSError: this system or this folder has no such locks.
-    """
-    import fcntl
-
-    with open(path.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
-        yield
-
-
 def _set_aside(path: Path) -> str:
     """Rename a broken file, unless another process has done so; return what became of it."""
     aside = path.with_suffix(".broken")
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            stack.enter_context(_locked(path))
+        stack.enter_context(locked(path.with_suffix(".lock")))
         if _sound(path):
             return "another process has begun a new one"
         try:

@@ -10,7 +10,6 @@ Laws of operators that are no polynomials are validated by `symbolic.py`.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -50,6 +49,7 @@ from soapstone.search.substitution.laws.sizes import (
     sizes,
 )
 from soapstone.search.substitution.laws.slices import needed
+from soapstone.system import process_context
 
 LIMIT = 4
 _CHUNK = 1 << 17
@@ -140,7 +140,7 @@ def validate_all(
         return tuple(found.values())
     # The largest laws start first, so that processes end together.
     order = sorted(range(len(laws)), key=lambda number: -_weight(laws[number]))
-    context = multiprocessing.get_context("fork")
+    context = process_context()
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         waiting = {pool.submit(validate, laws[number], limit): number for number in order}
         try:

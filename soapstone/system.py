@@ -1,0 +1,340 @@
+"""All that depends on the operating system, each with what stands in for it where it is missing.
+
+Nothing else in the package asks for cores, memory, processes, shared memory or foreign libraries by
+a call that is not on Linux, macOS and Windows alike; `tests/test_platforms.py` looks for such calls
+in the whole tree. What is unknown is None or 0, and limits nothing. Only the standard library is
+imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from ctypes.util import find_library
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+WINDOWS = sys.platform == "win32"
+
+# -------------------------------------------------------------------------------------- processors
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on, at least 1."""
+    cores = core_numbers()
+    return max(1, len(cores) if cores is not None else os.cpu_count() or 1)
+
+
+def core_numbers() -> list[int] | None:
+    """Return the numbers of the cores this process may run on; None when the system tells none."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return None
+
+
+def pin(core: int) -> None:
+    """Keep the calling thread on a core, where the system can."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setaffinity(0, {core})
+
+
+@cache
+def processor_name() -> str:
+    """Return the processor's name as its maker gives it, or its architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
+def cache_bytes(level: int) -> int:
+    """Return the bytes of a data cache at a level, as one core sees it; a usual size if unknown."""
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            kind = (index / "type").read_text().strip()
+            if int((index / "level").read_text()) == level and kind != "Instruction":
+                text = (index / "size").read_text().strip()
+                return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    return {1: 32 << 10, 2: 1 << 20}.get(level, 32 << 20)
+
+
+def memory_nodes() -> int | None:
+    """Return how many memories the processors have (NUMA nodes); None when unknown."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None
+
+
+# ------------------------------------------------------------------------------------------- clock
+# What `time.perf_counter_ns` reads, for native code: an identifier of `clock_gettime` (on macOS
+# that of mach_absolute_time). None on Windows, where it is QueryPerformanceCounter.
+CLOCK = "QueryPerformanceCounter" if WINDOWS else "clock_gettime"
+CLOCK_ID: int | None = getattr(time, "CLOCK_UPTIME_RAW", getattr(time, "CLOCK_MONOTONIC", None))
+YIELD = "SwitchToThread" if WINDOWS else "sched_yield"  # C function that lets other threads run
+
+
+def performance_frequency() -> int:
+    """Return the ticks a second of Windows' QueryPerformanceCounter."""
+    ticks = ctypes.c_int64()
+    getattr(ctypes, "windll").kernel32.QueryPerformanceFrequency(ctypes.byref(ticks))  # noqa: B009
+    return ticks.value
+
+
+# ------------------------------------------------------------------------------------------ memory
+# A region's pages come into being when they are touched, long after its allocation has succeeded;
+# by then the operating system can only end a process. So claims are compared beforehand with what
+# is really there.
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else mmap.PAGESIZE
+_UNKNOWN_BYTES = 4 << 30  # of physical memory, where the system does not tell
+# (files of a control group's limit, use, statistics), the statistic of pages it can give back
+_VERSIONS = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+@dataclass(frozen=True)
+class GroupLimit:
+    """The limit of a control group this process is in, and how much of it is used, in bytes."""
+
+    limit: int
+    used: int
+
+
+def physical_bytes() -> int:
+    """The bytes this process could have at most: physical memory, or its control group's limit."""
+    try:
+        total = _PAGE * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        total = _windows_memory("total") or _UNKNOWN_BYTES
+    return min([total, *(group.limit for group in group_limits())])
+
+
+def available_bytes() -> int | None:
+    """The bytes this process can still use before something must be killed; None when unknown."""
+    free = _kilobytes("/proc/meminfo", "MemAvailable") or _windows_memory("available")
+    room = [max(0, group.limit - group.used) for group in group_limits()]
+    found = room if free is None else [free, *room]
+    return min(found) if found else None
+
+
+def resident_bytes() -> int:
+    """The bytes of this process that are in memory now (0 when unknown)."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def group_limits(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> list[GroupLimit]:
+    """The memory limits of the control groups of this process, of both versions of the interface.
+
+    A group obeys the limits of all groups above it. Inside a container its own group may appear
+    as the root.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            version, top = 2, root
+        elif "memory" in controllers.split(","):
+            version, top = 1, root / "memory"
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for place in (group, *group.parents):
+            limit = _limit(top / place, version)
+            if limit is not None:
+                found.append(limit)
+    return found
+
+
+def _limit(group: Path, version: int) -> GroupLimit | None:
+    limit_file, used_file, reclaimable = _VERSIONS[version]
+    try:
+        limit = int((group / limit_file).read_text())  # "max": no limit
+        used = int((group / used_file).read_text())
+        statistics = (group / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    pairs = dict(line.split() for line in statistics if len(line.split()) == 2)
+    return GroupLimit(limit, max(0, used - int(pairs.get(reclaimable, 0))))
+
+
+def _kilobytes(file: str, field: str) -> int | None:
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name == field:
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+class _MemoryStatus(ctypes.Structure):
+    """Windows' MEMORYSTATUSEX."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("available", ctypes.c_uint64),
+        ("rest", ctypes.c_uint64 * 5),
+    )
+
+
+def _windows_memory(field: str) -> int | None:
+    if not WINDOWS:
+        return None
+    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    kernel: Any = getattr(ctypes, "windll").kernel32  # noqa: B009
+    found = kernel.GlobalMemoryStatusEx(ctypes.byref(status))
+    return int(getattr(status, field)) if found else None
+
+
+def peak_bytes(*, children: bool = False) -> int:
+    """Return the most bytes this process, or one of its ended children, has had (0: unknown)."""
+    own = None if children else _kilobytes("/proc/self/status", "VmHWM")
+    if own is not None:  # what the call below gives begins at what the parent had
+        return own
+    try:
+        import resource
+    except ImportError:
+        return 0
+    who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def preemptions() -> int:
+    """Return how often threads of this process lost their processor to others (0 when unknown)."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def use_large_pages(memory: mmap.mmap) -> None:
+    """Ask for large pages under a mapping, where the system has them."""
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def let_go(memory: mmap.mmap, first: int, nbytes: int) -> None:
+    """Say that the pages of a mapped file will not be read again, where the system listens."""
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_DONTNEED, first, nbytes)
+
+
+# ------------------------------------------------------------------------------ files and processes
+
+
+def anonymous_file(nbytes: int) -> int:
+    """Return the descriptor of a file of zeros that has no name.
+
+    Raises: OSError when there is no descriptor or no room left.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("soapstone")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_of_process(process: int, descriptor: int) -> int:
+    """Return a descriptor of a file that another process has open under a number.
+
+    Raises: OSError when there is no such file, or the system lets none be had.
+    """
+    return os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process of this computer runs: it exists, and is no zombie."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as stream:
+            state = stream.read().rpartition(b")")[2].split()[0]
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self")
+    except OSError:
+        return True
+    return state not in (b"Z", b"X")
+
+
+def shared_memory_files(prefix: str) -> set[str]:
+    """Return the files of shared memory that this process has mapped and whose names so begin."""
+    try:
+        with open("/proc/self/maps") as stream:
+            return {line.split()[-1] for line in stream if f"/dev/shm/{prefix}" in line}
+    except OSError:
+        return set()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, which one process has at a time; hold nothing where there is no lock."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            file: IO[str] = stack.enter_context(open(path, "w"))
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+        yield
+
+
+def process_context() -> Any:
+    """Return how to start processes that begin as copies of this one, or anew where they cannot."""
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("fork" if "fork" in methods else "spawn")
+
+
+# --------------------------------------------------------------------------------------- libraries
+
+
+@cache
+def openmp() -> ctypes.CDLL | None:
+    """Return GNU's OpenMP library, or None where it is absent.
+
+    It must be the one oneDNN uses: two pools would fight over the cores. Elsewhere another one that
+    has its functions, as LLVM's has, serves too.
+    """
+    names = ["libgomp.so.1"]
+    if sys.platform != "linux":
+        names += [found for name in ("gomp", "omp") if (found := find_library(name))]
+    for name in names:
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(name)
+            _ = library.GOMP_parallel, library.omp_get_thread_num, library.omp_set_num_threads
+            return library
+    return None
+
+
+def address(function: Any) -> int:
+    """Return the address of a C function."""
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
