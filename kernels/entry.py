@@ -10,6 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Declined(Exception):
+    """A kernel library cannot do what a variant asks of it, so the variant serves no such call."""
+
+
 NO_STATUSES: Mapping[int, str] = MappingProxyType({})
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TypeVar
 
-from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.entry import Call, Declined, Entry
 
 Bind = Callable[[Call], Entry | None]
 B = TypeVar("B", bound=Callable[..., Entry | None])
@@ -38,6 +39,19 @@ class Variant:
 _VARIANTS: dict[tuple[str, str], list[Variant]] = {}
 
 
+def declining(bind: Bind) -> Bind:
+    """Return a bind that serves no call which its kernel library declines, wherever it does so."""
+
+    @wraps(bind)
+    def bound(call: Call) -> Entry | None:
+        try:
+            return bind(call)
+        except Declined:
+            return None
+
+    return bound
+
+
 def variant(
     operators: str | Iterable[str], name: str, *, processor: str = "cpu"
 ) -> Callable[[B], B]:
@@ -47,7 +61,7 @@ def variant(
     def register(bind: B) -> B:
         for operator in names:
             _VARIANTS.setdefault((operator, processor), []).append(
-                Variant(operator, name, processor, bind)
+                Variant(operator, name, processor, declining(bind))
             )
         return bind
 

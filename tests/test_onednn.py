@@ -24,9 +24,10 @@ from onednn_calls import (
     windows,
 )
 
-from soapstone.kernels.cpu import onednn
-from soapstone.kernels.cpu.onednn import convolution, library
+from soapstone.kernels.cpu import native, onednn
+from soapstone.kernels.cpu.onednn import convolution, descriptors, library, matmul
 from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import declining
 
 # ---------------------------------------------------------------- pooling
 
@@ -397,5 +398,39 @@ def test_the_library_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         monkeypatch.undo()
         library._attempt.cache_clear()
-    with pytest.raises(onednn.OneDnnError, match=r"matmul.*invalid arguments"):
-        library.check(2, "matmul (3, 4)")
+
+
+@pytest.mark.parametrize(
+    "posts",
+    [
+        (descriptors.Activation(0x7FFF),),  # no such function
+        (descriptors.Binary(0x7FFF, descriptors.Layout.dense((1, 4))),),
+        (descriptors.Activation(descriptors.LINEAR, 1.5),) * 40,  # more than a chain holds
+    ],
+)
+def test_refused_steps_are_errors_that_name_the_function(
+    posts: tuple[descriptors.Post, ...],
+) -> None:
+    with pytest.raises(onednn.OneDnnError, match=r"oneDNN dnnl_post_ops_append_\w+: "):
+        descriptors.attributes(*posts)
+
+
+def test_a_variant_whose_steps_are_refused_declines() -> None:
+    """The alternative is a product without its activation, and nothing that says so."""
+    a, b, y = (np.ones(shape, np.float32) for shape in ((3, 4), (4, 5), (3, 5)))
+    flags = {"transpose_a": False, "transpose_b": False}
+    call = Call("matmul", flags, (a, b), (y,))
+    for steps, serves in (([(descriptors.LINEAR, 2.0)], True), ([(0x7FFF, 2.0)], False)):
+        chain = [descriptors.Activation(*step) for step in steps]
+        entry = declining(lambda call, chain=chain: matmul.matmul(call, "first", chain))(call)
+        assert (entry is not None) == serves
+        if entry is not None:
+            assert native.run(entry) == 0
+            np.testing.assert_array_equal(y, np.full((3, 5), 8.0, np.float32))
+
+
+def test_every_status_is_checked() -> None:
+    """No function of the library returns a status that a caller could drop."""
+    for name in library._FUNCTIONS:
+        function = getattr(library.library(), name)
+        assert name in library._RETURNS or function.errcheck is library._checked, name

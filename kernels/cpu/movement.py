@@ -31,7 +31,9 @@ def _parts(whole: Array, parts: Sequence[Array], axis: int) -> Iterator[tuple[Ar
 def store(call: Call) -> Entry | None:
     """Next values over old ones; where a flag says otherwise, the old ones stay."""
     entries = [
-        copies(list(zip(call.outputs, call.inputs[first : 2 * len(call.outputs) : 2])), call.threads)
+        copies(
+            list(zip(call.outputs, call.inputs[first : 2 * len(call.outputs) : 2])), call.threads
+        )
         for first in (0, 1)
     ]
     new, old = entries

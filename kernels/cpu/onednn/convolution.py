@@ -51,7 +51,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     post_argument,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
-from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -183,10 +183,8 @@ def _primitive(problem: _Problem, plain: bool) -> tuple[Primitive, tuple[int, ..
         for order in orders:
             try:
                 found = _description(problem, order)
-            except OneDnnError as error:
-                if error.unsupported:
-                    continue
-                raise
+            except UnsupportedError:
+                continue
             rank = _rank(implementation(found))
             if order == PLAIN_4D and orders[0] == PLAIN_4D and rank == 1:
                 rank = 0

@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.onednn.library import Handle, create, engine, library, shared, threads
+from soapstone.kernels.cpu.onednn.library import (
+    LAST_IMPLEMENTATION,
+    Handle,
+    OneDnnError,
+    create,
+    engine,
+    library,
+    shared,
+    threads,
+)
 from soapstone.kernels.entry import Array
 
 F32, S32, U8, S8 = 3, 4, 6, 5
@@ -264,17 +273,9 @@ def describe(name: str, *arguments: Any, what: str = "") -> Handle:
 def compile_primitive(name: str, description: Handle) -> Primitive:
     """Return the primitive of a descriptor."""
     primitive = create("primitive", "primitive_create", description.address, what=name)
-    dnnl = library()
-    scratch = dnnl.dnnl_primitive_desc_query_md(description.address, SCRATCHPAD, 0)
-    text = C.c_char_p()
-    dnnl.dnnl_primitive_desc_query(description.address, _IMPLEMENTATION, 0, C.byref(text))
-    return Primitive(
-        name,
-        primitive,
-        description,
-        nbytes(scratch) if scratch else 0,
-        (text.value or b"").decode(),
-    )
+    scratch = library().dnnl_primitive_desc_query_md(description.address, SCRATCHPAD, 0)
+    room = nbytes(scratch) if scratch else 0
+    return Primitive(name, primitive, description, room, implementation(description))
 
 
 def implementation(description: Handle) -> str:
@@ -286,7 +287,10 @@ def implementation(description: Handle) -> str:
 
 def next_implementation(description: Handle) -> bool:
     """Move a primitive descriptor on to oneDNN's next implementation; return whether there is."""
-    return not library().dnnl_primitive_desc_next_impl(description.address)
+    status = int(library().dnnl_primitive_desc_next_impl(description.address))
+    if status not in (0, LAST_IMPLEMENTATION):
+        raise OneDnnError(f"oneDNN next implementation: status {status}", status)
+    return not status
 
 
 def merged(array: Array, axis: int) -> Array | None:

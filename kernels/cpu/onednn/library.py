@@ -18,6 +18,8 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+from soapstone.kernels.entry import Declined
+
 T = TypeVar("T")
 VARIABLE = "SOAPSTONE_ONEDNN"
 MAJOR = 3
@@ -37,12 +39,16 @@ STATUSES = {
     6: "not required",
 }
 
+_UNSUPPORTED = (2, 3, 4)
+LAST_IMPLEMENTATION = 4
+
 POINTER = C.c_void_p
 DIMS = C.POINTER(C.c_int64)
 _OUT = C.POINTER(C.c_void_p)
 _INT, _FLOAT, _UNSIGNED = C.c_int, C.c_float, C.c_uint
 _P = POINTER
-# Every function used, with its argument types; all return a status unless `_RETURNS` says.
+# Every function used, with its argument types; all return a status, which is checked after each
+# call, unless `_RETURNS` says otherwise.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dnnl_version": (),
     "dnnl_engine_create": (_OUT, _INT, C.c_size_t),
@@ -118,6 +124,8 @@ _RETURNS: dict[str, Any] = {
     "dnnl_version": None,  # set to a pointer to _Version when the library is loaded
     "dnnl_memory_desc_get_size": C.c_size_t,
     "dnnl_primitive_desc_query_md": C.c_void_p,
+    "dnnl_memory_desc_equal": C.c_int,
+    "dnnl_primitive_desc_next_impl": C.c_int,  # LAST_IMPLEMENTATION where there is none
 }
 
 
@@ -131,10 +139,21 @@ class OneDnnError(RuntimeError):
         super().__init__(message)
         self.status = status
 
-    @property
-    def unsupported(self) -> bool:
-        """Whether oneDNN cannot do what was asked (rather than failed at it)."""
-        return self.status in (2, 3, 4)
+
+class UnsupportedError(OneDnnError, Declined):
+    """oneDNN cannot do what was asked, rather than failed at it."""
+
+
+def _refusal(status: int, what: str) -> OneDnnError:
+    kind = UnsupportedError if status in _UNSUPPORTED else OneDnnError
+    return kind(f"oneDNN {what}: {STATUSES.get(status, f'status {status}')}", status)
+
+
+def _checked(status: int, function: Any, arguments: Any) -> int:
+    """Raise unless a function that returns a status succeeded; ctypes asks after every call."""
+    if status:
+        raise _refusal(status, function.__name__)
+    return status
 
 
 class _Version(C.Structure):
@@ -182,6 +201,8 @@ def _load(name: str) -> C.CDLL:
             ) from error
         entry.argtypes = arguments
         entry.restype = _RETURNS.get(function, C.c_int)
+        if function not in _RETURNS:
+            entry.errcheck = _checked
     handle.dnnl_version.restype = C.POINTER(_Version)
     version = handle.dnnl_version().contents
     if version.major != MAJOR:
@@ -234,12 +255,6 @@ def version() -> str:
     return f"{found.major}.{found.minor}.{found.patch} {_RUNTIMES[found.cpu_runtime]}"
 
 
-def check(status: int, what: str) -> None:
-    """Raise OneDnnError naming `what` unless the status is success."""
-    if status:
-        raise OneDnnError(f"oneDNN {what}: {STATUSES.get(status, f'status {status}')}", status)
-
-
 class Handle:
     """An object of oneDNN's, destroyed with this one. `address` is the C handle."""
 
@@ -265,7 +280,10 @@ def create(
     """
     dnnl = library()
     result = C.c_void_p()
-    check(getattr(dnnl, f"dnnl_{function}")(C.byref(result), *arguments), what or function)
+    try:
+        getattr(dnnl, f"dnnl_{function}")(C.byref(result), *arguments)
+    except OneDnnError as error:
+        raise _refusal(error.status, what or function) from None
     destroy = getattr(dnnl, f"dnnl_{kind}_destroy")
     return Handle(int(result.value or 0), destroy, keep)
 
@@ -293,7 +311,7 @@ def shared(function: Callable[..., T]) -> Callable[..., T]:
 def engine() -> int:
     """Return the CPU engine's handle: one for the process, which is never destroyed."""
     result = C.c_void_p()
-    check(library().dnnl_engine_create(C.byref(result), _CPU, 0), "CPU engine")
+    library().dnnl_engine_create(C.byref(result), _CPU, 0)
     return int(result.value or 0)
 
 

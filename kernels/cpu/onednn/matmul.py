@@ -36,7 +36,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     post_argument,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
-from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -90,10 +90,8 @@ def _primitive(product: _Product) -> Primitive | None:
     with threads(product.threads):
         try:
             found = _description(product)
-        except OneDnnError as error:
-            if error.unsupported:
-                return None
-            raise
+        except UnsupportedError:
+            return None
         if product.form == "gemm":
             if "gemm" in implementation(found):
                 return None  # the first form already

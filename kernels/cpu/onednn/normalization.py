@@ -27,7 +27,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32, private_array
-from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.cpu.rows import over_last_axis
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -55,10 +55,8 @@ def _primitive(kind: str, x: Layout, epsilon: float, what: str, count: int) -> P
             if what == "gradient":
                 ends = (engine(), _BACKWARD, md, md, md, *extra, epsilon, flags)
                 found = describe(f"{name}_backward", *ends, found.address, attribute)
-        except OneDnnError as error:
-            if error.unsupported:
-                return None
-            raise
+        except UnsupportedError:
+            return None
         primitive = compile_primitive(name, found)
     return None if "ref" in primitive.implementation else primitive
 

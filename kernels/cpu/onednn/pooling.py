@@ -36,7 +36,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     usable,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
-from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -132,10 +132,8 @@ def _primitive(pool: _Pool, backward: bool) -> Primitive | None:
                     "pooling_backward",
                     *(engine(), pool.algorithm, x, y, *window, found.address, attribute),
                 )
-        except OneDnnError as error:
-            if error.unsupported:
-                return None
-            raise
+        except UnsupportedError:
+            return None
         primitive = compile_primitive("pooling", found)
     return None if "ref" in primitive.implementation else primitive
 

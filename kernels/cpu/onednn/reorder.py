@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from soapstone.kernels.cpu.onednn.descriptors import Layout, usable
 from soapstone.kernels.cpu.onednn.execute import Program, empty
-from soapstone.kernels.cpu.onednn.library import OneDnnError
+from soapstone.kernels.cpu.onednn.library import UnsupportedError
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -33,10 +33,8 @@ def reorder(source: Array, target: Array, count: int = 1) -> Entry | None:
             *(program.source(source, ends[0]), ends[0].descriptor.address),
             *(program.source(target, ends[1]), ends[1].descriptor.address),
         )
-    except OneDnnError as error:
-        if error.unsupported:
-            return None
-        raise
+    except UnsupportedError:
+        return None
     return program.entry()
 
 

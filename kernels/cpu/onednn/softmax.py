@@ -17,7 +17,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
-from soapstone.kernels.cpu.onednn.library import OneDnnError, engine, threads
+from soapstone.kernels.cpu.onednn.library import UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -40,10 +40,8 @@ def _primitive(
             if backward:
                 ends = (engine(), algorithm, md, md, md, axis)
                 found = describe("softmax_backward", *ends, found.address, attribute)
-        except OneDnnError as error:
-            if error.unsupported:
-                return None
-            raise
+        except UnsupportedError:
+            return None
         primitive = compile_primitive("softmax", found)
     return None if "ref" in primitive.implementation else primitive
 

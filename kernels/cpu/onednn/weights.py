@@ -28,7 +28,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     next_implementation,
 )
 from soapstone.kernels.cpu.onednn.execute import Program
-from soapstone.kernels.cpu.onednn.library import Handle, OneDnnError, engine, threads
+from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Entry
 
 # How the weights are taken, by variant: "packed" in oneDNN's format, "plain" as they are by its
@@ -58,10 +58,8 @@ def _primitive(product: _Product) -> Primitive | None:
                 *(engine(), product.a.descriptor.address, product.b.descriptor.address, bias),
                 *(product.y.descriptor.address, attributes().address),
             )
-        except OneDnnError as error:
-            if error.unsupported:
-                return None
-            raise
+        except UnsupportedError:
+            return None
         while product.gemm and "gemm" not in implementation(found):
             if not next_implementation(found):
                 return None
