@@ -12,8 +12,9 @@ import pytest
 
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.kernels.cpu.native import run
+from soapstone.kernels.entry import Call
 from soapstone.search.cost import (
     Cost,
     CostDatabase,
@@ -25,7 +26,7 @@ from soapstone.search.cost import (
 )
 from soapstone.search.cost.database import interleaved, robust
 from soapstone.search.cost.launches import filled, hollow
-from soapstone.search.cost.measure import Measured, Yardstick, sweep
+from soapstone.search.cost.measure import Measured, Yardstick, measure, sweep
 from soapstone.system import cache_bytes
 
 LAST = (0, 2, 3, 1)
@@ -367,3 +368,23 @@ def test_a_sweep_reads_memory_of_its_own() -> None:
     assert store.nbytes == pytest.approx(cache_bytes(2), rel=0.01)
     assert run(entry) == 0
     assert store.min() == result.min() == 1
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (4,)])
+@pytest.mark.parametrize(
+    ("name", "count", "attributes"),
+    [("reduce_sum", 1, {"axes": (), "keepdims": False}), ("div", 2, {}), ("mod", 2, {"fmod": 0})],
+)
+def test_what_only_a_reference_serves_has_a_price(
+    name: str, count: int, attributes: dict[str, object], shape: tuple[int, ...]
+) -> None:
+    """Whole numbers have no kernel that prepares their operands, and are zeros when measured."""
+    builder = GraphBuilder("integers")
+    names = [builder.input(f"in{i}", shape, "int64") for i in range(count)]
+    builder.output(*builder.apply(name, *names, **attributes))
+    arrays = [filled(TensorSpec(shape, "int64"), tuple(range(len(shape)))) for _ in range(count)]
+    made = np.zeros(shape, np.int64)
+    call = Call(name, builder.build().nodes[0].attributes, tuple(arrays), (made,))
+    (found,) = measure([call], Weights.CACHED, Yardstick(1), rounds=2)
+    assert found.variant == "reference"
+    assert found.us > 0

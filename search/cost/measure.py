@@ -19,7 +19,7 @@ import numpy as np
 
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
-from soapstone.runtime.program import NativeProgram, assemble
+from soapstone.runtime.program import NativeProgram, assemble, nothing_address
 from soapstone.search.cost.database import ROUNDS, interleaved
 from soapstone.system import cache_bytes, preemptions
 
@@ -107,10 +107,10 @@ def _twin(call: Call, variant: str) -> Entry | None:
 
 
 def _program(entries: Sequence[Entry]) -> NativeProgram:
-    """Return the entries as a native program of one worker."""
-    count = len(entries)
-    blocks = ([entry.address for entry in entries], [entry.block for entry in entries])
-    return assemble(range(count), [0] * count, [()] * count, *blocks)
+    """Return the entries as a native program of one worker; without any, it does nothing."""
+    blocks = [(entry.address, entry.block) for entry in entries] or [(nothing_address(), 0)]
+    count = len(blocks)
+    return assemble(range(count), [0] * count, [()] * count, *map(list, zip(*blocks)))
 
 
 class Yardstick:
