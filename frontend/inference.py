@@ -29,6 +29,7 @@ from soapstone.mappers import load
 from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Machine, Region, Runtime, StoppedError, Trace
 from soapstone.runtime.expand import program
+from soapstone.runtime.forks import tell
 from soapstone.runtime.lower import fold_weights, lower, split_constants, stored
 from soapstone.runtime.lower import plain as in_order
 from soapstone.system import usable_cores
@@ -137,7 +138,11 @@ class _Bound:
 
 
 class InferenceSession:
-    """A model bound to its weights; `run` may be called from several threads.
+    """A model bound to its weights.
+
+    `run` may be called from several threads: the runs of one session follow each other, those of
+    several sessions go on at once. For runs at once on a machine of many cores, make a session a
+    thread, of fewer `threads` each.
 
     Args:
         model: a Model, an OnnxModel or its file, or a Graph.
@@ -173,6 +178,12 @@ class InferenceSession:
         self._telling: set[str] = set()  # inputs on whose contents graphs depend
         self._close = weakref.finalize(self, _close_all, self._bounds)
         self._most = max(1, bound_shapes)
+        tell(self)
+
+    def forked(self) -> None:
+        """In a child process nobody holds the lock, and shapes are bound anew, to new workers."""
+        self._lock = threading.Lock()
+        self._bounds.clear()
 
     @property
     def inputs(self) -> tuple[Field, ...]:

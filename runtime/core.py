@@ -18,6 +18,7 @@ from .errors import LaunchError, StoppedError
 from .executors.local import LocalExecutor
 from .expansion import Expanded, Expander, Options, Step, needs_expansion
 from .fields import FieldRegion
+from .forks import tell
 from .future import Future, FutureMap
 from .host import Host
 from .machine import Machine
@@ -63,8 +64,9 @@ class Runtime(Host):
 
     machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
     installed one. automatic: whether launch sequences that repeat are traced without being marked
-    (docs/runtime.md). log: a file for the log of the run, as `log` writes it. Not shared between
-    threads while a capture is going on; otherwise launches may come from any thread.
+    (docs/runtime.md). log: a file for the log of the run, as `log` writes it. Any thread may use
+    it: what one captures, replays, reads or writes is done before or after what others launch, as
+    a whole. In a process forked from this one it refuses whatever it is asked.
 
     Raises: MapperError for something that is no mapper.
     """
@@ -94,6 +96,7 @@ class Runtime(Host):
         self._steps: dict[str, Steps] = {}
         self._since_forget = 0
         self._automatic = Automatic(self) if automatic else None
+        tell(self)
         self.mapper.observe(View(self))
         self.profiling: Profile | None = None
         if log is not None:
@@ -134,8 +137,9 @@ class Runtime(Host):
                 if not self.capturing and automatic.follow(asked):
                     return None
         if needs_expansion(task, arguments):
-            options = Options(grid, name, tag, initialise)
-            return self._issue(self._expander.expand(task, arguments, options))
+            with self._lock:
+                options = Options(grid, name, tag, initialise)
+                return self._issue(self._expander.expand(task, arguments, options))
         prepared = launches.prepare(
             task, arguments, grid=grid, name=name, tag=tag, initialise=initialise
         )
@@ -144,13 +148,13 @@ class Runtime(Host):
 
     def combine(self, values: FutureMap, reduction: str) -> Future:
         """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
-        found: Future = self._issue(self._expander.combine(values, reduction))
-        return found
+        with self._lock:
+            found: Future = self._issue(self._expander.combine(values, reduction))
+            return found
 
     def _issue(self, expanded: Expanded) -> Any:
-        with self._lock:
-            for request in expanded.requests:
-                self._take(request, None)
+        for request in expanded.requests:
+            self._take(request, None)
         return expanded.result
 
     def _take(self, request: Request, asked: tuple[Any, ...] | None) -> None:
@@ -195,8 +199,9 @@ class Runtime(Host):
         Raises: LaunchError for a value that is no scalar or does not fit; StoppedError.
         """
         if isinstance(region, FieldRegion):
-            for each in region.fields.values():
-                self.fill(each, value)
+            with self.turn:
+                for each in region.fields.values():
+                    self.fill(each, value)
             return
         try:
             held = np.asarray(value)
@@ -217,8 +222,9 @@ class Runtime(Host):
 
         Raises: TaskError when a task failed; StoppedError.
         """
-        self._outside_capture("wait")
-        self.flush()
+        with self.turn:
+            self._outside_capture("wait")
+            self.flush()
         self.executor.wait()
         if self.analysis.log is not None:
             self.analysis.log.wait()
@@ -266,11 +272,8 @@ class Runtime(Host):
     def _capturing(self, name: str) -> Iterator[Recording]:
         from .trace import Trace
 
-        with self._lock.lock:
-            self._outside_capture("capture")
-            self.executor.check()
-            self.flush()
-            self.executor.wait()
+        with self.turn:
+            self.quiet("capture")
             if self.many_instances:
                 self.publish_live()  # what the host may write, the step reads from the host
             sink = Recorder()
@@ -293,13 +296,16 @@ class Runtime(Host):
 
         The first time a sequence of launches is seen it is captured and compiled; then, and
         every time it is seen again, it is replayed. Scalars belong to the sequence: what varies
-        from step to step goes into a region.
+        from step to step goes into a region. Launches of other threads wait until the step has run.
 
         Raises: what `capture` and `Trace.replay` raise.
         """
-        self._outside_capture("trace")
-        self.executor.check()
-        self.flush()
+        with self.turn, self._traced(name):
+            yield
+
+    @contextmanager
+    def _traced(self, name: str) -> Iterator[None]:
+        self._ready("trace")
         requests: list[Request] = []
         self._requests = requests
         step = self._expander.step = Step()
@@ -346,9 +352,10 @@ class Runtime(Host):
     def profile(self, name: str = "run") -> Iterator[Profile]:
         """Record the untraced operations that run inside the block."""
         found = Profile.here(self.machine, self.executor.world, name)
-        self.flush()
-        self.executor.wait()
-        self._observe(found)
+        with self.turn:
+            self.flush()
+            self.executor.wait()
+            self._observe(found)
         try:
             yield found
             self.flush()
@@ -364,16 +371,22 @@ class Runtime(Host):
 
         Raises: OSError; StoppedError under Legate.
         """
-        self._outside_capture("log")
-        self.flush()
-        self.executor.wait()
-        self._begin_log(path)
-        try:
-            yield
+        with self.turn:
+            self._outside_capture("log")
             self.flush()
             self.executor.wait()
-        finally:
+            self._begin_log(path)
+        try:
+            yield
+        except BaseException:
             self._end_log()
+            raise
+        with self.turn:
+            try:
+                self.flush()
+                self.executor.wait()
+            finally:
+                self._end_log()
 
     def _begin_log(self, path: str | os.PathLike[str]) -> None:
         from .log import Log, LoggedSink
@@ -426,6 +439,10 @@ class Runtime(Host):
             )
             self.executor.told = True
 
+    def forked(self) -> None:
+        """In a child process the log is still the parent's, and no thread captures."""
+        self._log = self._capture = self._requests = None
+
     def reset(self) -> None:
         """Go on after a task failed: forget the error and everything that was still queued.
 
@@ -442,7 +459,22 @@ class Runtime(Host):
                     instance.forget()
 
     def close(self) -> None:
-        """Stop the worker threads and join them; the runtime is of no use afterwards."""
+        """Wait until everything launched has ended, and stop the worker threads.
+
+        The runtime is of no use afterwards. To leave a `with` block is the same; an exception that
+        leaves it drops what has not begun.
+
+        Raises: TaskError when a task failed, unless that has come out before.
+        """
+        try:
+            if not self.executor.closed and not self.executor.told:
+                self.flush()
+                self.executor.wait()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Stop the worker threads and join them; what has not begun is dropped."""
         self._end_log()
         self.executor.close()
 
@@ -455,9 +487,7 @@ class Runtime(Host):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None and not self.executor.told:
-                self.flush()
-                self.executor.wait()
-        finally:
+        if kind is None:
             self.close()
+        else:
+            self._stop()

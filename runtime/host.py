@@ -9,31 +9,47 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from .dependence import Analysis
-from .errors import LaunchError, RuntimeCoreError
+from .errors import LaunchError, RuntimeCoreError, StoppedError
 from .executors.local import LocalExecutor
 from .fields import FieldRegion
+from .forks import tell
 from .instance import Instance, Storage
 from .region import Region
 from .tiling import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_INSIDE = (
+    "the body of a task used the runtime that runs it, which may be waiting for the task; launch "
+    "from a nested task (docs/runtime.md), or return a value"
+)
 
 
-class Guard:
-    """The lock of a runtime's analysis. What interrupts its holder half-way stops the runtime."""
+class Turn:
+    """The turn of one thread at a runtime: others launch, replay, read and write after it.
 
-    def __init__(self, runtime: Host) -> None:
+    workers: the threads that run tasks. Whoever has the turn may be waiting for them.
+    """
+
+    def __init__(self, workers: Container[int]) -> None:
         self.lock = threading.RLock()
-        self._runtime = weakref.ref(runtime)
+        self.workers = workers
+        tell(self)
+
+    def forked(self) -> None:
+        """In a child nobody has the turn."""
+        self.lock = threading.RLock()
 
     def __enter__(self) -> None:
+        if get_ident() in self.workers:
+            raise StoppedError(_INSIDE)
         self.lock.acquire()
 
     def __exit__(
@@ -42,12 +58,35 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.lock.release()
+
+
+class Guard:
+    """A turn at the analysis. What interrupts its holder half-way stops the runtime."""
+
+    def __init__(self, runtime: Host, turn: Turn) -> None:
+        self._turn = turn
+        self._runtime = weakref.ref(runtime)
+
+    def __enter__(self) -> None:
+        turn = self._turn
+        if get_ident() in turn.workers:
+            raise StoppedError(_INSIDE)
+        turn.lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         try:
-            runtime = self._runtime()
-            if runtime is not None and not isinstance(error, RuntimeCoreError | None):
-                runtime.interrupted(error)
+            if error is not None and not isinstance(error, RuntimeCoreError):
+                runtime = self._runtime()
+                if runtime is not None:
+                    runtime.interrupted(error)
         finally:
-            self.lock.release()
+            self._turn.lock.release()
 
 
 class Host(ABC):
@@ -56,7 +95,8 @@ class Host(ABC):
     def __init__(self, analysis: Analysis, executor: LocalExecutor) -> None:
         self.analysis = analysis
         self.executor = executor
-        self._lock = Guard(self)
+        self.turn = Turn(executor.workers)
+        self._lock = Guard(self, self.turn)
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
         self._settled = True  # nothing was launched since the host could touch its arrays
 
@@ -72,19 +112,43 @@ class Host(ABC):
     def _outside_capture(self, what: str) -> None:
         """Refuse what cannot be done while launches are captured."""
 
+    def quiet(self, what: str) -> None:
+        """Wait until nothing runs any more, with the turn taken: nothing is launched meanwhile.
+
+        Raises: TaskError when a task failed; StoppedError inside a capture, or when closed.
+        """
+        self._ready(what)
+        self.settle()
+
+    def _ready(self, what: str) -> None:
+        """Issue what is held back, before the host does something itself."""
+        self._outside_capture(what)
+        self.executor.check()
+        self.flush()
+
+    def settle(self) -> None:
+        """Wait until nothing that was issued runs any more.
+
+        Raises: TaskError when a task failed; StoppedError.
+        """
+        self.executor.wait()
+
     def read(self, region: Region) -> Array:
         """A copy of a region's contents, in C order, once all launches have ended.
 
-        A region with several fields gives a structured array.
+        A region with several fields gives a structured array. What other threads launch meanwhile
+        is done before or after all of it.
 
         Raises: TaskError when a task failed; StoppedError.
         """
         if isinstance(region, FieldRegion):
-            return region.join({name: self.read(each) for name, each in region.fields.items()})
-        self._outside_capture("read")
-        self.executor.check()
-        self.flush()
-        self.executor.wait()
+            with self.turn:
+                return region.join({name: self.read(each) for name, each in region.fields.items()})
+        with self.turn:
+            self.quiet("read")
+            return self._read(region)
+
+    def _read(self, region: Region) -> Array:
         with self._lock:
             self._settled = True
             self.claim_live()
@@ -119,11 +183,18 @@ class Host(ABC):
         Raises: LaunchError for another shape or dtype; MemoryExhausted; StoppedError.
         """
         if isinstance(region, FieldRegion):
-            for name, part in region.split(array).items():
-                self.write(region[name], part)
+            with self.turn:
+                for name, part in region.split(array).items():
+                    self.write(region[name], part)
             return
-        given = self._written(region, array)
-        self.executor.wait()
+        with self.turn:
+            self._outside_capture("write")
+            self.executor.check()
+            given = _written(region, array)
+            self.quiet("write")
+            self._write(region, given)
+
+    def _write(self, region: Region, given: Array) -> None:
         with self._lock:
             self._settled = True
             state = self.analysis.state(region)
@@ -137,22 +208,6 @@ class Host(ABC):
                 instance.valid = instance in targets
             self._tell("write", region, targets)
 
-    def _written(self, region: Region, array: Any) -> Array:
-        """What is to be written to a region, once launches held back have been issued.
-
-        Raises: LaunchError for another shape or dtype; StoppedError.
-        """
-        self._outside_capture("write")
-        self.executor.check()
-        self.flush()
-        given = np.asarray(array)
-        if given.shape != region.shape or given.dtype != region.dtype:
-            raise LaunchError(
-                f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
-                f"needed {region.dtype} {region.shape}"
-            )
-        return given
-
     def array(self, region: Region) -> Array:
         """The live NumPy view of a region's instance in the host memory.
 
@@ -164,16 +219,17 @@ class Host(ABC):
         Raises: LaunchError for a transient region, or one with several fields (each of them has an
         array of its own); MemoryExhausted; StoppedError.
         """
-        self._outside_capture("array")
         if isinstance(region, FieldRegion):
             raise LaunchError(f"region {region.name!r} has several fields: ask for one of them")
         if region.transient:
             raise LaunchError(
                 f"region {region.name!r} is transient: its contents live only within a step"
             )
-        self.executor.check()
-        self.flush()
-        self.executor.wait()
+        with self.turn:
+            self.quiet("array")
+            return self._array(region)
+
+    def _array(self, region: Region) -> Array:
         with self._lock:
             instance = self.analysis.host_instance(region)
             self.analysis.state(region).live = True
@@ -228,3 +284,17 @@ class Host(ABC):
         if self.analysis.log is not None:
             seen = [(instance.storage, instance.storage.box) for instance in instances]
             self.analysis.log.host(action, region, seen)
+
+
+def _written(region: Region, array: Any) -> Array:
+    """What is to be written to a region.
+
+    Raises: LaunchError for another shape or dtype.
+    """
+    given = np.asarray(array)
+    if given.shape != region.shape or given.dtype != region.dtype:
+        raise LaunchError(
+            f"write of region {region.name!r}: found {given.dtype} {given.shape}, "
+            f"needed {region.dtype} {region.shape}"
+        )
+    return given

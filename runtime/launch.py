@@ -12,7 +12,7 @@ import numpy as np
 from .errors import LaunchError, PrivilegeError
 from .partition import Partition
 from .region import Region
-from .scalar import captured, loose
+from .scalar import FIXED, captured, loose
 from .task import Privilege, Task, identity
 from .tiling import Tiling, overlaps
 
@@ -151,7 +151,14 @@ def prepare(
         for argument in arguments
         if isinstance(argument, _PLACE)
     )
-    scalars = tuple([captured(item) for item, region in zip(arguments, layout) if not region])
+    scalars = []
+    changeable = False
+    for argument, region in zip(arguments, layout):
+        if not region:
+            if type(argument) not in FIXED:
+                argument = captured(argument)
+                changeable = changeable or loose(argument)
+            scalars.append(argument)
     for partition, privilege in zip(partitions, task.privileges):
         if privilege.reduction is not None:
             try:
@@ -164,5 +171,6 @@ def prepare(
             _check_writers(name, partition.region, partition.tiling, privilege)
     if len({id(partition.region) for partition in partitions}) < len(partitions):
         _check_pairs(name, partitions, task.privileges)
-    changeable = any(map(loose, scalars))
-    return Launch(task, partitions, scalars, layout, common, name, tag, initialise, changeable)
+    return Launch(
+        task, partitions, tuple(scalars), layout, common, name, tag, initialise, changeable
+    )

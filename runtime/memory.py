@@ -44,6 +44,10 @@ class MemoryPool:
         self._relief: list[Callable[[], None]] = []
         self._unseen = 0  # claimed since the last look
 
+    def forked(self) -> None:
+        """In a child process nobody holds the lock."""
+        self._lock = threading.Lock()
+
     def share(self, segments: Segments) -> None:
         """Keep all memories in segments that other processes can map."""
         self.segments = segments

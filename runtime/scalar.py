@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-_FIXED = frozenset({int, float, complex, bool, str, bytes, type(None), type, range, slice})
+# Classes of scalars that never change, and so need not be looked at.
+FIXED = frozenset({int, float, complex, bool, str, bytes, type(None), type, range, slice})
 _PLAIN = (int, bool, str, bytes, type(None), type)
 
 
@@ -24,7 +25,7 @@ def captured(value: Any) -> Any:
     without axes becomes a NumPy scalar. An object of any other class is passed as it is.
     """
     kind = type(value)
-    if kind in _FIXED:
+    if kind in FIXED:
         return value
     if kind is tuple:
         items = tuple([captured(item) for item in value])
@@ -44,7 +45,7 @@ def captured(value: Any) -> Any:
 
 def loose(value: Any) -> bool:
     """Whether a captured value can still be changed, by whoever gets it."""
-    return type(value) not in _FIXED and captured(value) is not value
+    return type(value) not in FIXED and captured(value) is not value
 
 
 def exact(scalar: object) -> Hashable:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from . import eviction
 from .bucket import buckets
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
-from .errors import BodyError, MapperError, RuntimeCoreError, StoppedError, TaskError
+from .errors import BodyError, MapperError, RuntimeCoreError, TaskError
 from .executors.local import as_task_error, context_of
 from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
@@ -59,7 +58,6 @@ class Trace:
         self._analysis = analysis
         self._regions = analysis.persistent()
         self._raised: dict[int, BaseException] = {}
-        self._lock = threading.Lock()
         self._left: list[tuple[Instances, int, list[tuple[Instance, Cells]]]] | None = None
         self._entries: list[EntryLike | None] = [None] * len(sink.operations)
         self.operations = sink.operations
@@ -238,7 +236,7 @@ class Trace:
         return self._analysis.regions
 
     def replay(self, profile: bool | Profile | None = False) -> Profile | None:
-        """Run the step once.
+        """Run the step once, after all that was launched and before what other threads launch.
 
         profile: True for a timeline of this replay, or a timeline to add it to. Returns it.
 
@@ -246,12 +244,8 @@ class Trace:
         the runtime is closed or stopped; KeyboardInterrupt, after all workers have stopped.
         """
         runtime = self._runtime
-        runtime.flush()
-        with self._lock:
-            runtime.executor.check()
-            if runtime.capturing:
-                raise StoppedError(f"trace {self.name!r}: replay during a capture")
-            runtime.executor.wait()
+        with runtime.turn:
+            runtime.quiet("replay")
             if profile is True:
                 profile = Profile.here(runtime.machine, runtime.executor.world, self.name)
             timeline = profile or None

@@ -22,7 +22,6 @@ import numpy as np
 
 from ..core import Recording, Runtime
 from ..errors import LaunchError, MemoryExhausted
-from ..fields import FieldRegion
 from ..instance import WRITE
 from ..launch import Launch
 from ..machine import Machine
@@ -152,13 +151,17 @@ class LegateRuntime(Runtime):
 
         Raises: TaskError when a task failed; StoppedError.
         """
-        self._outside_capture("wait")
-        self.flush()
         with self._lock:
+            self._outside_capture("wait")
+            self.flush()
             self.settle()
 
     def settle(self) -> None:
         """Wait, and bring what launches wrote to the host's arrays."""
+        with self._lock:
+            self._settle()
+
+    def _settle(self) -> None:
         if self.executor.fault is None and not self.issuer.faults:
             for region in list(self._hosted):
                 held = self.held(region)
@@ -173,34 +176,15 @@ class LegateRuntime(Runtime):
                 held.host_stale = False
             held.at_host = held.at_host or not held.adopted
 
-    def read(self, region: Region) -> Array:
-        """A copy of a region's contents, in C order, once all launches have ended.
-
-        Raises: TaskError when a task failed; StoppedError.
-        """
-        if isinstance(region, FieldRegion):
-            return super().read(region)
-        self._outside_capture("read")
-        self.executor.check()
-        self.flush()
+    def _read(self, region: Region) -> Array:
         with self._lock:
-            self.settle()
             held = self.held(region)
             if held.host is not None and held.at_host:
                 return held.host.copy()
             return held.fetch()
 
-    def write(self, region: Region, array: Any) -> None:
-        """Replace a region's contents. array: of the region's shape and dtype.
-
-        Raises: LaunchError for another shape or dtype; MemoryExhausted; StoppedError.
-        """
-        if isinstance(region, FieldRegion):
-            super().write(region, array)
-            return
-        given = self._written(region, array)
+    def _write(self, region: Region, given: Array) -> None:
         with self._lock:
-            self.settle()
             held = self.held(region)
             if held.host is not None and held.at_host:
                 np.copyto(held.host, given)
@@ -208,22 +192,8 @@ class LegateRuntime(Runtime):
             self._feed(region, given)
             self.issuer.wait()
 
-    def array(self, region: Region) -> Array:
-        """The NumPy array through which the host sees a region.
-
-        It holds the region's contents after `wait` and after each replay, and what the host
-        writes to it then is what the next launches and replays read. While tasks run, it must not
-        be touched.
-
-        Raises: LaunchError for a transient region; MemoryExhausted; StoppedError.
-        """
-        self._outside_capture("array")
-        self.flush()
-        if region.transient or isinstance(region, FieldRegion):
-            return super().array(region)  # which says why there is none
-        self.executor.check()
+    def _array(self, region: Region) -> Array:
         with self._lock:
-            self.settle()
             held = self.held(region)
             if held.host is None:
                 self.claim(held, region.nbytes)
@@ -244,11 +214,9 @@ class LegateRuntime(Runtime):
 
         Raises: LaunchError for data of another shape or dtype, or that is none of Legate's.
         """
-        self._outside_capture("adopt")
-        self.executor.check()
-        self.flush()
         store = interface_store(data, region)
         with self._lock:
+            self._ready("adopt")
             held = self.held(region)
             if held.host is not None and (held.host_stale or not held.at_host):
                 self.settle()
@@ -262,10 +230,8 @@ class LegateRuntime(Runtime):
 
         Raises: StoppedError.
         """
-        self._outside_capture("view")
-        self.executor.check()
-        self.flush()
         with self._lock:
+            self._ready("view")
             held = self.held(region)
             if held.host is not None and held.at_host:
                 self.settle()
@@ -282,9 +248,6 @@ class LegateRuntime(Runtime):
 
         Raises: LaunchError for a kind of memory this machine does not have; StoppedError.
         """
-        self._outside_capture("offload")
-        self.executor.check()
-        self.flush()
         targets = self.legate.core.StoreTarget.__members__
         if target not in targets:
             raise LaunchError(
@@ -297,6 +260,7 @@ class LegateRuntime(Runtime):
                 f"{target} belongs to"
             )
         with self._lock:
+            self._ready("offload")
             if region.size:
                 self.held(region).logical().offload_to(targets[target])
 
@@ -304,11 +268,8 @@ class LegateRuntime(Runtime):
 
     @contextmanager
     def _capturing(self, name: str) -> Iterator[Recording]:
-        with self._lock:
-            self._outside_capture("capture")
-            self.executor.check()
-            self.flush()
-            self.settle()
+        with self.turn, self._lock:
+            self.quiet("capture")
             works: list[Work] = []
             analysis = LegateAnalysis(
                 self.machine, self.mapper, self.statistics, works.append, self.executor

@@ -119,7 +119,7 @@ class LegateExecutor(LocalExecutor):
     def close(self) -> None:
         """Wait for what is running; nothing can be launched afterwards."""
         if not self._closed:
-            self._closed = True
+            self._closed = "the runtime is closed"
             self.settle()
 
 

@@ -6,14 +6,12 @@ bundles, their native entries, how stores are cut), and a replay only launches t
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import StoppedError
 from ..instance import READ, WRITE
 from ..launch import Launch
 from ..operation import Operation
@@ -68,7 +66,6 @@ class LegateTrace(Trace):
         self.edges: Array = np.zeros((0, 2), np.int64)
         self._legate_runtime = runtime
         self._works = works
-        self._replays = threading.Lock()
         self._faults = Faults()
         self._reads: set[Region] = set()  # what it needs from before
         self._writes: set[Region] = set()
@@ -135,12 +132,8 @@ class LegateTrace(Trace):
         when the runtime is closed or stopped; MemoryExhausted.
         """
         runtime = self._legate_runtime
-        with self._replays:
-            runtime.executor.check()
-            if runtime.capturing:
-                raise StoppedError(f"trace {self.name!r}: replay during a capture")
-            runtime.flush()
-            runtime.settle()
+        with runtime.turn:
+            runtime.quiet("replay")
             compiled = self._compile()
             if profile is True:
                 profile = Profile(runtime.machine, self.name)

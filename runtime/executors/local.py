@@ -23,6 +23,7 @@ import numpy as np
 from soapstone import system
 
 from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
+from ..forks import FORKED, tell
 from ..instance import Storage
 from ..machine import PROCESS, Machine, Processor
 from ..memory import MemoryPool
@@ -169,14 +170,17 @@ class LocalExecutor:
         self._threads: list[threading.Thread] = []
         self._processes: dict[int, WorkerProcess] = {}  # of processors of kind "process"
         self._ticket = itertools.count()
-        self._closed = False
+        self.workers: set[int] = set()  # the threads, by their identifiers
+        self._closed = ""  # why it is of no use any more
         self._stealing: Stealing | None = None  # once there is something to steal
+        tell(self)
+        tell(memory)
 
     # -- threads
 
     def _start(self) -> None:
         if self._closed:
-            raise StoppedError("the runtime is closed")
+            raise StoppedError(self._closed)
         cores = _cores(self.machine)
         for number in self.processors:
             if number in self._queues:
@@ -190,6 +194,7 @@ class LocalExecutor:
                 name=f"soapstone-{processor.name}-{number}",
             )
             thread.start()
+            self.workers.add(thread.ident or 0)
             self._queues[number] = inbox
             self._threads.append(thread)
 
@@ -400,7 +405,7 @@ class LocalExecutor:
         Raises: StoppedError, TaskError.
         """
         if self._closed:
-            raise StoppedError("the runtime is closed")
+            raise StoppedError(self._closed)
         if self.fault is not None:
             raise StoppedError(
                 f"the runtime was stopped by an error; call reset() to go on: {self.fault}"
@@ -413,6 +418,8 @@ class LocalExecutor:
         """
         if not self._live and self.fault is None:
             return
+        if self._closed:
+            raise StoppedError(self._closed)
         with self._idle:
             while self._live and self.fault is None:
                 self._idle.wait()
@@ -421,6 +428,18 @@ class LocalExecutor:
                 self.check()
             self.told = True
             raise self.fault
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no use any more."""
+        return bool(self._closed)
+
+    def forked(self) -> None:
+        """In a child process there are no threads: nothing can be run, or waited for."""
+        self._closed = self._closed or FORKED
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self.workers.clear()
 
     @property
     def busy(self) -> bool:
@@ -452,8 +471,10 @@ class LocalExecutor:
         """Stop the threads and join them; work that is queued and not started is dropped."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = "the runtime is closed"
         with self._lock:
+            if self.fault is None:  # what runs now makes nothing else ready
+                self.fault, self.told = StoppedError(self._closed), True
             self._live.clear()
             for ready in self._ready:
                 ready.clear()

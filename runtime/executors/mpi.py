@@ -313,5 +313,7 @@ class MpiExecutor(LocalExecutor):
 
     def close(self) -> None:
         """Stop the threads; messages under way are waited for unless an error stopped the run."""
-        super().close()
-        self.messenger.close(wait=self.fault is None)
+        if not self.closed:
+            healthy = self.fault is None
+            super().close()
+            self.messenger.close(wait=healthy)
