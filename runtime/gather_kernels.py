@@ -11,7 +11,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, from_dtype, types
+from numba import carray, from_dtype, types
+
+from soapstone.cache.compiled import cfunc
 
 from .native import pointer
 from .transfer_kernels import MAX, MIN, PROD, SUM
@@ -19,7 +21,7 @@ from .transfer_kernels import MAX, MIN, PROD, SUM
 _HEAD = 9
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def move_rows(block: Any) -> int:
     """Copy rows. The last axis of a row is the inner loop; rows of one element have loops apart."""
     head = carray(block, (_HEAD,), types.int64)
@@ -102,7 +104,7 @@ def combine_rows(dtype: str, reduction: str) -> Any:
     kind = from_dtype(np.dtype(dtype))
     wanted = (SUM, PROD, MAX, MIN)[("sum", "prod", "max", "min").index(reduction)]
 
-    @cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+    @cfunc("int32(voidptr)")
     def combine(block: Any) -> int:
         head = carray(block, (_HEAD,), types.int64)
         rows = head[0]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit
+
+from soapstone.cache.compiled import cfunc, njit
 
 from .native import (
     call_entry,
@@ -31,7 +32,7 @@ ABORT = 0  # control[0]: any other value than 0 stops all workers
 SPINS = 256  # polls before a waiting worker lets other threads run
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def _nothing(block: Any) -> int:
     return 0
 
@@ -41,7 +42,7 @@ def nothing_address() -> int:
     return int(_nothing.address)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def run_alone(fn: Any, block: Any, control: Any, result: Any) -> None:
     """Run all entries in order; the only worker, so nothing is waited for."""
     for k in range(fn.size):
@@ -55,7 +56,7 @@ def run_alone(fn: Any, block: Any, control: Any, result: Any) -> None:
             return
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def run_worker(
     fn: Any,
     block: Any,
@@ -97,7 +98,7 @@ def run_worker(
             store_release(progress, word, k + 1)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def run_stamped(
     fn: Any,
     block: Any,

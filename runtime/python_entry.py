@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray, types
+
+from soapstone.cache.compiled import cfunc
 
 from .native import call_pointer, compare_exchange, load_acquire, pause, pointer
 
@@ -31,7 +33,7 @@ _clear = types.ExternalFunction("PyErr_Clear", types.void())
 _forget = types.ExternalFunction("Py_DecRef", types.void(types.intp))
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def _call(block: Any) -> int:
     w = carray(block, (_WORDS,), types.int64)
     turn = carray(pointer(w[_TURN]), (1,), types.int64)

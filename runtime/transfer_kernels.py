@@ -10,7 +10,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, from_dtype, types
+from numba import carray, from_dtype, types
+
+from soapstone.cache.compiled import cfunc
 
 from .native import pointer
 
@@ -19,7 +21,7 @@ SUM, PROD, MAX, MIN = 0, 1, 2, 3
 FIRST, COMBINE, IDENTITY = 0, 1, 2  # how a fold starts: with the first part, the output, identity
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def copy_words(block: Any) -> int:
     """Copy a strided array; block: axes, unit bytes, target, source, then axes x 3 words:
     extents, target strides, source strides (bytes). The last axis is the inner loop."""
@@ -98,7 +100,7 @@ def fold_kernel(dtype: str, reduction: str, start: Any) -> Any:
     item = kind.bitwidth // 8
     wanted = (SUM, PROD, MAX, MIN)[("sum", "prod", "max", "min").index(reduction)]
 
-    @cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+    @cfunc("int32(voidptr)")
     def fold(block: Any) -> int:
         stages = carray(block, (1,), types.int64)[0]
         w = carray(block, (1 << 40,), types.int64)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from soapstone.cache.compiled import njit
 from soapstone.kernels.cpu.native import f64p, helper, i64p, native, stack, words
 from soapstone.kernels.entry import Entry
 
@@ -107,13 +107,13 @@ def task_entry(block: Any) -> int:
     return 0
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@njit()
 def check(found: Any, step: int, first: int) -> bool:
     """Whether an array (rows, words) holds the outputs of the points from `first` at a step."""
     return bool(_matches(found.ctypes.data, step, first, found.shape[0], found.shape[1] // 2))
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def perform(
     out: Any, step: int, point: int, kernel: int, iterations: Any, factor: float, scratch: Any
 ) -> float:
@@ -128,7 +128,7 @@ def perform(
     return float(result)
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def perform_after(
     found: Any,
     first: int,

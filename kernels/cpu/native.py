@@ -8,25 +8,21 @@ read from the block, never baked into the code: that is what makes the compiled 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import sigutils
-from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 from soapstone import system
+from soapstone.cache.compiled import cfunc
 from soapstone.kernels.entry import NO_STATUSES, Entry
 
 Kind = Literal["entry", "body", "team"]
@@ -54,44 +50,14 @@ class Native:
         if self._compiled is None:
             with _COMPILING:
                 if self._compiled is None:
-                    self._compiled = _compile(self.function, _SIGNATURES[self.kind])
+                    self._compiled = cfunc(_SIGNATURES[self.kind], error_model="numpy")(
+                        self.function
+                    )
         return int(self._compiled.address)
 
     def __repr__(self) -> str:
         state = "compiled" if self._compiled is not None else "not compiled"
         return f"Native({self.function.__name__}, {self.kind}, {state})"
-
-
-def _compile(function: Callable[..., Any], signature: str) -> Any:
-    made: Any = CFunc(
-        function, sigutils.normalize_signature(signature), {}, {"error_model": "numpy"}
-    )
-    # A RuntimeError says that no directory to cache in is writable: then compile every time.
-    with contextlib.suppress(RuntimeError):
-        made.enable_caching()
-        stamped(made, Path(__file__).parent)
-    made.compile()
-    return made
-
-
-def stamped(made: Any, folder: Path) -> Any:
-    """Return what Numba has made, its compiled code on disk valid while a folder's files are.
-
-    Numba's stamp covers the file of the function only; what it inlines or calls may change too, and
-    types that are no more cannot be read back. A version is compared before anything is read.
-    """
-    index: Any = getattr(getattr(made, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_version"):
-        index._version = (index._version, _stamp(folder))
-    return made
-
-
-@cache
-def _stamp(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def native(kind: Kind = "entry") -> Callable[[Callable[..., Any]], Native]:

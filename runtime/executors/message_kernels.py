@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
+
+from soapstone.cache.compiled import cfunc, njit
 
 from ..native import call_entry, clock_ns, pause, yield_processor
 
@@ -68,7 +70,7 @@ def _address_of(typingctx: Any, block: Any) -> Any:
     return types.int64(types.voidptr), codegen
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def await_request(block: Any) -> int:
     """Poll a request until it has ended; the block's words are as `persistent` lays them out."""
     words = carray(block, (16,), types.int64)
@@ -97,7 +99,7 @@ def await_request(block: Any) -> int:
                 return -3
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit()
 def _until(head: Any, address: int) -> int:
     """Poll a word until it has come to what a block counts to; its words are those of `take`."""
     polls = 0
@@ -119,7 +121,7 @@ def _until(head: Any, address: int) -> int:
     return 0
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def make_ready(block: Any) -> int:
     """Say that a message is ready; block: rounds so far, address of `ready`."""
     head = carray(block, (2,), types.int64)
@@ -128,7 +130,7 @@ def make_ready(block: Any) -> int:
     return 0
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def take(block: Any) -> int:
     """Await that a message is ready, copy it, and say that it is taken.
 
@@ -149,7 +151,7 @@ def take(block: Any) -> int:
     return 0
 
 
-@cfunc("int32(voidptr)", cache=True)  # type: ignore[untyped-decorator]
+@cfunc("int32(voidptr)")
 def await_taken(block: Any) -> int:
     """Await that a message is taken; block as that of `take`."""
     head = carray(block, (HEAD,), types.int64)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
 
-from soapstone.kernels.cpu.native import stamped
+from soapstone.cache.compiled import njit
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FOLDER = Path(__file__).parent
+_njit = partial(njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
 # Integers written in the code would be types of their own, for which functions are compiled again.
@@ -27,22 +26,14 @@ ZERO, ONE, NONE = integer(0), integer(1), integer(-1)
 
 def compiled(function: F) -> F:
     """Return the function for use by compiled functions: no wrapper for Python is made."""
-    made = njit(
-        cache=True,
-        nogil=True,
-        error_model="numpy",
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-    )(function)
-    found: F = stamped(made, _FOLDER)
-    return found
+    made: F = _njit(no_cpython_wrapper=True)(function)
+    return made
 
 
 def entry(function: F) -> F:
     """Return the function for `call`, and for use by compiled functions."""
-    made = njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)(function)
-    found: F = stamped(made, _FOLDER)
-    return found
+    made: F = _njit()(function)
+    return made
 
 
 @compiled

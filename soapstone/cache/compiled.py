@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 from numba.core import config, sigutils
@@ -29,23 +29,23 @@ from soapstone.cache.environment import digest, environment, folder, key
 from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import CacheWarning
 
-F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
 _STAMPS = 4  # folders of one module that are kept, the last used ones
 _PLACING = threading.Lock()
+_TOLD: set[Path] = set()
 
 
-def njit(**options: Any) -> Callable[[F], F]:
+def njit(**options: Any) -> Decorator:
     """Return a decorator as `numba.njit`, compiled on the first call and kept on disk."""
 
-    def wrap(function: F) -> F:
-        made: F = _kept(lambda: numba.njit(**options)(function), function)
-        return made
+    def wrap(function: Callable[..., Any]) -> Any:
+        return _kept(lambda: numba.njit(**options)(function), function)
 
     return wrap
 
 
-def cfunc(signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def cfunc(signature: str, **options: Any) -> Decorator:
     """Return a decorator as `numba.cfunc`, compiled at once unless it is kept on disk."""
 
     def wrap(function: Callable[..., Any]) -> Any:
@@ -120,9 +120,11 @@ def _prune(family: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-@cache
 def _say(why: str) -> None:
-    warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
+    """Say what is wrong with the folder of compiled functions, once."""
+    if root() not in _TOLD:
+        _TOLD.add(root())
+        warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
 
 
 __all__ = ["ABOUT", "cfunc", "njit", "root"]

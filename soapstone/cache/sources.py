@@ -1,8 +1,11 @@
-"""Stamps of sources: the hash of all files of soapstone that something was made from.
+"""Stamps of sources: the hash of all files that something was made from.
 
 The files are those of a module, of what it imports, and so on. What is imported inside of functions
 counts for what runs (a kernel may import what it binds), and not for what is compiled: of that only
 the names of a module are part, and what a function closes over. Each file is read once a process.
+
+Files of soapstone, of one's own programs, and of the package a kernel is in are followed. Other
+packages are not: those that compile and compute are part of the environment by their versions.
 """
 
 from __future__ import annotations
@@ -11,20 +14,20 @@ import hashlib
 import importlib.util
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _ROOT = "soapstone"
-_IMPORT = re.compile(
-    rb"from ((?:soapstone|\.)[\w.]*) import (\([^)]*\)|[^\n]*)|import (soapstone\.[\w.]+)"
-)
+_VERSIONED = frozenset(("builtins", "numpy", "numba", "llvmlite"))  # see `environment`
+_IMPORT = re.compile(rb"from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w.]+)")
 _COMMENT = re.compile(rb"#[^\n]*")
 
 
 def stamp(*modules: str, compiled: bool = False) -> str:
-    """Return the hash of the sources of some modules, and of all that these import of soapstone.
+    """Return the hash of the sources of some modules, and of all that these import.
 
     compiled: of what is compiled, to which imports inside of functions are nothing.
     """
@@ -40,9 +43,9 @@ def modules_of(*functions: Callable[..., Any]) -> frozenset[str]:
 
 
 def closure(modules: Iterable[str], compiled: bool = False) -> frozenset[str]:
-    """Return those of the modules that are soapstone's, and all that they import, however far."""
+    """Return the modules that have sources, and all that they import, however far."""
     found: set[str] = set()
-    waiting = [module for module in modules if _ours(module)]
+    waiting = [module for module in modules if _file(module) is not None]
     while waiting:
         module = waiting.pop()
         if module not in found:
@@ -54,15 +57,9 @@ def closure(modules: Iterable[str], compiled: bool = False) -> frozenset[str]:
 @cache
 def _stamp(modules: frozenset[str], compiled: bool) -> str:
     whole = hashlib.sha256()
-    for module in sorted(module for module in modules if not _ours(module)):
-        whole.update(_foreign(module))
-    for module in sorted(closure(modules, compiled)):
+    for module in sorted(modules | closure(modules, compiled)):
         whole.update(module.encode() + b"\0" + hashlib.sha256(_source(module)).digest())
     return whole.hexdigest()[:32]
-
-
-def _ours(module: str) -> bool:
-    return module.partition(".")[0] == _ROOT
 
 
 def _modules(thing: Any, seen: set[int]) -> Iterator[str]:
@@ -76,7 +73,7 @@ def _modules(thing: Any, seen: set[int]) -> Iterator[str]:
         if callable(inner):
             yield from _modules(inner, seen)
     module = getattr(thing, "__module__", None)
-    if callable(thing) and isinstance(module, str):
+    if callable(thing) and isinstance(module, str) and _top(module) not in _VERSIONED:
         yield module
     for cell in getattr(thing, "__closure__", None) or ():
         try:
@@ -87,20 +84,30 @@ def _modules(thing: Any, seen: set[int]) -> Iterator[str]:
             yield from _modules(item, seen)
 
 
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
 @cache
 def _source(module: str) -> bytes:
-    """Return the source of a module, or what stands for it where there is no file."""
+    """Return the source of a module, or nothing where there is no file."""
     path = _file(module)
-    return path.read_bytes() if path is not None else b"no source"
+    return path.read_bytes() if path is not None else b""
 
 
-def _foreign(module: str) -> bytes:
-    """Return the source of a module that is not soapstone's: of a user's kernel or plugin."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    try:
-        return Path(path).read_bytes() if path else module.encode()
-    except OSError:
-        return module.encode()
+@cache
+def _file(module: str) -> Path | None:
+    """Return the file of a module, or None if there is no such module."""
+    if _top(module) != _ROOT:
+        path = getattr(sys.modules.get(module), "__file__", None)
+        return Path(path) if path and path.endswith(".py") else None
+    parent, _, last = module.rpartition(".")
+    folder = _folder(module)
+    if folder is not None and (folder / "__init__.py").is_file():
+        return folder / "__init__.py"
+    above = _folder(parent) if parent else None
+    file = above / f"{last}.py" if above is not None else None
+    return file if file is not None and file.is_file() else None
 
 
 @cache
@@ -116,32 +123,41 @@ def _folder(package: str) -> Path | None:
 
 
 @cache
-def _file(module: str) -> Path | None:
-    """Return the file of a module of soapstone, or None if there is no such module."""
-    parent, _, last = module.rpartition(".")
-    folder = _folder(module)
-    if folder is not None and (folder / "__init__.py").is_file():
-        return folder / "__init__.py"
-    above = _folder(parent) if parent else None
-    file = above / f"{last}.py" if above is not None else None
-    return file if file is not None and file.is_file() else None
+def _followed(module: str, importer: str) -> bool:
+    """Return whether a module is a source of one that imports it."""
+    path = _file(module)
+    if path is None or _top(module) in _VERSIONED:
+        return False
+    if _top(module) in (_ROOT, _top(importer)):
+        return True
+    return not any(path.is_relative_to(folder) for folder in _libraries())
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """Return the folders of Python's own modules and of installed packages."""
+    return tuple(
+        {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    )
 
 
 @cache
 def _imports(module: str) -> Mapping[str, bool]:
-    """Return the modules of soapstone that a text imports, and whether outside of functions."""
+    """Return the modules whose sources a text imports, and whether outside of functions."""
     path, text = _file(module), _source(module)
     package = path is not None and path.name == "__init__.py"
     inside = module if package else module.rpartition(".")[0]
     found: dict[str, bool] = {}
     for each in _IMPORT.finditer(text):
+        base = _absolute((each[1] or each[3]).decode(), inside)
+        if _top(base) in sys.stdlib_module_names or _top(base) in _VERSIONED:
+            continue
         top = each.start() == 0 or text[each.start() - 1 : each.start()] == b"\n"
-        base = _absolute(each[1].decode(), inside) if each[1] else each[3].decode()
         names = _COMMENT.sub(b"", each[2] or b"").decode("utf-8", "replace").strip("()")
         for name in names.split(","):
             inner = f"{base}.{name.split(' as ')[0].strip()}"
             target = inner if _file(inner) is not None else base
-            if _file(target) is not None:
+            if _followed(target, module):
                 found[target] = found.get(target, False) or top
     return found
 

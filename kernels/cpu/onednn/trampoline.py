@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
+
+from soapstone.cache.compiled import cfunc
 
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
@@ -191,7 +193,7 @@ _COMPILING = threading.Lock()
 
 @cache
 def _compiled(name: str) -> Any:
-    return cfunc("int32(voidptr)", cache=True, error_model="numpy")(_FUNCTIONS[name])
+    return cfunc("int32(voidptr)", error_model="numpy")(_FUNCTIONS[name])
 
 
 def compiled(name: str) -> Any:

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.ir.term import Value
 
 Indices: TypeAlias = "NDArray[np.int32]"
@@ -189,7 +189,7 @@ def _conv2d(parameters: tuple[Value, ...], x: Shape, y: Shape) -> Structure | No
     return _frozen(shape, kind, *entries)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit()
 def _convolved(x, y, groups, stride, pad_h, pad_w):  # type: ignore[no-untyped-def]
     """Return the shape of a convolution and its entries: out, a, b and numerators."""
     n, c, h, w = x

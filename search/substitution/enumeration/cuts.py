@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.search.substitution.enumeration.pairs import (
     ABOVE,
     ABSENT,
@@ -45,7 +45,7 @@ Array = NDArray[Any]
 UNCUT, UNUSABLE, UNEQUAL = -1, -2, -3  # besides the size that a pair is cut to
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _whole(row: int, members: int, chosen: Array, count: int, view: Array) -> bool:
     """Return whether the graph of some nodes has just the chosen outputs."""
     for i in range(view[row, NUMBERS, COUNT]):
@@ -60,7 +60,7 @@ def _whole(row: int, members: int, chosen: Array, count: int, view: Array) -> bo
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _together(
     x: int,
     y: int,
@@ -95,7 +95,7 @@ def _together(
     return bits(members_x) + bits(members_y)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _derived(
     x: int,
     y: int,
@@ -144,7 +144,7 @@ def _derived(
     return largest
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _common(x: int, y: int, i: int, j: int, view: Array) -> int:
     """Return whether nodes are one operator of equal operands: 1 in order, 2 crossed, 0 not."""
     if view[x, HASH, i] != view[y, HASH, j]:
@@ -155,7 +155,7 @@ def _common(x: int, y: int, i: int, j: int, view: Array) -> int:
     return 2 if view[x, SYMMETRIC, i] and a == d and b == c else 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def common_output(x: int, y: int, ways: int, view: Array, left: Array, right: Array) -> int:
     """Return the size to which a pair is cut by a common output operator, or -1.
 
@@ -227,7 +227,7 @@ class Queries(NamedTuple):
     loose: Array  # by rank
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _without(row: int, cut: int, view: Array) -> tuple[int, int, int, bool]:
     """Return what a graph needs where a node is a variable: nodes, inputs, outputs of the node.
 
@@ -250,7 +250,7 @@ def _without(row: int, cut: int, view: Array) -> tuple[int, int, int, bool]:
     return need, mask, fresh, whole
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _inputs_of_pair(
     x: int,
     y: int,
@@ -301,7 +301,7 @@ def _inputs_of_pair(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def scan(
     graphs: Array,
     starts: Array,

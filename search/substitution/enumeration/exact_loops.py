@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from soapstone.cache.compiled import njit
 
 Array = NDArray[Any]
 SEEDS = 8  # evaluations of each tensor
@@ -35,7 +36,7 @@ class Code(NamedTuple):
     outputs: Array  # (handles)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def mix(x: Any) -> Any:
     """Return a 64-bit mix of the bits of a number."""
     x = np.uint64(x)
@@ -46,7 +47,7 @@ def mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array, total: Array) -> None:
     """Write the result of a structure on two operands: (elements, seeds) each.
 
@@ -100,7 +101,7 @@ def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array, tot
             out[o, s] = total[s]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def identify(type_: int, data: Array, size: int, hashes: Array) -> Any:
     """Return the 64-bit id of a tensor: a mix of its type and elements, never 0.
 
@@ -118,7 +119,7 @@ def identify(type_: int, data: Array, size: int, hashes: Array) -> Any:
     return start | np.uint64(1)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def values(
     handles: Array,
     a: Array,
@@ -142,7 +143,7 @@ def values(
             out[row, output] = identify(code.types[handle, output], scratch, size, hashes)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def store(
     handles: Array, a: Array, b: Array, code: Code, data: Array, offset: Array, first: int
 ) -> None:
@@ -159,7 +160,7 @@ def store(
             tensor += 1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def agree(
     handles: Array,
     a: Array,

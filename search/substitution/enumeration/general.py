@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.search.substitution.enumeration.pairs import (
     ABSENT,
     NUMBERS,
@@ -33,7 +33,7 @@ WIDTH = 48  # variables of a pair, repeated ones counted; pairs of more are not 
 _THREE, _FIVE = np.uint64(3), np.uint64(5)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _leaves(local: int, row: int, view: Array, nodes: Nodes, hashes: Array, leaves: Array) -> bool:
     """Append the variables of a term; `leaves[0]` is how many. False where there is no room."""
     if local < 0:
@@ -56,12 +56,12 @@ def _leaves(local: int, row: int, view: Array, nodes: Nodes, hashes: Array, leav
     return b == ABSENT or _leaves(b, row, view, nodes, hashes, leaves)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _hash(local: int, nodes: Nodes, hashes: Array) -> np.uint64:
     return nodes.loose[-1 - local] if local < 0 else hashes[local]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def patterns(
     graphs: Array,
     left: Array,
@@ -115,7 +115,7 @@ def patterns(
                 lists[pair, way, 0] = -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _after(first: int, second: int, source: int, view: Array, hashes: tuple[Array, Array]) -> bool:
     """Return whether an output comes after another in a skeleton."""
     a = hashes[source][view[source, OUT, first]]
@@ -126,7 +126,7 @@ def _after(first: int, second: int, source: int, view: Array, hashes: tuple[Arra
     return hashes[target][view[target, OUT, first]] > hashes[target][view[target, OUT, second]]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _instance(general: Array, special: Array, bound: Array) -> bool:
     """Return whether a list of variables is another under a map."""
     if general[0] < 0 or general[0] != special[0]:
@@ -141,7 +141,7 @@ def _instance(general: Array, special: Array, bound: Array) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def most_general(
     starts: Array,
     lists: Array,
@@ -180,7 +180,7 @@ def most_general(
                     break
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _directed(ways: int, swapped: bool) -> int:
     if swapped:
         return (ways & 1) << 1 | ways >> 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.search.substitution.enumeration.exact_loops import mix
 from soapstone.search.substitution.enumeration.propose import Classes, Terms, is_prefix
 
@@ -40,12 +40,12 @@ class Stack(NamedTuple):
     used: Array  # bits 2 * position + output of tensors used among the first d nodes
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _mixed(node: Any) -> Any:
     return mix(np.uint64(node + 1) * np.uint64(0x9E3779B97F4A7C15))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _keys(closure: Array, keys: Array) -> None:
     for node in range(closure.shape[0]):
         key = np.uint64(0)
@@ -56,7 +56,7 @@ def _keys(closure: Array, keys: Array) -> None:
         keys[node] = key
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _fill(slot: Array, key: Array) -> None:
     size = np.uint64(slot.shape[0] - 1)
     for group in range(key.shape[0]):
@@ -66,7 +66,7 @@ def _fill(slot: Array, key: Array) -> None:
         slot[np.int64(at)] = group
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _group(key: int, groups: Groups) -> Any:
     """Return the group of nodes whose closure has a key, or -1."""
     size = np.uint64(groups.slot.shape[0] - 1)
@@ -101,7 +101,7 @@ def new_stack(most: int) -> Stack:
     return stack
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _repeats(m: int, subset: int, chosen: Array, count: int, terms: Terms) -> bool:
     """Return whether a node has an output equal to one of the chosen nodes outside its closure."""
     for position in range(count):
@@ -115,7 +115,7 @@ def _repeats(m: int, subset: int, chosen: Array, count: int, terms: Terms) -> bo
     return False
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> Any:
     """Return the bit of a tensor among the outputs of the chosen nodes; 0 for inputs and none."""
     if tensor < 0 or terms.node[tensor] < 0:
@@ -127,7 +127,7 @@ def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> Any:
     return 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def fingerprint(chosen: Array, count: int, used: int, terms: Terms, good: Array) -> Any:
     """Return the fingerprint of a graph, or 0 where an output has no other form."""
     total = np.uint64(0)
@@ -143,7 +143,7 @@ def fingerprint(chosen: Array, count: int, used: int, terms: Terms, good: Array)
     return total | np.uint64(1)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def walk(
     stack: Stack,
     most: int,
@@ -231,7 +231,7 @@ def walk(
     return written
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def outputs_of(graph: Array, terms: Terms, out: Array) -> Any:
     """Write the outputs of a graph, tensors that none of its operators use; return how many."""
     count = 0
@@ -251,7 +251,7 @@ def outputs_of(graph: Array, terms: Terms, out: Array) -> Any:
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def same_outputs(graphs: Array, order: Array, prints: Array, terms: Terms, same: Array) -> None:
     """Fill whether each graph has the output values of the first graph of its fingerprint."""
     width = 2 * graphs.shape[1]

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from soapstone.cache.compiled import njit
 
 Array = NDArray[Any]
 ABSENT = -1_000_000  # the second operand of an operator that has one
@@ -60,7 +61,7 @@ def new_view(graphs: int, most: int) -> Array:
     return np.zeros((graphs, _FIELDS, 2 * most), np.int64)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def mix(x: np.uint64) -> np.uint64:
     """Return a 64-bit number that looks like another for each."""
     x = (x ^ (x >> _S29)) * _C1
@@ -68,13 +69,13 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> _S32)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def tensor_of(row: int, local: int, view: Array) -> int:
     """Return the tensor that a local output or input is."""
     return -1 - local if local < 0 else view[row, TENSOR, local]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _fill_row(graph: Array, row: int, view: Array, nodes: Nodes) -> None:
     count = 0
     mask = np.int64(0)
@@ -114,7 +115,7 @@ def _fill_row(graph: Array, row: int, view: Array, nodes: Nodes) -> None:
     view[row, NUMBERS, MASK] = mask
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
     """Lay out the graphs of these rows as rows 0, 1, ... of the view."""
     for row in range(rows.shape[0]):
@@ -136,7 +137,7 @@ def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
         view[row, NUMBERS, OUTS] = outs
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, found: Array) -> None:
     """Set the outputs of graphs, by value, in the rows of `found`."""
     for number in range(rows.shape[0]):
@@ -145,7 +146,7 @@ def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, found
             found[number, place] = view[0, TENSOR, view[0, OUT, place]]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def bits(mask: int) -> int:
     """Return how many bits are set."""
     count = 0
@@ -155,7 +156,7 @@ def bits(mask: int) -> int:
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def equal_outputs(x: int, y: int, view: Array) -> bool:
     """Return whether two graphs have outputs of the same values."""
     if view[x, NUMBERS, OUTS] != view[y, NUMBERS, OUTS]:
@@ -166,7 +167,7 @@ def equal_outputs(x: int, y: int, view: Array) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def needed(row: int, cut: int, view: Array) -> int:
     """Return the nodes that the outputs need where node `cut` is a variable."""
     need = np.int64(0)
@@ -183,7 +184,7 @@ def needed(row: int, cut: int, view: Array) -> int:
     return need
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.uint64:
     if local < 0:
         return colours[-1 - local]
@@ -192,7 +193,7 @@ def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.
     return hashes[local]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def forward(row: int, cut: int, need: int, view: Array, colours: Array, hashes: Array) -> None:
     """Set the hash of each output from the colours of the inputs."""
     inputs = colours.shape[0] - 2
@@ -213,7 +214,7 @@ def forward(row: int, cut: int, need: int, view: Array, colours: Array, hashes: 
         hashes[2 * i + 1] = mix(value + _C3)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _backward(
     row: int,
     cut: int,
@@ -268,7 +269,7 @@ def new_scratch(inputs: int, most: int) -> Scratch:
     )
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def key(
     x: int,
     y: int,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.search.substitution.enumeration.typetable import ASKED, Tables
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ class Classes(NamedTuple):
     full: Array
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def is_prefix(mask: int, classes: Classes) -> bool:
     """Return whether of each class of interchangeable inputs the first ones are used."""
     for index in range(classes.shift.shape[0]):
@@ -66,13 +66,13 @@ def is_prefix(mask: int, classes: Classes) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _mask_of(tensor: int, terms: Terms) -> Any:
     node = terms.node[tensor]
     return np.int64(1) << tensor if node < 0 else terms.mask[node]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def expand(
     pairs: Pairs,
     number: int,
@@ -120,14 +120,14 @@ def expand(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _add(pairs: Pairs, count: int, a: int, b: int) -> Any:
     pairs.a[count] = a
     pairs.b[count] = b
     return count + 1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def from_closures(
     terms: Terms, repeated: bool, pairs: Pairs, cursor: Array, end: int, margin: int
 ) -> Any:
@@ -156,7 +156,7 @@ def from_closures(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _same_value(left: int, right: int, terms: Terms) -> bool:
     """Return whether two nodes have an output in common."""
     for a in range(terms.first[left], terms.first[left] + terms.outputs[left]):
@@ -166,7 +166,7 @@ def _same_value(left: int, right: int, terms: Terms) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _has(closure: Array, node: int) -> bool:
     for position in range(closure.shape[0]):
         if closure[position] == node:
@@ -176,7 +176,7 @@ def _has(closure: Array, node: int) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _member(node: int, position: int, terms: Terms) -> Any:
     """Return a member of a node's closure, or after those the node itself, then -1."""
     width = terms.closure.shape[1]
@@ -187,7 +187,7 @@ def _member(node: int, position: int, terms: Terms) -> Any:
     return -1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _fit(n: int, m: int, shared: int, bucket: int, terms: Terms) -> bool:
     """Return whether two nodes share so many others, the smallest this one, and no value twice."""
     if _has(terms.closure[m], n):
@@ -219,7 +219,7 @@ def _fit(n: int, m: int, shared: int, bucket: int, terms: Terms) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _offer(
     n: int, m: int, shared: int, bucket: int, terms: Terms, tables: Tables, pairs: Pairs, count: int
 ) -> Any:
@@ -239,7 +239,7 @@ def _offer(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def from_disjoint(
     terms: Terms,
     tables: Tables,
@@ -268,7 +268,7 @@ def from_disjoint(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def from_shared(
     terms: Terms,
     tables: Tables,
@@ -310,7 +310,7 @@ def from_shared(
     return count
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def settle(
     rows: Rows,
     tables: Tables,

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.ir.term import SPLITS, Term, Value
 from soapstone.search.substitution.algebra.evaluate import apply, constant, extents
 from soapstone.search.substitution.algebra.shapes import Type, concrete, plain
@@ -44,7 +44,7 @@ class Evaluated(NamedTuple):
     elements: Array
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _run(code: _Code, left: Array, right: Array, result: Array) -> None:
     for seed in range(result.shape[0]):
         if code.kind == 1:

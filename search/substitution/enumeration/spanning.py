@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from soapstone.cache.compiled import njit
 
 Array = NDArray[Any]
 CUT_BIT = 1
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _root(parent: Array, x: int) -> int:
     while parent[x] != x:
         parent[x] = parent[parent[x]]
@@ -25,7 +26,7 @@ def _root(parent: Array, x: int) -> int:
     return x
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _reaches(
     parent: Array, edges: Array, count: int, start: int, goal: int, seen: Array, stack: Array
 ) -> bool:
@@ -50,7 +51,7 @@ def _reaches(
     return False
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def span(starts: Array, left: Array, right: Array, ways: Array, weight: Array, keep: Array) -> None:
     """Set which pairs are kept; pairs are given class after class, by ascending weight in each.
 

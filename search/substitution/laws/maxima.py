@@ -14,8 +14,8 @@ maxima there are. Functions return -1 where something is too large.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from soapstone.cache.compiled import njit
 from soapstone.search.substitution.laws.monomial import (
     collect,
     degree,
@@ -29,7 +29,7 @@ from soapstone.search.substitution.laws.monomial import (
 MOST = 4096  # polynomials in one set
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def order(p, q, poly_from, poly_to, poly_den, mkeys, mcoefs):  # type: ignore[no-untyped-def]
     """Return how two stored polynomials compare in some total order: negative, 0, positive."""
     if poly_den[p] != poly_den[q]:
@@ -46,7 +46,7 @@ def order(p, q, poly_from, poly_to, poly_den, mkeys, mcoefs):  # type: ignore[no
     return 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def _maximum_in(key, bits, unknowns, signs):  # type: ignore[no-untyped-def]
     """Return a maximum among a monomial's unknowns of which the rest is never negative, or 0."""
     mask = (np.int64(1) << bits) - 1
@@ -61,7 +61,7 @@ def _maximum_in(key, bits, unknowns, signs):  # type: ignore[no-untyped-def]
     return np.int64(0)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def gather(  # type: ignore[no-untyped-def]
     members, size, keys, coefs, lo, hi, den, unknowns, bits, signs,
     poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
@@ -105,7 +105,7 @@ def gather(  # type: ignore[no-untyped-def]
     return size
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def _not_negative(  # type: ignore[no-untyped-def]
     p, bits, unknowns, signs, poly_from, poly_to, mkeys, mcoefs
 ):  # fmt: skip
@@ -116,7 +116,7 @@ def _not_negative(  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def reduced(  # type: ignore[no-untyped-def]
     members, size, unknowns, bits, signs, poly_from, poly_to, poly_den, mkeys, mcoefs
 ):  # fmt: skip
@@ -161,7 +161,7 @@ def reduced(  # type: ignore[no-untyped-def]
     return kept
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def _common_monomial(  # type: ignore[no-untyped-def]
     members, size, unknowns, bits, signs, poly_from, poly_to, mkeys
 ):  # fmt: skip
@@ -196,7 +196,7 @@ def _common_monomial(  # type: ignore[no-untyped-def]
     return common
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def _divide(  # type: ignore[no-untyped-def]
     members, size, common, bits, poly_from, poly_to, poly_den, mkeys, mcoefs
 ):  # fmt: skip
@@ -236,7 +236,7 @@ def _divide(  # type: ignore[no-untyped-def]
     return content, over
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def _atom(  # type: ignore[no-untyped-def]
     members, size, hashes,
     poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,
@@ -272,7 +272,7 @@ def _atom(  # type: ignore[no-untyped-def]
     return atoms
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def maximum(  # type: ignore[no-untyped-def]
     members, size, den, unknowns, bits, out_keys, out_coefs, before, signs, hashes,
     poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members, counts,

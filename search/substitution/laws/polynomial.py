@@ -18,9 +18,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from soapstone.cache.compiled import njit
 from soapstone.search.substitution.algebra.structure import Structure
 from soapstone.search.substitution.laws.maxima import MOST, gather, maximum
 from soapstone.search.substitution.laws.monomial import collect, product
@@ -144,7 +144,7 @@ def compare(
     )
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def _compare(  # type: ignore[no-untyped-def]
     first, second, left, right, instances, begin,
     kinds, denominators, start_of, starts, entry_a, entry_b, numerators,
@@ -313,7 +313,7 @@ def _compare(  # type: ignore[no-untyped-def]
     return EQUAL, len(instances), 0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+@njit(nogil=True)
 def starts_between(base, node, nodes, place):  # type: ignore[no-untyped-def]
     """Return how many elements a node has, from where it and the next begin."""
     return (base[node + 1] if node + 1 < nodes else place) - base[node] - 1
