@@ -129,6 +129,8 @@ class Runtime(Host):
         Raises: LaunchError, PrivilegeError, MapperError, MemoryExhausted, UnwrittenError,
         StoppedError.
         """
+        if self.agreement is not None:
+            self.agreement.launch(task, name, grid, initialise, arguments)
         automatic, asked = self._automatic, None
         if automatic is not None and (grid is None or type(grid) is tuple):
             asked = (task, grid, name, tag, initialise, *arguments)
@@ -215,6 +217,8 @@ class Runtime(Host):
                 f"fill of region {region.name!r}: found {value!r}, "
                 f"needed a scalar that fits {region.dtype}"
             ) from error
+        if self.agreement is not None:
+            self.agreement.host("fill", region, scalar)
         self._take(Fill(region, scalar), None)
 
     def wait(self) -> None:
@@ -284,6 +288,8 @@ class Runtime(Host):
             try:
                 yield recording
                 analysis.close()
+                if self.agreement is not None:
+                    self.agreement.decided(sink.operations)
             finally:
                 self._capture = None
                 self._expander.steady = True

@@ -54,6 +54,10 @@ class PeerError(RuntimeCoreError, RuntimeError):
         self.announced = announced
 
 
+class ReplicationError(RuntimeCoreError, RuntimeError):
+    """Ranks of one run have done different things: the message names the first difference."""
+
+
 class TaskError(RuntimeCoreError, RuntimeError):
     """A point task failed; `__cause__` is the exception its body raised, if it raised one.
 

@@ -95,6 +95,7 @@ class Host(ABC):
     def __init__(self, analysis: Analysis, executor: LocalExecutor) -> None:
         self.analysis = analysis
         self.executor = executor
+        self.agreement = executor.agreement  # None: nobody to agree with, or nobody asked to
         self.turn = Turn(executor.workers)
         self._lock = Guard(self, self.turn)
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
@@ -150,6 +151,8 @@ class Host(ABC):
 
     def _read(self, region: Region) -> Array:
         with self._lock:
+            if self.agreement is not None:
+                self.agreement.host("read", region)
             self._settled = True
             self.claim_live()
             if self.executor.world.size > 1:
@@ -196,6 +199,8 @@ class Host(ABC):
 
     def _write(self, region: Region, given: Array) -> None:
         with self._lock:
+            if self.agreement is not None:
+                self.agreement.host("write", region, given)
             self._settled = True
             state = self.analysis.state(region)
             targets = [instance for key, instance in state.by_key.items() if key[1] is None][:1]
@@ -267,6 +272,10 @@ class Host(ABC):
                 for instance in self.analysis.state(region):
                     if instance not in hosts:
                         instance.valid = False
+                if self.agreement is not None:
+                    held = [host.storage.array for host in hosts]
+                    here = next(array for array in held if array is not None)
+                    self.agreement.host("array", region, here)
                 self._tell("claim", region, hosts)
 
     def _unsettle(self) -> None:

@@ -246,6 +246,8 @@ class Trace:
         runtime = self._runtime
         with runtime.turn:
             runtime.quiet("replay")
+            if runtime.agreement is not None:
+                runtime.agreement.event(f"replay of trace {self.name!r}")
             if profile is True:
                 profile = Profile.here(runtime.machine, runtime.executor.world, self.name)
             timeline = profile or None

@@ -24,7 +24,7 @@ MODES = ("untraced", "traced", "automatic")
 _SAID = {
     "raise": ("task 'work', point", "ValueError: it broke"),
     "kill": ("died", "illed", "igned"),
-    "stop": ("has not ended after 3 s", "has not come to the same trace within 3 s"),
+    "stop": ("has not ended after 3 s", "has not come to the same place of the program within 3 s"),
     "memory": ("region 'huge' needs",),
     "size": ("bytes", "task 'receive"),
     "program": ("the program itself failed",),

@@ -28,7 +28,7 @@ def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
     """What a Python command on several ranks gives; its messages may take `timeout_s`."""
     return subprocess.run(
         [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)],
-        env={**os.environ, "SOAPSTONE_TIMEOUT_S": str(timeout_s)},
+        env={**os.environ, "SOAPSTONE_TIMEOUT_S": str(timeout_s), "SOAPSTONE_SAFE": "1"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -91,7 +91,7 @@ def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_pa
     ("kind", "said", "silence_s"),
     [
         ("raise", "task 'work', point 2, on processor 'rank1.cpu0': ValueError: it broke", 60.0),
-        ("stop", "has not ended after 2 s", 2.0),
+        ("stop", "has not ended after 2 s|has not come to the same place", 2.0),
         ("kill", "igned|died|illed", 60.0),
     ],
 )
@@ -118,6 +118,34 @@ def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
     assert done.returncode != 0
     assert said in done.stderr
     assert "ended" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("write", "write of region 'x', the contents: rank 0 has float64 (6,) with contents"),
+        ("fill", "fill of region 'y', the contents: rank 0 has np.float64(0.0), rank 1 has"),
+        ("array", "array of region 'y', the contents: rank 0 has float64 (6,) with contents"),
+        ("scalar", "launch of task 'scale', argument 0: rank 0 has 2.0, rank 1 has 2.5"),
+        ("tiles", "argument 1: rank 0 has region 0 'x' float64 (6,) in 2 tiles"),
+        ("task", "rank 0 has the launch of task 'look', rank 1 the launch of task 'scale'"),
+        ("mapper", "captured step, task 'scale', point 0: rank 0 has processor 0"),
+        ("end", "rank 0 has the launch of task 'look', rank 1 the read of region 'x'"),
+        ("read", "rank 0 has the read of region 'x', rank 1 the read of region 'y'"),
+    ],
+)
+def test_safe_mode_names_the_first_difference_between_ranks(kind: str, said: str) -> None:
+    done = ranks(2, HERE / "mpi_disagreements.py", kind)
+    assert done.returncode != 0
+    assert "ended" not in done.stdout
+    assert done.stderr.count("ReplicationError: step") == 1, done.stderr
+    assert said in done.stderr
+
+
+def test_safe_mode_accepts_ranks_that_agree() -> None:
+    done = ranks(2, HERE / "mpi_disagreements.py", "none")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"ended {[8.0 * x for x in range(6)]}"] * 2
 
 
 def test_wrong_use_is_told_once() -> None:

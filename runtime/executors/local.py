@@ -22,6 +22,7 @@ import numpy as np
 
 from soapstone import system
 
+from ..agreement import Agreement
 from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
 from ..forks import FORKED, tell
 from ..instance import Storage
@@ -157,6 +158,7 @@ class LocalExecutor:
         self.told = False  # whether `wait` has raised the fault
         self.profile: Observer | None = None
         self.world = World.alone(machine)
+        self.agreement: Agreement | None = None  # with the other processes, in safe mode
         self.mine: Sequence[bool] | None = None  # every processor's operations
         self.processors: Sequence[int] = range(len(machine.processors))
         self._memory = memory

@@ -19,7 +19,8 @@ import numpy as np
 
 from soapstone.system import usable_cores
 
-from ..errors import MachineError, MemoryExhausted, PeerError, StoppedError
+from ..agreement import Agreement, safe_mode
+from ..errors import MachineError, MemoryExhausted, PeerError, ReplicationError, StoppedError
 from ..instance import Storage
 from ..machine import Link, Machine, Memory, Processor
 from ..memory import MemoryPool
@@ -86,6 +87,8 @@ def speaks(error: BaseException) -> bool:
         return not error.announced
     if rank() == 0:
         return True
+    if isinstance(error, ReplicationError):  # which all ranks have found, and raise alike
+        return False
     messenger = MpiExecutor.messenger_of_run
     if messenger is None:  # most likely all ranks fail alike, and the first one ends this one
         time.sleep(3 * _HEARING_S)
@@ -172,6 +175,8 @@ class MpiExecutor(LocalExecutor):
         if self.neighbours.ranks:
             memory.share(self.neighbours.segments)
         MpiExecutor.messenger_of_run = self.messenger
+        if safe_mode():
+            self.agreement = Agreement(self.world.rank, size, self._swap, super()._fail)
         sys.excepthook = _report_uncaught
 
     # -- operations
@@ -239,8 +244,8 @@ class MpiExecutor(LocalExecutor):
             if time.monotonic() > until:
                 late = min(values.keys() - found.keys(), default=min(values))
                 error = PeerError(
-                    f"process {self.world.rank}: process {late} has not come to the same trace "
-                    f"within {self.messenger.timeout_s:g} s"
+                    f"process {self.world.rank}: process {late} has not come to the same place of "
+                    f"the program within {self.messenger.timeout_s:g} s"
                 )
                 self._fail(error)
                 raise error
@@ -315,5 +320,7 @@ class MpiExecutor(LocalExecutor):
         """Stop the threads; messages under way are waited for unless an error stopped the run."""
         if not self.closed:
             healthy = self.fault is None
+            if self.agreement is not None and healthy and sys.exception() is None:
+                self.agreement.event("end of the runtime")
             super().close()
             self.messenger.close(wait=healthy)
