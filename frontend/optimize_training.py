@@ -23,7 +23,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.guard import guarded
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
-from soapstone.mappers.base import GraphMapper
+from soapstone.mappers.base import GraphMapper, strategy_of
 from soapstone.runtime import Machine
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _running(graph: Graph, ground: Ground) -> Iterator[tuple[Session, Bound]]:
     session = Session(ground.machine, copy.copy(ground.mapper), seed=0)
     try:
         mapper = session.mapper
-        bound = session.bind(graph, mapper.strategy(graph, ground.machine))
+        bound = session.bind(graph, strategy_of(mapper, graph, ground.machine))
         for name, feed in bound.feeds.items():
             if graph.roles[name] is Role.INPUT:
                 feed[...] = drawn(graph, name)

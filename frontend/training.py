@@ -27,7 +27,9 @@ from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper
+from soapstone.mappers.base import strategy_of
 from soapstone.runtime import Machine
+from soapstone.runtime.policy import attach
 from soapstone.runtime.start import machine_of, rank_of
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class Trainer:
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
         self.mapper = load_mapper(mapper, strategy)
-        self.mapper.attach(self.machine)
+        attach(self.mapper, self.machine)
         if optimize and executor != "local":
             raise GraphError(
                 f"optimize: found with executor {executor!r}, whose processes would find different "
@@ -199,7 +201,7 @@ class Trainer:
             return self._given
         key = graph.structural_hash
         if key not in self._strategies:
-            self._strategies[key] = self.mapper.strategy(graph, self.machine)
+            self._strategies[key] = strategy_of(self.mapper, graph, self.machine)
         return self._strategies[key]
 
     def bound(self, kind: str, batch_size: int) -> Bound:

@@ -9,7 +9,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.mappers.base import GraphMapper
 from soapstone.mappers.plugins import StrategyMapper
 from soapstone.runtime import MapperError
-from soapstone.runtime.named import mapper_class
+from soapstone.runtime.named import made, mapper_class
 from soapstone.runtime.named import mapper_names as names
 
 __all__ = ["load", "names"]
@@ -22,7 +22,7 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
         strategy: what the mapper `strategy` follows; giving one chooses that mapper.
 
     Raises:
-        StrategyError: an unknown name, or a class that is no mapper.
+        StrategyError: an unknown name, a class that is no mapper, or one that cannot be made.
     """
     if isinstance(mapper, GraphMapper):
         return mapper
@@ -34,8 +34,9 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
         raise StrategyError(f"mapper {mapper!r} found; a name, module:Class or GraphMapper needed")
     try:
         kind = mapper_class(mapper)
+        if not (isinstance(kind, type) and issubclass(kind, GraphMapper)):
+            raise StrategyError(f"mapper {mapper!r}: {kind!r} is not a subclass of GraphMapper")
+        found: GraphMapper = made(mapper, kind)
     except MapperError as error:
         raise StrategyError(str(error)) from None
-    if not (isinstance(kind, type) and issubclass(kind, GraphMapper)):
-        raise StrategyError(f"mapper {mapper!r}: {kind!r} is not a subclass of GraphMapper")
-    return kind()
+    return found

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.dims import Kind
-from soapstone.ir.errors import StrategyError
+from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.runtime import DefaultMapper, Launch, Machine, Region
+from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Region
 from soapstone.runtime.expand import NodeLaunch
 from soapstone.runtime.lower import channels_last
+from soapstone.runtime.mapper import by_point
+from soapstone.runtime.policy import ask, name_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,7 +40,7 @@ class GraphMapper(DefaultMapper):
     def strategy(self, graph: Graph, machine: Machine) -> Strategy:
         """Return the whole strategy of a graph on a machine."""
         return Strategy(
-            configurations={DEFAULT: Configuration(), **self.configure(graph, machine)},
+            configurations={DEFAULT: Configuration(), **_configured(self, graph, machine)},
             layouts=channels_last(graph),
             model=graph.name,
             model_hash=graph.structural_hash,
@@ -56,16 +58,59 @@ class GraphMapper(DefaultMapper):
 
     def place(self, launch: Launch, point: int) -> int:
         """The configured device of a point, else blocks of consecutive points."""
-        return int(self.place_all(launch)[point])
+        devices = _devices(launch)
+        return devices[point] if devices else super().place(launch, point)
 
     def place_all(self, launch: Launch) -> Array:
-        """The configured devices of all points, else blocks of consecutive points."""
-        tag = launch.tag
-        if isinstance(tag, NodeLaunch) and tag.configuration.devices:
-            return np.asarray(tag.configuration.devices, np.int64)
-        points = launch.points
-        placed: Array = np.arange(points, dtype=np.int64) * len(self.machine.processors) // points
-        return placed
+        """The configured devices of all points, else blocks; what `place` says in a subclass."""
+        devices = () if by_point(self) else _devices(launch)
+        return np.asarray(devices, np.int64) if devices else super().place_all(launch)
+
+
+def _devices(launch: Launch) -> tuple[int, ...]:
+    tag = launch.tag
+    return tag.configuration.devices if isinstance(tag, NodeLaunch) else ()
+
+
+def strategy_of(mapper: GraphMapper, graph: Graph, machine: Machine) -> Strategy:
+    """Return what a mapper answers for a graph on a machine.
+
+    Raises:
+        MapperError: it raised something else, or the answer is no strategy; names both.
+        GraphError, StrategyError: what the mapper says of the graph or its strategy.
+    """
+    who = f"{name_of(mapper)}, graph {graph.name!r}"
+    found = _answer(mapper, who, "strategy", graph, machine)
+    if not isinstance(found, Strategy):
+        raise MapperError(f"{who}: strategy is {found!r}, needed a Strategy")
+    return found
+
+
+def _answer(mapper: GraphMapper, who: str, question: str, graph: Graph, machine: Machine) -> Any:
+    try:
+        return ask(mapper, who, question, graph, machine)
+    except MapperError as error:
+        if isinstance(error.__cause__, GraphError | MapperError):
+            raise error.__cause__ from None
+        raise
+
+
+def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str, Configuration]:
+    """Return the checked answer to `configure`."""
+    who = f"{name_of(mapper)}, graph {graph.name!r}"
+    found = _answer(mapper, who, "configure", graph, machine)
+    if not isinstance(found, Mapping):
+        raise MapperError(f"{who}: configure is {found!r}, needed a mapping of Configurations")
+    names = {node.name for node in graph.nodes}
+    for name, configuration in found.items():
+        if not isinstance(name, str) or name not in names:
+            raise MapperError(f"{who}: configure has {name!r}, needed names of its operators")
+        if not isinstance(configuration, Configuration):
+            raise MapperError(
+                f"{who}: configure of operator {name!r} is {configuration!r}, needed a "
+                "Configuration"
+            )
+    return dict(found)
 
 
 def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:

@@ -346,7 +346,7 @@ class Automatic:
         if times in sequence.traces and found is None:
             return None
         sequence.seen += found is None
-        if not self._runtime.mapper.trace(requests, sequence.seen):
+        if not self._runtime.analysis.policy.trace(requests, sequence.seen):
             return None
         sequence.traces[times] = None
         if not self._quiet():

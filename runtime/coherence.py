@@ -118,7 +118,9 @@ class Coherence:
         if region in self._buffers:
             return self.policy.one_memory, None
         found = self.policy.layout(*asked, region, memory)
-        return (self.policy.whole(region, memory) if found is None else found.whole), found
+        return (
+            self.policy.whole(region, memory, asked[0]) if found is None else found.whole
+        ), found
 
     def instance(
         self,
@@ -144,7 +146,7 @@ class Coherence:
                     inside = instance
         if inside is not None:
             return inside
-        order = self.policy.order(region) if layout is None else layout.order
+        order = self.policy.order(region, self.launching) if layout is None else layout.order
         key: InstanceKey = (memory, box, order)
         storage = self._storage(region, memory, whole if box is None else box, order)
         fresh = not state.by_key and box is None and not region.transient

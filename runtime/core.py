@@ -14,7 +14,7 @@ from . import launch as launches
 from .automatic import Automatic
 from .capture import CaptureAnalysis, Recorder
 from .dependence import Analysis
-from .errors import LaunchError, StoppedError
+from .errors import LaunchError, RuntimeCoreError, StoppedError
 from .executors.local import LocalExecutor
 from .expansion import Expanded, Expander, Options, Step, needs_expansion
 from .fields import FieldRegion
@@ -26,6 +26,7 @@ from .mapper import Mapper
 from .memory import MemoryPool
 from .named import as_mapper
 from .nested import Level, Nest
+from .policy import ask, attach, name_of
 from .profile import Observer, Profile
 from .region import Region
 from .statistics import Statistics
@@ -82,7 +83,7 @@ class Runtime(Host):
     ) -> None:
         self.machine = machine if machine is not None else Machine.local()
         self.mapper = as_mapper(mapper)
-        self.mapper.attach(self.machine)
+        attach(self.mapper, self.machine)
         self.statistics = Statistics()
         self.memory = MemoryPool(self.machine, self.statistics)
         runs = executor(self.machine, self.memory)
@@ -97,7 +98,7 @@ class Runtime(Host):
         self._since_forget = 0
         self._automatic = Automatic(self) if automatic else None
         tell(self)
-        self.mapper.observe(View(self))
+        ask(self.mapper, name_of(self.mapper), "observe", View(self))
         self.profiling: Profile | None = None
         if log is not None:
             self._begin_log(log)
@@ -155,8 +156,12 @@ class Runtime(Host):
             return found
 
     def _issue(self, expanded: Expanded) -> Any:
-        for request in expanded.requests:
-            self._take(request, None)
+        for number, request in enumerate(expanded.requests):
+            try:
+                self._take(request, None)
+            except RuntimeCoreError as error:
+                error.halfway = error.halfway or number > expanded.main
+                raise
         return expanded.result
 
     def _take(self, request: Request, asked: tuple[Any, ...] | None) -> None:

@@ -16,13 +16,14 @@ import numpy as np
 from . import eviction
 from . import tiling as geometry
 from .coherence import Coherence, Group, Piece, internal_partition
-from .errors import MemoryExhausted
+from .errors import MemoryExhausted, RuntimeCoreError
 from .instance import READ, WRITE, Use
 from .launch import Launch
 from .machine import Machine
 from .mapper import Mapper
 from .operation import ALONE, Operation, Sink
 from .partition import Partition
+from .policy import Ordered
 from .reduction import FoldPlan, plan
 from .region import Region
 from .statistics import Statistics
@@ -53,6 +54,12 @@ class Analysis(Coherence):
 
     def launch(self, launch: Launch) -> None:
         """Analyse one launch, with the copies it needs and the folds that follow it."""
+        try:
+            self._launch(launch)
+        finally:
+            self.policy.forget()
+
+    def _launch(self, launch: Launch) -> None:
         if self.log is not None:
             self.log.launch(launch)
         self.statistics.launches += 1
@@ -82,8 +89,12 @@ class Analysis(Coherence):
                 groups.append(Group(argument, bucket.points, buffer, bucket.tiling, WRITE, True))
             folds.append((argument, found, buffers))
         self._issue(launch, processors, groups)
-        for argument, found, buffers in folds:
-            self._fold(launch, argument, found, buffers)
+        try:
+            for argument, found, buffers in folds:
+                self._fold(launch, argument, found, buffers)
+        except RuntimeCoreError as error:
+            error.halfway = True
+            raise
         if self.log is not None:
             self.log.launched()
         self.statistics.interference_tests += geometry.interference_tests - before
@@ -141,11 +152,12 @@ class Analysis(Coherence):
 
     def fill(self, region: Region, value: Any) -> None:
         """Issue a fill of a whole region, cut over the processors when it is large."""
-        if self.log is not None:
-            self.log.fill(region, value)
-        self._fill(region, value)
+        try:
+            self._fill(region, value, self.log)
+        finally:
+            self.policy.forget()
 
-    def _fill(self, region: Region, value: Any) -> None:
+    def _fill(self, region: Region, value: Any, log: Part | None = None) -> None:
         processors = self.machine.processors
         cut = len(processors) if region.nbytes > 1 << 20 else 1
         if region.rank and region.shape[0] >= cut > 1:
@@ -156,6 +168,8 @@ class Analysis(Coherence):
             FILL, (partition,), (value,), (False, True), partition.grid, f"fill {region.name}"
         )
         placed = self.policy.processors(launch)
+        if log is not None:
+            log.fill(region, value)
         self._issue(launch, placed, [Group(0, None, region, partition.tiling, WRITE)])
 
     def _issue(
@@ -167,6 +181,7 @@ class Analysis(Coherence):
     ) -> None:
         """Make the operations of one launch and hand them on with their dependences."""
         points = len(processors)
+        how = self.policy.ordered(launch, processors, self.steals, origin)
         try:
             columns, pieces = self._uses(launch, processors, groups, origin)
         except MemoryExhausted:
@@ -190,20 +205,23 @@ class Analysis(Coherence):
         else:
             sources = targets = np.zeros(0, dtype=np.int64)
         self.statistics.edges += int(sources.size)
-        operations = self._operations(launch, processors, uses)
-        if self.steals and launch.task.kind == "task" and self.policy.stealable(launch):
-            self._slice(operations, self.policy.slices(launch, processors))
+        operations = self._operations(launch, processors, uses, how)
+        if how.stealable:
+            self._slice(operations, how.slices)
         if operations:
             self.sink.emit(operations, sources, targets)
 
     def _operations(
-        self, launch: Launch, processors: list[int], uses: Sequence[tuple[Use, ...]]
+        self,
+        launch: Launch,
+        processors: list[int],
+        uses: Sequence[tuple[Use, ...]],
+        how: Ordered,
     ) -> list[Operation]:
         """The operations of one launch, of the points that run in this process."""
         first = self.next_id
         self.next_id += len(processors)
-        priority = self.policy.priority(launch)
-        variants = self.policy.variants(launch, processors)
+        variants = how.variants
         mine = self.sink.mine
         idle = _idle(launch) if any(p.tiling.empty for p in launch.partitions) else None
         return [
@@ -213,7 +231,7 @@ class Analysis(Coherence):
                 point,
                 processor,
                 uses[point],
-                priority,
+                how.priority,
                 None if variants is None else variants[point],
                 idle is not None and bool(idle[point]),
             )

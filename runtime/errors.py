@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class RuntimeCoreError(Exception):
-    """Base of every error the runtime core raises on purpose."""
+    """Base of every error the runtime core raises on purpose.
+
+    halfway: whether part of what was launched had been issued when it came, so that nothing may go
+    on as if it had not been, or as if all of it had.
+    """
+
+    halfway = False
 
 
 class BoundsError(RuntimeCoreError, ValueError):

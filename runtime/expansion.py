@@ -62,10 +62,14 @@ class Options:
 
 @dataclass
 class Expanded:
-    """What one call becomes: requests in order, and the future of what it returns."""
+    """What one call becomes: requests in order, and the future of what it returns.
+
+    main: which of them is the launch that was asked for.
+    """
 
     requests: list[Request]
     result: Future | FutureMap | None = None
+    main: int = 0
 
 
 @dataclass
@@ -125,7 +129,7 @@ class Expander:
         main = prepare(
             made, call.arguments, grid=call.grid, name=name, tag=tag, initialise=initialise
         )
-        return Expanded([*call.before, main, *call.after], result)
+        return Expanded([*call.before, main, *call.after], result, len(call.before))
 
     def _argument(self, call: _Call, position: int, argument: object, parameter: Parameter) -> Form:
         """Take one argument into a call; how the task's body sees it."""
@@ -264,7 +268,7 @@ class Expander:
         task = _combination(reduction, given.shape[0])
         made = self._made(out)
         launch = _launch(task, (Partition.whole(out), Partition.whole(given)), out.name, None)
-        return Expanded([*before, launch], Future(made, 0))
+        return Expanded([*before, launch], Future(made, 0), len(before))
 
 
 class Step:

@@ -62,7 +62,7 @@ class Turn:
 
 
 class Guard:
-    """A turn at the analysis. What interrupts its holder half-way stops the runtime."""
+    """A turn at the analysis. What stops its holder half-way stops the runtime."""
 
     def __init__(self, runtime: Host, turn: Turn) -> None:
         self._turn = turn
@@ -81,7 +81,7 @@ class Guard:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if error is not None and not isinstance(error, RuntimeCoreError):
+            if error is not None and (not isinstance(error, RuntimeCoreError) or error.halfway):
                 runtime = self._runtime()
                 if runtime is not None:
                     runtime.interrupted(error)

@@ -135,6 +135,20 @@ class Mapper(Protocol):
         """
 
 
+def by_point(mapper: Mapper) -> bool:
+    """Whether a mapper places point by point: `place` is overridden, and `place_all` not after it.
+
+    Of the two, the one that the more derived class defines is what the mapper says.
+    """
+    return "place_all" not in getattr(mapper, "__dict__", {}) and _by_point(type(mapper))
+
+
+@lru_cache(maxsize=256)
+def _by_point(kind: type) -> bool:
+    owner = next(one for one in kind.__mro__ if vars(one).keys() & {"place", "place_all"})
+    return "place_all" not in vars(owner)
+
+
 @lru_cache(maxsize=256)
 def _blocks(points: int, processors: int) -> Array:
     """Blocks of consecutive points on each processor. Returns int64 (points,)."""
@@ -162,7 +176,7 @@ class DefaultMapper:
 
     def place_all(self, launch: Launch) -> Array:
         """The processor of every point; asks `place` when a subclass overrides it."""
-        if type(self).place is not DefaultMapper.place:
+        if by_point(self):
             answers = [self.place(launch, point) for point in range(launch.points)]
             return np.array(answers, dtype=np.int64)
         return _blocks(launch.points, len(self.machine.processors)).copy()

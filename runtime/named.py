@@ -26,16 +26,34 @@ def mapper_class(name: str) -> Any:
         module, _, attribute = name.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise MapperError(f"mapper {name!r}: {error}") from None
+        except Exception as error:
+            raise MapperError(f"mapper {name!r}: {_said(error)}") from error
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name not in points:
         have = ", ".join(sorted(points)) or "none"
         raise MapperError(f"mapper {name!r} found; one of {have}, or module:Class needed")
     try:
         return points[name].load()
-    except (ImportError, AttributeError) as error:
-        raise MapperError(f"mapper {name!r} ({points[name].value}): {error}") from None
+    except Exception as error:
+        raise MapperError(f"mapper {name!r} ({points[name].value}): {_said(error)}") from error
+
+
+def made(name: str, kind: Any) -> Any:
+    """A mapper of a class, made without arguments.
+
+    Raises: MapperError for whatever its constructor raises.
+    """
+    try:
+        return kind()
+    except Exception as error:
+        raise MapperError(
+            f"mapper {name!r}: {_said(error)}; make one and give it in place of its name"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    known = isinstance(error, ImportError | AttributeError | TypeError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def as_mapper(mapper: Mapper | str | None) -> Mapper:
@@ -49,12 +67,7 @@ def as_mapper(mapper: Mapper | str | None) -> Mapper:
         kind = mapper_class(mapper)
         if not (isinstance(kind, type) and issubclass(kind, Mapper)):
             raise MapperError(f"mapper {mapper!r}: {kind!r} is not a subclass of DefaultMapper")
-        try:
-            mapper = kind()
-        except TypeError as error:
-            raise MapperError(
-                f"mapper {mapper!r}: {error}; make one and give it in place of its name"
-            ) from None
+        mapper = made(mapper, kind)
     if not isinstance(mapper, Mapper):
         raise MapperError(f"mapper {mapper!r} found, a name or a DefaultMapper needed")
     return mapper

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
 from soapstone import SGD, Model
-from soapstone.ir.strategy import Strategy
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.mappers import plugins
+from soapstone.mappers.base import GraphMapper
 from soapstone.mappers.stealing import WorkStealingMapper
-from soapstone.runtime import Launch, Link, Machine, MapperError, Memory, Processor
+from soapstone.runtime import Launch, Link, Machine, MapperError, Memory, Processor, Runtime
 
 
 class Chooses(WorkStealingMapper):
@@ -47,6 +53,86 @@ def test_points_without_devices_are_spread_over_all_processors() -> None:
         model.compile("sgd", machine=Machine.local(cpus=2), mapper="work_stealing")
         operations = model.trainer.bound("train", 8).trace.operations
     assert {operation.processor for operation in operations} == {0, 1}
+
+
+def _compiled(mapper: GraphMapper | str) -> list[int]:
+    """The processors that run a small model under a mapper."""
+    with Model("small") as model:
+        model.output(model.dense(model.input("x", (8, 6)), 3, name="fc"))
+        model.compile("sgd", machine=Machine.local(cpus=2), mapper=mapper)
+        operations = model.trainer.bound("train", 8).trace.operations
+    return sorted({operation.processor for operation in operations})
+
+
+def _raise(self: object, *asked: object) -> Any:
+    raise KeyError("who")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("configure", _raise),
+        ("configure", None),
+        ("configure", ["fc"]),
+        ("configure", {"nowhere": Configuration()}),
+        ("configure", {"fc": {"n": 2}}),
+        ("configure", {3: Configuration()}),
+        ("strategy", _raise),
+        ("strategy", "data parallel"),
+        ("strategy", None),
+        ("attach", _raise),
+    ],
+)
+def test_nonsense_about_a_graph_names_mapper_and_question(question: str, answer: object) -> None:
+    def answered(self: object, *asked: object) -> Any:
+        return answer(self, *asked) if callable(answer) else answer
+
+    kind = type("Odd", (GraphMapper,), {question: answered})
+    with pytest.raises(MapperError, match=rf"mapper 'Odd'.*: {question} ") as caught:
+        _compiled(kind())
+    assert ("graph 'small" in str(caught.value)) == (question != "attach")
+
+
+def test_what_a_mapper_says_of_a_graph_comes_out_as_it_is() -> None:
+    class Strict(GraphMapper):
+        def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
+            raise StrategyError(f"no more than {len(graph.nodes)} operators")
+
+    with pytest.raises(StrategyError, match="no more than"):
+        _compiled(Strict())
+
+
+def test_place_of_a_graph_mapper_is_asked() -> None:
+    class Last(plugins.DataParallelMapper):
+        def place(self, launch: Launch, point: int) -> int:
+            super().place(launch, point)
+            return 1
+
+    assert _compiled(plugins.DataParallelMapper()) == [0, 1]
+    assert _compiled(Last()) == [1]
+
+
+class Needs(GraphMapper):
+    """Cannot be made without an argument."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+
+
+class Breaks(GraphMapper):
+    """Cannot be made at all."""
+
+    def __init__(self) -> None:
+        raise KeyError("what")
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Needs, "argument: 'what'"), (Breaks, "KeyError")])
+def test_a_mapper_that_cannot_be_made_is_named(kind: type, said: str) -> None:
+    name = f"{__name__}:{kind.__name__}"
+    with pytest.raises(StrategyError, match=f"{name}.*{said}.*make one and give it"):
+        _compiled(name)
+    with pytest.raises(MapperError, match=f"{name}.*{said}.*make one and give it"):
+        Runtime(Machine.local(cpus=1), name)
 
 
 APART = Machine(

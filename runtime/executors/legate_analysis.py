@@ -41,6 +41,7 @@ class LegateAnalysis(Analysis):
         groups: list[Group],
         origin: tuple[Launch, int] | None = None,
     ) -> None:
+        how = self.policy.ordered(launch, processors, False, origin)
         transient = [group for group in groups if group.region.transient]
         for group in transient:
             if group.access & READ:
@@ -51,7 +52,7 @@ class LegateAnalysis(Analysis):
             if group.access & WRITE:
                 state, instance = self._written(group.region)
                 state.wrote(instance, group.tiling)
-        operations = self._operations(launch, processors, [()] * len(processors))
+        operations = self._operations(launch, processors, [()] * len(processors), how)
         self._take(Work(launch, operations, tuple(groups)))
 
     def _written(self, region: Region) -> tuple[Instances, Instance]:
