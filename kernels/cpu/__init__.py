@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import importlib
 
+from soapstone.kernels.cpu.onednn import library as onednn
+from soapstone.kernels.cpu.openblas import library as openblas
+from soapstone.kernels.fallback import report
+
 _FAMILIES = (
     "panels",
     "onednn",
+    "openblas",
+    "epilogue",
+    "recurrent",
+    "recurrent_cells",
+    "recurrent_gru",
+    "attention",
     "winograd",
     "elementwise",
     "reduce",
@@ -41,3 +51,12 @@ _FAMILIES = (
 
 for _family in _FAMILIES:
     importlib.import_module(f"{__name__}.{_family}")
+
+if not onednn.available() and not onednn.disabled():
+    report(
+        f"oneDNN not found (looked in {', '.join(onednn.candidates())})",
+        "products and convolutions by OpenBLAS, about half as fast; see `soapstone doctor`"
+        if openblas.available()
+        else "nor is OpenBLAS, so products and convolutions are NumPy's, many times slower; "
+        "pip install scipy-openblas32",
+    )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soapstone.kernels.entry import Array
+from soapstone.kernels.entry import Array, Call
 
 
 class Walk(NamedTuple):
@@ -34,6 +34,18 @@ def walk(shape: Sequence[int], arrays: Sequence[Array], *, lead: int = 0) -> Wal
 def is_float32(*arrays: Array) -> bool:
     """Whether all arrays hold aligned float32."""
     return all(a.dtype == np.float32 and a.flags.aligned for a in arrays)
+
+
+def overlaps(array: Array) -> bool:
+    """Whether elements of the array may share memory."""
+    if array.size == 0:
+        return False
+    reach = array.itemsize
+    for stride, extent in sorted((s, e) for s, e in zip(array.strides, array.shape) if e > 1):
+        if stride < reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
 
 
 def dense(array: Array) -> bool:
@@ -63,3 +75,41 @@ def merge(
     if not out:
         out, kept = [1], [[0] * len(strides)]
     return tuple(out), tuple(zip(*kept))
+
+
+def private(*shape: int) -> Array:
+    """Return an uninitialised private float32 array on a cache line's bound."""
+    size = int(np.prod(shape))
+    store = np.empty(size + 16, np.float32)
+    start = -store.ctypes.data % 64 // 4
+    return store[start : start + size].reshape(shape)
+
+
+def rows(array: Array) -> Array | None:
+    """Return the array as one matrix of its last axis' rows, or None where strides forbid it."""
+    view: Array | None = array
+    while view is not None and view.ndim > 2:
+        view = merged(view, 0)
+    return view
+
+
+def merged(array: Array, axis: int) -> Array | None:
+    """Return a view with axes `axis` and `axis + 1` made one, or None where strides forbid it."""
+    (outer, inner), (far, near) = (v[axis : axis + 2] for v in (array.shape, array.strides))
+    if outer == 1:
+        stride = near
+    elif inner == 1:
+        stride = far
+    elif far == inner * near:
+        stride = near
+    else:
+        return None
+    shape = (*array.shape[:axis], outer * inner, *array.shape[axis + 2 :])
+    strides = (*array.strides[:axis], stride, *array.strides[axis + 2 :])
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+
+def float32(call: Call) -> bool:
+    """Return whether all operands are float32, and no output shares memory with itself."""
+    served = is_float32(*call.inputs, *call.outputs)
+    return served and not any(overlaps(array) for array in call.outputs)

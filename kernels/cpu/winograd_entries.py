@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.kernels.cpu.copies import copy
-from soapstone.kernels.cpu.layout import is_float32
+from soapstone.kernels.cpu.layout import is_float32, overlaps
 from soapstone.kernels.cpu.native import Block, pack, parallel_for, sequence, useful_threads
 from soapstone.kernels.cpu.winograd_kernels import (
     panels_of_weights,
@@ -116,7 +116,7 @@ class Problem:
         if min(self.padding) < 0 or min(channels, filters) < _FEWEST:
             return False
         images = [a for a in (self.x, self.y, self.finish.added) if a is not None]
-        if any(a.strides[1] != 4 for a in images) or _overlapping(self.y):
+        if any(a.strides[1] != 4 for a in images) or overlaps(self.y):
             return False
         if not self.constant and self.w.strides[1:] != (36, 12, 4):
             return False
@@ -135,16 +135,6 @@ class Plan:
     rows: int
     group: int = 1
     by_panels: bool = False
-
-
-def _overlapping(array: Array) -> bool:
-    """Whether elements of the array may share memory."""
-    reach = 4
-    for stride, extent in sorted((s, e) for s, e in zip(array.strides, array.shape) if e > 1):
-        if stride < reach:
-            return True
-        reach += stride * (extent - 1)
-    return False
 
 
 def _plan(problem: Problem, size: int, tiles: int) -> Plan | None:

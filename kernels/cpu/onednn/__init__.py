@@ -7,7 +7,6 @@ import importlib
 from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 
 _FAMILIES = (
-    "attention",
     "convolution",
     "eltwise",
     "epilogue",
@@ -16,9 +15,6 @@ _FAMILIES = (
     "normalization",
     "pointwise",
     "pooling",
-    "recurrent",
-    "recurrent_cells",
-    "recurrent_gru",
     "reorder",
     "sequences",
     "softmax",

@@ -293,22 +293,6 @@ def next_implementation(description: Handle) -> bool:
     return not status
 
 
-def merged(array: Array, axis: int) -> Array | None:
-    """Return a view with axes `axis` and `axis + 1` made one, or None where strides forbid it."""
-    (outer, inner), (far, near) = (v[axis : axis + 2] for v in (array.shape, array.strides))
-    if outer == 1:
-        stride = near
-    elif inner == 1:
-        stride = far
-    elif far == inner * near:
-        stride = near
-    else:
-        return None
-    shape = (*array.shape[:axis], outer * inner, *array.shape[axis + 2 :])
-    strides = (*array.strides[:axis], stride, *array.strides[axis + 2 :])
-    return np.lib.stride_tricks.as_strided(array, shape, strides)
-
-
 def memory(descriptor: int, address: int, keep: object = None) -> Handle:
     """Return a memory object on memory that the caller, or `keep`, keeps alive."""
     return create("memory", "memory_create", descriptor, engine(), address, keep=keep)

@@ -1,20 +1,18 @@
 """Products and convolutions with element-wise steps on the result, as oneDNN's post-operators.
 
-`with_epilogue` is served in two ways: by the primitive with post-operators, or by the operator's
-own kernel and one element-wise pass over the result; measured cost decides.
+The other way to serve `with_epilogue` is in kernels/cpu/epilogue.py; measured cost decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.native import sequence
+from soapstone.kernels.cpu.epilogue import inner
 from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise
 from soapstone.kernels.cpu.onednn.descriptors import (
     ABS,
@@ -44,7 +42,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.kernels.select import select
 
 Settings = Mapping[str, Any]
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
@@ -93,19 +90,6 @@ OPERATIONS = {
 }
 
 
-def _inner(call: Call) -> Call:
-    """Return the wrapped operator's call."""
-    at = call.attributes
-    arity = at["arity"]
-    return replace(
-        call,
-        operator=at["operator"],
-        attributes=dict(at["items"]),
-        inputs=call.inputs[:arity],
-        constants=frozenset(i for i in call.constants if i < arity),
-    )
-
-
 def _aligned(operand: Array, rank: int) -> Array:
     """Return the operand with axes of size 1 put before it up to the rank."""
     return operand[(None,) * (rank - operand.ndim)]
@@ -144,22 +128,8 @@ def _fused(call: Call, name: str) -> Entry | None:
     steps = _steps(call)
     if bind is None or not steps or len(steps) > 8 or call.outputs[0].size == 0:
         return None
-    return bind(_inner(call), steps)
+    return bind(inner(call), steps)
 
 
 for _name in BINDS:
     variant("with_epilogue", _name)(partial(_fused, name=_name))
-
-
-@variant("with_epilogue", "two_passes")
-def two_passes(call: Call) -> Entry | None:
-    """Return the entry of the operator's own kernel, then the steps in place."""
-    _, product = select(_inner(call))
-    operands = call.inputs[call.attributes["arity"] :]
-    program = call.attributes["program"]
-    attributes = {"program": program, "results": (len(operands) + len(program),)}
-    steps = Call(
-        "fused_elementwise", attributes, (call.outputs[0], *operands), call.outputs, call.threads
-    )
-    _, after = select(steps)
-    return None if product is None or after is None else sequence([product, after])

@@ -22,6 +22,7 @@ from soapstone.kernels.entry import Declined
 
 T = TypeVar("T")
 VARIABLE = "SOAPSTONE_ONEDNN"
+OFF = "off"
 MAJOR = 3
 _FILE = "libdnnl.so.3"
 _CPU = 1
@@ -170,11 +171,11 @@ class _Version(C.Structure):
 def candidates() -> tuple[str, ...]:
     """Return the names to load oneDNN by, in the order they are tried.
 
-    The environment variable SOAPSTONE_ONEDNN, where set, is the only one.
+    The environment variable SOAPSTONE_ONEDNN, where set, is the only one; "off" is none.
     """
     named = os.environ.get(VARIABLE)
     if named:
-        return (named,)
+        return () if named == OFF else (named,)
     roots = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
     files = [Path(root) / folder / _FILE for root in roots for folder in ("lib", "lib64")]
     found = [str(file) for file in files if file.exists()]
@@ -226,12 +227,22 @@ def _attempt() -> tuple[C.CDLL | None, str]:
             return _load(name), ""
         except OneDnnError as error:
             reasons.append(str(error))
-    return None, "; ".join(reasons)
+    return None, "; ".join(reasons) or f"{VARIABLE} is {OFF}"
 
 
 def available() -> bool:
     """Return whether a usable oneDNN is installed (loads it)."""
     return _attempt()[0] is not None
+
+
+def path() -> str:
+    """Return the name by which the library was loaded."""
+    return str(library()._name)
+
+
+def disabled() -> bool:
+    """Return whether the user has asked for no oneDNN."""
+    return os.environ.get(VARIABLE) == OFF
 
 
 def library() -> C.CDLL:
@@ -323,6 +334,8 @@ def stream() -> Handle:
 @cache
 def _openmp() -> tuple[Any, Any] | None:
     """Return omp_get_max_threads and omp_set_num_threads of the OpenMP that oneDNN links."""
+    if not available():
+        return None
     try:
         return library().omp_get_max_threads, library().omp_set_num_threads
     except AttributeError:  # a sequential or TBB build

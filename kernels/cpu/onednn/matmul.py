@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from soapstone.kernels.cpu.layout import merged, rows
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,
@@ -31,7 +32,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     compile_primitive,
     describe,
     implementation,
-    merged,
     next_implementation,
     post_argument,
 )
@@ -267,14 +267,6 @@ def _row_steps(steps: Sequence[Step], y: Array) -> list[Step] | None:
             return None
         found.append((step[0], flat))
     return found
-
-
-def rows(array: Array) -> Array | None:
-    """Return the array as one matrix of its last axis' rows, or None where strides forbid it."""
-    view: Array | None = array
-    while view is not None and view.ndim > 2:
-        view = merged(view, 0)
-    return view
 
 
 @product_variants("linear")

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from soapstone.kernels.cpu.copies import copy
+from soapstone.kernels.cpu.layout import rows
 from soapstone.kernels.cpu.native import sequence
 from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Activation, Step
 from soapstone.kernels.cpu.onednn.execute import Program, float32
-from soapstone.kernels.cpu.onednn.matmul import product, rows
+from soapstone.kernels.cpu.onednn.matmul import product
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 

@@ -7,9 +7,7 @@ pays within one run; constant weights are packed when the entry is made.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
+from functools import lru_cache, partial
 
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_BIAS,
@@ -20,7 +18,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     Layout,
     Primitive,
     attributes,
-    buffer,
     compile_primitive,
     describe,
     equal,
@@ -29,11 +26,8 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
+from soapstone.kernels.cpu.products import Form
 from soapstone.kernels.entry import Array, Entry
-
-# How the weights are taken, by variant: "packed" in oneDNN's format, "plain" as they are by its
-# first implementation, "gemm" as they are by its classic product, best on a single row.
-FORMS = {"onednn": "packed", "onednn_plain": "plain", "onednn_gemm": "gemm"}
 
 
 @dataclass(frozen=True)
@@ -66,18 +60,19 @@ def _primitive(product: _Product) -> Primitive | None:
         return None if "ref" in implementation(found) else compile_primitive("matmul", found)
 
 
-def matrix_product(a: Layout, b: Layout, y: Layout, count: int) -> Primitive | None:
-    """Return oneDNN's first primitive of y = a b, or None where it has only plain loops."""
-    return _primitive(_Product(a, b, y, False, count, False))
-
-
 class Weights:
-    """The right operand of products, in one of the forms; `prepare` packs it on every run."""
+    """The right operand of products; `prepare` packs it on every run.
 
-    def __init__(self, array: Array, count: int, form: str, constant: bool = False) -> None:
+    form: "packed" in oneDNN's format, "plain" as it is by its first implementation, "gemm" as it is
+    by its classic product, best on a single row.
+    """
+
+    def __init__(
+        self, array: Array, threads: int, constant: bool = False, *, form: str = "packed"
+    ) -> None:
         self.prepare: list[Entry] = []
         self._array, self._layout = array, Layout.of(array)
-        self._threads, self._form, self._constant = count, form, constant
+        self._threads, self._form, self._constant = threads, form, constant
         self._packed: list[tuple[int, Handle]] = []
 
     def product(self, a: Array, y: Array, bias: Array | None = None) -> Entry | None:
@@ -126,7 +121,8 @@ class Weights:
         return handle
 
 
-def private(*shape: int) -> Array:
-    """Return an uninitialised private float32 array on a cache line's bound."""
-    size = int(np.prod(shape))
-    return buffer(4 * size).view(np.float32)[:size].reshape(shape)
+FORMS: dict[str, Form] = {
+    "onednn": partial(Weights, form="packed"),
+    "onednn_plain": partial(Weights, form="plain"),
+    "onednn_gemm": partial(Weights, form="gemm"),
+}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from soapstone.kernels.cpu import gates, gates_nas
 from soapstone.kernels.cpu.gates import copy
-from soapstone.kernels.cpu.native import sequence
-from soapstone.kernels.cpu.onednn.execute import empty
-from soapstone.kernels.cpu.onednn.recurrent import forms, in_rows
-from soapstone.kernels.cpu.onednn.weights import Weights, private
+from soapstone.kernels.cpu.layout import private
+from soapstone.kernels.cpu.native import noop, sequence
+from soapstone.kernels.cpu.products import Form
+from soapstone.kernels.cpu.recurrent import forms, in_rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -15,14 +15,14 @@ _ALONE = (0, 1)  # the order of one step
 
 
 def _sums(
-    call: Call, form: str, biases: tuple[Array | None, Array | None]
+    call: Call, form: Form, biases: tuple[Array | None, Array | None]
 ) -> tuple[list[Entry], Array, Array] | None:
     """Return the entries of x w and h r, each with its bias, and where they write."""
     x, h, _, w, _, _ = call.inputs
     made: list[Entry] = []
     sums = []
     for position, a, bias in ((3, x, biases[0]), (4, h, biases[1])):
-        weights = Weights(call.inputs[position], call.threads, form, position in call.constants)
+        weights = form(call.inputs[position], call.threads, position in call.constants)
         out = private(len(a), w.shape[1])
         product = weights.product(a, out, bias)
         if product is None:
@@ -33,12 +33,12 @@ def _sums(
 
 
 @forms("lstm_cell")
-def lstm_cell(call: Call, form: str = "packed") -> Entry | None:
+def lstm_cell(call: Call, form: Form) -> Entry | None:
     """Return the entry of one step of a long short-term memory."""
     x, h, c, _, _, b = call.inputs
     y, cell, gate_values = call.outputs
     if not x.size:
-        return empty() if not y.size else None
+        return noop() if not y.size else None
     made = _sums(call, form, (b, None))
     if made is None:
         return None
@@ -49,14 +49,14 @@ def lstm_cell(call: Call, form: str = "packed") -> Entry | None:
     return sequence([*entries, copy(c, kept), step])
 
 
-@variant("lstm_cell_grad", "onednn")
+@variant("lstm_cell_grad", "numba")
 @in_rows
 def lstm_cell_grad(call: Call) -> Entry | None:
     """Return the entry of the gradients of one step of a long short-term memory."""
     dy, dcell, gate_values, cell, c = call.inputs
     dgates, dc = call.outputs
     if not dy.size:
-        return empty()
+        return noop()
     none, kept = private(*c.shape), private(*c.shape)
     none[...] = 0
     given = dy[None], gate_values[None], cell[None]
@@ -66,11 +66,11 @@ def lstm_cell_grad(call: Call) -> Entry | None:
 
 
 @forms("nas_cell")
-def nas_cell(call: Call, form: str = "packed") -> Entry | None:
+def nas_cell(call: Call, form: Form) -> Entry | None:
     """Return the entry of one step of the cell found by architecture search."""
     x, _, c, _, _, b = call.inputs
     if not x.size:
-        return empty() if not call.outputs[0].size else None
+        return noop() if not call.outputs[0].size else None
     made = _sums(call, form, (None, b))
     if made is None:
         return None
@@ -79,10 +79,10 @@ def nas_cell(call: Call, form: str = "packed") -> Entry | None:
     return sequence([*entries, step])
 
 
-@variant("nas_cell_grad", "onednn")
+@variant("nas_cell_grad", "numba")
 @in_rows
 def nas_cell_grad(call: Call) -> Entry | None:
     """Return the entry of the gradients of one step of the cell found by architecture search."""
     if not call.inputs[0].size:
-        return empty()
+        return noop()
     return gates_nas.backward((*call.inputs, *call.outputs), call.threads)

@@ -1,14 +1,14 @@
-"""Attention of one head at a time, forward and backward: products by oneDNN, rows by Numba.
+"""Attention of one head at a time, forward and backward: products by a library, rows by Numba.
 
-Each part of the work copies a head's operands into dense buffers of its own, on which oneDNN's
+Each part of the work copies a head's operands into dense buffers of its own, on which
 products are fastest, and its scores stay in the cache between the products that make and read them.
 
-A product's record has three words: primitive, number of arguments, their address. A part's record:
-stream, then the buffers 1 scores, 2 their gradients (forward: the sum of each row), 3 gradients of
+A product's record is its entry: function and block. A part's record: how many products it has, then
+the buffers 1 scores, 2 their gradients (forward: the sum of each row), 3 gradients of
 keys and 4 of values, 5 queries, 6 keys, 7 values, 8 gradients of y (forward: y), 9 gradients of
 queries; then its products.
 
-A block: 0 execute, 1 parts, 2 items, 3 heads, 4 queries at a time, 5 how often, 6 tq, 7 tk, 8 d,
+A block: 0 free, 1 parts, 2 items, 3 heads, 4 queries at a time, 5 how often, 6 tq, 7 tk, 8 d,
 9 dv, 10 scale, 11 how many keys after its own place a query sees; then the operands, four words
 each (address, bytes a sample, position and head): q, k, v, y and, backward, dy, dq, dk, dv; then
 mask (address or 0, bytes a sample, head, query and key), lse (address, bytes a sample, head and
@@ -21,15 +21,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
 from soapstone.kernels.cpu.lanes import Lanes
 from soapstone.kernels.cpu.mathematics import exp, vexp
 from soapstone.kernels.cpu.native import (
     as_float,
+    call_entry,
     f32p,
-    fixed_arity,
     helper,
     native,
     routine,
@@ -56,27 +54,10 @@ from soapstone.kernels.cpu.simd import (
     vmax,
 )
 
-RECORD = 3  # words of a product
+RECORD = 2  # words of a product
 PART = 10  # words of a part before its products
 PLACES = 12  # words of a block before its operands
 LEAST = -3.4e38  # stands for the maximum of a row of which every score is minus infinity
-
-
-def _foreign(count: int) -> Any:
-    """An intrinsic that calls a C function of `count` words at an address, and gives its status."""
-
-    def typer(typing: Any, *given: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * count)
-            return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-
-        return types.int32(*([types.int64] * (count + 1))), emit
-
-    return fixed_arity(typer, count + 1)
-
-
-# Integers and pointers go in the same registers; a C int is the low half of its register.
-_call_four: Any = _foreign(4)
 
 
 @helper
@@ -89,7 +70,7 @@ def _at(w: Any, operand: int, b: int, t: int, h: int) -> Any:
 def _product(w: Any, part: Any, which: int) -> Any:
     """Run a part's product on its buffers."""
     at = PART + RECORD * which
-    return _call_four(w[0], part[at], part[0], part[at + 1], part[at + 2])
+    return call_entry(part[at], part[at + 1])
 
 
 @helper

@@ -1,4 +1,4 @@
-"""Recurrent layers over all steps in one entry: products by oneDNN, gates by Numba.
+"""Recurrent layers over all steps in one entry: products by a library, gates by Numba.
 
 The inputs' products run over stretches of steps, whose sums stay in the cache until their gates
 need them; the recurrent ones run step by step. Which form of the weights is fastest depends on the
@@ -13,13 +13,12 @@ from functools import partial, wraps
 
 import numpy as np
 
-from soapstone.kernels.cpu import gates
+from soapstone.kernels.cpu import copies, gates
 from soapstone.kernels.cpu.gates import copy, repeat, rows_contiguous
-from soapstone.kernels.cpu.native import Block, sequence
-from soapstone.kernels.cpu.onednn.execute import empty, float32
-from soapstone.kernels.cpu.onednn.matmul import rows
-from soapstone.kernels.cpu.onednn.reorder import reorder
-from soapstone.kernels.cpu.onednn.weights import FORMS, Weights, private
+from soapstone.kernels.cpu.layout import float32, private, rows
+from soapstone.kernels.cpu.native import Block, noop, sequence
+from soapstone.kernels.cpu.products import Form, Weights
+from soapstone.kernels.cpu.products import forms as all_forms
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -32,7 +31,7 @@ def in_rows(bind: Bind) -> Bind:
     """Return a kernel of contiguous rows as one of any strides, by copies where there are none."""
 
     @wraps(bind)
-    def staged(call: Call, **form: str) -> Entry | None:
+    def staged(call: Call, **form: Form) -> Entry | None:
         if not float32(call):
             return None
         operands = (*call.inputs, *call.outputs)
@@ -40,21 +39,21 @@ def in_rows(bind: Bind) -> Bind:
         if not scattered:
             return bind(call, **form)
         used = list(operands)
-        copies: tuple[list[Entry], list[Entry]] = ([], [])
+        moves: tuple[list[Entry], list[Entry]] = ([], [])
         for i in scattered:
             used[i] = private(*operands[i].shape)
             given = i < len(call.inputs)
-            ends = (operands[i], used[i]) if given else (used[i], operands[i])
-            moved = reorder(*ends, call.threads)
+            ends = (used[i], operands[i]) if given else (operands[i], used[i])
+            moved = copies.copy(*ends, call.threads)
             if moved is None:
                 return None
-            copies[0 if given else 1].append(moved)
+            moves[0 if given else 1].append(moved)
         count = len(call.inputs)
         rest = call.constants - scattered
         made = bind(
             replace(call, inputs=(*used[:count],), outputs=(*used[count:],), constants=rest), **form
         )
-        return None if made is None else sequence([*copies[0], made, *copies[1]])
+        return None if made is None else sequence([*moves[0], made, *moves[1]])
 
     return staged
 
@@ -64,7 +63,7 @@ def forms(operator: str) -> Callable[[Bind], Bind]:
 
     def register(bind: Bind) -> Bind:
         staged = in_rows(bind)
-        for name, form in FORMS.items():
+        for name, form in all_forms().items():
             variant(operator, name)(partial(staged, form=form))
         return bind
 
@@ -74,7 +73,7 @@ def forms(operator: str) -> Callable[[Bind], Bind]:
 class Steps:
     """The entries of a recurrence under construction: x w + b by stretches, then steps of each."""
 
-    def __init__(self, call: Call, form: str) -> None:
+    def __init__(self, call: Call, form: Form) -> None:
         self.threads, self.form = call.threads, form
         self.constants = call.constants
         self.reverse = bool(call.attributes["reverse"])
@@ -83,7 +82,7 @@ class Steps:
     def weights(self, call: Call, position: int) -> Weights:
         """Return the weights at a position of the inputs."""
         constant = position in self.constants
-        return Weights(call.inputs[position], self.threads, self.form, constant)
+        return self.form(call.inputs[position], self.threads, constant)
 
     def add(self, *entries: Entry) -> None:
         self._entries.extend(entries)
@@ -147,12 +146,12 @@ def input_products(
 
 
 @forms("lstm")
-def lstm(call: Call, form: str = "packed") -> Entry | None:
+def lstm(call: Call, form: Form) -> Entry | None:
     """Return the entry of a long short-term memory over all steps."""
     x, _, _, b, h0, c0 = call.inputs
     y, h, c, gate_values, cells = call.outputs
     if not x.size:
-        return empty() if not y.size else None
+        return noop() if not y.size else None
     samples, width = h0.shape
     build = Steps(call, form)
     w, r = build.weights(call, 1), build.weights(call, 2)
@@ -171,16 +170,16 @@ def lstm(call: Call, form: str = "packed") -> Entry | None:
 
 
 @forms("lstm_grad")
-def lstm_grad(call: Call, form: str = "packed") -> Entry | None:
+def lstm_grad(call: Call, form: Form) -> Entry | None:
     """Return the entry of the gradients before the gates of all steps."""
     dy, dh, dc, gate_values, cells, r, c0 = call.inputs
     dgates, dh0, dc0 = call.outputs
     if not dy.size:
-        return empty()
+        return noop()
     samples, width = dh.shape
     build = Steps(call, form)
     build.reverse = not build.reverse
-    back = Weights(r.swapaxes(0, 1), call.threads, form, 5 in call.constants)
+    back = form(r.swapaxes(0, 1), call.threads, 5 in call.constants)
     dense = private(samples, 4 * width)
     dstate, dcell = private(samples, width), private(samples, width)
     product = back.product(dense, dstate)
@@ -197,12 +196,12 @@ def lstm_grad(call: Call, form: str = "packed") -> Entry | None:
 
 
 @forms("rnn")
-def rnn(call: Call, form: str = "packed") -> Entry | None:
+def rnn(call: Call, form: Form) -> Entry | None:
     """Return the entry of a plain recurrence over all steps."""
     x, _, _, b, h0 = call.inputs
     y, h = call.outputs
     if not x.size:
-        return empty() if not y.size else None
+        return noop() if not y.size else None
     samples, width = h0.shape
     build = Steps(call, form)
     w, r = build.weights(call, 1), build.weights(call, 2)
@@ -223,15 +222,15 @@ def rnn(call: Call, form: str = "packed") -> Entry | None:
 
 
 @forms("rnn_grad")
-def rnn_grad(call: Call, form: str = "packed") -> Entry | None:
+def rnn_grad(call: Call, form: Form) -> Entry | None:
     """Return the entry of the gradients before the activation of all steps."""
     dy, dh, y, r = call.inputs
     dgates, dh0 = call.outputs
     if not dy.size:
-        return empty()
+        return noop()
     build = Steps(call, form)
     build.reverse = not build.reverse
-    back = Weights(r.swapaxes(0, 1), call.threads, form, 3 in call.constants)
+    back = form(r.swapaxes(0, 1), call.threads, 3 in call.constants)
     dense, dstate = private(*dh.shape), private(*dh.shape)
     product = back.product(dense, dstate)
     if product is None:
@@ -244,14 +243,14 @@ def rnn_grad(call: Call, form: str = "packed") -> Entry | None:
     return build.entry(back)
 
 
-@variant("previous_step", "onednn")
+@variant("previous_step", "numba")
 @in_rows
 def previous_step(call: Call) -> Entry | None:
     """Return the entry that moves the steps on by one."""
     y, first = call.inputs
     (out,) = call.outputs
     if not out.size:
-        return empty()
+        return noop()
     reverse = bool(call.attributes["reverse"])
     kept, start = (y[1:], out[-1]) if reverse else (y[:-1], out[0])
     moved = [copy(kept, out[:-1] if reverse else out[1:])] if len(y) > 1 else []

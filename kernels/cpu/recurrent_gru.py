@@ -6,16 +6,16 @@ import numpy as np
 
 from soapstone.kernels.cpu import gates_gru
 from soapstone.kernels.cpu.gates import add, copy
-from soapstone.kernels.cpu.native import Block, sequence
-from soapstone.kernels.cpu.onednn.execute import empty
-from soapstone.kernels.cpu.onednn.recurrent import (
+from soapstone.kernels.cpu.layout import private
+from soapstone.kernels.cpu.native import Block, noop, sequence
+from soapstone.kernels.cpu.products import Form, Weights
+from soapstone.kernels.cpu.recurrent import (
     Steps,
     forms,
     in_rows,
     input_products,
     stretch_of,
 )
-from soapstone.kernels.cpu.onednn.weights import Weights, private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -24,7 +24,7 @@ Parts = tuple[list[Block], list[Entry], list[Weights]]
 
 def gru_step(
     call: Call,
-    form: str,
+    form: Form,
     position: int,
     rb: Array,
     ends: tuple[Array, Array],
@@ -41,16 +41,14 @@ def gru_step(
     constant = position in call.constants
     gates, hidden, y = results
     if call.attributes["linear_before_reset"]:
-        weights = Weights(r, threads, form, constant)
+        weights = form(r, threads, constant)
         sums = private(samples, 3 * width)
         product = weights.product(state, sums, rb)
         if product is None:
             return None
         block, step = gates_gru.linear(inputs, sums, state, (gates, hidden, y), threads)
         return [block], [product, step], [weights]
-    each = [
-        Weights(part, threads, form, constant) for part in (r[:, : 2 * width], r[:, 2 * width :])
-    ]
+    each = [form(part, threads, constant) for part in (r[:, : 2 * width], r[:, 2 * width :])]
     scaled = private(samples, width)
     pair = private(samples, 2 * width), private(samples, width)
     first = each[0].product(state, pair[0], rb[: 2 * width])
@@ -63,12 +61,12 @@ def gru_step(
 
 
 @forms("gru")
-def gru(call: Call, form: str = "packed") -> Entry | None:
+def gru(call: Call, form: Form) -> Entry | None:
     """Return the entry of a gated recurrent unit over all steps."""
     x, _, _, b, rb, h0 = call.inputs
     y, h, gates, hidden = call.outputs
     if not x.size:
-        return empty() if not y.size else None
+        return noop() if not y.size else None
     samples, width = h0.shape
     build = Steps(call, form)
     w = build.weights(call, 1)
@@ -86,14 +84,14 @@ def gru(call: Call, form: str = "packed") -> Entry | None:
 
 
 @forms("gru_grad")
-def gru_grad(call: Call, form: str = "packed") -> Entry | None:
+def gru_grad(call: Call, form: Form) -> Entry | None:
     """Return the entry of the gradients before the gates of all steps."""
     dy, dh, gates, hidden, before, _ = call.inputs
     dgates, dproduct, dh0 = call.outputs
     if not call.attributes["linear_before_reset"]:
         return None
     if not dy.size:
-        return empty()
+        return noop()
     build = Steps(call, form)
     build.reverse = not build.reverse
     made = _grad_step(call, form, (dy, gates, hidden, before), (dgates, dproduct), dh)
@@ -108,7 +106,7 @@ def gru_grad(call: Call, form: str = "packed") -> Entry | None:
 
 def _grad_step(
     call: Call,
-    form: str,
+    form: Form,
     given: tuple[Array, Array, Array, Array],
     made: tuple[Array, Array],
     dh: Array | None,
@@ -117,7 +115,7 @@ def _grad_step(
     samples, width = given[0].shape[1:]
     position = len(call.inputs) - 1
     turned = call.inputs[position].swapaxes(0, 1)
-    back = Weights(turned, call.threads, form, position in call.constants)
+    back = form(turned, call.threads, position in call.constants)
     dense = private(samples, 3 * width)
     past, through = private(samples, width), private(samples, width)
     product = back.product(dense, through)
@@ -131,14 +129,14 @@ def _grad_step(
 
 
 @forms("gru_cell")
-def gru_cell(call: Call, form: str = "packed") -> Entry | None:
+def gru_cell(call: Call, form: Form) -> Entry | None:
     """Return the entry of one step of a gated recurrent unit."""
     x, h, w, _, b, rb = call.inputs
     y, gates, hidden = call.outputs
     if not x.size:
-        return empty() if not y.size else None
+        return noop() if not y.size else None
     samples, width = h.shape
-    left = Weights(w, call.threads, form, 2 in call.constants)
+    left = form(w, call.threads, 2 in call.constants)
     inputs, state = private(1, samples, 3 * width), private(samples, width)
     product = left.product(x, inputs[0], b)
     results = (gates[None], hidden[None], y[None])
@@ -151,14 +149,14 @@ def gru_cell(call: Call, form: str = "packed") -> Entry | None:
 
 
 @forms("gru_cell_grad")
-def gru_cell_grad(call: Call, form: str = "packed") -> Entry | None:
+def gru_cell_grad(call: Call, form: Form) -> Entry | None:
     """Return the entry of the gradients of one step of a gated recurrent unit."""
     dy, gates, hidden, h, _ = call.inputs
     dgates, dproduct, dh = call.outputs
     if not call.attributes["linear_before_reset"]:
         return None
     if not dy.size:
-        return empty()
+        return noop()
     given = (dy[None], gates[None], hidden[None], h[None])
     made = _grad_step(call, form, given, (dgates[None], dproduct[None]), None)
     if made is None:
@@ -168,12 +166,12 @@ def gru_cell_grad(call: Call, form: str = "packed") -> Entry | None:
 
 
 @forms("sru")
-def sru(call: Call, form: str = "packed") -> Entry | None:
+def sru(call: Call, form: Form) -> Entry | None:
     """Return the entry of a simple recurrent unit over all steps."""
     x, _, b, c0 = call.inputs
     y, c, gates, cells = call.outputs
     if not x.size:
-        return empty() if not y.size else None
+        return noop() if not y.size else None
     width = c0.shape[1]
     build = Steps(call, form)
     w = build.weights(call, 1)
@@ -192,14 +190,14 @@ def sru(call: Call, form: str = "packed") -> Entry | None:
     return build.entry(w)
 
 
-@variant("sru_grad", "onednn")
+@variant("sru_grad", "numba")
 @in_rows
 def sru_grad(call: Call) -> Entry | None:
     """Return the entry of the gradients of a simple recurrent unit over all steps."""
     dy, dc, gates, cells, x, c0 = call.inputs
     dgates, direct, dc0 = call.outputs
     if not dy.size:
-        return None if direct.size else empty()
+        return None if direct.size else noop()
     width = c0.shape[1]
     own = gates.shape[2] == 4 * width
     highway = gates[..., 3 * width :] if own else x

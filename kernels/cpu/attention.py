@@ -1,94 +1,59 @@
 """Scaled dot-product attention and its gradients, on operands of any strides.
 
-Heads are shared out over the threads; on each of them oneDNN's products run single-threaded.
+Heads are shared out over the threads; on each of them products run single-threaded.
 """
 
 from __future__ import annotations
 
-import ctypes as C
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.native import Block, Native, pack, parallel_for
-from soapstone.kernels.cpu.onednn.descriptors import (
-    ARG_DST,
-    ARG_SCRATCHPAD,
-    ARG_SRC,
-    ARG_WEIGHTS,
-    SCRATCHPAD,
-    Layout,
-    Primitive,
-    buffer,
-    memory,
-)
-from soapstone.kernels.cpu.onednn.execute import empty
-from soapstone.kernels.cpu.onednn.library import STATUSES, library, stream
-from soapstone.kernels.cpu.onednn.recurrent import in_rows
-from soapstone.kernels.cpu.onednn.weights import matrix_product, private
+from soapstone.kernels.cpu.layout import private
+from soapstone.kernels.cpu.native import Block, Native, noop, pack, parallel_for
+from soapstone.kernels.cpu.products import Form, plain
+from soapstone.kernels.cpu.recurrent import Bind, in_rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
 LIMIT = 1 << 17  # scores of one block of queries, at most
-_MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 # The operands of a product: for each its rows, its columns, its buffer (see heads.py), and whether
 # it is taken transposed.
 Matrix = tuple[int, int, int, bool]
 Matrices = tuple[Matrix, Matrix, Matrix]
+Part = tuple[Block, list[Entry]]
 _SCORES, _GRADS, _KEY_SHARE, _VALUE_SHARE, _QUERIES, _KEYS, _VALUES, _RESULTS, _QUERY_GRADS = range(
     1, 10
 )
 
 
-def _layout(matrix: Matrix) -> Layout:
-    rows, columns, _, turned = matrix
-    return Layout((columns, rows), (1, columns)) if turned else Layout.dense((rows, columns))
+def _view(matrix: Matrix, buffers: Sequence[Array]) -> Array:
+    """Return the operand in its buffer, of which it takes the beginning."""
+    height, width, index, turned = matrix
+    view = buffers[index - 1][: height * width].reshape(height, width)
+    return view.T if turned else view
 
 
-def _address(function: Any) -> int:
-    return int(C.cast(function, C.c_void_p).value or 0)
-
-
-def _part(products: Sequence[tuple[Primitive, Matrices]], rows: int) -> Block:
-    """Return a part's record: its stream, its buffers, and its products on them."""
-    lane = stream()
+def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
+    """Return a part's record: its buffers and its products on them; None where one fails."""
     sizes = [1] * _QUERY_GRADS
-    for _, matrices in products:
+    for matrices in products:
         for height, width, index, _ in matrices:
             sizes[index - 1] = max(sizes[index - 1], height * width)
     sizes[_GRADS - 1] = max(sizes[_GRADS - 1], rows)  # forward: the sums of a block's rows
     buffers = [private(size) for size in sizes]
-    scratch = buffer(max(primitive.scratch_bytes for primitive, _ in products))
-    records: list[int] = []
-    keep: list[object] = [lane, scratch]
-    for primitive, matrices in products:
-        given = [
-            (argument, memory(_layout(m).descriptor.address, buffers[m[2] - 1].ctypes.data))
-            for argument, m in zip((ARG_SRC, ARG_WEIGHTS, ARG_DST), matrices)
-        ]
-        if primitive.scratch_bytes:
-            descriptor = primitive.descriptor(SCRATCHPAD)
-            given.append((ARG_SCRATCHPAD, memory(descriptor, scratch.ctypes.data)))
-        # A C struct of an int and a pointer, the int in the low half of a word.
-        arguments = np.array([[index, handle.address] for index, handle in given], np.int64)
-        records += [primitive.primitive.address, len(given), int(arguments.ctypes.data)]
-        keep.append((primitive, given, arguments))
-    made = pack(lane.address, buffers, records)
-    return Block(made.array, (made.keep, keep))
-
-
-def _compiled(products: Sequence[Matrices]) -> list[tuple[Primitive, Matrices]] | None:
-    """Return the products with their primitives, or None if one of them has none."""
-    found = []
+    entries = []
     for matrices in products:
-        a, b, y = (_layout(matrix) for matrix in matrices)
-        primitive = matrix_product(a, b, y, 1)
-        if primitive is None:
+        a, b, y = (_view(matrix, buffers) for matrix in matrices)
+        entry = form(b, 1).product(a, y)
+        if entry is None:
             return None
-        found.append((primitive, matrices))
-    return found
+        entries.append(entry)
+    made = pack(len(entries), buffers, [(entry.address, entry.block) for entry in entries])
+    return Block(made.array, (made.keep, entries)), entries
 
 
 def _ahead(call: Call, keys: int) -> int:
@@ -127,43 +92,57 @@ def _bind(
     blocks: Sequence[tuple[int, int]],
     products: Sequence[Matrices],
     items: int,
+    form: Form,
 ) -> Entry | None:
     q, k, v = operands[:3]
     kinds = list(dict.fromkeys(blocks))
-    found = _compiled(products)
-    if found is None:
-        return None
     each = len(products) // len(kinds)
     table = [(each * kinds.index(block), block[1]) for block in blocks]
     given = call.attributes["scale"]
     scale = 1 / math.sqrt(q.shape[3]) if given is None else float(given)
     threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
     parts = max(1, min(threads, items))
+    made = [_part(products, rows, form) for _ in range(parts)]
+    records = [part for part in made if part is not None]
+    if len(records) < parts:
+        return None
     block = pack(
-        _address(library().dnnl_primitive_execute),
+        0,
         (parts, items, q.shape[2], rows, len(blocks), q.shape[1], k.shape[1]),
         (q.shape[3], v.shape[3], scale, _ahead(call, k.shape[1])),
         [(array, array.strides[:3]) for array in operands],
         mask,
         (lse, lse.strides),
         table,
-        [_part(found, rows) for _ in range(parts)],
+        [record for record, _ in records],
     )
-    return parallel_for(body, block, items, parts, _MESSAGES)
+    statuses = {code: text for entry in records[0][1] for code, text in entry.statuses.items()}
+    return parallel_for(body, block, items, parts, statuses)
 
 
-@variant("attention", "onednn")
-@in_rows
-def attention(call: Call) -> Entry | None:
+def _products(operator: str) -> Callable[[Bind], Bind]:
+    """Return a decorator that registers `bind(call, form)` where a library has products."""
+
+    def register(bind: Bind) -> Bind:
+        found = plain()
+        if found is not None:
+            variant(operator, found[0])(partial(in_rows(bind), form=found[1]))
+        return bind
+
+    return register
+
+
+@_products("attention")
+def attention(call: Call, form: Form) -> Entry | None:
     """Return the entry of attention of all heads."""
-    from soapstone.kernels.cpu.onednn.heads import forward
+    from soapstone.kernels.cpu.heads import forward
 
     q, k, v = call.inputs[:3]
     y, lse = call.outputs
     samples, tq, heads, _ = q.shape
     tk = k.shape[1]
     if y.size == 0 and lse.size == 0:
-        return empty()
+        return noop()
     mask = _mask_words(call, 3, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
@@ -178,14 +157,13 @@ def attention(call: Call) -> Entry | None:
         products.append(((count, d, _QUERIES, False), (seen, d, _KEYS, True), scores))
         products.append((scores, (seen, dv, _VALUES, False), (count, dv, _RESULTS, False)))
     items = samples * heads * len(blocks)
-    return _bind(call, forward, (q, k, v, y), lse, mask, rows, blocks, products, items)
+    return _bind(call, forward, (q, k, v, y), lse, mask, rows, blocks, products, items, form)
 
 
-@variant("attention_grad", "onednn")
-@in_rows
-def attention_grad(call: Call) -> Entry | None:
+@_products("attention_grad")
+def attention_grad(call: Call, form: Form) -> Entry | None:
     """Return the entry of the gradients of queries, keys and values."""
-    from soapstone.kernels.cpu.onednn.heads import backward
+    from soapstone.kernels.cpu.heads import backward
 
     dy, q, k, v, y, lse = call.inputs[:6]
     dq, dk, dv = call.outputs
@@ -208,7 +186,7 @@ def attention_grad(call: Call) -> Entry | None:
         products.append(((*scores[:3], True), results, (seen, dv_width, _VALUE_SHARE, False)))
     operands = (q, k, v, y, dy, dq, dk, dv)
     items = samples * heads
-    return _bind(call, backward, operands, lse, mask, rows, blocks, products, items)
+    return _bind(call, backward, operands, lse, mask, rows, blocks, products, items, form)
 
 
 def _rows(call: Call, tq: int, tk: int, scores: int) -> int:

@@ -1,0 +1,14 @@
+"""Products and convolutions by OpenBLAS, registered on import where oneDNN is not there."""
+
+from __future__ import annotations
+
+import importlib
+
+from soapstone.kernels.cpu.onednn import library as onednn
+from soapstone.kernels.cpu.openblas import library
+
+_FAMILIES = ("matmul", "convolution")
+
+if library.available() and not onednn.available():
+    for _family in _FAMILIES:
+        importlib.import_module(f"{__name__}.{_family}")

@@ -1,0 +1,56 @@
+"""Matrix products as parts of larger entries, by whichever library there is: oneDNN, or a BLAS.
+
+Recurrent layers and attention are products with Numba kernels between them. A product's right
+operand serves many entries; how it is taken is a *form*, and each form makes a variant of those
+operators. Without any library there is no form, and the reference serves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from soapstone.kernels.cpu.onednn import library as onednn
+from soapstone.kernels.cpu.openblas import library as openblas
+from soapstone.kernels.entry import Array, Entry
+
+
+class Weights(Protocol):
+    """The right operand of products; the entries of `prepare` run before them, on every run."""
+
+    prepare: list[Entry]
+
+    def product(self, a: Array, y: Array, bias: Array | None = None) -> Entry | None:
+        """Return the entry of y = a b + bias, or None where the form does not serve it.
+
+        a, y: matrices of contiguous rows, or transposed ones.
+        """
+        ...
+
+
+class Form(Protocol):
+    """Returns the right operand, for products of so many threads; constant: it never changes."""
+
+    def __call__(self, array: Array, threads: int, constant: bool = False) -> Weights: ...
+
+
+def forms() -> Mapping[str, Form]:
+    """Return the forms by variant; the best one for few products of dense operands is `plain`."""
+    if onednn.available():
+        from soapstone.kernels.cpu.onednn.weights import FORMS
+
+        return FORMS
+    if openblas.available():
+        from soapstone.kernels.cpu.openblas.products import Weights
+
+        return {"openblas": Weights}
+    return {}
+
+
+def plain() -> tuple[str, Form] | None:
+    """Return the variant and the form that take operands as they are, if there is one."""
+    if onednn.available():
+        from soapstone.kernels.cpu.onednn.weights import FORMS
+
+        return "onednn", FORMS["onednn_plain"]
+    return next(iter(forms().items()), None)
