@@ -55,7 +55,7 @@ for _family in _FAMILIES:
 if not onednn.available() and not onednn.disabled():
     report(
         f"oneDNN not found (looked in {', '.join(onednn.candidates())})",
-        "products and convolutions by OpenBLAS, about half as fast; see `soapstone doctor`"
+        "products and convolutions by OpenBLAS, slower; see `soapstone doctor`"
         if openblas.available()
         else "nor is OpenBLAS, so products and convolutions are NumPy's, many times slower; "
         "pip install scipy-openblas32",

@@ -243,8 +243,9 @@ def _problem(call: Call, x: Array, w: Array, y: Array) -> _Problem | None:
         return (*(1,) * before, *map(int, at[name]))
 
     low = (*(0,) * before, *map(int, padding[:rank]))
-    ends = [_lifted(array) for array in (x, w, y)]
-    return _Problem(*ends, groups, numbers("stride"), low, numbers("dilation"), call.threads)
+    stride, dilation = numbers("stride"), numbers("dilation")
+    x, w, y = (_lifted(array) for array in (x, w, y))
+    return _Problem(x, w, y, groups, stride, low, dilation, call.threads)
 
 
 def _channels_last(array: Array) -> Array:

@@ -141,13 +141,12 @@ def product(a: Array, b: Array, y: Array, threads: int, more: bool = False) -> E
                 after.append(copy(array, dense, threads))
     a, b, y = ends
     batch = y.shape[:-2]
-    shapes = [(*batch, *array.shape[-2:]) for array in (a, b)]
-    spread = [np.broadcast_to(array, shape) for array, shape in zip((a, b), shapes)]
-    a, b, y = _merged(*spread, y)
+    a, b = (np.broadcast_to(array, (*batch, *array.shape[-2:])) for array in (a, b))
+    a, b, y = _merged(a, b, y)
     (m, k), n, count = a.shape[-2:], y.shape[-1], math.prod(y.shape[:-2])
     layouts = [leading(array) for array in (a, b, y)]
-    placed = [layout for layout in layouts if layout is not None]
-    if len(placed) < 3 or max(m, n, k, *(lead for _, lead in placed)) > _MOST:
+    known = [layout for layout in layouts if layout is not None]
+    if len(known) < 3 or max(m, n, k, *(lead for _, lead in known)) > _MOST:
         return None
     threads = max(1, min(threads, 2 * m * n * k * count // _PART_FLOPS))
     parts = -(-threads // count)
@@ -155,7 +154,7 @@ def product(a: Array, b: Array, y: Array, threads: int, more: bool = False) -> E
     down, across = -(-m // rows), -(-n // columns)
     block = pack(
         (library.sgemm if y.itemsize == 4 else library.dgemm, y.itemsize),
-        ([turned for turned, _ in placed[:2]], m, n, k, [lead for _, lead in placed], a, b, y),
+        ([turned for turned, _ in known[:2]], m, n, k, [lead for _, lead in known], a, b, y),
         (rows, down, columns, across, a.strides[-2], y.strides[-2], b.strides[-1]),
         (y.strides[-1], more, y.ndim - 2, y.shape[:-2], [x.strides[:-2] for x in (a, b, y)]),
     )
