@@ -176,6 +176,7 @@ def train_app(
     strategy: str | Path | None = None,
     optimize: bool = False,
     step: str | Path | None = None,
+    choices: str | Path | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -195,6 +196,7 @@ def train_app(
         mapper: a mapper's name, or `module:Class`; strategy: the file of a strategy to follow.
         memory_bytes: the size of a memory that the processors work in, besides the computer's.
         optimize: whether to search for a faster step first; step: the file of one that was found.
+        choices: a file of kernel choices to repeat, or to write where there is none.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         checkpoint: a file to save to after each epoch; resume: one to go on from.
         profile: a file for the timeline of some ten steps.
@@ -227,6 +229,7 @@ def train_app(
     if executor != "local" and machine is None:
         machine = machine_of(executor, cpus, threads)  # Legate has started when data are prepared
     splits = _splits(app, data)
+    repeat = choices is not None and Path(choices).exists()
     with app.build(size) as model:
         model.compile(
             optimizer,
@@ -240,6 +243,7 @@ def train_app(
             strategy=strategy,
             optimize=optimize,
             step=step,
+            choices=choices if repeat else None,
             seed=seed,
         )
         say(str(model.training_graph))
@@ -255,6 +259,8 @@ def train_app(
             progress=progress,
         )
         scores = model.evaluate(splits.test_x, splits.test_y, batch_size=size)
+        if choices is not None and not repeat and not rank_of(executor):
+            model.save_choices(choices)
         done = int(history.epochs[-1]["epoch"]) + 1 if history.epochs else 0
         return TrainResult(
             loss=history.last("loss"),

@@ -247,6 +247,7 @@ class Model(Layers):
         strategy: Strategy | str | Path | None = None,
         optimize: bool = False,
         step: Graph | str | Path | None = None,
+        choices: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
         """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
@@ -262,8 +263,11 @@ class Model(Layers):
                 it where it is faster when measured (docs/optimize.md).
             step: a training step that such a search has found, or the path of its file; it is
                 checked against the model, and run for batches of its size.
+            choices: a file of kernel choices (`save_choices`) to repeat: with them, the same seed,
+                strategy and threads give the same bits. Calls that it does not name are measured.
 
         Raises:
+            ChoiceError: when bound, a choice that cannot be repeated here.
             GraphError, StrategyError, MachineError: an argument that does not fit.
         """
         from soapstone.frontend.training import Trainer
@@ -284,6 +288,7 @@ class Model(Layers):
             strategy=strategy,
             optimize=optimize,
             step=step,
+            choices=choices,
         )
 
     @property
@@ -413,6 +418,10 @@ class Model(Layers):
     def strategy(self) -> Strategy:
         """The strategy of the training graph at the model's batch size."""
         return self.trainer.strategy_for(self.batch_size)
+
+    def save_choices(self, path: str | Path) -> None:
+        """Write which kernel variant serves each form of call, for `compile(choices=...)`."""
+        self.trainer.choices.save(path)
 
     @property
     def peak_bytes(self) -> int:

@@ -15,12 +15,14 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
+from soapstone.kernels.choices import Choices
 from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Machine, Profile, Region, Trace
 from soapstone.runtime.expand import Program, program
 from soapstone.runtime.lower import lower
 from soapstone.runtime.start import start
 
+_AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 CARRIED = (Role.PARAMETER, Role.STATE)
 
 
@@ -50,11 +52,17 @@ class Session:
     """A runtime, the parameters and states of a model in it, and its bound graphs."""
 
     def __init__(
-        self, machine: Machine, mapper: GraphMapper, seed: int, executor: str = "local"
+        self,
+        machine: Machine,
+        mapper: GraphMapper,
+        seed: int,
+        executor: str = "local",
+        choices: Choices | None = None,
     ) -> None:
         self.machine = machine
         self.mapper = mapper
         self.seed = seed
+        self.choices = choices or Choices()
         self.runtime = start(executor, machine, mapper)
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
@@ -84,13 +92,21 @@ class Session:
         results = {name: self.runtime.array(persistent[low]) for name, low in outputs.items()}
         fed = [name for name, role in graph.roles.items() if role not in CARRIED]
         feeds = {name: self.runtime.array(persistent[name]) for name in fed}
-        made = program(lowered, strategy, persistent)
-        with self.runtime.capture(graph.name) as recording:
-            made.launch(self.runtime)
+        for _ in range(_AGREEING):
+            made = program(lowered, strategy, persistent, choices=self.choices)
+            with self.runtime.capture(graph.name) as recording:
+                made.launch(self.runtime)
+            # Each process measures what it runs itself; one that chose otherwise binds again.
+            if not self.choices.agree(self.runtime.executor.exchanged(self.choices.made)):
+                break
         inputs = {name: persistent[name] for name in fed}
         bound = Bound(graph, strategy, made, recording.trace, feeds, results, inputs)
         self._bounds.append(bound)
         return bound
+
+    def forget(self) -> None:
+        """Let go of all bound graphs; what they carry stays."""
+        self._bounds.clear()
 
     def _carry(self, graph: Graph, name: str) -> Region:
         region = self._carried.get(name)

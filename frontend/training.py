@@ -26,6 +26,7 @@ from soapstone.ir.guard import guarded
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
+from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
 from soapstone.mappers.base import strategy_of
 from soapstone.runtime import Machine
@@ -141,6 +142,7 @@ class Trainer:
         strategy: Strategy | str | Path | None,
         optimize: bool,
         step: Graph | str | Path | None,
+        choices: str | Path | None,
     ) -> None:
         self.model = model
         self.optimizer = as_optimizer(optimizer)
@@ -160,6 +162,8 @@ class Trainer:
             )
         self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
         self._strategies: dict[str, Strategy] = {}
+        self._repeats = choices is not None
+        self.choices = Choices() if choices is None else Choices.load(choices)
         self._bounds: dict[tuple[str, int], Bound] = {}
         self._session: Session | None = None
         self._position = _Position()
@@ -180,7 +184,9 @@ class Trainer:
     def session(self) -> Session:
         """The session, started with the first bound graph."""
         if self._session is None:
-            self._session = Session(self.machine, self.mapper, self.model.seed, self.executor)
+            self._session = Session(
+                self.machine, self.mapper, self.model.seed, self.executor, self.choices
+            )
         return self._session
 
     def training_graph(self, batch_size: int) -> Graph:
@@ -239,11 +245,11 @@ class Trainer:
         size = batch_size or self.model.batch_size
         batches = Batches(x, y, size, shuffle=shuffle, seed=self._shuffle_seed)
         self.steps.expect(size, progress)
-        self.bound("train", size)  # makes the parameters that a checkpoint fills
         if resume is not None:
             self.load_checkpoint(resume)
         else:
             self._position.start_epoch(0)
+        self.bound("train", size)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
         hooks = [*callbacks, *([ProgressBar()] if progress and self.first else [])]
@@ -395,14 +401,14 @@ class Trainer:
     @together
     def save_checkpoint(self, path: str | Path) -> None:
         """Write everything a resumed run needs, atomically."""
-        bound = self.bound("train", self.model.batch_size)
+        self.bound("train", self.model.batch_size)
         position = self._position
         metadata = {
             "model": self.model.name,
             "model_hash": self.original_graph(self.model.batch_size).structural_hash,
             "seed": self.model.seed,
             "position": dict(vars(position)),
-            "variants": dict(bound.variants),
+            "choices": dict(self.choices.made),
         }
         state = self.session.state()  # of all processes
         if self.first:
@@ -410,13 +416,17 @@ class Trainer:
 
     @together
     def load_checkpoint(self, path: str | Path) -> None:
-        """Read parameters, states and position.
+        """Read parameters, states and position, and repeat the choices of the run that wrote them.
+
+        Choices that cannot be repeated here are made anew, which is said (`ChoiceWarning`); those
+        of a file that `compile` was given come before the checkpoint's.
 
         Raises:
             CheckpointError: truncated, foreign, or of another model.
         """
-        self.bound("train", self.model.batch_size)
         arrays, metadata = checkpoint.load(path)
+        self._repeat(metadata.get("choices", {}))
+        self.bound("train", self.model.batch_size)  # makes the parameters that a checkpoint fills
         expected = self.session.state()
         checkpoint.check(arrays, {n: (v.shape, v.dtype.name) for n, v in expected.items()})
         position = checkpoint.fields(metadata, "position", dict(vars(_Position())))
@@ -427,6 +437,21 @@ class Trainer:
             )
         self.session.load_state(arrays)
         self._position = _Position(**position)
+
+    def _repeat(self, given: Any) -> None:
+        """Follow the choices of a checkpoint; what is bound with others is bound again."""
+        texts = isinstance(given, dict) and all(isinstance(name, str) for name in given.values())
+        if not texts:
+            raise checkpoint.CheckpointError(
+                f"checkpoint: field 'choices': {given!r} found, variants by form of call needed"
+            )
+        if self._repeats or given.items() <= self.choices.made.items():
+            return
+        self.choices = Choices(given)
+        self._bounds.clear()
+        if self._session is not None:
+            self._session.forget()
+            self._session.choices = self.choices
 
     def statistics(self) -> dict[str, Any]:
         """Return counters of training and of the runtime."""

@@ -1,106 +1,121 @@
-"""The store of measured kernel times: one SQLite file, shared by processes and kept between runs.
+"""Measured choices of kernels: what each variant takes for a call, kept between runs.
 
-A time is keyed by operator, attributes, shapes, strides, types, thread count, variant and machine,
-so a call is measured once on a machine and never again.
+A choice is kept for what a call is (operator, attributes, shapes, strides, types, threads) and for
+its candidates, each with the stamp of its sources, in this process's environment: it is made again
+whenever any of these changes, and all candidates are timed together then.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-import os
-import sqlite3
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from soapstone import system
+from soapstone.cache.environment import digest
+from soapstone.cache.environment import environment as base_environment
+from soapstone.cache.sources import closure, modules_of, stamp
+from soapstone.cache.store import Store
 from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import Variant
+from soapstone.kernels.registry import Variant, registered
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
+Times = Mapping[str, float | None]  # of the variants that serve a call; of a sole one it is None
 _MEASURING = threading.RLock()
 
 
 @cache
-def machine_name() -> str:
-    """Return what identifies this machine's processor in the store."""
-    return f"{system.processor_name()} x{os.cpu_count()}"
+def environment() -> Mapping[str, str]:
+    """Return the environment of all that is measured: the libraries that kernels call included."""
+    from soapstone import system
+    from soapstone.kernels.cpu.onednn import library
 
-
-def default_path() -> Path:
-    """Return the store's file: under SOAPSTONE_CACHE, or the user's cache folder."""
-    folder = os.environ.get("SOAPSTONE_CACHE")
-    if folder:
-        return Path(folder) / "kernels.sqlite"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "soapstone" / "kernels.sqlite"
-
-
-class Store:
-    """Measured times in microseconds; kept in memory alone when the file cannot be written."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self._known: dict[str, float] = {}
-        self._writing = threading.Lock()  # workers bind in parallel, and the connection is shared
-        self._database: sqlite3.Connection | None = None
-        path = path or default_path()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(path, timeout=10, check_same_thread=False)
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS times (key TEXT PRIMARY KEY, us REAL, what TEXT)"
-            )
-            self._known = dict(database.execute("SELECT key, us FROM times"))
-            self._database = database
-        except (OSError, sqlite3.Error):
-            self._database = None
-
-    def get(self, key: str) -> float | None:
-        """Return the time of a key in microseconds, or None."""
-        return self._known.get(key)
-
-    def put(self, key: str, us: float, what: str) -> None:
-        """Record a time; the first record of a key stays, so that choices do not drift."""
-        self._known.setdefault(key, us)
-        if self._database is None:
-            return
-        try:
-            with self._writing, self._database:
-                self._database.execute(
-                    "INSERT OR IGNORE INTO times VALUES (?, ?, ?)", (key, us, what)
-                )
-        except sqlite3.Error:
-            self._database = None
+    found = {"onednn": "none", "openmp": "none"}
+    if library.available():
+        found["onednn"] = f"{library.version()} {digest(str(library.library()._name))}"
+    team = system.openmp()
+    if team is not None:
+        found["openmp"] = str(team._name)
+    return {**base_environment(), **found}
 
 
 @cache
 def store() -> Store:
-    """Return the process's store."""
-    return Store()
+    """Return the process's store of choices."""
+    return Store("choice", environment=environment())
 
 
-def signature(call: Call, variant: str) -> tuple[str, str]:
-    """Return the key of a call and variant, and its readable form."""
+def form(call: Call) -> str:
+    """Return all there is to say of a call: calls of one form are served alike."""
 
-    def form(arrays: tuple[Array, ...]) -> list[Any]:
-        return [[a.dtype.name, a.shape, a.strides] for a in arrays]
+    def arrays(side: tuple[Array, ...]) -> list[Any]:
+        return [[a.dtype.name, a.shape, a.strides] for a in side]
 
-    attributes: Mapping[str, Any] = dict(sorted(call.attributes.items()))
-    parts = [call.operator, attributes, form(call.inputs), form(call.outputs), call.threads]
-    if call.constants:
-        parts.append(sorted(call.constants))
-    what = json.dumps([*parts, variant, machine_name()], default=str)
-    return hashlib.sha256(what.encode()).hexdigest()[:32], what
+    parts = [
+        *(call.operator, dict(sorted(call.attributes.items()))),
+        *(arrays(call.inputs), arrays(call.outputs), call.threads, sorted(call.constants)),
+    ]
+    return json.dumps(parts, default=str)
+
+
+def known(call: str, candidates: Sequence[Variant]) -> Times | None:
+    """Return the recorded times of the variants that serve a call of a form, or None."""
+    found = store().get(_question(call, candidates))
+    return found if isinstance(found, dict) and _names(candidates) >= found.keys() else None
+
+
+def measured(call: Call, of: str, candidates: Sequence[Variant], serve: Sequence[Variant]) -> Times:
+    """Return the times of the variants that serve a call, measured now, and record them.
+
+    Args:
+        of: the call's form.
+        candidates: all that could; serve: those that do, in order. A sole one is not measured.
+    """
+    times: dict[str, float | None] = {variant.name: None for variant in serve}
+    if len(serve) > 1:
+        with _MEASURING:  # one at a time: workers bind in parallel, but must not time side by side
+            again = known(of, candidates)
+            if again is not None:  # another worker has been here
+                return again
+            copy = scratch(call)
+            bound = {variant.name: variant.bind(copy) for variant in serve}
+            entries = {name: entry for name, entry in bound.items() if entry is not None}
+            times = dict(best_us(entries))
+    held: Times = store().put(_question(of, candidates), times)
+    return held
+
+
+def made_of(candidates: Sequence[Variant]) -> list[tuple[str, str]]:
+    """Return the names of variants with the stamps of their sources."""
+    return [(each.name, _stamp(each)) for each in candidates]
+
+
+def _question(call: str, candidates: Sequence[Variant]) -> str:
+    return json.dumps([call, made_of(candidates), _own_stamp()])
+
+
+def _names(candidates: Sequence[Variant]) -> set[str]:
+    return {each.name for each in candidates}
+
+
+@cache
+def _stamp(variant: Variant) -> str:
+    """Return the stamp of a variant's sources; of all kernels where it chooses among others."""
+    modules = modules_of(variant.bind)
+    if "soapstone.kernels.select" in closure(modules):
+        modules |= modules_of(*(each.bind for each in registered(variant.processor)))
+    return stamp(*modules)
+
+
+@cache
+def _own_stamp() -> str:
+    return stamp(__name__, compiled=True)
 
 
 def scratch(call: Call) -> Call:
@@ -121,50 +136,11 @@ def scratch(call: Call) -> Call:
     return replace(call, inputs=inputs, outputs=outputs)
 
 
-def known_us(call: Call, candidates: Sequence[Variant]) -> dict[str, float] | None:
-    """Return the recorded time of each variant, without binding any, or None unless all have one.
+def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
+    """Return the best time of each entry over runs taken in turns, in microseconds.
 
-    A variant that was found not to serve such a call has an infinite time.
+    Taken in turns, a busy machine hurts all alike.
     """
-    known = {v.name: store().get(signature(call, v.name)[0]) for v in candidates}
-    times = {name: us for name, us in known.items() if us is not None}
-    return times if len(times) == len(known) else None
-
-
-def remember(call: Call, candidates: Sequence[Variant], serve: Collection[str]) -> None:
-    """Record which variants do not serve such a call, and the time of one that alone does."""
-    for candidate in candidates:
-        if candidate.name not in serve:
-            store().put(*_record(call, candidate, math.inf))
-        elif len(serve) == 1:
-            store().put(*_record(call, candidate, 0.0))
-
-
-def _record(call: Call, candidate: Variant, us: float) -> tuple[str, float, str]:
-    key, what = signature(call, candidate.name)
-    return key, us, what
-
-
-def measured_us(call: Call, candidates: Sequence[Variant]) -> dict[str, float]:
-    """Return the time of each variant that serves such a call, measuring those that have none.
-
-    Variants are timed in turns and by their best run, so that a busy machine hurts them alike.
-    """
-    keys = {variant.name: signature(call, variant.name) for variant in candidates}
-    known = {name: store().get(key) for name, (key, _) in keys.items()}
-    if any(us is None for us in known.values()):
-        with _MEASURING:  # one at a time: workers bind in parallel, but must not time side by side
-            copy = scratch(call)
-            bound = {variant.name: variant.bind(copy) for variant in candidates}
-            entries = {name: entry for name, entry in bound.items() if entry is not None}
-            for name, us in _best_us(entries).items():
-                store().put(keys[name][0], us, keys[name][1])
-        known = {name: store().get(key) for name, (key, _) in keys.items()}
-    return {name: us for name, us in known.items() if us is not None}
-
-
-def _best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
-    """Return the best time of each entry over runs taken in turns, in microseconds."""
     from soapstone.kernels.cpu.native import run
 
     best = dict.fromkeys(entries, float("inf"))

@@ -70,6 +70,16 @@ def variant(
 
 def variants(operator: str, processor: str = "cpu") -> tuple[Variant, ...]:
     """Return the native variants of an operator for a processor kind, in registration order."""
+    _load(processor)
+    return tuple(_VARIANTS.get((operator, processor), ()))
+
+
+def registered(processor: str = "cpu") -> tuple[Variant, ...]:
+    """Return all native variants for a processor kind."""
+    _load(processor)
+    return tuple(v for (_, kind), found in _VARIANTS.items() if kind == processor for v in found)
+
+
+def _load(processor: str) -> None:
     for module in MODULES.get(processor, ()):
         importlib.import_module(module)
-    return tuple(_VARIANTS.get((operator, processor), ()))

@@ -5,12 +5,12 @@ The NumPy reference serves what no native variant does; it runs as a Python-bodi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from soapstone.ir.spec import operator
+from soapstone.kernels.choices import current
 from soapstone.kernels.entry import Call, Entry
-from soapstone.kernels.measure import known_us, measured_us, remember
+from soapstone.kernels.measure import Times, form, known, measured
 from soapstone.kernels.registry import Variant, variants
 
 REFERENCE = "reference"
@@ -32,48 +32,75 @@ def select(
 ) -> tuple[str, Entry | None]:
     """Return the name and entry of the fastest variant, or of the one that is named.
 
-    The entry is None for the reference, which the caller runs as a Python body.
+    What this run has chosen for such a call, or is to choose (`Choices`), is chosen again. The
+    entry is None for the reference, which the caller runs as a Python body.
 
     Raises:
         ValueError: the named variant does not exist or does not serve the call.
+        ChoiceError: a choice to be repeated cannot be.
     """
-    candidates = variants(call.operator, processor) if variant != REFERENCE else ()
     if variant is not None:
-        candidates = tuple(candidate for candidate in candidates if candidate.name == variant)
-    known = known_us(call, candidates) if len(candidates) > 1 else None
-    if known is not None:
-        best = _fastest(candidates, known)
-        entry = best.bind(call) if best is not None else None
-        if best is not None and entry is not None:
-            return best.name, entry
-    found: dict[str, tuple[Variant, Entry]] = {}
-    for candidate in candidates:
-        entry = candidate.bind(call)
+        return variant, _named(call, processor, variant)
+    candidates = variants(call.operator, processor)
+    if len(candidates) < 2:
+        entries = [entry for candidate in candidates if (entry := candidate.bind(call))]
+        return (candidates[0].name, entries[0]) if entries else (REFERENCE, None)
+    of = form(call)
+    choices = current()
+    given = choices.given(of) if choices is not None else None
+    if given is not None:
+        try:
+            entry = _named(call, processor, given)
+        except ValueError as error:
+            choices.refuse(of, str(error))
+        else:
+            choices.note(of, given)
+            return given, entry
+    name, entry = _fastest(call, of, candidates)
+    if choices is not None and entry is not None:
+        choices.note(of, name)
+    return name, entry
+
+
+def _named(call: Call, processor: str, name: str) -> Entry | None:
+    """Return the entry of a variant; None for the reference."""
+    if name == REFERENCE:
+        return None
+    have = variants(call.operator, processor)
+    for candidate in have:
+        entry = candidate.bind(call) if candidate.name == name else None
         if entry is not None:
-            found[candidate.name] = (candidate, entry)
-    if variant not in (None, REFERENCE) and not found:
-        have = ", ".join(v.name for v in variants(call.operator, processor)) or "none"
-        raise ValueError(
-            f"{call.operator}: variant {variant!r} does not serve this call; variants are {have}"
-        )
+            return entry
+    names = ", ".join(each.name for each in have) or "none"
+    raise ValueError(
+        f"{call.operator}: variant {name!r} does not serve this call; variants are {names}"
+    )
+
+
+def _fastest(call: Call, of: str, candidates: Sequence[Variant]) -> tuple[str, Entry | None]:
+    """Return the name and entry of the variant that is fastest by what is known or measured."""
+    times = known(of, candidates)
+    if times:
+        best = _best(candidates, times)
+        entry = best.bind(call)
+        if entry is not None:
+            return best.name, entry
+    found = [(each, entry) for each in candidates if (entry := each.bind(call)) is not None]
     if not found:
         return REFERENCE, None
-    if len(found) > 1:
-        times = measured_us(call, [candidate for candidate, _ in found.values()])
-        best = _fastest([candidate for candidate, _ in found.values()], times)
-    else:
-        times, best = {}, None
-    if len(candidates) > 1:
-        remember(call, candidates, times.keys() or found.keys())
-    best = best or next(iter(found.values()))[0]
-    return best.name, found[best.name][1]
+    entries = {each.name: entry for each, entry in found}
+    best = _best(candidates, measured(call, of, candidates, [each for each, _ in found]))
+    if best.name not in entries:  # what is recorded served a call of other contents
+        best = found[0][0]
+    return best.name, entries[best.name]
 
 
-def _fastest(candidates: Sequence[Variant], times: Mapping[str, float]) -> Variant | None:
-    """Return the first variant that no later one beats clearly, or None where none has a time."""
-    best: Variant | None = None
-    for candidate in candidates:
-        us = times.get(candidate.name, math.inf)
-        if us < (times[best.name] * MARGIN if best is not None else math.inf):
-            best = candidate
+def _best(candidates: Sequence[Variant], times: Times) -> Variant:
+    """Return the first of the variants with times that no later one beats clearly."""
+    serve = [each for each in candidates if each.name in times]
+    best = serve[0]
+    for each in serve[1:]:
+        us, least = times[each.name], times[best.name]
+        if us is not None and least is not None and us < least * MARGIN:
+            best = each
     return best

@@ -21,6 +21,7 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import Tile
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
+from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.select import REFERENCE, run_reference, select
 from soapstone.runtime import (
@@ -224,12 +225,16 @@ def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) ->
 
 @dataclass
 class Program:
-    """The launches of a graph on concrete regions; records which variant served each node."""
+    """The launches of a graph on concrete regions; records which variant served each node.
+
+    `choices` are those of the run: which variant serves each form of call.
+    """
 
     launches: tuple[NodeLaunch, ...]
     regions: dict[str, Region]
     constants: Mapping[str, Array] = field(default_factory=dict)
     variants: dict[str, str] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
 
     def launch(self, runtime: Runtime) -> None:
         """Launch every node once, in program order."""
@@ -271,7 +276,8 @@ class Program:
         def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
             chosen = context.variant or item.variant
             try:
-                name, entry = select(call(context, arrays), context.processor.kind, chosen)
+                with self.choices.current():
+                    name, entry = select(call(context, arrays), context.processor.kind, chosen)
             except ValueError as error:
                 if context.variant is None:
                     raise
@@ -296,6 +302,7 @@ def program(
     constants: Mapping[str, Array] = MappingProxyType({}),
     *,
     fuse: bool = True,
+    choices: Choices | None = None,
 ) -> Program:
     """Return the launches of a lowered graph with a region for each value.
 
@@ -303,6 +310,7 @@ def program(
         persistent: regions that outlive a step, by value: the graph's inputs and outputs.
         constants: the contents of inputs that never change, by value: they need no region.
         fuse: look at reshaped and transposed values in place rather than launch a copy.
+        choices: of the run that the program is part of; by default one of its own.
     """
     regions = dict(persistent)
     for value, old in in_place(graph).items():
@@ -312,4 +320,4 @@ def program(
         if name not in regions and name not in constants and name not in seen:
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
     launches = expand(graph, strategy, constants.keys(), seen)
-    return Program(launches, regions, constants)
+    return Program(launches, regions, constants, choices=choices or Choices())

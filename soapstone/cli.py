@@ -101,6 +101,10 @@ def train(
     step: Annotated[
         Path | None, typer.Option(help="A training step that `soapstone optimize` wrote.")
     ] = None,
+    choices: Annotated[
+        Path | None,
+        typer.Option(help="Kernel choices to repeat, for the same bits; written if not there."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
@@ -141,6 +145,7 @@ def train(
             strategy=strategy,
             optimize=optimize,
             step=step,
+            choices=choices,
             seed=seed,
             data=data,
             callbacks=saving,

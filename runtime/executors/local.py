@@ -393,6 +393,10 @@ class LocalExecutor:
     def stop(self, error: BaseException) -> None:
         """Stop the other processes of the run with an error; here there are none."""
 
+    def exchanged(self, value: Any) -> list[Any]:
+        """What each process of the run has given here, this one's included; every one must."""
+        return [value]
+
     def gathered(self, profile: Profile) -> Profile | None:
         """The profile of all processes, which the first of them gets; every one must ask."""
         return profile

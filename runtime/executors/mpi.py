@@ -252,6 +252,15 @@ class MpiExecutor(LocalExecutor):
             time.sleep(_SWAP_S)
         return found
 
+    def exchanged(self, value: Any) -> list[Any]:
+        """What each rank has given here, by rank; every rank must come here.
+
+        Raises: PeerError when one has failed, or keeps silent.
+        """
+        others = [rank for rank in range(self.world.size) if rank != self.world.rank]
+        found = {self.world.rank: value, **self._swap(dict.fromkeys(others, value))}
+        return [found[rank] for rank in range(self.world.size)]
+
     # -- profiles
 
     def gathered(self, profile: Profile) -> Profile | None:

@@ -25,9 +25,8 @@ import numba
 from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
 
-from soapstone.cache.environment import digest, environment, folder, key
+from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
 from soapstone.cache.sources import modules_of, stamp
-from soapstone.cache.store import CacheWarning
 
 Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of

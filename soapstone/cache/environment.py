@@ -13,11 +13,16 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
 VARIABLE = "SOAPSTONE_CACHE"
+
+
+class CacheWarning(UserWarning):
+    """A cache cannot be used as it should; the message names file and cause."""
+
+
 # Variables that change what libraries compile or run, and of these the ones that do not.
 _SETTINGS = ("NUMBA_", "ONEDNN_", "DNNL_")
 _NO_SETTINGS = ("CACHE", "DEBUG", "VERBOSE", "NUM_THREADS", "WARNINGS", "DISABLE_PERFORMANCE")
@@ -62,6 +67,8 @@ def environment() -> Mapping[str, str]:
 
 def installed(package: str) -> str:
     """Return the version of an installed package, or "none"."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -78,4 +85,4 @@ def key(of: Mapping[str, str]) -> str:
     return digest(json.dumps(dict(of), sort_keys=True))
 
 
-__all__ = ["VARIABLE", "digest", "environment", "folder", "installed", "key"]
+__all__ = ["VARIABLE", "CacheWarning", "digest", "environment", "folder", "installed", "key"]

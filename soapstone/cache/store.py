@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from soapstone.cache.environment import digest, environment, folder, key
+from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
 from soapstone.system import locked
 
 FORMAT = 1
@@ -35,10 +35,6 @@ _SCHEMA = (
     " value TEXT NOT NULL, what TEXT NOT NULL, environment TEXT NOT NULL)",
 )
 T = TypeVar("T")
-
-
-class CacheWarning(UserWarning):
-    """A cache cannot be used as it should; the message names file and cause."""
 
 
 def default_path() -> Path:
