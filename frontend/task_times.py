@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from soapstone.cache.sources import stamp
+from soapstone.cache.store import Store
 from soapstone.frontend.step_times import Run, Step, Turns
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
-from soapstone.search.cost.database import CostDatabase, database
+from soapstone.search.cost.database import database
 from soapstone.search.cost.tasks import Degrees, MeasuredMachine, StepTimes
 from soapstone.search.parallel.arrays import (
     DEGREES,
@@ -57,7 +59,7 @@ def measure(
     machine: MeasuredMachine,
     progress: Progress | None = None,
     *,
-    store: CostDatabase | None = None,
+    store: Store | None = None,
 ) -> int:
     """Measure the tasks of a graph that the machine's times lack; return how many.
 
@@ -80,7 +82,7 @@ def measure(
         for task, (degrees, devices) in enumerate(tasks)
     }
     asked = [(kind, degrees, points) for (kind, degrees), points in wanted.items()]
-    missing = set(machine.times.load(machine, asked, step_kind(graph), store))
+    missing = set(machine.times.load(machine, asked, step_kind(graph), store, _sources()))
     if not missing:
         return 0
     covers = [
@@ -110,7 +112,7 @@ def measure(
         )
         kept = [key for key in missing if key[1] in machine.times.of(key[0])]
         if taken:
-            machine.times.save(machine, kept, step_kind(graph), _LEAST, store)
+            machine.times.save(machine, kept, step_kind(graph), store, _sources())
     return len(missing)
 
 
@@ -133,6 +135,11 @@ def _take(
     finally:
         speed = turns.speed(_LEAST)
         taken |= {number: turns.at(number, speed) for number in group if turns.steps[number]}
+
+
+def _sources() -> str:
+    """Return the stamp of what measures tasks: this module, and what makes and times their runs."""
+    return stamp(__name__, compiled=True)
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,9 @@ class Choices:
 _CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
 
 
-def current() -> Choices | None:
-    """Return the choices that what is selected now follows, or None."""
-    return _CURRENT.get()
+def current() -> Choices:
+    """Return the choices that what is selected now follows: outside of a run, none of before."""
+    return _CURRENT.get() or Choices()
 
 
 __all__ = ["ChoiceError", "ChoiceWarning", "Choices", "current"]

@@ -47,7 +47,7 @@ def select(
         return (candidates[0].name, entries[0]) if entries else (REFERENCE, None)
     of = form(call)
     choices = current()
-    given = choices.given(of) if choices is not None else None
+    given = choices.given(of)
     if given is not None:
         try:
             entry = _named(call, processor, given)
@@ -57,7 +57,7 @@ def select(
             choices.note(of, given)
             return given, entry
     name, entry = _fastest(call, of, candidates)
-    if choices is not None and entry is not None:
+    if entry is not None:
         choices.note(of, name)
     return name, entry
 

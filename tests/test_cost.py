@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from soapstone.cache.store import Store
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
@@ -17,7 +17,6 @@ from soapstone.kernels.cpu.native import run
 from soapstone.kernels.entry import Call
 from soapstone.search.cost import (
     Cost,
-    CostDatabase,
     ExecutorCost,
     Objective,
     ObjectiveError,
@@ -88,55 +87,6 @@ def test_a_relative_objective_is_the_sum_of_its_weights_at_the_base() -> None:
     assert objective.value(Cost(5.0, 100.0, 8.0, 2, 50)) == pytest.approx(1.0)
 
 
-# ------------------------------------------------------------------ the database
-def test_the_first_time_of_a_key_stays(tmp_path: Path) -> None:
-    file = tmp_path / "costs.sqlite"
-    first, second = CostDatabase(file, "m"), CostDatabase(file, "m")
-    assert first.get("conv") is None
-    assert first.put("conv", 3.0) == 3.0
-    assert second.put("conv", 5.0) == 3.0
-    assert second.find(["conv", "pool"]) == {"conv": 3.0}
-    assert CostDatabase(file, "other machine").get("conv") is None
-    assert len(first) == 1
-
-
-def test_the_lowest_of_a_key_is_kept_by_all(tmp_path: Path) -> None:
-    first, second = (CostDatabase(tmp_path / "costs.sqlite") for _ in range(2))
-    assert [first.lowest("yardstick", us) for us in (9.0, 7.0, 8.0)] == [9.0, 7.0, 7.0]
-    assert second.get("yardstick") == 7.0
-
-
-def test_a_file_that_cannot_be_used_costs_no_more_than_memory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    database = CostDatabase(tmp_path / "file" / "costs.sqlite")
-    assert database.put("conv", 3.0) == 3.0
-    assert database.get("conv") == 3.0
-    (tmp_path / "broken.sqlite").write_bytes(b"no database" * 100)
-    assert CostDatabase(tmp_path / "broken.sqlite").put("conv", 4.0) == 4.0
-
-
-def _fill(path: str, offset: int) -> None:
-    database = CostDatabase(Path(path), "m")
-    for key in range(100):
-        with database.measuring(), database.measuring():  # may be nested
-            database.put(f"key {key}", offset + key)
-
-
-def test_several_processes_write_one_database(tmp_path: Path) -> None:
-    path = tmp_path / "costs.sqlite"
-    spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=_fill, args=(str(path), 1000 * i)) for i in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    database = CostDatabase(path, "m")
-    assert len(database) == 100
-    for key in range(100):
-        assert database.get(f"key {key}") in (key, 1000 + key)
-
-
 # ------------------------------------------------------------------ samples
 def test_disturbed_samples_are_rejected() -> None:
     assert robust([100.0, 101.0, 102.0, 4000.0, 8000.0, 160.0]) == 101.0
@@ -199,7 +149,7 @@ def network(channels: int = 8) -> tuple[Graph, dict[str, Array]]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> ExecutorCost:
-    return ExecutorCost(2, database=CostDatabase(tmp_path / "costs.sqlite"))
+    return ExecutorCost(2, database=Store("cost", tmp_path / "costs.sqlite"))
 
 
 @pytest.fixture
@@ -245,13 +195,13 @@ def test_work_counts_what_launches_do(model: ExecutorCost, fake: list[str]) -> N
 
 def test_each_launch_is_measured_once(tmp_path: Path, fake: list[str]) -> None:
     graph, weights = network()
-    database = CostDatabase(tmp_path / "costs.sqlite")
+    database = Store("cost", tmp_path / "costs.sqlite")
     first = ExecutorCost(2, database=database)
     cost = first.cost(graph, weights)
     asked = len(fake)
     assert asked == first.measured == cost.launches
     assert first.cost(graph, weights) == cost
-    again = ExecutorCost(2, database=CostDatabase(tmp_path / "costs.sqlite"))
+    again = ExecutorCost(2, database=Store("cost", tmp_path / "costs.sqlite"))
     assert again.cost(graph, weights) == cost
     assert (len(fake), again.measured) == (asked, 0)
     ExecutorCost(1, database=database).cost(graph, weights)
@@ -276,7 +226,7 @@ def test_times_of_a_busy_machine_are_taken_again_when_it_is_not(
     monkeypatch.setattr(Yardstick, "mostly_slow", lambda self: state["slow"])
 
     def fresh() -> ExecutorCost:
-        return ExecutorCost(2, database=CostDatabase(tmp_path / "costs.sqlite"))
+        return ExecutorCost(2, database=Store("cost", tmp_path / "costs.sqlite"))
 
     model = fresh()
     cost = model.cost(graph, weights)

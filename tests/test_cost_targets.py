@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from soapstone.cache.store import Store
 from soapstone.frontend.onnx import UnsupportedError
 from soapstone.frontend.onnx.export import onnx_graph
 from soapstone.frontend.onnx.tensors import as_tensor
@@ -18,7 +19,6 @@ from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Role
 from soapstone.search.cost import Weights, ort_profile
-from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.machine import Device, DeviceError, RooflineCost
 from soapstone.search.cost.onnxruntime import OnnxRuntimeCost
 from soapstone.search.cost.ort_groups import determined, groups
@@ -136,7 +136,7 @@ def export(graph, weights):
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
-    return CostDatabase(tmp_path_factory.mktemp("costs") / "costs.sqlite")
+    return Store("cost", tmp_path_factory.mktemp("costs") / "costs.sqlite")
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,9 @@ def test_a_graph_is_the_sum_of_its_groups(model):
 def test_times_are_measured_once(database, model):
     graph, weights = fire()
     first = model.cost(graph, weights)
-    again = OnnxRuntimeCost(export, 1, database=CostDatabase(database.path), weights=Weights.CACHED)
+    again = OnnxRuntimeCost(
+        export, 1, database=Store("cost", database.path), weights=Weights.CACHED
+    )
     assert again.cost(graph, weights) == first
     assert again.measured == 0
     other = OnnxRuntimeCost(export, 2, database=database, weights=Weights.CACHED)

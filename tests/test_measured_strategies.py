@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from soapstone import SGD, Model
+from soapstone.cache.store import Store
 from soapstone.frontend.step_times import Step
 from soapstone.frontend.task_times import (
     Sample,
@@ -28,7 +29,6 @@ from soapstone.runtime.cluster import load_machine
 from soapstone.runtime.expand import expand
 from soapstone.runtime.lower import lower, views
 from soapstone.runtime.machine import Link, Memory, Processor
-from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.tasks import MeasuredMachine, StepTimes, TaskTimes
 from soapstone.search.parallel import NAMED, Options, Simulator, search
 from soapstone.search.parallel.arrays import MOST_DIMS, PLACE, POINTS, SCALE, TAKES
@@ -250,25 +250,25 @@ def test_the_gradients_of_a_measured_operator_are_tasks_of_their_own() -> None:
 
 
 def test_times_are_kept_and_found_again(tmp_path: Path) -> None:
-    store = CostDatabase(tmp_path / "costs.sqlite", "some computer")
+    store = Store("cost", tmp_path / "costs.sqlite", {"name": "some computer"})
     machine, times = computer(), TaskTimes()
     times.add("product", (2, 1), [1500, 2500])
     times.set_step("step", StepTimes(7000, 0.25, 0.5))
-    times.save(machine, [("product", (2, 1))], "step", 3, store)
+    times.save(machine, [("product", (2, 1))], "step", store)
     wanted = [("product", (2, 1), 2), ("product", (1, 1), 1), ("sum", (2, 1), 2)]
     again = TaskTimes()
-    other = CostDatabase(tmp_path / "costs.sqlite", "some computer")
+    other = Store("cost", tmp_path / "costs.sqlite", {"name": "some computer"})
     assert again.load(machine, wanted, "step", other) == [("product", (1, 1)), ("sum", (2, 1))]
     assert again.of("product") == {(2, 1): (1500, 2500)} and len(again) == 1
     assert again.step("step") == StepTimes(7000, 0.25, 0.5)
     assert again.step("another") == StepTimes()
     later = TaskTimes()
     later.add("product", (2, 1), [9, 9])
-    later.save(machine, [("product", (2, 1))], "step", 1, other)  # the first of a key stays
+    later.save(machine, [("product", (2, 1))], "step", other)  # the first of a key stays
     assert later.of("product") == {(2, 1): (1500, 2500)}
     more = MeasuredMachine("here", (*CPUS, Processor("cpu2")), MEMORIES)
     assert TaskTimes().load(more, wanted[:1], "step", store)  # of other workers
-    elsewhere = CostDatabase(tmp_path / "costs.sqlite", "another computer")
+    elsewhere = Store("cost", tmp_path / "costs.sqlite", {"name": "another computer"})
     assert TaskTimes().load(machine, wanted[:1], "step", elsewhere)
 
 
@@ -312,7 +312,7 @@ def test_every_launch_is_part_of_a_task(seed: int) -> None:
 
 def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
     """An interrupted measurement keeps what it has; afterwards nothing is estimated."""
-    graph, store = perceptron(), CostDatabase(tmp_path / "costs.sqlite")
+    graph, store = perceptron(), Store("cost", tmp_path / "costs.sqlite")
     first, stages = computer(), list[str]()
 
     def interrupt(stage: str, done: int, total: int | None) -> None:

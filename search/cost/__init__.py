@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from soapstone.search.cost.cost import METRICS, Cost, CostModel, Limit, Objective, ObjectiveError
-from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.executor import ExecutorCost
 from soapstone.search.cost.measure import Weights
 
 __all__ = [
     "METRICS",
     "Cost",
-    "CostDatabase",
     "CostModel",
     "ExecutorCost",
     "Limit",

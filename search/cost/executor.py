@@ -12,19 +12,26 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from soapstone.cache.environment import digest
+from soapstone.cache.sources import modules_of, stamp
+from soapstone.cache.store import Store
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.spec import operator
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array
 from soapstone.kernels.cpu.onednn.library import threads
 from soapstone.kernels.entry import Call
+from soapstone.kernels.measure import made_of
+from soapstone.kernels.registry import variants
 from soapstone.runtime.expand import NodeLaunch, expand
 from soapstone.runtime.lower import channels_last, fold_weights, lower, split_constants, views
 from soapstone.search.cost import database as store
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
-from soapstone.search.cost.database import ROUNDS, CostDatabase
+from soapstone.search.cost.database import interleaved
 from soapstone.search.cost.launches import (
     Key,
     Lowered,
@@ -42,7 +49,6 @@ Rule = Callable[[Graph, Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, 
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
 _BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
 _BUSY = "busy machine: "  # before the keys of times that did not settle
-_VERSION = 5  # of how launches are measured: times of another version do not count
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class ExecutorCost(CostModel):
         self,
         threads: int | None = None,
         *,
-        database: CostDatabase | None = None,
+        database: Store | None = None,
         weights: Weights = Weights.COLD,
         training: bool = False,
         rule: Rule = channels_last,
@@ -98,14 +104,14 @@ class ExecutorCost(CostModel):
         constants: Mapping[str, Array],
         threads: int | None = None,
         *,
-        database: CostDatabase | None = None,
+        database: Store | None = None,
         rule: Rule = channels_last,
     ) -> ExecutorCost:
         """Return the model for a network with these weights."""
         return ExecutorCost(threads, database=database, weights=Weights.of(constants), rule=rule)
 
     @property
-    def database(self) -> CostDatabase:
+    def database(self) -> Store:
         """Where times are kept."""
         if self._database is None:
             self._database = store.database()
@@ -199,7 +205,7 @@ class ExecutorCost(CostModel):
         """
         times = self.database.find(wanted)  # by another process, meanwhile
         rest = {text: item for text, item in wanted.items() if text not in times}
-        mark = f"yardstick {_VERSION} threads={self.threads}"
+        mark = json.dumps(["yardstick", self.threads, sources("matmul")])
         if self._yardstick is None:
             self._yardstick = Yardstick(self.threads, self.database.get(mark) or math.inf)
         if rest and self._yardstick.mostly_slow():
@@ -208,7 +214,8 @@ class ExecutorCost(CostModel):
             rest = {text: item for text, item in rest.items() if text not in times}
         if rest:
             times |= self._measure(lowered, rest, constants, self._yardstick)
-            self.database.lowest(mark, self._yardstick.best_us)
+            if 0 < self._yardstick.best_us < math.inf:
+                self.database.lowest(mark, self._yardstick.best_us)
         return times
 
     def _measure(
@@ -227,7 +234,7 @@ class ExecutorCost(CostModel):
             found = dict(zip(batch, measure(list(batch.values()), self.weights, yardstick)))
             settled = {text: each.us for text, each in found.items() if each.settled}
             rest = {text: each.us for text, each in found.items() if not each.settled}
-            times.update(self.database.update(settled, ROUNDS) | rest)
+            times.update(self.database.update(settled) | rest)
             self.database.update({_BUSY + text: us for text, us in rest.items()})
             self.measured += len(found)
             self.unsettled += len(rest)
@@ -249,11 +256,20 @@ class ExecutorCost(CostModel):
             return [[a.dtype.name, a.shape, a.strides] for a in arrays]
 
         parts = [
-            *(self.target, _VERSION, str(self.weights) if example.constants else "", self.threads),
+            *(self.target, sources(node.operator)),
+            *(str(self.weights) if example.constants else "", self.threads),
             *(node.operator, node.items, forms(example.inputs), forms(example.outputs)),
             *(sorted(example.constants), [node.inputs.index(name) for name in node.inputs]),
         ]
         return json.dumps(parts, default=str)
+
+
+@cache
+def sources(name: str) -> str:
+    """Return the stamp of what runs an operator and of what measures it: its time is of these."""
+    reference = stamp(*modules_of(operator(name).reference), compiled=True)
+    harness = stamp(Yardstick.__module__, interleaved.__module__, compiled=True)
+    return digest(json.dumps(made_of(variants(name))), reference, harness)
 
 
 __all__ = ["ExecutorCost", "Priced"]

@@ -12,18 +12,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
+from soapstone.cache.environment import installed
+from soapstone.cache.sources import modules_of, stamp
+from soapstone.cache.store import Store
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.search.cost import database as store
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
-from soapstone.search.cost.database import CostDatabase
 from soapstone.search.cost.measure import Weights
 from soapstone.search.cost.ort_groups import Group, determined, groups, small
 from soapstone.search.cost.ort_measure import (
@@ -35,9 +35,6 @@ from soapstone.search.cost.ort_measure import (
     node_us,
 )
 from soapstone.system import cache_bytes, usable_cores
-
-_VERSION = 3  # of how groups are measured: times of another version do not count
-_BITS = 48  # of a number in the database that are surely exact
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class OnnxRuntimeCost(CostModel):
         export: Export,
         threads: int | None = None,
         *,
-        database: CostDatabase | None = None,
+        database: Store | None = None,
         weights: Weights = Weights.COLD,
     ) -> None:
         self.threads = threads or usable_cores()
@@ -80,7 +77,9 @@ class OnnxRuntimeCost(CostModel):
         self._database = database
         span = cache_bytes(3) * 3 // 2 if weights is Weights.COLD else 4 * cache_bytes(2)
         self._sweep_bytes = span
-        self._label = f"onnxruntime {_version()} {_VERSION} {weights} threads={self.threads}"
+        made = stamp(*modules_of(export, measure, groups), compiled=True)
+        about = ["onnxruntime", installed("onnxruntime"), made, str(weights), self.threads]
+        self._label = json.dumps(about)
         self._known: dict[tuple[Any, ...], Measured] = {}
         self._flops: dict[tuple[Any, ...], float] = {}
         self._node_us: float | None = None
@@ -91,13 +90,13 @@ class OnnxRuntimeCost(CostModel):
         constants: Mapping[str, Array],
         threads: int | None = None,
         *,
-        database: CostDatabase | None = None,
+        database: Store | None = None,
     ) -> OnnxRuntimeCost:
         """Return the model for a network with these weights."""
         return OnnxRuntimeCost(export, threads, database=database, weights=Weights.of(constants))
 
     @property
-    def database(self) -> CostDatabase:
+    def database(self) -> Store:
         """Where times are kept."""
         if self._database is None:
             self._database = store.database()
@@ -175,11 +174,11 @@ class OnnxRuntimeCost(CostModel):
         found = self._known.get(key)
         if found is None:
             what = f"{self._label} {json.dumps(key, default=str, separators=(',', ':'))}"
-            found = self._load(what, group)
-            if found is None:
+            held = self.database.get(what)
+            if held is None:
                 with self._measuring():
-                    found = self._load(what, group)  # another process may have been first
-                    if found is None:
+                    held = self.database.get(what)  # another process may have been first
+                    if held is None:
                         self.measured += 1
                         made = measure(
                             graph,
@@ -190,9 +189,8 @@ class OnnxRuntimeCost(CostModel):
                             self.threads,
                             self._sweep_bytes,
                         )
-                        self.database.update(_fields(what, made))
-                        found = self._load(what, group) or made
-            self._known[key] = found
+                        held = self.database.put(what, _record(made))
+            found = self._known[key] = _measured(held)
         return found
 
     @contextmanager
@@ -202,35 +200,20 @@ class OnnxRuntimeCost(CostModel):
             yield
         self.measuring_s += time.monotonic() - began
 
-    def _load(self, what: str, group: Group) -> Measured | None:
-        """Return what the database holds of a group, or None."""
-        bits = 2 * len(group.inputs) + len(group.outputs)
-        parts = [f"{what} layouts {i}" for i in range(-(-bits // _BITS))]
-        names = [f"{what} time", f"{what} launches", f"{what} bytes", *parts]
-        found = self.database.find(names)
-        if len(found) < len(names):
-            return None
-        flags = [int(found[p]) >> b & 1 == 1 for p in parts for b in range(_BITS)]
-        reads = tuple(Reads(*flags[2 * i : 2 * i + 2]) for i in range(len(group.inputs)))
-        time_us, launches, nbytes = (found[name] for name in names[:3])
-        first = 2 * len(reads)
-        return Measured(time_us, int(launches), nbytes, reads, tuple(flags[first:bits]))
-
     def _conversion(self, spec: TensorSpec, inward: bool) -> Measured:
         """Return the time from the plain layout to the blocked one, or back."""
         key = ("conversion", spec, inward)
         found = self._known.get(key)
         if found is None:
             what = f"{self._label} {'to' if inward else 'from'} blocked {spec}"
-            us = self.database.get(what)
-            if us is None:
+            held = self.database.get(what)
+            if held is None:
                 self.measured += 1
                 with self._measuring():
-                    us = self.database.put(
-                        what,
-                        conversion_us(spec, inward, self._export, self.threads, self._sweep_bytes),
-                    )
-            found = self._known[key] = Measured(us, 1, 2.0 * spec.nbytes, (), ())
+                    us = conversion_us(spec, inward, self._export, self.threads, self._sweep_bytes)
+                    made = Measured(us, 1, 2.0 * spec.nbytes, (), ())
+                    held = self.database.put(what, _record(made))
+            found = self._known[key] = _measured(held)
         return found
 
     def _overhead(self) -> float:
@@ -239,8 +222,9 @@ class OnnxRuntimeCost(CostModel):
             found = self.database.get(what)
             if found is None:
                 with self.database.measuring():
-                    found = self.database.put(what, node_us(self._export, self.threads))
-            self._node_us = found
+                    us = node_us(self._export, self.threads)  # 0 where it is too little to see
+                    found = self.database.put(what, {"us": us})
+            self._node_us = float(found["us"])
         return self._node_us
 
     def _flops_of(self, graph: Graph, node: Node) -> float:
@@ -266,17 +250,22 @@ class _Contents:
         return interpret(graph, {n: np.asarray(self._constants[n]) for n in read})[name]
 
 
-def _fields(what: str, made: Measured) -> dict[str, float]:
-    """Return what the database keeps of a measurement: numbers by text."""
-    flags = [flag for reads in made.reads for flag in (reads.plain, reads.blocked)]
-    flags += made.blocked
-    parts = [flags[first : first + _BITS] for first in range(0, len(flags), _BITS)]
-    layouts = {
-        f"{what} layouts {i}": float(sum(flag << bit for bit, flag in enumerate(part)))
-        for i, part in enumerate(parts)
+def _record(made: Measured) -> dict[str, Any]:
+    """Return what the database keeps of a group or a conversion."""
+    return {
+        "us": float(made.time_us),
+        "launches": int(made.launches),
+        "nbytes": float(made.nbytes),
+        "reads": [[bool(reads.plain), bool(reads.blocked)] for reads in made.reads],
+        "blocked": [bool(blocked) for blocked in made.blocked],
     }
-    numbers = {"time": made.time_us, "launches": float(made.launches), "bytes": made.nbytes}
-    return {f"{what} {name}": number for name, number in numbers.items()} | layouts
+
+
+def _measured(found: Any) -> Measured:
+    """Return what a record of the database says."""
+    reads = tuple(Reads(*each) for each in found["reads"])
+    blocked = tuple(found["blocked"])
+    return Measured(found["us"], found["launches"], found["nbytes"], reads, blocked)
 
 
 def _is_blocked(name: str, layouts: Mapping[str, tuple[int, ...]]) -> bool:
@@ -327,14 +316,6 @@ def _peak_bytes(graph: Graph, order: Sequence[Group], known: Set[str]) -> int:
             if name not in kept and last.get(name, position) == position:
                 live -= graph.tensors[name].nbytes
     return peak
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("onnxruntime")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 __all__ = ["OnnxRuntimeCost"]

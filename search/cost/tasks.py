@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 
+from soapstone.cache.sources import modules_of, stamp
+from soapstone.cache.store import Store
+from soapstone.kernels.registry import registered
 from soapstone.runtime import Machine
-from soapstone.search.cost.database import CostDatabase, database
+from soapstone.runtime.expand import Program
+from soapstone.search.cost.database import database
 
-VERSION = 2
 Degrees = tuple[int, ...]
 
 
@@ -73,52 +76,50 @@ class TaskTimes:
         machine: Machine,
         wanted: Iterable[tuple[str, Degrees, int]],
         step: str,
-        store: CostDatabase | None = None,
+        store: Store | None = None,
+        sources: str = "",
     ) -> list[tuple[str, Degrees]]:
-        """Add what the database has of (class, degrees, points); return what it lacks."""
+        """Add what the database has of (class, degrees, points); return what it lacks.
+
+        sources: the stamp of what measures tasks, which times depend on.
+        """
         store = database() if store is None else store
-        where = _where(machine)
+        where = _where(machine, sources)
         asked = {
-            (kind, degrees): [_text(where, kind, degrees, point) for point in range(points)]
+            (kind, degrees): _text(where, kind, degrees, points)
             for kind, degrees, points in wanted
             if degrees not in self.of(kind)
         }
-        about = {item.name: _text(where, step, (), i) for i, item in enumerate(fields(StepTimes))}
-        found = store.find([*about.values(), *(text for texts in asked.values() for text in texts)])
-        if all(text in found for text in about.values()):
-            self.set_step(step, StepTimes(**{name: found[text] for name, text in about.items()}))
-        missing = []
-        for (kind, degrees), texts in asked.items():
-            if all(text in found for text in texts):
-                self.add(kind, degrees, [found[text] * 1e3 for text in texts])
-            else:
-                missing.append((kind, degrees))
-        return missing
+        about = _text(where, step, (), 0)
+        found = store.find([about, *asked.values()])
+        if about in found:
+            self.set_step(step, StepTimes(*found[about]))
+        for (kind, degrees), text in asked.items():
+            if text in found:
+                self.add(kind, degrees, found[text])
+        return [key for key, text in asked.items() if text not in found]
 
     def save(
         self,
         machine: Machine,
         keys: Iterable[tuple[str, Degrees]],
         step: str,
-        samples: int,
-        store: CostDatabase | None = None,
+        store: Store | None = None,
+        sources: str = "",
     ) -> None:
         """Record times in the database; those that it has already stay, and are taken over."""
         store = database() if store is None else store
-        where = _where(machine)
+        where = _where(machine, sources)
         wanted = [(kind, degrees, len(self.of(kind)[degrees])) for kind, degrees in keys]
-        times = {
-            _text(where, kind, degrees, point): ns / 1e3
-            for kind, degrees, _ in wanted
-            for point, ns in enumerate(self.of(kind)[degrees])
+        times: dict[str, object] = {
+            _text(where, kind, degrees, points): self.of(kind)[degrees]
+            for kind, degrees, points in wanted
         }
-        times |= {
-            _text(where, step, (), i): number for i, number in enumerate(astuple(self.step(step)))
-        }
-        store.update(times, samples)
+        times[_text(where, step, (), 0)] = astuple(self.step(step))
+        store.update(times)
         for kind, degrees, _ in wanted:
             del self._tasks[kind][degrees]
-        self.load(machine, wanted, step, store)
+        self.load(machine, wanted, step, store, sources)
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,18 @@ class MeasuredMachine(Machine):
     times: TaskTimes = field(default_factory=TaskTimes, compare=False, repr=False)
 
 
-def _where(machine: Machine) -> list[list[object]]:
-    """Return what the time of a task depends on beside the computer: workers and their memories."""
-    return [[p.kind, p.threads, p.memory] for p in machine.processors]
+def _where(machine: Machine, sources: str) -> list[object]:
+    """Return what the time of a task depends on: workers, their memories, what runs and measures.
+
+    What runs are all kernels, and what brings launches to them.
+    """
+    modules = modules_of(*(each.bind for each in registered()), Program.launch)
+    workers = [[p.kind, p.threads, p.memory] for p in machine.processors]
+    return [workers, stamp(*modules, compiled=True), sources]
 
 
-def _text(where: object, kind: str, degrees: Degrees, point: int) -> str:
-    return json.dumps(["strategy task", VERSION, where, kind, degrees, point])
+def _text(where: object, kind: str, degrees: Degrees, points: int) -> str:
+    return json.dumps(["strategy task", where, kind, degrees, points])
 
 
 __all__ = ["Degrees", "MeasuredMachine", "StepTimes", "TaskTimes"]
