@@ -228,6 +228,24 @@ def ops(as_json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command()
+def doctor(as_json: Json = False, debug: Debug = False) -> None:
+    """Tell what is found on this computer, what is slower for lack of what, and whether it works.
+
+    The exit code is 1 when something that is installed does not work.
+    """
+    with _reported(debug):
+        from soapstone.frontend.doctor import diagnose, report
+
+        found = diagnose()
+        if as_json:
+            _print_json(found.as_dict())
+        else:
+            typer.echo(report(found))
+    if found.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
 def version(as_json: Json = False) -> None:
     """Print the version."""
     if as_json:
