@@ -191,7 +191,10 @@ def test_the_same_seed_and_choices_give_the_same_bits_from_any_store(tmp_path: P
     bits = _train(tmp_path, "first", "turned", "-", turned)
     assert _train(tmp_path, "second", "train", turned, again) == bits
     assert again.read_text() == turned.read_text()
-    _train(tmp_path, "third", "train", "-", own)  # what this computer would choose is another
+    # What this computer would choose is another, and once it is measured it stays.
+    assert _train(tmp_path, "third", "train", "-", own) == _train(
+        tmp_path, "third", "train", "-", own
+    )
     if any(len(times) > 1 for times in _records(next((tmp_path / "third").glob("*.sqlite")))):
         assert own.read_text() != turned.read_text()
 
