@@ -34,11 +34,16 @@ _MEASURING = threading.RLock()
 def environment() -> Mapping[str, str]:
     """Return the environment of all that is measured: the libraries that kernels call included."""
     from soapstone import system
-    from soapstone.kernels.cpu.onednn import library
+    from soapstone.kernels.cpu.onednn import library as onednn
+    from soapstone.kernels.cpu.openblas import library as openblas
 
-    found = {"onednn": "none", "openmp": "none"}
-    if library.available():
-        found["onednn"] = f"{library.version()} {digest(str(library.library()._name))}"
+    found = {"onednn": "none", "openblas": "none", "openmp": "none"}
+    if onednn.available():
+        found["onednn"] = f"{onednn.version()} {digest(str(onednn.library()._name))}"
+    else:  # it is loaded only then
+        blas, _ = openblas.attempt()
+        if blas is not None:
+            found["openblas"] = f"{blas.config} {digest(blas.path)}"
     team = system.openmp()
     if team is not None:
         found["openmp"] = str(team._name)

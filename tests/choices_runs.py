@@ -18,6 +18,7 @@ from contextlib import closing
 import numpy as np
 
 import soapstone
+from soapstone.cache.compiled import root
 from soapstone.cache.store import default_path
 from soapstone.frontend.app import load_app
 from soapstone.frontend.model import Model
@@ -60,6 +61,7 @@ def _ranks(folder: str) -> None:
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.Get_rank()
+    os.environ["NUMBA_CACHE_DIR"] = str(root())  # compiled code, which is valid anywhere
     os.environ["SOAPSTONE_CACHE"] = os.path.join(folder, str(rank))
     with _compiled("mpi") as model:
         first = _fit(model)

@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from soapstone import Model
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.kernels import measure
 from soapstone.kernels.choices import ChoiceError, Choices, ChoiceWarning
 from soapstone.kernels.entry import Call
 from soapstone.kernels.measure import form
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
+from soapstone.runtime.errors import TaskError
 
 HERE = Path(__file__).parent
 
@@ -40,6 +43,7 @@ import numpy as np
 import mine
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select
+from soapstone.runtime.errors import TaskError
 x = np.ones(4096, np.float32)
 print(select(Call("relu", {}, (x,), (np.empty_like(x),)))[0])
 """
@@ -197,6 +201,27 @@ def test_the_same_seed_and_choices_give_the_same_bits_from_any_store(tmp_path: P
     )
     if any(len(times) > 1 for times in _records(next((tmp_path / "third").glob("*.sqlite")))):
         assert own.read_text() != turned.read_text()
+
+
+def test_a_strategy_names_kernels(tmp_path: Path) -> None:
+    """They are read from its file and run, or refused with a name; nothing else is chosen."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((8, 16), np.float32), np.zeros(8, np.int32)
+    path, ran = tmp_path / "strategy.json", []
+    for name in [*(each.name for each in variants("linear")), "reference", "none"]:
+        Strategy({DEFAULT: Configuration()}, variants={"fc": name}).save(path)
+        with Model("net") as model:
+            model.output(model.dense(model.input("x", (8, 16)), 4, name="fc"))
+            model.compile("sgd", cpus=1, strategy=path)
+            try:
+                model.fit(x, y, progress=False)
+            except TaskError as error:
+                text = str(error)
+                assert "'fc'" in text and f"variant {name!r} does not serve this call" in text
+            else:
+                assert model.statistics["variants"]["fc"] == name
+                ran.append(name)
+    assert "reference" in ran and "none" not in ran
 
 
 def test_a_resumed_run_repeats_the_choices_of_its_checkpoint(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soapstone.cache.sources import stamp
 from soapstone.ir.term import parse, size, subterms
 from soapstone.search.substitution import rulefile
 from soapstone.search.substitution.algebra.proof import Candidate
@@ -108,7 +109,8 @@ def generate(
         raise RuleError(f"file {str(path)!r}: folder {str(Path(path).parent)!r} does not exist")
     stated = tuple(state(space) for space in spaces)
     digest = laws_digest()
-    key = json.dumps([VERSION, digest, effort, CHUNK, *map(rulefile.space_json, stated)])
+    sources = stamp(__name__)  # a stage that other code has finished is none
+    key = json.dumps([VERSION, sources, digest, effort, CHUNK, *map(rulefile.space_json, stated)])
     stages = Stages(_partial(path), hashlib.sha256(key.encode()).hexdigest())
     report = Report()
     start = time.perf_counter()
