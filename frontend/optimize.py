@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
     from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.chain import Chain
-    from soapstone.search.optimize.rulebook import Rulebook
+    from soapstone.search.optimize.rulebook import Floats, Rulebook
     from soapstone.search.optimize.search import Searched
 
 TARGETS = ("soapstone", "onnxruntime")
@@ -190,6 +190,7 @@ def optimize(
     ground: Ground | None = None,
     layouts: bool = False,
     chain: str | Path | None = None,
+    floats: Floats = "zeros",
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
 
@@ -208,15 +209,20 @@ def optimize(
         method: `backtracking`, or `saturation`, which keeps every graph in one e-graph, or
             `exhaustive`, which looks at every graph: feasible for few rules, such as `metaflow`.
         rules: a rule file instead of the shipped one, or `metaflow`: that paper's substitutions.
+            Each proof of a file is replayed before it is used.
         max_rule_size: the most operators of a rule.
         ground: of a training graph: the machine and mapper that will run it; by default one
             processor a thread, as `Model.compile` has it.
         layouts: choose axis orders of values too, for soapstone's executor on this computer.
         chain: a file of substitutions, from `OptimizeResult.save_chain`: they are applied, and
             nothing is searched.
+        floats: what floating-point tensors hold, so that nothing becomes NaN: `zeros`, finite
+            numbers; `infinities`, those and NaN too; `reals` also allows rules of which one side is
+            undefined at some zeros, as `1/rsqrt(x) = x rsqrt(x)`.
 
     Raises:
-        DataError, GraphError: a model, target, objective or rule file that does not fit.
+        DataError, GraphError: a model, target, objective or rule file that does not fit, or a rule
+            whose proof fails, by name.
     """
     from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.chain import Chain
@@ -243,7 +249,7 @@ def optimize(
     options = Options(
         alpha, candidates, seconds=seconds, method=method, layouts=layouts, chain=known
     )
-    book = _rules(rules, max_rule_size)
+    book = _rules(rules, max_rule_size, floats)
     if ground is not None:
         found = search_step(graph, book, pricing, wanted, options, progress)
     else:
@@ -279,15 +285,19 @@ def optimize(
     )
 
 
-def _rules(rules: str | Path | None, max_size: int | None) -> Rulebook:
+def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Rulebook:
     """Return the rules of a file, of the shipped one, or those of a name."""
     from soapstone.search.optimize.metaflow import metaflow
-    from soapstone.search.optimize.rulebook import rulebook
+    from soapstone.search.optimize.rulebook import FLOATS, rulebook
     from soapstone.search.substitution import rulefile
+    from soapstone.search.substitution.verify import trusted
 
+    if floats not in FLOATS:
+        raise GraphError(f"floats {floats!r} found; {', '.join(FLOATS)} needed")
     if str(rules) == "metaflow":
-        return metaflow(rulefile.load())
-    return rulebook(rulefile.load() if rules is None else rulefile.load(rules), max_size)
+        return metaflow(rulefile.load(), floats)
+    file = rulefile.load() if rules is None else trusted(rules)
+    return rulebook(file, max_size, floats=floats)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ def optimize(
     max_rule_size: Annotated[
         int | None, typer.Option(min=1, help="The most operators of a rule.")
     ] = None,
+    floats: Annotated[
+        str, typer.Option(help="What they hold: zeros, infinities too, or reals: may make NaN.")
+    ] = "zeros",
     training: Annotated[bool, typer.Option("--training", help="An app's training graph.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Of an app.")] = 1,
     dim: Dims = None,
@@ -88,6 +91,7 @@ def optimize(
                 threads=threads,
                 progress=stages,
                 chain=chain,
+                floats=floats,  # type: ignore[arg-type]  # checked there
             )
         if output is not None:
             result.save(output)

@@ -202,8 +202,10 @@ def match(
     with _reported(debug), staged() as stages:
         from soapstone.search.substitution import judge
         from soapstone.search.substitution.foreign import load
+        from soapstone.search.substitution.verify import trusted
 
-        judged = judge.match_all(load(foreign), _load(file), progress=stages)
+        rules = _load(file) if file is None else trusted(file)
+        judged = judge.match_all(load(foreign), rules, progress=stages)
         stages.close()
         if as_json:
             counts: dict[str, int] = dict.fromkeys(judge.VERDICTS, 0)

@@ -18,6 +18,7 @@ from soapstone.search.substitution.algebra.canonical import identity
 from soapstone.search.substitution.algebra.proof import Step
 from soapstone.search.substitution.generate import chosen_spaces, generate
 from soapstone.search.substitution.judge import Judge
+from soapstone.search.substitution.laws import domain
 from soapstone.search.substitution.partial import Stages
 from soapstone.search.substitution.rules import (
     Rejected,
@@ -41,7 +42,10 @@ def rule(
     one = tuple(map(parse, source.split("; ")))
     other = tuple(map(parse, target.split("; ")))
     proof = tuple(map(tuple, steps))
-    return Rule(identity(one, other), one, other, (ranks,), guard, proof, 2, False, ("small",))
+    shown = domain.of_proof(one, proof)
+    return Rule(
+        identity(one, other), one, other, (ranks,), guard, proof, shown, 2, False, ("small",)
+    )
 
 
 def associative() -> Rule:
@@ -118,7 +122,7 @@ def change(path: list[Any], value: Any) -> Callable[[dict[str, Any]], None]:
 R = ["rules", 0]
 WRONG = {
     "format": (change(["format"], "other"), "field 'format'"),
-    "version": (change(["version"], 2), "field 'version'"),
+    "version": (change(["version"], 1), "field 'version'"),
     "missing": (change(["laws"], None), "field 'laws' is missing"),
     "unknown": (change(["extra"], 1), "unknown field 'extra'"),
     "counts": (change(["counts", "small", "graphs"], -1), "field 'graphs'"),
@@ -129,6 +133,7 @@ WRONG = {
     "outputs": (change([*R, "target"], ["x", "y"]), "field 'target'"),
     "ranks": (change([*R, "ranks"], [{"x": 2}]), "field 'ranks'"),
     "no ranks": (change([*R, "ranks"], []), "field 'ranks'"),
+    "no domain": (change([*R, "domain"], None), "field 'domain' is missing"),
     "size": (change([*R, "size"], 7), "field 'size'"),
     "derivable": (change([*R, "derivable"], 1), "field 'derivable'"),
     "of no space": (change([*R, "spaces"], ["big"]), "field 'spaces': 'big' found"),
@@ -183,6 +188,8 @@ def test_check_replays_every_proof(rules: RuleFile) -> None:
         (change(["rules", 1, "guard"], []), "step 0"),
         (change(["rules", 2, "proof", 0, 1, 0], "relu-square"), "step 1"),
         (change([*R, "target"], ["matmul(matmul(x, z), y)"]), "identity"),
+        (change([*R, "domain"], ["integers", "infinities ->"]), "domain reals, integers, inf"),
+        (change([*R, "domain"], ["words"]), "domain reals, words found"),
     ],
 )
 def test_a_file_edited_by_hand_fails_check_by_rule_and_step(

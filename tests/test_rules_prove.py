@@ -311,7 +311,7 @@ def rule(text: str, guard: str = "", **ranks: int) -> Rule:
     source, target = map(terms, text.split(" = "))
     larger = max(size(source), size(target))
     guards = (guard,) if guard else ()
-    return Rule(text, source, target, (ranks,), guards, (), larger, False, ())
+    return Rule(text, source, target, (ranks,), guards, (), (), larger, False, ())
 
 
 MATRICES = {"x": 2, "y": 2, "z": 2}

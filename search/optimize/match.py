@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations_with_replacement, product
 
+import numpy as np
+
 from soapstone.ir.ops.forms import size_text
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, instantiate_value, is_variable, parse, subterms
@@ -76,6 +78,11 @@ def _leaf_names(term: Term) -> tuple[str, ...]:
 
 
 _is_variable = lru_cache(maxsize=1 << 12)(is_variable)
+
+
+@lru_cache(maxsize=1 << 6)
+def _kind(dtype: str) -> str:
+    return np.dtype(dtype).kind
 
 
 @lru_cache(maxsize=1)
@@ -294,9 +301,12 @@ class Matcher:
         values: Mapping[str, int],
         parameters: Mapping[str, Value],
     ) -> Match | None:
-        """Return the match if the rule may be used there."""
+        """Return the match if the rule may be used there, on numbers for which it is proved."""
+        specs = self._pool.specs
+        if not all(_kind(specs[value].dtype) in rule.kinds for value in (*roots, *values.values())):
+            return None
         given = tuple(sorted(parameters.items()))
-        shapes = tuple((name, self._pool.specs[value].shape) for name, value in values.items())
+        shapes = tuple((name, specs[value].shape) for name, value in values.items())
         types = _leaves(rule, given, shapes)
         if types is None:
             return None

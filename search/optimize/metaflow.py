@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from soapstone.search.optimize.rulebook import Rulebook, directions
+from soapstone.search.optimize.rulebook import Floats, Rulebook, directions
 from soapstone.search.substitution.rules import RuleFile
 
 
@@ -41,8 +41,8 @@ SUBSTITUTIONS = (
 )
 
 
-def metaflow(file: RuleFile) -> Rulebook:
-    """Return the substitutions that are rules.
+def metaflow(file: RuleFile, floats: Floats = "zeros") -> Rulebook:
+    """Return the substitutions that are rules, and hold on such floating-point tensors.
 
     Raises:
         RuleError: the file lacks one.
@@ -52,7 +52,8 @@ def metaflow(file: RuleFile) -> Rulebook:
     for name in names:
         rule = file.rule(name.rstrip("'"))
         wanted = rule.identity + "'" * name.endswith("'")
-        found += [directed for directed in directions(rule) if directed.name == wanted]
+        every = directions(rule)
+        found += [each for each in every if each.name == wanted and each.keeps(floats)]
     return Rulebook(tuple(found))
 
 

@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 from soapstone.ir.term import SPLITS, Term, subterms
 from soapstone.search.substitution.algebra.infer import parameter_kinds
 from soapstone.search.substitution.rules import Rule, RuleFile, Terms, free
 
 _OPEN_SIZE = 2
+Floats: TypeAlias = "Literal['reals', 'zeros', 'infinities']"
+FLOATS = ("reals", "zeros", "infinities")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,17 @@ class Directed:
             return ()
         kinds = parameter_kinds(self.right)
         return tuple(n for n, kind in kinds.items() if kind == "size" and f"[{n}]" in self.unsaid)
+
+    @cached_property
+    def kinds(self) -> str:
+        """The kinds of NumPy's types (`f`, `i`, `u`, `b`) on which the rule holds."""
+        words = (("integers", "iu"), ("booleans", "b"))
+        return "f" + "".join(kinds for word, kinds in words if word in self.rule.domain)
+
+    def keeps(self, floats: Floats) -> bool:
+        """Return whether the rule, in this direction, may be used on such tensors."""
+        way = "<-" if self.name.endswith("'") else "->"
+        return floats == "reals" or f"{floats} {way}" in self.rule.domain
 
     @property
     def matchable(self) -> bool:
@@ -102,7 +116,12 @@ class Rulebook:
             have = more
 
 
-def rulebook(file: RuleFile, max_size: int | None = None, derivable: bool = False) -> Rulebook:
+def rulebook(
+    file: RuleFile,
+    max_size: int | None = None,
+    derivable: bool = False,
+    floats: Floats = "zeros",
+) -> Rulebook:
     """Return the rules of a file, each in every direction in which it is usable.
 
     A direction that only adds operators is left out: `add(x, y)` as `sub(add(x, z), z)`. One that
@@ -112,13 +131,17 @@ def rulebook(file: RuleFile, max_size: int | None = None, derivable: bool = Fals
     Args:
         max_size: the most operators of a rule's larger side.
         derivable: whether to use rules that smaller ones reach, too.
+        floats: what tensors hold: `zeros`, finite numbers; `infinities`, those and NaN too. A rule
+            that makes NaN where there was none is used only over `reals`, which are taken to be
+            such that both sides are defined: `div(ones, rsqrt(x))` as `mul(x, rsqrt(x))`.
     """
     found: list[Directed] = []
     for rule in file.rules:
         if (max_size is not None and rule.size > max_size) or (rule.derivable and not derivable):
             continue
         for directed in directions(rule):
-            if rule.size <= _OPEN_SIZE if directed.open else not directed.only_adds:
+            useful = rule.size <= _OPEN_SIZE if directed.open else not directed.only_adds
+            if useful and directed.keeps(floats):
                 found.append(directed)
     return Rulebook(tuple(found))
 

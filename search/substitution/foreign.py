@@ -17,6 +17,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, subterms
 from soapstone.search.substitution.algebra import language
+from soapstone.search.substitution.laws.domain import EXACT
 from soapstone.search.substitution.rules import RuleError, Terms, graph_text
 
 FORMAT, VERSION = "soapstone-foreign-rules", 1
@@ -25,13 +26,18 @@ _LETTERS = "xyzwuvtrqnm"
 
 @dataclass(frozen=True)
 class ForeignRule:
-    """A rule of another system in terms; `where` holds the conditions that came with it."""
+    """A rule of another system in terms.
+
+    `where` holds the conditions that came with it, `domain` the numbers beside the reals for which
+    it is said: `integers`, `booleans`.
+    """
 
     name: str
     source: Terms
     target: Terms
     ranks: Mapping[str, int]
     where: tuple[str, ...] = ()
+    domain: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = f"  where {' and '.join(self.where)}" if self.where else ""
@@ -83,9 +89,12 @@ def _rule(data: Any, position: int) -> ForeignRule:
                 raise each.fail("outputs", tensor, f"a tensor of {side}: {', '.join(graph)}")
         sides.append((source[pair[0]], target[pair[1]]))
     where = each.texts("where") if "where" in data else ()
+    domain = each.texts("domain") if "domain" in data else ()
+    if not set(domain) <= set(EXACT):
+        raise each.fail("domain", list(domain), f"some of {', '.join(EXACT)}")
     each.finish()
     left, right = zip(*sides)
-    return ForeignRule(name, tuple(left), tuple(right), ranks, where)
+    return ForeignRule(name, tuple(left), tuple(right), ranks, where, domain)
 
 
 def _graph(
@@ -179,7 +188,8 @@ def to_json(rule: ForeignRule) -> dict[str, Any]:
         lists.append(operators)
     outputs = [[sides[0][one], sides[1][other]] for one, other in zip(rule.source, rule.target)]
     result = {"name": rule.name, "inputs": inputs, "source": lists[0], "target": lists[1]}
-    return {**result, "outputs": outputs, **({"where": list(rule.where)} if rule.where else {})}
+    said = {"where": list(rule.where), "domain": list(rule.domain)}
+    return {**result, "outputs": outputs, **{name: texts for name, texts in said.items() if texts}}
 
 
 def _rest(term: Term) -> tuple[tuple[Value, ...], Terms]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,11 +26,12 @@ from soapstone.search.substitution.algebra.proof import Candidate, Proof, Step
 from soapstone.search.substitution.algebra.sample import sample_types
 from soapstone.search.substitution.decide import counterexample
 from soapstone.search.substitution.foreign import ForeignRule
+from soapstone.search.substitution.laws import domain
 from soapstone.search.substitution.proving import check, lift, prove
 from soapstone.search.substitution.proving.check import with_parameters
 from soapstone.search.substitution.proving.derive import Smaller
 from soapstone.search.substitution.proving.saturate import Budget
-from soapstone.search.substitution.rules import Rule, RuleFile, usable
+from soapstone.search.substitution.rules import Rule, RuleFile, Terms, usable
 
 Verdict = Literal["in the set", "derivable", "refuted", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("in the set", "derivable", "refuted", "unknown")
@@ -45,7 +46,8 @@ class Judgement:
     """A verdict on a foreign rule.
 
     `rules`: those it is an instance of, or is derived by; `guard`: what the rule of the set needs
-    and the foreign rule does not say; `reason`: the counterexample, or how it is derived.
+    and the foreign rule does not say; `reason`: the counterexample, or how it is derived; `domain`:
+    `integers` and `booleans`, where what is found shows it for them too.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Judgement:
     rules: tuple[str, ...] = ()
     guard: tuple[str, ...] = ()
     reason: str = ""
+    domain: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,6 +66,8 @@ class Judgement:
             text += f" ({', '.join(self.rules)})"
         if self.guard:
             text += f", under the guard {' and '.join(self.guard)}"
+        if self.domain:
+            text += f", over {' and '.join(self.domain)} too"
         return f"{text}\n  {self.reason}" if self.reason else text
 
 
@@ -71,6 +76,7 @@ class Judge:
 
     def __init__(self, file: RuleFile) -> None:
         self._rules = file.rules
+        self._by_identity = file.by_identity
         self._by_symbols: dict[frozenset[str], list[Rule]] = {}
         for rule in file.rules:
             self._by_symbols.setdefault(_symbols(rule.source + rule.target), []).append(rule)
@@ -83,11 +89,23 @@ class Judge:
             # A rule never says this: graphs are the same whatever the order of such operands.
             one, other = (Term(symbol, (), (x, y)),), (Term(symbol, (), (y, x)),)
             ranks = tuple({"x": m, "y": n} for m in range(5) for n in range(5))
-            smaller.include(Rule(symbol, one, other, ranks, (), ((),), 1, False, ()))
+            smaller.include(Rule(symbol, one, other, ranks, (), ((),), (), 1, False, ()))
         return smaller
 
     def match(self, rule: ForeignRule) -> Judgement:
-        """Return the verdict on a foreign rule."""
+        """Return the verdict on a foreign rule, on all numbers for which it is said."""
+        found = self._over_reals(rule)
+        if found.verdict not in ("in the set", "derivable"):
+            return found
+        for word in rule.domain:
+            if word not in found.domain:
+                wrong = domain.refuted(rule.source, rule.target, [rule.ranks], rule.where, word)
+                reason = f"both sides differ on {word}" if wrong else f"not shown on {word}"
+                verdict: Verdict = "refuted" if wrong else "unknown"
+                return replace(found, verdict=verdict, reason=reason)
+        return found
+
+    def _over_reals(self, rule: ForeignRule) -> Judgement:
         try:
             if next(_types(rule, 1), None) is None:
                 return Judgement(rule.name, "unknown", reason="no shapes fit both sides")
@@ -96,20 +114,23 @@ class Judge:
         covering = self._covering(rule)
         own, guard = covering or (None, ())
         if own is not None and not guard:
-            return Judgement(rule.name, "in the set", (own.identity,), (), own.equation)
+            return Judgement(rule.name, "in the set", (own.identity,), (), *_said(own))
         found = counterexample(rule.source, rule.target, rule.ranks, rule.where, _SAMPLES)
         named = (own.identity,) if own is not None else ()
         if found is not None:
             return Judgement(rule.name, "refuted", named, guard, str(found))
         if own is not None:
-            return Judgement(rule.name, "in the set", named, guard, own.equation)
+            return Judgement(rule.name, "in the set", named, guard, *_said(own))
         used = self._used(rule)
         if used:
-            return Judgement(rule.name, "derivable", used, reason="by these rules")
+            known = [set(self._by_identity[name].domain) for name in used]
+            shown = tuple(word for word in domain.EXACT if all(word in each for each in known))
+            return Judgement(rule.name, "derivable", used, (), "by these rules", shown)
         laws = _derived_from_laws(rule)
         if laws is not None:
-            names = ", ".join(dict.fromkeys(step.law for chain in laws for step in chain))
-            return Judgement(rule.name, "derivable", reason=f"from the laws {names}")
+            names = ", ".join(dict.fromkeys(step.law for chain in laws[1] for step in chain))
+            shown = tuple(w for w in domain.of_proof(laws[0], laws[1]) if w in domain.EXACT)
+            return Judgement(rule.name, "derivable", (), (), f"from the laws {names}", shown)
         return Judgement(rule.name, "unknown", reason="no counterexample and no derivation found")
 
     def _covering(self, rule: ForeignRule) -> tuple[Rule, tuple[str, ...]] | None:
@@ -130,7 +151,7 @@ class Judge:
         sides = (rule.source, rule.target)
         one = Rule(
             *(identity(*sides), *sides, (rule.ranks,), rule.where),
-            *((), max(map(size, sides)), False, ()),
+            *((), (), max(map(size, sides)), False, ()),
         )
         for source, target in usable(*sides):
             derivation = self._smaller.reach(one, source, target, _BUDGET)
@@ -151,6 +172,11 @@ def match_all(
             progress("match", position, len(foreign))
         judged.append(judge.match(rule))
     return judged
+
+
+def _said(own: Rule) -> tuple[str, tuple[str, ...]]:
+    """Return what a rule says, and on which numbers beside the reals."""
+    return own.equation, tuple(word for word in own.domain if word in domain.EXACT)
 
 
 def _symbols(terms: Sequence[Term]) -> frozenset[str]:
@@ -223,8 +249,11 @@ def _replays(own: Rule, rule: ForeignRule, bindings: Bindings) -> bool:
     return True
 
 
-def _derived_from_laws(rule: ForeignRule) -> Proof | None:
-    """Return a derivation from the laws that shows the rule at all shapes that it allows."""
+def _derived_from_laws(rule: ForeignRule) -> tuple[Terms, Proof] | None:
+    """Return a derivation from the laws that shows the rule at all shapes that it allows.
+
+    With the terms of the source at which it begins.
+    """
     for values, types in _types(rule, _PROOFS):
         source = tuple(with_parameters(term, values) for term in rule.source)
         target = tuple(with_parameters(term, values) for term in rule.target)
@@ -240,7 +269,7 @@ def _derived_from_laws(rule: ForeignRule) -> Proof | None:
             continue
         one = (lifted.source, lifted.target)
         if subsumes(one, (rule.source, rule.target), values=True):
-            return proof
+            return source, proof
     return None
 
 

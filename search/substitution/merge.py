@@ -16,6 +16,7 @@ from soapstone.search.substitution.algebra.canonical import canonical_form, iden
 from soapstone.search.substitution.algebra.equation import instances
 from soapstone.search.substitution.algebra.proof import Candidate, Proof, Step
 from soapstone.search.substitution.decide import Draft
+from soapstone.search.substitution.laws import domain
 from soapstone.search.substitution.proving import check
 from soapstone.search.substitution.rules import Rule, Terms, usable
 
@@ -141,7 +142,7 @@ def _rule(name: str, draft: Draft) -> Rule:
     operators = max(size(draft.source), size(draft.target))
     return Rule(
         *(name, draft.source, draft.target, (draft.ranks,), draft.guard, draft.proof),
-        *(operators, False, (draft.space,)),
+        *(domain.of_proof(draft.source, draft.proof), operators, False, (draft.space,)),
     )
 
 
@@ -162,7 +163,7 @@ def changed(rule: Rule, ranks: Iterable[Mapping[str, int]], spaces: tuple[str, .
     ordered = sorted(({**each} for each in ranks), key=lambda each: sorted(each.items()))
     return Rule(
         *(rule.identity, rule.source, rule.target, tuple(ordered), rule.guard, rule.proof),
-        *(rule.size, rule.derivable, spaces),
+        *(rule.domain, rule.size, rule.derivable, spaces),
     )
 
 

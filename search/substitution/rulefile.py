@@ -10,6 +10,7 @@ import gc
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def rule_json(rule: Rule) -> dict[str, Any]:
         "ranks": [dict(ranks) for ranks in rule.ranks],
         "guard": list(rule.guard),
         "size": rule.size,
+        "domain": list(rule.domain),
         "derivable": rule.derivable,
         "spaces": list(rule.spaces),
         "proof": proof_json(rule.proof),
@@ -131,11 +133,20 @@ def save(file: RuleFile, path: str | Path) -> None:
 
 
 def load(path: str | Path = SHIPPED) -> RuleFile:
-    """Return the rules of a file; by default of the one that the package carries.
+    """Return the rules of a file; by default of the one that the package carries, read once.
 
     Raises:
         RuleError: a field is missing, unknown or wrong; names the rule and the field.
     """
+    return _shipped() if path == SHIPPED else _loaded(path)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> RuleFile:
+    return _loaded(SHIPPED)
+
+
+def _loaded(path: str | Path) -> RuleFile:
     with _uncollected():
         return file_from_json(fields.read(path, RuleError), f"file {str(path)!r}")
 
@@ -246,6 +257,7 @@ def rule_from_json(data: Any, where: str) -> Rule:
         ranks=_ranks(each, leaves(source + target)),
         guard=each.texts("guard"),
         proof=proof_from_json(each.items("proof"), each.where),
+        domain=each.texts("domain"),
         size=each.integer("size", 1),
         derivable=bool(each.take("derivable", "true or false", lambda v: isinstance(v, bool))),
         spaces=each.texts("spaces"),

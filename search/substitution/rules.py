@@ -19,7 +19,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, is_variable, subterms, words_of
 from soapstone.search.substitution.algebra.proof import Proof
 
-FORMAT, VERSION = "soapstone-rules", 1
+FORMAT, VERSION = "soapstone-rules", 2
 SHIPPED = Path(__file__).with_name("rules.json")
 
 Terms = tuple[Term, ...]
@@ -39,6 +39,7 @@ class Rule:
         ranks: the ranks of variables and constants, one mapping for each typing it is proved for.
         guard: conditions without which it does not hold.
         proof: for each output, the laws that lead from the source's term to the target's.
+        domain: the numbers, beyond the reals, on which it holds (`laws/domain.py`).
         size: operators of the larger side.
         derivable: whether smaller rules reach the target from the source, and the reverse.
         spaces: the enumerated spaces that contain it.
@@ -50,6 +51,7 @@ class Rule:
     ranks: tuple[Mapping[str, int], ...]
     guard: tuple[str, ...]
     proof: Proof
+    domain: tuple[str, ...]
     size: int
     derivable: bool
     spaces: tuple[str, ...]
@@ -68,6 +70,7 @@ class Rule:
         if self.guard:
             lines.append(f"  where {' and '.join(self.guard)}")
         lines += [f"  for {ranks_text(ranks)}" for ranks in self.ranks]
+        lines.append(f"  over reals{''.join(f', {word}' for word in self.domain)}")
         return "\n".join(lines)
 
 
@@ -149,7 +152,10 @@ class RuleFile:
         by_size: dict[str, int] = {}
         by_space: dict[str, int] = {}
         by_symbol: dict[str, int] = {}
+        by_domain: dict[str, int] = {}
         for rule in self.rules:
+            for word in rule.domain:
+                by_domain[word] = by_domain.get(word, 0) + 1
             by_size[str(rule.size)] = by_size.get(str(rule.size), 0) + 1
             for name in rule.spaces:
                 by_space[name] = by_space.get(name, 0) + 1
@@ -165,6 +171,7 @@ class RuleFile:
             "refuted": len(self.refuted),
             "by_size": dict(sorted(by_size.items(), key=lambda item: int(item[0]))),
             "by_space": dict(sorted(by_space.items())),
+            "by_domain": dict(sorted(by_domain.items())),
             "by_symbol": dict(sorted(by_symbol.items())),
         }
 

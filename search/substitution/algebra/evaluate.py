@@ -142,14 +142,14 @@ class Plan:
             known.append(type_)
         return cls(tuple(leaves), tuple(steps), tuple(number[term] for term in terms))
 
-    def run(self, arrays: Mapping[Term, Array]) -> tuple[Array, ...]:
-        """Return what the terms compute, in float64, of the variables' tensors."""
+    def run(self, arrays: Mapping[Term, Array], dtype: str = "float64") -> tuple[Array, ...]:
+        """Return what the terms compute, in numbers of a type, of the variables' tensors."""
         values: list[Array] = []
         for term, array in self.leaves:
             given = arrays.get(term, array)
             if given is None:
                 raise GraphError(f"{term} has no tensor")
-            values.append(np.asarray(given, np.float64))
+            values.append(np.asarray(given, dtype))
         with np.errstate(all="ignore"):
             for spec, attributes, output, numbers in self.steps:
                 found = spec.run(attributes, *(values[at] for at in numbers))
