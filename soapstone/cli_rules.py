@@ -219,7 +219,7 @@ def match(
 @app.command()
 def laws(
     validate: Annotated[
-        bool, typer.Option("--validate", help="Show each for all sizes up to 4x4x4x4.")
+        bool, typer.Option("--validate", help="Show each at all sizes within stated bounds.")
     ] = False,
     consistency: Annotated[
         bool, typer.Option("--consistency", help="Look for contradictions and redundant laws.")

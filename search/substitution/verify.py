@@ -240,7 +240,11 @@ class LawReport:
 
     def __str__(self) -> str:
         width = max((len(law["name"]) for law in self.laws), default=0)
-        lines = [f"{law['name']:<{width}}  {law['law']}" for law in self.laws]
+        lines = []
+        for law in self.laws:
+            lines.append(f"{law['name']:<{width}}  {law['law']}")
+            if law.get("covered"):
+                lines.append(f"{'':<{width}}    {law['covered']}")
         lines += [f"{name}: {why}" for name, why in self.failed.items()]
         lines.append(f"{len(self.laws)} laws")
         if self.validated:
@@ -281,17 +285,19 @@ def law_report(
     if validate:
         from soapstone.search.substitution.laws.validate import validate_all
 
-        for found in validate_all(processes=processes, progress=said("validate")):
+        every = validate_all(processes=processes, progress=said("validate"))
+        for at, found in enumerate(every):
             report.validated += 1
             report.obligations += found.obligations
             report.compared += found.compared
+            report.laws[at]["covered"] = found.covered
             if not found.holds:
                 report.failed[found.law.name] = str(found)
     if consistency:
         from soapstone.search.substitution.laws.consistency import report as relations
 
         report.consistency = relations(processes=processes, progress=said("consistency"))
-        for name in report.consistency["contradiction"]:
-            report.failed[name] = "contradicts other laws, according to Z3"
+        for name, where in report.consistency["contradiction"].items():
+            report.failed[name] = f"is false of numbers: {where}"
     report.seconds = time.perf_counter() - start
     return report

@@ -33,7 +33,7 @@ from soapstone.ir.law import Law
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import Term, subterms
 from soapstone.search.substitution.algebra import language
-from soapstone.search.substitution.algebra.evaluate import Plan, extents
+from soapstone.search.substitution.algebra.evaluate import Plan, compare, extents
 from soapstone.search.substitution.algebra.infer import Ranks, Terms, with_parameters
 from soapstone.search.substitution.algebra.proof import Proof
 from soapstone.search.substitution.algebra.sample import sample_types
@@ -49,6 +49,9 @@ _FINITE = np.array([0, 0, 0, 1, -1, 2, -2, 4, 0.5, -0.5])  # of which quotients 
 _INFINITE = np.array([np.inf, -np.inf, np.nan])
 _FLOATS = ("zeros", "infinities")
 WORDS = (*EXACT, *(f"{word} {way}" for word in _FLOATS for way in WAYS))
+RING = frozenset(
+    ("add", "sub", "mul", "smul", "matmul", "reduce_sum", "concat", "transpose", "merge", "enlarge")
+)
 DTYPES = {"integers": ("int8", "uint8", "int64"), "booleans": ("bool",)}
 _SAMPLES, _DRAWS, _EXACT_DRAWS = 16, 10, 4  # of sizes, and of numbers at each
 _EXTENT = 3  # the largest of sizes that are not drawn but listed
@@ -59,25 +62,29 @@ _ROUNDING = 1e-9
 class Sample:
     """An equation of graphs at some parameters and sizes, ready to be computed."""
 
+    sides: tuple[Terms, Terms]
+    types: Mapping[Term, Type]  # of the variables and constants
     plan: Plan
-    shapes: Mapping[Term, tuple[int, ...]]  # of the variables and constants
 
     @classmethod
-    def of(cls, terms: Terms, types: Mapping[Term, Type]) -> Sample:
-        """Return the terms of one side, then those of the other, at some types of their leaves."""
-        plan = Plan.of(terms, types)
+    def of(cls, source: Terms, target: Terms, types: Mapping[Term, Type]) -> Sample:
+        """Return two graphs at some types of their leaves."""
+        plan = Plan.of((*source, *target), types)
         if plan is None:
-            raise GraphError(
-                f"{'; '.join(map(str, terms))} fits no operands of types {dict(types)}"
-            )
-        return cls(plan, {term: extents(types[term]) for term, _ in plan.leaves})
+            text = "; ".join(map(str, (*source, *target)))
+            raise GraphError(f"{text} fits no operands of types {dict(types)}")
+        return cls((source, target), types, plan)
+
+    def shape(self, leaf: Term) -> tuple[int, ...]:
+        """Return the shape of a variable or constant."""
+        return extents(self.types[leaf])
 
     def run(self, draw: Draw, dtype: str = "float64") -> Iterator[tuple[Array, Array]]:
         """Yield each pair of outputs that should be equal, for several draws of the variables."""
         for seed in range(_DRAWS if dtype == "float64" else _EXACT_DRAWS):
             rng = np.random.default_rng(seed)
             leaves = (term for term, array in self.plan.leaves if array is None)
-            results = self.plan.run({term: draw(self.shapes[term], rng) for term in leaves}, dtype)
+            results = self.plan.run({term: draw(self.shape(term), rng) for term in leaves}, dtype)
             half = len(results) // 2
             yield from zip(results[:half], results[half:])
 
@@ -97,14 +104,35 @@ def turned(words: Iterable[str]) -> frozenset[str]:
 @lru_cache(maxsize=1 << 12)
 def of_law(law: Law) -> frozenset[str]:
     """Return the domain of a law: the numbers on which its sides were not found to differ."""
-    left, right = law.sides
-    samples = tuple(_samples((left,), (right,), list(rank_choices(law)), law.where))
-    samples = samples or tuple(_listed(law))
+    samples = samples_of(law)
     total = all(_total(_alone(term)) for term in subterms(law.sides) if term.operands)
     # Of total operators both sides are finite, and equal, as the law is valid over the reals.
     given = {word for word in WORDS if total and word.startswith("zeros")}
     asked = [word for word in WORDS if samples and word not in given]
     return frozenset(given | {w for w in asked if all(_holds(sample, w) for sample in samples)})
+
+
+def samples_of(law: Law) -> tuple[Sample, ...]:
+    """Return a law at some parameters and sizes; none where its sides are never typed alike."""
+    left, right = law.sides
+    found = tuple(_samples((left,), (right,), list(rank_choices(law)), law.where))
+    return found or tuple(_listed(law))
+
+
+def differing(law: Law) -> str | None:
+    """Return where a law is false of numbers, None if that was not found.
+
+    Real numbers decide most; where sides are sums and products only, so do integers that wrap
+    around, without rounding: what is true of all polynomials is true in their ring.
+    """
+    for sample in samples_of(law):
+        found = compare(*sample.sides, sample.types, thorough=True)
+        if found is not None:
+            return f"{'; '.join(map(str, sample.sides[0]))}: {found}"
+    symbols = {term.symbol for term in subterms(law.sides) if term.operands}
+    if symbols <= RING and "integers" not in of_law(law):
+        return "its sides differ on integers"
+    return None
 
 
 def refuted(
@@ -183,7 +211,8 @@ def _samples(
         ranks = {str(leaf): rank for leaf, rank in typings[at].items()}
         for values, types in sample_types(source, target, ranks, where, rng, each):
             count += 1
-            yield Sample.of(tuple(with_parameters(t, values) for t in (*source, *target)), types)
+            one, other = (tuple(with_parameters(t, values) for t in s) for s in (source, target))
+            yield Sample.of(one, other, types)
         if count >= _SAMPLES:
             return
 
@@ -194,7 +223,8 @@ def _listed(law: Law) -> Iterator[Sample]:
         found = sizes(law, bindings, row, _EXTENT)
         if found is not None and len(found):
             for at in range(0, len(found), -(-len(found) // _SAMPLES)):
-                yield Sample.of(found.sides, found.at(at))
+                left, right = found.sides
+                yield Sample.of((left,), (right,), found.at(at))
 
 
 def _holds(sample: Sample, word: str) -> bool:
@@ -213,7 +243,7 @@ def _holds(sample: Sample, word: str) -> bool:
 def _takes(sample: Sample, word: str) -> bool:
     """Return whether every operator takes tensors of the numbers of a domain, and makes such."""
     for dtype in DTYPES.get(word, ()):
-        specs = [TensorSpec(sample.shapes[term], dtype) for term, _ in sample.plan.leaves]
+        specs = [TensorSpec(sample.shape(term), dtype) for term, _ in sample.plan.leaves]
         for spec, attributes, output, numbers in sample.plan.steps:
             try:
                 made = spec.bind([specs[at] for at in numbers], attributes).output_specs[output]

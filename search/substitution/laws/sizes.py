@@ -28,12 +28,13 @@ from soapstone.ir.term import (
     subterms,
 )
 from soapstone.search.substitution.algebra import condition, language
-from soapstone.search.substitution.algebra.shapes import Tree, Type, concrete, infer, plain
+from soapstone.search.substitution.algebra.shapes import Tree, Type, concrete, infer, kinds, plain
 from soapstone.search.substitution.laws.columns import TYPES, Column, Types
 from soapstone.search.substitution.laws.relation import Relation, equal, relation
 
 MOST_RANK = 4
 Bindings: TypeAlias = "Mapping[str, Value]"
+Limit: TypeAlias = "int | tuple[int, int, int, int]"  # of all extents, or of those of axes -4 to -1
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,18 @@ class Sizes:
         }
 
 
-def parameter_values(law: Law) -> Iterator[dict[str, Value]]:
-    """Yield all choices of values of a law's parameter variables, as their forms declare them."""
+def extents_up_to(limit: Limit) -> tuple[int, ...]:
+    """Return the largest extents of the axes -4 to -1: one number is that of all."""
+    return (limit,) * MOST_RANK if isinstance(limit, int) else tuple(limit)
+
+
+def parameter_values(
+    law: Law, instead: Mapping[str, tuple[Value, ...]] | None = None
+) -> Iterator[dict[str, Value]]:
+    """Yield all choices of values of a law's parameter variables, as their forms declare them.
+
+    `instead`: other values, by what a parameter is: `stride`, `size`.
+    """
     choices: dict[str, dict[Value, None]] = {name: {} for name in parameter_variables(law.sides)}
     for term in subterms(law.sides):
         if not term.parameters:
@@ -72,7 +83,9 @@ def parameter_values(law: Law) -> Iterator[dict[str, Value]]:
             if term.symbol in forms
             else constants[term.symbol].parameters
         )
-        for value, declared in zip(term.parameters, known.values()):
+        names = kinds(term.symbol) or tuple(known)
+        for value, name, declared in zip(term.parameters, names, known.values()):
+            declared = (instead or {}).get(name, declared)
             for word in str(value).split("+") if isinstance(value, str) else ():
                 if is_variable(word):
                     choices[word].update(dict.fromkeys(declared))
@@ -143,17 +156,18 @@ def _trees(extent: int, depth: int) -> tuple[Tree | None, ...]:
     return tuple(found)
 
 
-def _candidates(leaf: Term, rank: int, limit: int, sides: tuple[Term, Term]) -> Iterator[Type]:
+def _candidates(leaf: Term, rank: int, limit: Limit, sides: tuple[Term, Term]) -> Iterator[Type]:
     """Yield the types that a variable or constant may have."""
+    most = extents_up_to(limit)[MOST_RANK - rank :]
     if not leaf.is_variable:
         sizes = [part for value in leaf.parameters for part in str(value).split("x")]
-        top = max([limit, *(int(part) for part in sizes if part.isdigit())])
-        for shape in itertools.product(range(1, top + 1), repeat=rank):
+        top = max([1, *(int(part) for part in sizes if part.isdigit())])
+        for shape in itertools.product(*(range(1, max(top, each) + 1) for each in most)):
             if constant_value(leaf, shape) is not None:
                 yield plain(shape)
         return
     axes, depth = _split_axes(sides)
-    for shape in itertools.product(range(1, limit + 1), repeat=rank):
+    for shape in itertools.product(*(range(1, each + 1) for each in most)):
         options = [
             _trees(extent, depth if at - rank in axes else 0) for at, extent in enumerate(shape)
         ]
@@ -172,7 +186,7 @@ def bound_sides(law: Law, bindings: Bindings) -> tuple[Term, Term] | None:
 
 
 def _leaves(
-    sides: tuple[Term, Term], bindings: Bindings, ranks: Mapping[Term, int], limit: int
+    sides: tuple[Term, Term], bindings: Bindings, ranks: Mapping[Term, int], limit: Limit
 ) -> tuple[Types, dict[Term, Relation]]:
     """Return the relation of every variable and constant: all types that it may have."""
     types = TYPES[any(term.symbol in SPLITS for term in subterms(sides))]
@@ -185,7 +199,7 @@ def _leaves(
     return types, leaves
 
 
-def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int) -> Sizes | None:
+def sizes(law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: Limit) -> Sizes | None:
     """Return all sizes at which both sides are typed, of one shape, and the conditions hold.
 
     Raises:
@@ -242,7 +256,7 @@ def _tried(sides: tuple[Term, Term], types: Types, leaves: Mapping[Term, Relatio
 
 
 def one_sided(
-    law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: int
+    law: Law, bindings: Bindings, ranks: Mapping[Term, int], limit: Limit
 ) -> tuple[dict[Term, Type], Type | None, Type | None] | None:
     """Return types of the leaves at which the sides are not typed alike, and both their types."""
     sides = bound_sides(law, bindings)

@@ -25,6 +25,7 @@ from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
 from soapstone.search.substitution.algebra import evaluate, language
 from soapstone.search.substitution.algebra.shapes import Type
+from soapstone.search.substitution.laws.bounds import covered
 from soapstone.search.substitution.laws.expression import Elements, Undecided, elements
 from soapstone.search.substitution.laws.field import Field
 from soapstone.search.substitution.laws.sizes import parameter_values, rank_choices, sizes
@@ -73,7 +74,8 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
             obligations += len(found)
         if progress is not None:
             progress(law.name, done + 1, len(tasks))
-    return Validation(law, obligations, compared, None, time.perf_counter() - start)
+    said = covered(law, limit) if obligations else ""
+    return Validation(law, obligations, compared, None, time.perf_counter() - start, said)
 
 
 # Evaluation

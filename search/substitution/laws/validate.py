@@ -1,7 +1,8 @@
-"""Validation of laws: exactly, for all parameters' values and all sizes up to 4x4x4x4.
+"""Validation of laws: exactly, for all parameters' values and all sizes within some bounds.
 
 Jia et al. (TASO, section 2.4) validate operator properties by executing them symbolically on all
-small tensors, and find wrong properties so. `sizes.py` lists the sizes, `slices.py` leaves out
+small tensors, and find wrong properties so. `bounds.py` says up to which extents and why these are
+enough, `sizes.py` lists the sizes, `slices.py` leaves out
 those that others decide, `polynomial.py` compares both sides as polynomials in the elements of all
 variables, and `refute.py` says where they differ.
 Laws of operators that are no polynomials are validated by `symbolic.py`.
@@ -24,6 +25,7 @@ from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, subterms
 from soapstone.search.substitution.algebra import language
 from soapstone.search.substitution.algebra.structure import POLYNOMIAL
+from soapstone.search.substitution.laws.bounds import covered, sweeps
 from soapstone.search.substitution.laws.columns import Column, apply, distinct
 from soapstone.search.substitution.laws.polynomial import (
     EQUAL,
@@ -42,6 +44,7 @@ from soapstone.search.substitution.laws.refute import (
     structure_of,
 )
 from soapstone.search.substitution.laws.sizes import (
+    Limit,
     Sizes,
     one_sided,
     parameter_values,
@@ -62,6 +65,7 @@ class Validation:
     """What was found of a law: how many obligations (parameters and sizes), and what refutes it.
 
     `compared`: at how many of them both sides were; the others have these as their slices.
+    `covered`: of a law that holds, which parameters and extents these are, and why they suffice.
     """
 
     law: Law
@@ -69,6 +73,7 @@ class Validation:
     compared: int
     counterexample: object | None  # it prints
     seconds: float
+    covered: str = ""
 
     @property
     def holds(self) -> bool:
@@ -80,7 +85,8 @@ class Validation:
             return f"{self.law.name}: {self.law} is wrong: {self.counterexample}"
         if not self.obligations:
             return f"{self.law.name}: {self.law} is said of no sizes: its sides are never typed"
-        return f"{self.law.name}: holds at {self.obligations} sizes, {self.compared} compared"
+        text = f"{self.law.name}: holds at {self.obligations} sizes, {self.compared} compared"
+        return f"{text}: {self.covered}" if self.covered else text
 
 
 def is_polynomial(law: Law) -> bool:
@@ -97,8 +103,8 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
         return symbolic.validate(law, limit, progress)
     obligations = compared = 0
     tasks = list(_tasks(law, limit))
-    for done, (bindings, ranks) in enumerate(tasks):
-        checked = _validated(law, bindings, ranks, limit)
+    for done, (bindings, ranks, most) in enumerate(tasks):
+        checked = _validated(law, bindings, ranks, most)
         obligations += checked.obligations
         compared += checked.compared
         if checked.counterexample is not None:
@@ -106,16 +112,17 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
             return Validation(law, obligations, compared, checked.counterexample, seconds)
         if progress is not None:
             progress(law.name, done + 1, len(tasks))
-    untyped = None if obligations else _untyped(law, tasks, limit)
-    return Validation(law, obligations, compared, untyped, time.perf_counter() - start)
+    untyped = None if obligations else _untyped(law, tasks)
+    said = covered(law, limit) if obligations else ""
+    return Validation(law, obligations, compared, untyped, time.perf_counter() - start, said)
 
 
 def _untyped(
-    law: Law, tasks: Sequence[tuple[dict[str, Value], dict[Term, int]]], limit: int
+    law: Law, tasks: Sequence[tuple[dict[str, Value], dict[Term, int], Limit]]
 ) -> Untyped | None:
     """Return sizes that show why a law is said of none, if a side is ever typed."""
-    for bindings, ranks in tasks:
-        found = one_sided(law, bindings, ranks, limit)
+    for bindings, ranks, most in tasks:
+        found = one_sided(law, bindings, ranks, most)
         if found is not None:
             shapes = {str(leaf): extents_of(type_) for leaf, type_ in found[0].items()}
             left, right = (None if side is None else extents_of(side) for side in found[1:])
@@ -161,10 +168,11 @@ def _weight(law: Law) -> int:
     return (leaves + 3 * convolution) * max(1, len(law.ranks))
 
 
-def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, int]]]:
-    for bindings in parameter_values(law):
-        for ranks in rank_choices(law):
-            yield bindings, ranks
+def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, int], Limit]]:
+    for sweep in sweeps(law, limit):
+        for bindings in parameter_values(law, sweep.values):
+            for ranks in rank_choices(law):
+                yield bindings, ranks, sweep.limit
 
 
 class Checked(NamedTuple):
@@ -175,7 +183,9 @@ class Checked(NamedTuple):
     counterexample: Counterexample | None
 
 
-def _validated(law: Law, bindings: dict[str, Value], ranks: dict[Term, int], limit: int) -> Checked:
+def _validated(
+    law: Law, bindings: dict[str, Value], ranks: dict[Term, int], limit: Limit
+) -> Checked:
     """Return at how many sizes a law holds, and the first at which it is wrong."""
     found = sizes(law, bindings, ranks, limit)
     if found is None or not len(found):

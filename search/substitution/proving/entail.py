@@ -1,9 +1,12 @@
 """Entailment by Z3: whether the laws imply a rule, with tensors and operators uninterpreted.
 
 As in TASO (section 2.4), a symbol with its parameters is a function of an uninterpreted sort, and
-shapes are not modelled. `entailed` gives Z3 the ground instances of the laws that a derivation
-used, so it checks the derivation's logic independently of how it was found and replayed;
-`entailed_by_laws` gives it the laws themselves, quantified, and a time limit.
+shapes are not modelled. `entailed` gives Z3 the equations that a derivation's steps say, and asks
+whether the outputs are equal by congruence alone. So it shows that a derivation is complete: no
+step is missing, and each does to a term what it is said to. It does not show that an equation is an
+instance of its law, that the law is true, or that its conditions hold of the operands: that is for
+`check.py`, for validation, and for evaluation at random shapes. `entailed_by_laws` gives it the
+laws themselves, quantified, and a time limit.
 """
 
 from __future__ import annotations
@@ -108,24 +111,42 @@ def entailed(
     *,
     laws: Mapping[str, Law] | None = None,
 ) -> Verdict:
-    """Return whether the law instances of a derivation entail each output's equation.
+    """Return whether the equations of a derivation's steps entail that of each output.
 
     Raises:
         ValueError: a step of the derivation does not apply.
     """
-    logic = _logic()
-    if len(logic.expressions) > 200_000:
-        logic.expressions.clear()
-    equations = dict.fromkeys(
+    return follows(source, target, equations(source, proof, laws), timeout_s)
+
+
+def equations(
+    source: Terms, proof: Proof, laws: Mapping[str, Law] | None = None
+) -> tuple[tuple[Term, Term], ...]:
+    """Return what a derivation's steps say, each equation once.
+
+    Raises:
+        ValueError: a step of the derivation does not apply.
+    """
+    found = dict.fromkeys(
         (instance.before, instance.after)
         for term, chain in zip(source, proof, strict=True)
         for instance in replay(term, chain, laws)
     )
+    return tuple(found)
+
+
+def follows(
+    source: Terms, target: Terms, given: Sequence[tuple[Term, Term]], timeout_s: float = 10.0
+) -> Verdict:
+    """Return whether equations of terms entail that of each output, by congruence."""
+    logic = _logic()
+    if len(logic.expressions) > 200_000:
+        logic.expressions.clear()
     solver = logic.solver
     solver.push()
     try:
         solver.set("timeout", int(timeout_s * 1000))
-        for before, after in equations:
+        for before, after in given:
             solver.add(logic.ground(before) == logic.ground(after))
         solver.add(logic.differ(source, target))
         return "proved" if solver.check() == z3.unsat else "unknown"
