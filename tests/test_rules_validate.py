@@ -295,7 +295,7 @@ class TestValidate:
         assert not found.holds and "s = 3" in str(found)
 
     def test_a_law_says_what_was_compared(self) -> None:
-        found = validate(language.law("max_pool2d-relu")).covered
+        found = validate(language.law("max_pool2d-point-padding")).covered
         for text in (
             "s: 1 to 9",
             "p: same, valid",

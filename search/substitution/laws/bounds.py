@@ -51,7 +51,7 @@ def sweeps(law: Law, limit: int) -> Iterator[Sweep]:
     yield Sweep(limit)
     if has_windows(law) and limit >= WHOLE:
         strides = tuple(range(1, EXTENT + 1))
-        for extents, text in (((2, 2, 1, EXTENT), "1x{}"), ((2, 2, EXTENT, 1), "{}x1")):
+        for extents, text in (((2, 3, 1, EXTENT), "1x{}"), ((2, 3, EXTENT, 1), "{}x1")):
             sizes = tuple(text.format(size) for size in range(1, KERNEL + 1))
             yield Sweep(extents, {"stride": strides, "size": sizes})
 
