@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import multiprocessing
 import os
 import platform
 import sys
@@ -306,12 +305,6 @@ def locked(path: Path) -> Iterator[None]:
 
             fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
         yield
-
-
-def process_context() -> Any:
-    """Return how to start processes that begin as copies of this one, or anew where they cannot."""
-    methods = multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context("fork" if "fork" in methods else "spawn")
 
 
 # --------------------------------------------------------------------------------------- libraries

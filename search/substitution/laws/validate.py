@@ -11,6 +11,7 @@ Laws of operators that are no polynomials are validated by `symbolic.py`.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -52,7 +53,6 @@ from soapstone.search.substitution.laws.sizes import (
     sizes,
 )
 from soapstone.search.substitution.laws.slices import needed
-from soapstone.system import process_context
 
 LIMIT = 4
 _CHUNK = 1 << 17
@@ -147,7 +147,8 @@ def validate_all(
         return tuple(found.values())
     # The largest laws start first, so that processes end together.
     order = sorted(range(len(laws)), key=lambda number: -_weight(laws[number]))
-    context = process_context()
+    # Spawned: a fork of a process with thread pools may hang, and starting anew takes 1 or 2 s.
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         waiting = {pool.submit(validate, laws[number], limit): number for number in order}
         try:
