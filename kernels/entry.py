@@ -37,6 +37,9 @@ class Call:
 
     `attributes` are those of the point's tile; `threads` is the processor's thread count. The
     contents of the inputs numbered in `constants` are there already and never change.
+
+    Raises:
+        TypeError: an operand is no array: a NumPy scalar has no memory that an entry could use.
     """
 
     operator: str
@@ -45,3 +48,12 @@ class Call:
     outputs: tuple[Array, ...]
     threads: int = 1
     constants: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for side in ("inputs", "outputs"):
+            for number, operand in enumerate(getattr(self, side)):
+                if not isinstance(operand, np.ndarray):
+                    raise TypeError(
+                        f"{self.operator}: {side}[{number}] is {type(operand).__name__} "
+                        f"{operand!r}, an array needed"
+                    )

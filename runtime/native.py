@@ -106,7 +106,8 @@ def clock_ns(typingctx: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
-        slot = builder.alloca(word, 2)
+        with builder.goto_entry_block():  # elsewhere a loop would take more stack in each round
+            slot = builder.alloca(word, 2)
         if system.CLOCK_ID is None:
             kind = ir.FunctionType(ir.IntType(32), [word.as_pointer()])
             builder.call(_declare(builder.module, kind, system.CLOCK), [slot])

@@ -25,7 +25,7 @@ from soapstone.search.cost import (
 )
 from soapstone.search.cost.database import interleaved, robust
 from soapstone.search.cost.launches import filled, hollow
-from soapstone.search.cost.measure import Measured, Yardstick, measure, sweep
+from soapstone.search.cost.measure import Measured, Yardstick, measure, sweep, timed
 from soapstone.system import cache_bytes
 
 LAST = (0, 2, 3, 1)
@@ -338,3 +338,21 @@ def test_what_only_a_reference_serves_has_a_price(
     (found,) = measure([call], Weights.CACHED, Yardstick(1), rounds=2)
     assert found.variant == "reference"
     assert found.us > 0
+
+
+def test_constants_of_one_element_are_measured_on_memory_of_their_own() -> None:
+    """The twin of a call has other constants: half of a 0-d array is a scalar, not an array."""
+    y = np.zeros((64, 3), np.float32)
+    chosen = np.zeros((64, 3), bool)
+    one, two = np.array(1, np.float32), np.array(2, np.float32)
+    call = Call("where", {}, (chosen, one, two), (y,), 1, frozenset({1, 2}))
+    ready = timed(call, Weights.CACHED)
+    assert abs(ready.run()) > 0
+    assert (y == 2).all()
+
+
+def test_a_scalar_is_no_operand() -> None:
+    """An entry would be bound to the memory of something that is gone at once."""
+    x = np.zeros(3, np.float32)
+    with pytest.raises(TypeError, match=r"add: inputs\[1\] is float32 .*, an array needed"):
+        Call("add", {}, (x, np.float32(1)), (x,))  # type: ignore[arg-type]

@@ -218,6 +218,23 @@ def test_pools_grow_when_they_are_full(prepared: Prepared) -> None:
     assert simulator.again() == walker.chain.cost[0]
 
 
+def test_what_devices_hold_is_never_forgotten(prepared: Prepared) -> None:
+    """A table of boxes that is too small grows: else a box would be sent to a device again."""
+    given = randomly(prepared, 5)
+    roomy, tight = Settled(prepared), Settled(prepared)
+    tight.scratch = tight.scratch._replace(holdings=tight.scratch.holdings[:1].copy())
+    for each in (roomy, tight):
+        each.set(given)
+    assert len(tight.scratch.holdings) > 1
+    costs = []
+    for each in (roomy, tight):
+        state = schedule.room(prepared.problem, len(each.choice.messages))
+        costs.append(call(schedule.simulate, prepared.problem, each.choice, state, 0, -1))
+        messages = each.choice.messages[: each.choice.top[MESSAGE]]
+        costs.append((len(messages), int(messages[:, MOVED].sum())))
+    assert costs[:2] == costs[2:]
+
+
 def test_stopped_passes_would_have_passed_the_limit() -> None:
     model = prepare(language_model(), load_machine("p100", 4))
     for seed in range(6):
@@ -370,9 +387,16 @@ def small() -> Graph:
     return product(8, 12, 4)
 
 
-def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
-    """Each pair of configurations of two products, on three devices that are alike."""
+@pytest.mark.parametrize("bytes_per_s", [None, 50.0])
+def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float | None) -> None:
+    """Each pair of configurations of two products, on three devices that are alike.
+
+    Where links are slow, messages take more nanoseconds than 32 bits hold, and bounds stay bounds.
+    """
     machine = load_machine("p100", 3)
+    if bytes_per_s is not None:
+        links = tuple(replace(link, bytes_per_s=bytes_per_s) for link in machine.links)
+        machine = replace(machine, links=links)
     graph = small()
     model = prepare(graph, machine)
     simulator = Simulator(model)
@@ -392,6 +416,7 @@ def test_exhaustive_search_finds_what_trying_everything_finds() -> None:
     assert said.complete and said.inside
     assert said.space == len(costs)
     assert said.bound_ns == walker.best_ns == min(costs)
+    assert (max(costs) > 1 << 31) == (bytes_per_s is not None)
     alone = found_by("optimum")(graph, machine)
     assert alone.certificate is not None and alone.certificate.inside
     assert alone.simulation.step_us == min(costs) / 1e3

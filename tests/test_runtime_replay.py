@@ -35,7 +35,7 @@ from soapstone.runtime import (
     Write,
     task,
 )
-from soapstone.runtime.program import nothing_address
+from soapstone.runtime.program import assemble, nothing_address
 from soapstone.runtime.transfer import copy_entry
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -355,3 +355,14 @@ def test_interrupt_reaches_a_waiting_main_thread() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=15)
     assert "KeyboardInterrupt" in errors and process.returncode != 0
+
+
+def test_a_long_trace_is_profiled_in_little_stack() -> None:
+    """Reading the clock takes no more stack each time it is read, however many entries there are."""
+    count = 400_000
+    idle = [nothing_address()] * count
+    made = assemble(range(count), [0] * count, [()] * count, idle, [0] * count)
+    stamps = np.zeros((count, 3), np.int64)
+    made.reset()
+    made.run(0, stamps)
+    assert made.failures() == [] and (stamps > 0).all()

@@ -99,10 +99,14 @@ def _twin(call: Call, variant: str) -> Entry | None:
 
     Their contents differ too, since kernels may share what they pack of equal weights.
     """
-    inputs = tuple(
-        a if i not in call.constants else a * a.dtype.type(0.5) if a.dtype.kind == "f" else a.copy()
-        for i, a in enumerate(call.inputs)
-    )
+
+    def other(array: Array) -> Array:
+        made = np.array(array)
+        if made.dtype.kind == "f":
+            made *= made.dtype.type(0.5)  # in place: of one element, a product is no array
+        return made
+
+    inputs = tuple(other(a) if i in call.constants else a for i, a in enumerate(call.inputs))
     return select(replace(call, inputs=inputs), variant=variant)[1]
 
 

@@ -66,13 +66,13 @@ def empty(p: Problem, pool: int) -> Choice:
     )
 
 
-def scratch(p: Problem) -> Scratch:
-    """Return room to work in."""
+def scratch(p: Problem, held: int = 0) -> Scratch:
+    """Return room to work in. held: boxes that devices have of one value, at least."""
     devices = len(p.devices)
     written = p.values[:, WRITERS + 1] - p.values[:, WRITERS]
     read = p.values[:, READERS + 1] - p.values[:, READERS]
     most = int(written.max(initial=1)) * devices
-    held = min(int(read.max(initial=1)) * devices * devices, 1 << 16) + 1
+    held = max(held, min(int(read.max(initial=1)) * devices * devices, 1 << 16) + 1)
     width = 2 * MOST_RANK
     return Scratch(
         box=np.zeros((4, width), np.int64),
@@ -290,8 +290,9 @@ class Settled:
         self.settle()
 
     def grow(self) -> None:
-        """Double the pools; what is in them must be derived again."""
+        """Double all room; what is in the pools must be derived again."""
         old = self.choice
+        self.scratch = scratch(self.problem, 2 * len(self.scratch.holdings))
         self.choice = empty(self.problem, 2 * len(old.messages))
         self.choice.operators[:] = old.operators
         self.choice.placed[:] = old.placed

@@ -248,7 +248,7 @@ class Encoder:
                 top += len(parts[-1])
             where.append((known[key], marks))
             marks += len(self.kept[a]) * len(self.choices[b])
-        none = np.full((1, 2, self.devices, self.devices), NEVER, np.int32)
+        none = np.full((1, 2, self.devices, self.devices), NEVER, np.int64)
         return np.concatenate(parts or [none]), where
 
     def _joint(self) -> tuple[Array, Array, Array, Array]:

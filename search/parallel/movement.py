@@ -160,9 +160,10 @@ def _depend(c: Choice, message: int, at: int) -> None:
 
 
 @compiled
-def _hold(s: Scratch, count: int, device: int, message: int, box: Array) -> int:
-    """Note that a device has a box once a message has arrived."""
-    if count + 1 >= s.holdings.shape[0]:
+def _hold(c: Choice, s: Scratch, count: int, device: int, message: int, box: Array) -> int:
+    """Note that a device has a box once a message has arrived; a full table is as a full pool."""
+    if count >= s.holdings.shape[0]:
+        c.top[OVERFLOW] = 1
         return count
     row = s.holdings[count]
     put(row, box, 2 * MOST_RANK)
@@ -383,7 +384,7 @@ def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> No
                         found = _message(c, ZERO, ZERO, ZERO, r[DEVICE], r[DEVICE])
                         _give(c, w[ROW], w[POINT], found)
                         _sent(p, c, found)
-                    held = _hold(s, held, r[DEVICE], found, w)
+                    held = _hold(c, s, held, r[DEVICE], found, w)
             if found == NONE:
                 r[SAME] = -1
             elif found >= 0 and r[POINT] >= 0:
@@ -439,7 +440,7 @@ def _gather(
         if r[SAME] == j:
             if r[POINT] >= 0:
                 _depend(c, message, r[POINT])
-            held = _hold(s, held, r[DEVICE], message, box)
+            held = _hold(c, s, held, r[DEVICE], message, box)
     return held
 
 
@@ -474,7 +475,7 @@ def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, he
                 found = _copy(p, c, nbytes, w[DEVICE], device)
                 _give(c, w[ROW], w[POINT], found)
                 _sent(p, c, found)
-            held = _hold(s, held, device, found, box)
+            held = _hold(c, s, held, device, found, box)
         if found >= 0 and r[POINT] >= 0:
             _depend(c, found, r[POINT])
     return held

@@ -41,7 +41,7 @@ from soapstone.search.parallel.movement import connect, overlap
 from soapstone.search.parallel.packing import call, packed
 from soapstone.search.parallel.problem import Model, prepare
 
-NEVER = integer(-(1 << 28))  # a delay that says nothing
+NEVER = integer(-(1 << 56))  # a delay that says nothing: less than all others together
 
 
 @packed
@@ -233,7 +233,7 @@ class Pair:
     def delays(self, mine: Choices, others: Choices) -> Array:
         """Return least delays, NEVER where there are none.
 
-        (mine, others, forward or back, points of the writer, points of the reader), int32.
+        (mine, others, forward or back, points of the writer, points of the reader), int64.
         """
         devices = len(self.model.problem.devices)
         shape = (len(mine), len(others), 2, devices, devices)
@@ -248,7 +248,7 @@ class Pair:
     ) -> Array:
         while True:
             sums = np.zeros(moving or (0, 0), np.int64)
-            least = np.full(delays or (0, 0, 0, 0, 0), NEVER, np.int32)
+            least = np.full(delays or (0, 0, 0, 0, 0), NEVER, np.int64)
             p, c = self.model.problem, self.settled.choice
             devices = len(p.devices)
             room = Room(
