@@ -18,12 +18,12 @@ from typing import Any
 
 from harness import serve, write
 
+from soapstone.native.memory import NO_ARGUMENTS, Entry
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
 from soapstone.runtime.program import nothing_address
-from soapstone.runtime.transfer import NativeEntry
 from soapstone.system import resident_bytes
 
-_ENTRY = NativeEntry(nothing_address(), 0, None)
+_ENTRY = Entry(nothing_address(), NO_ARGUMENTS)
 NOOP = Task("noop", (Read, ReadWrite), bind=lambda context, arrays: _ENTRY)
 PYTHON = Task("python", (Read, ReadWrite), lambda x, y: None)
 MOVE = Task("move", (Read, Write), lambda x, y: None)

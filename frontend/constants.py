@@ -16,6 +16,7 @@ import numpy as np
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
+from soapstone.native.memory import address
 from soapstone.system import let_go
 
 
@@ -64,7 +65,7 @@ def resident(array: Array) -> Array:
         return array if own else np.array(array, order="C")
     copy = np.array(array, order="C")
     if array.flags.c_contiguous:
-        offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+        offset = address(array) - address(np.frombuffer(base, np.uint8))
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:

@@ -1,34 +1,18 @@
-"""The native entry, the calling convention of every kernel, and the call it is bound to."""
+"""What a kernel is bound to: one execution of an operator on concrete arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from soapstone.native.memory import Array, Entry
 
 
 class Declined(Exception):
     """A kernel library cannot do what a variant asks of it, so the variant serves no such call."""
-
-
-NO_STATUSES: Mapping[int, str] = MappingProxyType({})
-
-
-class Entry(NamedTuple):
-    """A kernel bound to concrete arrays: `int32 fn(void *block)`, where 0 means success.
-
-    `keep` holds whatever the block points to; `statuses` explains the kernel's non-zero codes.
-    """
-
-    address: int
-    block: int
-    keep: object
-    statuses: Mapping[int, str] = NO_STATUSES
 
 
 @dataclass(frozen=True)
@@ -57,3 +41,6 @@ class Call:
                         f"{self.operator}: {side}[{number}] is {type(operand).__name__} "
                         f"{operand!r}, an array needed"
                     )
+
+
+__all__ = ["Array", "Call", "Declined", "Entry"]

@@ -23,6 +23,8 @@ from soapstone.cache.sources import closure, modules_of, stamp
 from soapstone.cache.store import Store
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, registered
+from soapstone.native.memory import call as native_call
+from soapstone.native.memory import run
 
 BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
@@ -89,7 +91,7 @@ def measured(call: Call, of: str, candidates: Sequence[Variant], serve: Sequence
             if again is not None:  # another worker has been here
                 return again
             copy = scratch(call)
-            bound = {variant.name: variant.bind(copy) for variant in serve}
+            bound = {variant.name: variant.kernel(copy) for variant in serve}
             entries = {name: entry for name, entry in bound.items() if entry is not None}
             times = dict(best_us(entries))
     held: Times = store().put(_question(of, candidates), times)
@@ -112,9 +114,9 @@ def _names(candidates: Sequence[Variant]) -> set[str]:
 @cache
 def _stamp(variant: Variant) -> str:
     """Return the stamp of a variant's sources; of all kernels where it chooses among others."""
-    modules = modules_of(variant.bind)
+    modules = modules_of(variant.kernel)
     if "soapstone.kernels.select" in closure(modules):
-        modules |= modules_of(*(each.bind for each in registered(variant.processor)))
+        modules |= modules_of(*(each.kernel for each in registered(variant.processor)))
     return stamp(*modules)
 
 
@@ -146,7 +148,6 @@ def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
 
     Taken in turns, a busy machine hurts all alike.
     """
-    from soapstone.kernels.cpu.native import run
 
     best = dict.fromkeys(entries, float("inf"))
     for entry in entries.values():
@@ -157,6 +158,6 @@ def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
             break
         for name, entry in entries.items():
             start = time.perf_counter()
-            run(entry)
+            native_call(entry.address, entry.block)
             best[name] = min(best[name], (time.perf_counter() - start) * 1e6)
     return best

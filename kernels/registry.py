@@ -7,12 +7,13 @@ As in Legion, one task may have several variants; which of them runs is decided 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TypeVar
 
-from soapstone.kernels.entry import Call, Declined, Entry
+from soapstone.kernels.entry import Array, Call, Declined, Entry
+from soapstone.native import memory
 
 Bind = Callable[[Call], Entry | None]
 B = TypeVar("B", bound=Callable[..., Entry | None])
@@ -27,13 +28,43 @@ MODULES: dict[str, tuple[str, ...]] = {
 class Variant:
     """A kernel that may serve `operator` on processors of one kind.
 
-    `bind` returns None when it does not serve a particular call (dtype, strides, sizes).
+    `kernel` gives its entry, or None when it does not serve a particular call (dtype, strides,
+    sizes).
     """
 
     operator: str
     name: str
     processor: str
-    bind: Bind
+    kernel: Bind
+
+    def bind(self, call: Call) -> Entry | None:
+        """Return the kernel's entry of a call, fenced in checked mode, or None."""
+        return fenced(call, self.kernel) if memory.CHECKED else self.kernel(call)
+
+
+def fenced(call: Call, kernel: Bind) -> Entry | None:
+    """Return a kernel's entry on fenced copies of a call's operands; see `native.checked`."""
+    from soapstone.native.checked import Argument
+    from soapstone.native.checked import fenced as bound
+
+    given = [number for number in range(len(call.inputs)) if number not in call.constants]
+    arguments = [
+        Argument(f"input {number} of {call.operator}", call.inputs[number], True, False)
+        for number in given
+    ] + [
+        Argument(f"output {number} of {call.operator}", array, False, True)
+        for number, array in enumerate(call.outputs)
+    ]
+
+    def bind(arrays: Sequence[Array]) -> Entry | None:
+        inputs = list(call.inputs)
+        for number, array in zip(given, arrays):
+            inputs[number] = array
+        outputs = tuple(arrays[len(given) :])
+        return kernel(replace(call, inputs=tuple(inputs), outputs=outputs))
+
+    found: Entry | None = bound(arguments, bind)
+    return found
 
 
 _VARIANTS: dict[tuple[str, str], list[Variant]] = {}

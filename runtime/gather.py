@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import Entry, pack
+
 from .sparse import IndexSets
 from .task import PointContext, Read, ReadWrite, Task, Write
 from .tiling import Shape, Tiling, intern
-from .transfer import NATIVE_FOLDS, NativeEntry, collapsed, combine, folded
+from .transfer import NATIVE_FOLDS, collapsed, combine, folded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK_BYTES = 1 << 16  # a scatter of less than this is not cut over processors
@@ -49,7 +51,7 @@ def gather_task(sets: IndexSets) -> Task:
         def body(context: PointContext, source: Array, packed: Array) -> None:
             packed[...] = source[local(context)]
 
-        def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry:
+        def bind(context: PointContext, arrays: Sequence[Array]) -> Entry:
             source, packed = arrays
             entry = _move(packed, None, source, local(context))
             assert entry is not None  # any dtype can be moved
@@ -131,7 +133,7 @@ def _plan(
                     combine(reduction, held, packed[rows[a:b]])
                     out[some] = held
 
-    def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry | None:
+    def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
         packed, target = arrays
         places, rows = where(context)
         return _move(target, places, packed, (rows,), reduction)
@@ -148,7 +150,7 @@ def _move(
     source: Array,
     by: tuple[Array, ...],
     reduction: str | None = None,
-) -> NativeEntry | None:
+) -> Entry | None:
     """The native entry that moves or combines rows, or None for a dtype without a kernel.
 
     to, by: coordinates of the rows along the first axes of target and source; None for all rows of
@@ -161,8 +163,7 @@ def _move(
     count = by[0].size
     if to is None:
         to = (np.arange(count, dtype=np.int64),)
-    held = []  # offsets of the rows, kept as long as the entry
-    ways: list[int] = []  # of each side: the address of its offsets, or 0 and the step of its rows
+    ways: list[Any] = []  # of each side: its offsets, or 0 and the step of its rows
     for places, array in ((to, target), (by, source)):
         for axis, extent in zip(places, array.shape):
             if count and not 0 <= int(axis.min()) <= int(axis.max()) < extent:
@@ -176,8 +177,7 @@ def _move(
         offset = np.zeros(count, dtype=np.int64)
         for axis, step in zip(places, array.strides):
             offset += axis * step
-        held.append(offset)
-        ways += [offset.ctypes.data, 0]
+        ways += [offset, 0]
     if target.shape[len(to) :] != source.shape[len(by) :]:
         raise ValueError(f"rows of {source.shape} do not fit into {target.shape}")
     if count:
@@ -196,6 +196,5 @@ def _move(
             return None
         unit = target.itemsize
         kernel = gather_kernels.combine_rows(target.dtype.str, reduction)
-    head = [count, unit, target.ctypes.data, source.ctypes.data, *ways, len(extents)]
-    block = np.array([*head, *extents, *tos, *bys], dtype=np.int64)
-    return NativeEntry(int(kernel.address), block.ctypes.data, (block, held, target, source))
+    block = pack(count, unit, target, source, ways, len(extents), extents, tos, bys)
+    return Entry(int(kernel.address), block)

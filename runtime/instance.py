@@ -23,13 +23,6 @@ READ, WRITE = 1, 2
 _USES_LIMIT = 64
 
 
-def aligned_bytes(nbytes: int, zero: bool) -> Array:
-    """A uint8 array of `nbytes` at a 64-byte boundary."""
-    raw: Array = (np.zeros if zero else np.empty)(nbytes + 64, dtype=np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + nbytes]
-
-
 class Storage:
     """The bytes of one instance: a box of a region in a memory, with an axis order.
 

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from soapstone.native.memory import address
+
 from .dependence import Analysis
 from .instance import Instance, Instances, Storage
 from .launch import Launch
@@ -212,7 +214,7 @@ class Part:
                 region=name,
                 memory=storage.memory,
                 box=[list(storage.box[0]), list(storage.box[1])],
-                address=0 if array is None else int(array.ctypes.data),
+                address=0 if array is None else int(address(array)),
                 strides=list(strides if array is None else array.strides),
                 itemsize=storage.dtype.itemsize,
                 valid=valid,

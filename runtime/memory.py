@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import aligned
 from soapstone.system import available_bytes, resident_bytes
 
 from .errors import MemoryExhausted
-from .instance import Storage, aligned_bytes
+from .instance import Storage
 from .machine import PROCESS, Machine
 from .shared import Segments
 from .statistics import Statistics
@@ -123,7 +124,7 @@ class MemoryPool:
         try:
             if self.segments is not None:
                 return self.segments.allocate(nbytes)
-            return aligned_bytes(nbytes, zero)
+            return aligned(nbytes, zero=zero)
         except MemoryError as error:
             refused = f"the operating system refuses them ({error})"
             raise self._exhausted(memory, nbytes, what, refused) from None

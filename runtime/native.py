@@ -13,6 +13,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from soapstone import system
+from soapstone.native.stack import room
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -106,8 +107,7 @@ def clock_ns(typingctx: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
-        with builder.goto_entry_block():  # elsewhere a loop would take more stack in each round
-            slot = builder.alloca(word, 2)
+        slot = builder.bitcast(room(builder, ir.ArrayType(word, 2)), word.as_pointer())
         if system.CLOCK_ID is None:
             kind = ir.FunctionType(ir.IntType(32), [word.as_pointer()])
             builder.call(_declare(builder.module, kind, system.CLOCK), [slot])

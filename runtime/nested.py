@@ -23,13 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import aligned
+
 from .dependence import Analysis
 from .errors import LaunchError, PrivilegeError, StoppedError, SubtaskError, TaskError
 from .executors.local import LocalExecutor, as_task_error
 from .expansion import Expanded, Expander, Options, parameters_of, region_uses
 from .fields import FieldRegion, FieldViews
 from .future import Future, FutureMap
-from .instance import Instance, Storage, aligned_bytes
+from .instance import Instance, Storage
 from .log import Log, LoggedSink, ScopeLog
 from .log_part import now_ns
 from .machine import Machine
@@ -180,7 +182,7 @@ class Family:
         """
         what = f"region {storage.name!r}"
         self.nest.memory.claim(storage, self.team.memory, storage.nbytes, what)
-        storage.attach(aligned_bytes(storage.nbytes, zero=not storage.transient))
+        storage.attach(aligned(storage.nbytes, zero=not storage.transient))
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:
         """Take operations; each starts when those it depends on have ended."""

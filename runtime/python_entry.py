@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numba import carray, types
 
+from soapstone import system
 from soapstone.cache.compiled import cfunc
+from soapstone.native.memory import address
 
 from .native import call_pointer, compare_exchange, load_acquire, pause, pointer
 
@@ -61,7 +63,7 @@ def _call(block: Any) -> int:
     return 0 if result == w[_DONE] else -1
 
 
-def address() -> int:
+def entry_address() -> int:
     """The address of the entry."""
     return int(_call.address)
 
@@ -78,8 +80,8 @@ class Calls:
         self._functions: list[Callable[[], bool] | None] = [None] * count
         self._blocks = np.zeros((count, _WORDS), dtype=np.int64)
         if holder is not None:
-            self._blocks[:, _HOLDER] = ctypes.cast(holder, ctypes.c_void_p).value or 0
-        self._blocks[:, _TURN] = self._turn[8:].ctypes.data
+            self._blocks[:, _HOLDER] = system.address(holder)
+        self._blocks[:, _TURN] = address(self._turn, 64)
         self._blocks[:, _NAME] = np.arange(1, count + 1)
         self._blocks[:, _DONE] = id(True)
 
@@ -87,4 +89,4 @@ class Calls:
         """The address of a block that calls a function, which is kept alive."""
         self._functions[number] = function
         self._blocks[number, _CALL] = id(function)
-        return int(self._blocks[number].ctypes.data)
+        return int(address(self._blocks[number]))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone import system
+from soapstone.native.memory import address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL, _SLAB = 1 << 16, 1 << 20  # bytes
@@ -107,7 +108,7 @@ class Segments:
         _advise(memory, size)
         whole: Array = np.frombuffer(memory, dtype=np.uint8)
         number = next(self._numbers)
-        self._held[number] = _Segment(whole.ctypes.data, size, descriptor, weakref.ref(memory))
+        self._held[number] = _Segment(int(address(whole)), size, descriptor, weakref.ref(memory))
         weakref.finalize(memory, _release, self._held, number)
         return whole
 
@@ -127,7 +128,7 @@ class Segments:
 
     def place(self, array: Array) -> Place | None:
         """Where an array lies, or None when it is not in a segment."""
-        start = array.ctypes.data
+        start = address(array)
         for number, segment in list(self._held.items()):
             offset = start - segment.start
             if 0 <= offset < segment.nbytes:

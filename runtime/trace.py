@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.native import memory as native_memory
+
 from . import eviction
 from .bucket import buckets
 from .capture import CaptureAnalysis, Recorder, install_results, restore_needs
 from .errors import BodyError, MapperError, RuntimeCoreError, TaskError
-from .executors.local import as_task_error, context_of
+from .executors.local import as_task_error, bound, checked_message
 from .instance import Cells, Instance, Instances
 from .lifetime import ArenaLayout, lay_out
 from .message import joined, split
@@ -160,7 +162,7 @@ class Trace:
                     elif operation.idle:
                         addresses[number] = idle
                     else:
-                        addresses[number] = python_entry.address()
+                        addresses[number] = python_entry.entry_address()
                         blocks[number] = calls.block(number, self._prepare(operation))
 
             return work
@@ -203,13 +205,13 @@ class Trace:
         """
         message = self._messages.get(operation.id)
         if message is not None:
-            return message
+            return checked_message(message) if native_memory.CHECKED else message
         task = operation.launch.task
         if task.bind is None or operation.idle:
             return None
         processor = self._runtime.machine.processors[operation.processor]
         try:
-            entry = task.bind(context_of(operation, processor), operation.arrays())
+            entry = bound(operation, processor, operation.arrays())
         except MapperError:
             raise
         except Exception as error:
@@ -327,6 +329,9 @@ class Trace:
             return
         program.reset()
         self._raised.clear()
+        if native_memory.CHECKED:
+            for arena in self._arenas:  # nothing outlives a replay there
+                native_memory.spoil(arena.buffer)
         stamps: list[Array | None] = [
             np.zeros((mine.fn.size, 3), dtype=np.int64) if timeline is not None else None
             for mine in program.workers

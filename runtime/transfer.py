@@ -12,19 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.native.memory import Entry, pack
+
 from .task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIRST, COMBINE, IDENTITY = 0, 1, 2
 NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
-
-
-class NativeEntry(NamedTuple):
-    """A native entry of the runtime core; see `task.EntryLike`."""
-
-    address: int
-    block: int
-    keep: object
 
 
 class FoldPart(NamedTuple):
@@ -66,7 +60,7 @@ def collapsed(arrays: Sequence[Array]) -> tuple[list[int], list[list[int]]]:
     return extents, strides
 
 
-def copy_entry(target: Array, source: Array) -> NativeEntry:
+def copy_entry(target: Array, source: Array) -> Entry:
     """The native entry that copies between arrays of one shape and dtype (source may broadcast).
 
     Raises: ValueError when shapes or dtypes differ.
@@ -88,10 +82,8 @@ def copy_entry(target: Array, source: Array) -> NativeEntry:
             extents.append(pieces)
             to.append(unit)
             by.append(unit)
-    head = [len(extents), unit, target.ctypes.data, source.ctypes.data]
-    block = np.array([*head, *extents, *to, *by], dtype=np.int64)
-    address = int(transfer_kernels.copy_words.address)
-    return NativeEntry(address, block.ctypes.data, (block, target, source))
+    block = pack(len(extents), unit, target, source, extents, to, by)
+    return Entry(int(transfer_kernels.copy_words.address), block)
 
 
 @contextmanager
@@ -132,22 +124,18 @@ def fold_arrays(
 
 def fold_entry(
     reduction: str, mode: int, out: Array, parts: Sequence[tuple[Array, Array]]
-) -> NativeEntry | None:
+) -> Entry | None:
     """The native entry of `fold_arrays`, or None for a dtype without a native kernel."""
     if out.dtype.str[1:] not in NATIVE_FOLDS or not out.dtype.isnative:
         return None
     from . import transfer_kernels
 
-    words: list[int] = []
-    stages = 0
+    stages: list[tuple[Any, ...]] = []
 
     def stage(how: int, target: Array, given: Sequence[Array]) -> None:
-        nonlocal stages
         extents, strides = collapsed([target, *given])
-        words.extend([how, len(given), len(extents), target.ctypes.data, *extents, *strides[0]])
-        for array, steps in zip(given, strides[1:]):
-            words.extend([array.ctypes.data, *steps])
-        stages += 1
+        head = (how, len(given), len(extents), target, extents, strides[0])
+        stages.append((*head, list(zip(given, strides[1:]))))
 
     same = all(target.shape == out.shape for target, _ in parts)
     if same:
@@ -157,17 +145,16 @@ def fold_entry(
             stage(IDENTITY, out, [])
         for target, part in parts:
             stage(COMBINE, target, [part])
-    block = np.array([stages, *words], dtype=np.int64)
     start = identity(reduction, out.dtype)
     kernel = transfer_kernels.fold_kernel(out.dtype.str, reduction, start.item())
-    return NativeEntry(int(kernel.address), block.ctypes.data, (block, out, list(parts)))
+    return Entry(int(kernel.address), pack(len(stages), stages))
 
 
 def _copy(source: Array, target: Array) -> None:
     np.copyto(target, source)
 
 
-def _bind_copy(context: PointContext, arrays: Sequence[Array]) -> NativeEntry:
+def _bind_copy(context: PointContext, arrays: Sequence[Array]) -> Entry:
     return copy_entry(arrays[1], arrays[0])
 
 
@@ -178,11 +165,10 @@ def _fill(value: Any, target: Array) -> None:
     target[...] = value
 
 
-def _bind_fill(context: PointContext, arrays: Sequence[Array]) -> NativeEntry:
+def _bind_fill(context: PointContext, arrays: Sequence[Array]) -> Entry:
     target = arrays[0]
     value = np.full((1,) * target.ndim, context.scalars[0], dtype=target.dtype)
-    entry = copy_entry(target, np.broadcast_to(value, target.shape))
-    return NativeEntry(entry.address, entry.block, (entry.keep, value))
+    return copy_entry(target, np.broadcast_to(value, target.shape))
 
 
 FILL = Task("fill", (Write,), body=_fill, bind=_bind_fill, parameters=(None, Write), kind="fill")
@@ -221,7 +207,7 @@ def fold_task(
         with folded(arrays[0]) as out:
             fold_arrays(reduction, mode, out, views(context, (out, *arrays[1:])))
 
-    def bind(context: PointContext, arrays: Sequence[Array]) -> NativeEntry | None:
+    def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
         return fold_entry(reduction, mode, arrays[0], views(context, arrays))
 
     output = ReadWrite if mode == COMBINE else Write

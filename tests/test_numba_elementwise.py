@@ -289,6 +289,6 @@ def test_status_of_a_part_is_returned_and_ends_a_sequence(threads: int) -> None:
 def test_pack_flattens_and_keeps_bits() -> None:
     array = np.zeros(3)
     block = native.pack(1, (2.5, [array, True]), (1 << 64) - 1)
-    assert block.array[0] == 1 and block.array[3] == 1 and block.array[4] == -1
-    assert block.array[1:2].view(np.float64)[0] == 2.5
-    assert block.array[2] == array.ctypes.data
+    assert block.words[0] == 1 and block.words[3] == 1 and block.words[4] == -1
+    assert block.words[1:2].view(np.float64)[0] == 2.5
+    assert block.words[2] == array.ctypes.data

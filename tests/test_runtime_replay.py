@@ -358,7 +358,7 @@ def test_interrupt_reaches_a_waiting_main_thread() -> None:
 
 
 def test_a_long_trace_is_profiled_in_little_stack() -> None:
-    """Reading the clock takes no more stack each time it is read, however many entries there are."""
+    """Reading the clock takes no more stack each time, however many entries there are."""
     count = 400_000
     idle = [nothing_address()] * count
     made = assemble(range(count), [0] * count, [()] * count, idle, [0] * count)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.cache.compiled import njit
-from soapstone.kernels.cpu.native import f64p, helper, i64p, native, stack, words
+from soapstone.kernels.cpu.native import f64p, helper, i64p, native, pack, stack, words
 from soapstone.kernels.entry import Entry
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -169,16 +169,11 @@ def entry(
 
     iterations: int64 (1,), read at each run and multiplied by `factor`.
     """
-    block = np.zeros(_HEAD + 3 * len(inputs), dtype=np.int64)
-    block[_STEP], block[_POINT], block[_KERNEL] = step, point, kernel
-    block.view(np.float64)[_FACTOR] = factor
-    block[_ITERATIONS] = iterations.ctypes.data
-    block[_OUTPUT], block[_PAIRS] = output.ctypes.data, output.shape[1] // 2
+    head: list[Any] = [0] * _HEAD
+    head[_STEP], head[_POINT], head[_KERNEL], head[_FACTOR] = step, point, kernel, float(factor)
+    head[_ITERATIONS], head[_OUTPUT], head[_PAIRS] = iterations, output, output.shape[1] // 2
     if scratch is not None:
-        block[_SCRATCH], block[_CHUNKS] = scratch.ctypes.data, scratch.size // CHUNK
-    block[_INPUTS] = len(inputs)
-    for number, (array, first) in enumerate(inputs):
-        at = _HEAD + 3 * number
-        block[at : at + 3] = array.ctypes.data, first, array.shape[0]
-    keep = (block, iterations, output, scratch, inputs)
-    return Entry(task_entry.address, block.ctypes.data, keep, STATUSES)
+        head[_SCRATCH], head[_CHUNKS] = scratch, scratch.size // CHUNK
+    head[_INPUTS] = len(inputs)
+    given = [(array, first, array.shape[0]) for array, first in inputs]
+    return Entry(task_entry.address, pack(head, given), STATUSES)

@@ -52,8 +52,7 @@ def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
         if entry is None:
             return None
         entries.append(entry)
-    made = pack(len(entries), buffers, [(entry.address, entry.block) for entry in entries])
-    return Block(made.array, (made.keep, entries)), entries
+    return pack(len(entries), buffers, entries), entries
 
 
 def _ahead(call: Call, keys: int) -> int:

@@ -27,6 +27,7 @@ from soapstone.kernels.cpu.native import (
 from soapstone.kernels.cpu.programs import Node, compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 # Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 count, 5 epsilon, 6 momentum, 7.. arrays:
 # gamma, beta, old mean, old variance; new mean, new variance, mean, rstd, scale, shift; 17 pivot
@@ -179,7 +180,7 @@ def batch_norm(call: Call) -> Entry | None:
     y, *results = call.outputs
     if not _served((x, y), (*vectors, *results)) or x.size == 0:
         return None
-    scale, shift = (np.zeros(x.shape[1], np.float32) for _ in range(2))
+    scale, shift = (aligned_array(x.shape[1:2], np.float32) for _ in range(2))
     pivot = _pivot(x)
     sums = ChannelSums(x, x, pivot, call.threads, centred=True)
     apply = _apply(_SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
@@ -199,7 +200,7 @@ def batch_norm_inference(call: Call) -> Entry | None:
         return None
     if x.size == 0:
         return noop()
-    scale, shift = np.zeros(x.shape[1], np.float32), np.zeros(x.shape[1], np.float32)
+    scale, shift = aligned_array(x.shape[1:2], np.float32), aligned_array(x.shape[1:2], np.float32)
     apply = _apply(_SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if apply is None:
         return None
@@ -215,7 +216,7 @@ def batch_norm_grad(call: Call) -> Entry | None:
     dx, dgamma, dbeta = call.outputs
     if not _served((dy, x, dx), (gamma, mean, rstd, dgamma, dbeta)) or x.size == 0:
         return None
-    a, b, d = (np.zeros(x.shape[1], np.float32) for _ in range(3))
+    a, b, d = (aligned_array(x.shape[1:2], np.float32) for _ in range(3))
     sums = ChannelSums(dy, x, mean, call.threads)
     nodes: list[Node] = [
         ("sub", (1, 2), {}),

@@ -37,6 +37,7 @@ from soapstone.kernels.cpu.simd import (
 )
 from soapstone.kernels.cpu.windows import first_lanes, load_where
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.memory import aligned_array
 
 
 @routine
@@ -194,7 +195,7 @@ class ChannelSums:
             if any(s[-1] != 4 for s in strides) and extents[-1] > 1:
                 return
             run, extents, strides = extents[-1], extents[:-1], tuple(s[:-1] for s in strides)
-        self.sums = np.zeros((self.images, self.parts, 2, self.padded))
+        self.sums = aligned_array((self.images, self.parts, 2, self.padded), np.float64, zero=True)
         block = pack(
             (u, v, pivot, self.sums, c, self.padded, self.parts, self.count // run, run),
             (len(extents), u.strides[1], v.strides[1], pivot.strides[-1], centred),

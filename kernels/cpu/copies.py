@@ -43,6 +43,7 @@ from soapstone.kernels.cpu.native import (
 from soapstone.kernels.cpu.runs import row_offset
 from soapstone.kernels.cpu.simd import vectorised
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.memory import address
 
 _ITEM_BYTES = 32768  # of rows copied one element after the other, in one item
 _SHORT, _LONG = 64, 256  # elements a side of the tiles whose squares are transposed in one item
@@ -228,8 +229,7 @@ def copies(pairs: Sequence[tuple[Array, Array]], threads: int) -> Entry | None:
     for to, x in pairs:
         if not _served(to, x):
             return None
-        place = to.__array_interface__["data"][0]
-        same = x.__array_interface__["data"][0] == place and x.strides == to.strides
+        same = address(x) == address(to) and x.strides == to.strides
         if to.size and not same:
             work.append(_plan(to, x, threads))
     if not work:
@@ -238,10 +238,8 @@ def copies(pairs: Sequence[tuple[Array, Array]], threads: int) -> Entry | None:
         return parallel_for(work[0].body, work[0].block, work[0].items, threads)
     starts = list(itertools.accumulate((one.items for one in work), initial=0))
     table = [(one.body.address, one.block, at) for one, at in zip(work, starts)]
-    made = parallel_for(
-        _copy_several, pack(len(work), table, 0, 0, starts[-1]), starts[-1], threads
-    )
-    return made._replace(keep=(made.keep, work))
+    block = pack(len(work), table, 0, 0, starts[-1], keep=tuple(one.body for one in work))
+    return parallel_for(_copy_several, block, starts[-1], threads)
 
 
 def _served(to: Array, x: Array) -> bool:

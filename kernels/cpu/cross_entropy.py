@@ -43,6 +43,7 @@ from soapstone.kernels.cpu.rowmath import (
 from soapstone.kernels.cpu.simd import load_first, splat, sum_lanes, vectorised
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 _FLOATS = 8192  # of logits, in one item
 _RANGE = {1: "label out of range"}
@@ -233,7 +234,7 @@ def cross_entropy(call: Call) -> Entry | None:
     if not (_is_integer(expected) if sparse else _rows_contiguous(expected)):
         return None
     _, items = _items(logits)
-    partials = np.zeros(max(items, 1), np.float64)
+    partials = aligned_array((max(items, 1),), np.float64, zero=True)
     block = pack(_table(logits, expected, lse, lse, (partials, 0, 0)))
     threads = useful_threads(call.threads, 4 * logits.nbytes)
     scale = 1.0 / (call.attributes["count"] or max(logits.shape[0], 1))
@@ -266,7 +267,7 @@ def correct(call: Call) -> Entry | None:
     if not _rows_contiguous(logits) or not is_float32(count) or not _is_integer(labels):
         return None
     _, items = _items(logits)
-    partials = np.zeros(max(items, 1), np.float64)
+    partials = aligned_array((max(items, 1),), np.float64, zero=True)
     block = pack(_table(logits, labels, logits, logits, (partials, 0, 0)))
     threads = useful_threads(call.threads, logits.nbytes)
     rows = parallel_for(_correct, block, items, threads)

@@ -26,6 +26,7 @@ from soapstone.kernels.cpu.simd import load, splat, store
 from soapstone.kernels.cpu.windows import first_lanes, load_where
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 _BLOCK = 64  # channels an item
 
@@ -111,7 +112,7 @@ def conv2d_grad_weight(call: Call) -> Entry | None:
         return None
     channels = x.shape[1]
     blocks = -(-channels // _BLOCK)
-    totals = np.empty((blocks, *dw.shape[2:], _BLOCK), np.float32)
+    totals = aligned_array((blocks, *dw.shape[2:], _BLOCK), np.float32)
     block = pack(
         (x, dy, dw, totals, channels, x.shape[0], *x.shape[2:], *dy.shape[2:], *dw.shape[2:]),
         (*at["stride"], *at["padding"][:2], *at["dilation"]),

@@ -56,10 +56,8 @@ def repeat(
     The step's number is written into the first word of each block.
     """
     statuses = {code: text for entry in entries for code, text in entry.statuses.items()}
-    calls = [(entry.address, entry.block) for entry in entries]
     head = (count, first, stride, len(blocks), len(entries))
-    made = bind(_repeat, head, list(blocks), calls, statuses=statuses)
-    return made._replace(keep=(made.keep, tuple(entries)))
+    return bind(_repeat, head, list(blocks), list(entries), statuses=statuses)
 
 
 @native()

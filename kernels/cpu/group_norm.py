@@ -26,6 +26,7 @@ from soapstone.kernels.cpu.native import (
 from soapstone.kernels.cpu.programs import Node, compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 # Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 elements of a channel, 5 epsilon,
 # 6 samples, 7 groups, 8 gamma, 9 beta, 10 x, 11-12 its strides of samples and channels, 13 mean and
@@ -149,7 +150,7 @@ def group_norm(call: Call) -> Entry | None:
     groups = _served(call, (x, y), (gamma, beta, mean, rstd))
     if groups is None:
         return None
-    scale, shift, pivots = (np.zeros(x.shape[:2], np.float32) for _ in range(3))
+    scale, shift, pivots = (aligned_array(x.shape[:2], np.float32) for _ in range(3))
     sums = ChannelSums(x, x, pivots, call.threads, centred=True)
     nodes: list[Node] = [("mul", (0, 1), {}), ("add", (3, 2), {})]
     apply = _apply(nodes, [x], [scale, shift], y, call.threads)
@@ -168,7 +169,7 @@ def group_norm_grad(call: Call) -> Entry | None:
     groups = _served(call, (x, dy, dx), (gamma, mean, rstd, dgamma, dbeta))
     if groups is None:
         return None
-    a, b, d, means = (np.zeros(x.shape[:2], np.float32) for _ in range(4))
+    a, b, d, means = (aligned_array(x.shape[:2], np.float32) for _ in range(4))
     sums = ChannelSums(dy, x, means, call.threads)
     nodes: list[Node] = [
         ("sub", (1, 2), {}),

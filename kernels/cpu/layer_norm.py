@@ -34,6 +34,7 @@ from soapstone.kernels.cpu.simd import (
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 # Words of the blocks: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 beta,
 # 5 partial sums, 6 parts, 7 rows, 8.. addresses; then from 16 the extents and one table of strides
@@ -199,11 +200,11 @@ def layer_norm_grad(call: Call) -> Entry | None:
     rows = x.size // c
     made = walk(mean.shape, [dy[..., 0], x[..., 0], mean, rstd, dx[..., 0]])
     threads = min(rows, useful_threads(call.threads, 3 * x.nbytes))
-    sums = np.zeros(threads * 2 * ((c + 15) // 16 * 16), np.float64)
+    sums = aligned_array((threads * 2 * ((c + 15) // 16 * 16),), np.float64, zero=True)
     block: Block = pack(
         (c, len(made.extents), 0, gamma, 0, sums, threads, rows),
         (dy, x, mean, rstd, dx, dgamma, dbeta, 0),
         (made.extents, made.strides),
     )
     entry = parallel_for(_backward, block, threads, threads)
-    return sequence([entry, Entry(_join.address, block.address, block)])
+    return sequence([entry, Entry(_join.address, block)])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soapstone.kernels.entry import Array, Call
+from soapstone.native.memory import aligned_array
 
 
 class Walk(NamedTuple):
@@ -79,10 +80,7 @@ def merge(
 
 def private(*shape: int) -> Array:
     """Return an uninitialised private float32 array on a cache line's bound."""
-    size = int(np.prod(shape))
-    store = np.empty(size + 16, np.float32)
-    start = -store.ctypes.data % 64 // 4
-    return store[start : start + size].reshape(shape)
+    return aligned_array(shape, np.float32)
 
 
 def rows(array: Array) -> Array | None:

@@ -34,6 +34,7 @@ from soapstone.kernels.cpu.simd import load_first, splat, sum_lanes, vectorised
 from soapstone.kernels.cpu.spans import span, span_at, spans
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 _CLIP = float(np.float32(1e-7))
 _CLIP_HIGH = float(np.float32(1 - 1e-7))
@@ -195,7 +196,7 @@ def loss(call: Call) -> Entry | None:
     if p.size == 0:
         return bind(add_partials, 0, 0, scale, to)
     made = spans(p.shape, (p, t))
-    partials = np.zeros(made.items, np.float64)
+    partials = aligned_array((made.items,), np.float64, zero=True)
     kind = 0 if call.operator == "mse" else 1 + call.attributes["from_logits"]
     block = pack(kind, made.block, p, t, partials)
     sums = parallel_for(_sum, block, made.items, useful_threads(call.threads, 2 * p.nbytes))
@@ -270,7 +271,7 @@ def is_finite(call: Call) -> Entry | None:
     if x.size == 0:
         return bind(_all_finite, 0, 0, to)
     made = spans(x.shape, (x,))
-    sums = np.zeros(made.items, np.float64)
+    sums = aligned_array((made.items,), np.float64, zero=True)
     block = pack(made.block, x, sums)
     entry = parallel_for(_finite, block, made.items, useful_threads(call.threads, x.nbytes))
     return sequence([entry, bind(_all_finite, sums, made.items, to)])

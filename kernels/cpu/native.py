@@ -8,7 +8,6 @@ read from the block, never baked into the code: that is what makes the compiled 
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,15 @@ from numba.extending import intrinsic
 
 from soapstone import system
 from soapstone.cache.compiled import cfunc
-from soapstone.kernels.entry import NO_STATUSES, Entry
+from soapstone.native.memory import (
+    NO_ARGUMENTS,
+    NO_STATUSES,
+    Block,
+    Entry,
+    pack,
+    run,
+)
+from soapstone.native.stack import room
 
 Kind = Literal["entry", "body", "team"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,9 +135,7 @@ def stack(typing: Any, nbytes: Any) -> Any:
     size = nbytes.literal_value
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        with builder.goto_entry_block():
-            place = builder.alloca(ir.ArrayType(ir.IntType(8), size))
-            place.align = 64
+        place = room(builder, ir.ArrayType(ir.IntType(8), size), 64)
         return builder.ptrtoint(place, ir.IntType(64))
 
     return types.int64(nbytes), emit
@@ -182,49 +187,9 @@ _call_number: Any = _call("number", 0)  # omp_get_thread_num(), omp_get_num_thre
 
 
 # ------------------------------------------------------------------------------- argument blocks
-class Block(NamedTuple):
-    """The argument block of one entry: 64-bit words, and whatever they point to."""
-
-    array: np.ndarray[Any, np.dtype[np.int64]]
-    keep: object
-
-    @property
-    def address(self) -> int:
-        """The address of the first word."""
-        return int(self.array.ctypes.data)
-
-
-def pack(*values: Any) -> Block:
-    """Return a block of the values, one word each.
-
-    Arrays (held alive) and blocks become addresses, integers and booleans themselves, floats the
-    bits of a float64; tuples and lists are flattened.
-    """
-    out: list[int] = []
-    keep: list[object] = []
-
-    def add(value: Any) -> None:
-        if isinstance(value, Block | np.ndarray):
-            keep.append(value)
-            out.append(value.address if isinstance(value, Block) else int(value.ctypes.data))
-        elif isinstance(value, tuple | list):
-            for item in value:
-                add(item)
-        elif isinstance(value, float | np.floating):
-            out.append(int(np.float64(value).view(np.int64)))
-        else:
-            number = int(value)
-            out.append(number if number < 1 << 63 else number - (1 << 64))
-
-    for value in values:
-        add(value)
-    return Block(np.array(out or [0], np.int64), keep)
-
-
 def bind(kernel: Native, *values: Any, statuses: Mapping[int, str] = NO_STATUSES) -> Entry:
     """Return the entry of a kernel on the packed values."""
-    block = pack(*values)
-    return Entry(kernel.address, block.address, (block, kernel), statuses)
+    return Entry(kernel.address, pack(*values, keep=(kernel,)), statuses)
 
 
 # ------------------------------------------------------------------------ entries made of entries
@@ -283,7 +248,7 @@ def _team(block: Any) -> Any:
 
 def noop() -> Entry:
     """Return the entry that does nothing and succeeds."""
-    return Entry(_nothing.address, 0, _nothing)
+    return Entry(_nothing.address, NO_ARGUMENTS)
 
 
 def sequence(entries: Sequence[Entry]) -> Entry:
@@ -291,16 +256,13 @@ def sequence(entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
     statuses = {code: text for entry in entries for code, text in entry.statuses.items()}
-    pairs = [(entry.address, entry.block) for entry in entries]
-    made = bind(_in_order, len(entries), pairs, statuses=statuses)
-    return made._replace(keep=(made.keep, tuple(entries)))
+    return bind(_in_order, len(entries), list(entries), statuses=statuses)
 
 
 def either(flag: np.ndarray[Any, Any], first: Entry, second: Entry) -> Entry:
     """Return one entry that runs the first where the flag, a bool scalar, is true when it runs."""
-    pairs = [(entry.address, entry.block) for entry in (first, second)]
-    made = bind(_either, flag, pairs, statuses={**second.statuses, **first.statuses})
-    return made._replace(keep=(made.keep, first, second))
+    statuses = {**second.statuses, **first.statuses}
+    return bind(_either, flag, first, second, statuses=statuses)
 
 
 class OpenMP(NamedTuple):
@@ -339,8 +301,7 @@ def parallel_for(
     parts = min(threads, items)
     team = openmp()
     if parts <= 1 or team is None:
-        made = bind(_whole, body.address, block, items, statuses=statuses)
-        return made._replace(keep=(made.keep, body))
+        return Entry(_whole.address, pack(body.address, block, items, keep=(body,)), statuses)
     packed = pack(
         team.parallel,
         _member.address,
@@ -352,9 +313,10 @@ def parallel_for(
         block,
         (0,) * parts,
         0,
+        keep=(body,),
     )
-    packed.array[8 + parts] = packed.address
-    return Entry(_team.address, packed.address, (packed, body), statuses)
+    packed.words[8 + parts] = packed.address
+    return Entry(_team.address, packed, statuses)
 
 
 def useful_threads(threads: int, nbytes: int) -> int:
@@ -365,9 +327,32 @@ def useful_threads(threads: int, nbytes: int) -> int:
     return max(1, min(threads, nbytes // 32768))
 
 
-_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
-
-
-def run(entry: Entry) -> int:
-    """Run an entry from Python, releasing the interpreter lock, and return its status."""
-    return int(_ENTRY(entry.address)(entry.block))
+__all__ = [
+    "Block",
+    "Native",
+    "OpenMP",
+    "as_float",
+    "bind",
+    "call_body",
+    "call_entry",
+    "either",
+    "f32p",
+    "f64p",
+    "fixed_arity",
+    "helper",
+    "i16p",
+    "i32p",
+    "i64p",
+    "native",
+    "noop",
+    "openmp",
+    "pack",
+    "parallel_for",
+    "routine",
+    "run",
+    "sequence",
+    "stack",
+    "u8p",
+    "useful_threads",
+    "words",
+]

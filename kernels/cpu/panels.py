@@ -49,6 +49,7 @@ from soapstone.kernels.cpu.panels_lanes import (
 from soapstone.kernels.cpu.programs import Node, Program, compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import Address, address, aligned_array
 
 _ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
@@ -135,9 +136,7 @@ class _Packed:
 
     def __init__(self, w: Array, width: int) -> None:
         depth, columns = w.shape
-        store = np.empty(_ceil(columns, 16) * 16 * depth + 16, np.float32)
-        start = -store.ctypes.data % 64 // 4
-        self.array = store[start : start + store.size - 16]
+        self.array = aligned_array((_ceil(columns, 16) * 16 * depth,), np.float32)
         for column, wide in _cuts(columns, width):
             panel = self.array[column * depth : (column + wide) * depth].reshape(depth, wide)
             part = w[:, column : column + wide]
@@ -213,7 +212,7 @@ def _bind(
         return None
     entries: list[Entry] = []
     if x.strides[-1] != 4 and x.shape[-1] > 1:
-        dense = np.empty(x.shape, np.float32)
+        dense = aligned_array(x.shape, np.float32)
         staged = copy(dense, x, call.threads)
         if staged is None:
             return None
@@ -248,19 +247,18 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
     block = pack(
         *(x.size // depth, depth, columns, pack(*cuts), packed.array, pack(_rows(x))),
         *(count, program.registers, pack(records), len(steps), pack(steps)),
+        keep=(packed,),
     )
-    made = parallel_for(_panels, block, len(cuts), threads)
-    return made._replace(keep=(made.keep, packed, x, externals))
+    return parallel_for(_panels, block, len(cuts), threads)
 
 
-def _rows(array: Array) -> list[int]:
+def _rows(array: Array) -> list[Address]:
     """Return the addresses of the array's rows, padded to the most there can be."""
-    start = int(array.ctypes.data)
     places = [
-        start + sum(i * step for i, step in zip(index, array.strides))
+        address(array, sum(i * step for i, step in zip(index, array.strides)))
         for index in np.ndindex(array.shape[:-1])
     ]
-    return places + [start] * (_ROWS - len(places))
+    return places + [address(array)] * (_ROWS - len(places))
 
 
 def _inner(call: Call, follow: Sequence[Node], extra: Sequence[Array]) -> Entry | None:

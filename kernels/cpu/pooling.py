@@ -32,6 +32,7 @@ from soapstone.kernels.cpu.pooling_windows import (
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 _RANKS = (1, 2, 3)
 _BY_ROW: dict[int, Native] = {MAX: max_rows, INDEXED: indexed_last, AVERAGE: average_rows}
@@ -170,7 +171,7 @@ def _plane_block(pool: _Pool, *, by_channel: bool) -> Any | None:
     too_long = space * along.stride > ROW_FLOATS or along.count > ROW_FLOATS // 2 - 16
     if not by_channel and too_long:
         return None
-    first = np.zeros(along.count + 16, np.int32)
+    first = aligned_array((along.count + 16,), np.int32, zero=True)
     first[: along.count] = np.maximum(0, -along.starts)
     offsets = np.arange(down.kernel)[:, None] * image.strides[2]
     offsets = (offsets + np.arange(along.kernel) * image.strides[3]).ravel()

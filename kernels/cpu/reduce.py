@@ -57,6 +57,7 @@ from soapstone.kernels.cpu.simd import (
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 _PLAIN, _ROOT, _LOGARITHM, _ABOVE = range(4)  # what is done to a total at the end
 _MONOIDS = {
@@ -266,11 +267,11 @@ def log_sum_exp(call: Call) -> Entry | None:
         return None if y.size else noop()
     axes = _axes(call)
     y = y.reshape(_kept_shape(x, axes))
-    top = np.empty(y.shape, np.float32)
+    top = aligned_array(y.shape, np.float32)
     if y.ndim:  # a row of maxima is read as it is written: contiguous where a row of x is
         order = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
         shape = [y.shape[d] for d in order]
-        top = np.empty(shape, np.float32).transpose(np.argsort(order))
+        top = aligned_array(tuple(shape), np.float32).transpose(np.argsort(order))
     first = reduce_into(x, top, axes, MAX, 1.0, call.threads)
     then = reduce_into(x, y, axes, POWERS, 1.0, call.threads, _ABOVE, top)
     return sequence([first, then]) if first and then else None
@@ -333,7 +334,7 @@ def reduce_into(
         chunk, chunks, outputs = 1, 1, kept_rows
         reduced_rows *= -(-length // _SEGMENT)
     parts = 1 if kept_rows * chunks >= threads else min(threads, max(1, reduced_rows))
-    partials = np.zeros(outputs * parts if parts > 1 else 1, np.float64)
+    partials = aligned_array((outputs * parts if parts > 1 else 1,), np.float64, zero=True)
     block = pack(
         (
             monoid,
@@ -353,5 +354,5 @@ def reduce_into(
     entry = parallel_for(_reduce, block, kept_rows * chunks * parts, threads)
     if parts == 1:
         return entry
-    join = Entry(_join.address, block.address, block)
+    join = Entry(_join.address, block)
     return sequence([entry, join])

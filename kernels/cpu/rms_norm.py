@@ -26,6 +26,7 @@ from soapstone.kernels.cpu.simd import load_doubles, splat, store, sum_lanes, wi
 from soapstone.kernels.cpu.windows import first_lanes, load_where, store_where
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 # Words: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 partial sums, 5 parts, 6 rows,
 # 7 dgamma; 8.. addresses; from 16 the extents and one table of strides an array.
@@ -129,11 +130,11 @@ def rms_norm_grad(call: Call) -> Entry | None:
     rows = x.size // c
     made = walk(rstd.shape, [dy[..., 0], x[..., 0], rstd, dx[..., 0]])
     threads = min(rows, useful_threads(call.threads, 3 * x.nbytes))
-    sums = np.zeros(threads * ((c + 15) // 16 * 16), np.float64)
+    sums = aligned_array((threads * ((c + 15) // 16 * 16),), np.float64, zero=True)
     block = pack(
         (c, len(made.extents), 0, gamma, sums, threads, rows, dgamma),
         (dy, x, rstd, dx, 0, 0, 0, 0),
         (made.extents, made.strides),
     )
     entry = parallel_for(_backward, block, threads, threads)
-    return sequence([entry, Entry(_join.address, block.address, block)])
+    return sequence([entry, Entry(_join.address, block)])

@@ -19,6 +19,7 @@ from soapstone.kernels.cpu.winograd_kernels import (
 )
 from soapstone.kernels.cpu.winograd_lanes import PANEL, ROWS, filter_transform
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.memory import aligned_array
 
 _LANES = 16
 _FEWEST = 16  # channels and filters
@@ -69,16 +70,9 @@ def _weights(w: Array, size: int) -> Array:
     form = np.array(filter_transform(size))
     made = np.kron(form, form) @ taps.reshape(9, -1)
     made = made.reshape(points, deep, panels, PANEL).transpose(0, 2, 1, 3)
-    store = _zeros(made.size).reshape(made.shape)
+    store = aligned_array(made.shape, np.float32, zero=True)
     store[...] = made
     return store
-
-
-def _zeros(size: int) -> Array:
-    """Return zeros on a cache line's bound."""
-    store = np.zeros(size + 16, np.float32)
-    start = -store.ctypes.data % 64 // 4
-    return store[start : start + size]
 
 
 def _spread(lines: int) -> int:
@@ -163,7 +157,7 @@ def entry(problem: Problem, size: int, plan: Plan | None) -> Entry | None:
     plan = plan or _plan(problem, size, tiles)
     if plan is None:
         return None
-    bias = _zeros(_ceil(y.shape[1], PANEL) * PANEL)
+    bias = aligned_array((_ceil(y.shape[1], PANEL) * PANEL,), np.float32, zero=True)
     entries: list[Entry] = []
     if problem.bias is not None:
         filled = copy(bias[: y.shape[1]], problem.bias, 1)
@@ -229,8 +223,10 @@ def _by_tiles(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int) 
     else:
         panel = deep * _LANES * PANEL * 4
         steps = _spread(panels * panel // 64), panel
-        weights = _zeros(steps[0] * points // 4)
-    values, products = (_zeros(parts * nbytes // 4) for nbytes in sizes)
+        weights = aligned_array((steps[0] * points // 4,), np.float32, zero=True)
+    values, products = (
+        aligned_array((parts * nbytes // 4,), np.float32, zero=True) for nbytes in sizes
+    )
     buffers = _Buffers(weights, values, products, strides, steps, (*sizes, 0))
     block = _block(problem, size, plan, bias, buffers, parts, (0, tiles))
     entries = []
@@ -252,9 +248,9 @@ def _by_panels(problem: Problem, size: int, plan: Plan, bias: Array, tiles: int)
     step = _spread(panel // 64)
     sizes = 0, strides[2] * points, step * points
     buffers = _Buffers(
-        _zeros(parts * sizes[2] // 4),
-        _zeros(strides[0] * points // 4),
-        _zeros(parts * sizes[1] // 4),
+        aligned_array((parts * sizes[2] // 4,), np.float32, zero=True),
+        aligned_array((strides[0] * points // 4,), np.float32, zero=True),
+        aligned_array((parts * sizes[1] // 4,), np.float32, zero=True),
         *(strides, (step, panel), sizes),
     )
     entries = []

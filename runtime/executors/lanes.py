@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.memory import address, aligned
+from soapstone.native.memory import call as native_call
+
 from ..errors import TaskError
-from ..instance import aligned_bytes
 from ..machine import Machine
 from ..operation import Operation
 from ..region import Region
 from ..task import EntryLike, status_text
 from ..tiling import Box
 from .bundles import Lane, Slot
-from .local import as_task_error, context_of, prepared_body, set_openmp_threads
+from .local import as_task_error, bound, prepared_body, set_openmp_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Record = Callable[[Operation, int, int], None]  # told when an operation started and ended, ns
-_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _KEPT = 4  # sets of addresses a lane stays bound to
 _threads = threading.local()
 
@@ -100,8 +100,7 @@ class LaneProgram:
             set_openmp_threads(self._place.threads)
             _threads.openmp = self._place.threads
         key = tuple(
-            None if array is None else (array.__array_interface__["data"][0], array.strides)
-            for array in arrays
+            None if array is None else (int(address(array)), array.strides) for array in arrays
         )
         steps = self._bound.get(key)
         if steps is None:
@@ -146,7 +145,7 @@ class LaneProgram:
             if callable(call):
                 call()
             else:
-                status = int(_ENTRY(call.address)(call.block))
+                status = native_call(call.address, call.block)
                 if status:
                     self._fail(operation, status_text(call, status))
         except BaseException as error:
@@ -183,7 +182,7 @@ class LaneProgram:
                 ]
                 entry = None
                 if task.bind is not None and (task.kind == "task" or self._loops or not task.body):
-                    entry = task.bind(context_of(operation, self._place), views)
+                    entry = bound(operation, self._place, views)
                 if entry is None:
                     flush()
                     steps.append((operation, prepared_body(operation, self._place, views)))
@@ -216,7 +215,7 @@ class LaneProgram:
 
 def _buffers(lane: Lane) -> dict[Region, Array]:
     """The arrays of a lane's private regions."""
-    memory = aligned_bytes(lane.buffers.peak_bytes, zero=False)
+    memory = aligned(lane.buffers.peak_bytes)
     found: dict[Region, Array] = {}
     for (region, private), offset in zip(lane.private.items(), lane.buffers.offsets.tolist()):
         shape = tuple(b - a for a, b in zip(*private.box))

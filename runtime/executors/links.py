@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 
+from soapstone.native.memory import NO_ARGUMENTS, Entry
+
 from ..core import Runtime
 from ..launch import Launch
 from ..machine import Link, Machine
@@ -14,7 +16,6 @@ from ..partition import Partition
 from ..program import nothing_address
 from ..region import Region
 from ..task import Privilege, Read, Task, Write
-from ..transfer import NativeEntry
 from .mpi import MpiExecutor, connect
 
 SIZES = tuple(1 << exponent for exponent in (3, 10, 14, 18, 20, 22, 24, 26))
@@ -79,7 +80,7 @@ def _one_way_s(runtime: Runtime, one: int, two: int, nbytes: int) -> float:
 def _nothing(name: str, privilege: Privilege) -> Task:
     """A task that takes no time."""
 
-    def bind(context: object, arrays: object) -> NativeEntry:
-        return NativeEntry(nothing_address(), 0, arrays)
+    def bind(context: object, arrays: object) -> Entry:
+        return Entry(nothing_address(), NO_ARGUMENTS)
 
     return Task(name, (privilege,), bind=bind)

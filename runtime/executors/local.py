@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from soapstone import system
+from soapstone.native import memory
+from soapstone.native.memory import Entry, call
 
 from ..agreement import Agreement
 from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
@@ -37,7 +39,6 @@ from .processes import WorkerProcess
 from .stealing import Stealing
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
 
 def set_openmp_threads(threads: int) -> None:
@@ -58,6 +59,34 @@ def context_of(operation: Operation, processor: Processor) -> PointContext:
         launch.scalars,
         operation.variant,
     )
+
+
+def bound(operation: Operation, processor: Processor, arrays: Sequence[Array]) -> EntryLike | None:
+    """The native entry of an operation's task on arrays, or None where its Python body runs.
+
+    In checked mode it runs on fenced copies of them; see `native.checked`.
+    """
+    task = operation.launch.task
+    if task.bind is None:
+        return None
+    bind = partial(task.bind, context_of(operation, processor))
+    if not memory.CHECKED:
+        return bind(arrays)
+    from soapstone.native.checked import Argument, fenced
+
+    arguments = [
+        Argument(f"argument {number} ({use})", array, use.reads, use.writes)
+        for number, (array, use) in enumerate(zip(arrays, task.privileges, strict=True))
+    ]
+    found: EntryLike | None = fenced(arguments, bind)
+    return found
+
+
+def checked_message(entry: EntryLike) -> EntryLike:
+    """The entry of a message that also checks the memory it was given."""
+    from soapstone.native.checked import watched
+
+    return watched(entry) if isinstance(entry, Entry) else entry
 
 
 def prepared_body(
@@ -361,11 +390,11 @@ class LocalExecutor:
         arrays = operation.arrays()
         entry = None
         if task.bind is not None and (task.kind == "task" or task.body is None):
-            entry = task.bind(context_of(operation, place), arrays)
+            entry = bound(operation, place, arrays)
         if entry is None:
             self.prepared(operation, processor, arrays)()
             return
-        status = int(_ENTRY(entry.address)(entry.block))
+        status = call(entry.address, entry.block)
         if status:
             reason = status_text(entry, status)
             raise TaskError(operation.launch.name, operation.point, place.name, reason)

@@ -10,10 +10,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from soapstone import system
+from soapstone.native.memory import (
+    NO_ARGUMENTS,
+    Address,
+    Entry,
+    address,
+    block_at,
+    extent,
+    pack,
+)
 
 from ..errors import PeerError
 from ..message import ENDS, STARTS, Message, message_of
@@ -30,16 +41,6 @@ STOPPED, SILENT = -2, -3  # statuses of an end, as `message_kernels` returns the
 _WORDS = 16
 _LINE = 64  # bytes that two words of different writers are apart
 _READY, _TAKEN = 0, 1  # the words of a message, a line each
-
-
-@dataclass(frozen=True)
-class MessageEntry:
-    """A native entry of a message; see `task.EntryLike`."""
-
-    address: int
-    block: int
-    keep: object
-    statuses: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,30 +152,25 @@ class Persistent:
 
         kind, message = operation.kind, message_of(operation)
         if kind == "post":
-            return MessageEntry(nothing_address(), 0, None)
+            return Entry(nothing_address(), NO_ARGUMENTS)
         words = self._words[message.number]
-        ready, taken = (words.ctypes.data + _LINE * word for word in (_READY, _TAKEN))
+        ready, taken = (address(words, _LINE * word) for word in (_READY, _TAKEN))
         if kind == "send":
-            block = np.array([0, ready], dtype=np.int64)
-            return MessageEntry(
-                int(message_kernels.make_ready.address), block.ctypes.data, (block, words)
-            )
+            return Entry(int(message_kernels.make_ready.address), pack(0, ready))
         copies = []
         if kind == "recv":
             given = zip(operation.arrays(), sources[message.number], strict=True)
             copies = [copy_entry(target, source) for target, source in given]
-        calls = [word for copy in copies for word in (copy.address, copy.block)]
-        block = np.array([0, ready, taken, *self._limits(), len(copies), *calls], dtype=np.int64)
+        block = pack(0, ready, taken, self._limits(), len(copies), copies, keep=(self,))
         function = message_kernels.take if kind == "recv" else message_kernels.await_taken
-        keep = (block, words, copies, self)
-        return MessageEntry(int(function.address), block.ctypes.data, keep, self._statuses(message))
+        return Entry(int(function.address), block, self._statuses(message))
 
-    def _limits(self) -> tuple[int, int, int]:
+    def _limits(self) -> tuple[Array, Array, int]:
         """What an end looks at while it waits: two words of errors, and its nanoseconds."""
         messenger = self._messenger
         return (
-            self._control.ctypes.data,
-            messenger.fault.ctypes.data,
+            self._control,
+            messenger.fault,
             int(messenger.timeout_s * 1e9),
         )
 
@@ -198,51 +194,38 @@ class Persistent:
         request = make[not sends]([place, 1, kind], other, messenger.tag(message))
         return request, (arrays, kind, place)
 
-    def _begin(self, operation: Operation) -> MessageEntry:
-        request, keep = self._requests[message_of(operation).number]
-        mpi = self._messenger.mpi
-        start = _address(ctypes.CDLL(mpi.__file__).MPI_Start)
-        return MessageEntry(start, int(mpi._addressof(request)), (request, keep))
+    def _function(self, name: str) -> int:
+        """The address of a function of MPI."""
+        return system.address(getattr(ctypes.CDLL(self._messenger.mpi.__file__), name))
 
-    def _end(self, operation: Operation) -> MessageEntry:
+    def _address(self, message: Message) -> Address:
+        """The address of a message's request, which keeps all that it uses."""
+        made = self._requests[message.number]
+        return Address.of(int(self._messenger.mpi._addressof(made[0])), made)
+
+    def _begin(self, operation: Operation) -> Entry:
+        return Entry(self._function("MPI_Start"), block_at(self._address(message_of(operation))))
+
+    def _end(self, operation: Operation) -> Entry:
         from . import message_kernels
 
         message = message_of(operation)
-        mpi = self._messenger.mpi
-        request, keep = self._requests[message.number]
-        block = np.zeros(_WORDS, dtype=np.int64)
-        block[:5] = (
-            _address(ctypes.CDLL(mpi.__file__).MPI_Test),
-            mpi._addressof(request),
-            *self._limits(),
-        )
-        address = int(message_kernels.await_request.address)
-        held = (block, request, keep, self)
-        return MessageEntry(address, block.ctypes.data, held, self._statuses(message))
-
-
-def _address(function: Any) -> int:
-    found = ctypes.cast(function, ctypes.c_void_p).value
-    assert found is not None
-    return found
+        given = self._function("MPI_Test"), self._address(message), *self._limits()
+        block = pack(given, (0,) * (_WORDS - len(given)), keep=(self,))
+        function = int(message_kernels.await_request.address)
+        return Entry(function, block, self._statuses(message))
 
 
 def _place(mpi: Any, arrays: Sequence[Array]) -> tuple[Any, Any]:
     """Where arrays begin, and the MPI datatype of all their elements seen from there."""
     kinds = [_datatype(mpi, array) for array in arrays]
-    addresses = [array.ctypes.data for array in arrays]
+    addresses = [address(array) for array in arrays]
     base = min(addresses)
-    place = mpi.memory.fromaddress(base, max(_end(array) for array in arrays) - base)
+    place = mpi.memory.fromaddress(base, max(extent(array)[1] for array in arrays) - base)
     if len(arrays) == 1:
         return place, kinds[0]
-    distances = [address - base for address in addresses]
+    distances = [each - base for each in addresses]
     return place, mpi.Datatype.Create_struct([1] * len(kinds), distances, kinds).Commit()
-
-
-def _end(array: Array) -> int:
-    """The address behind an array's last byte."""
-    reach = sum((extent - 1) * step for extent, step in zip(array.shape, array.strides))
-    return int(array.ctypes.data + reach + array.itemsize)
 
 
 def _datatype(mpi: Any, array: Array) -> Any:

@@ -14,6 +14,7 @@ from soapstone.ir.ops.fused import program_steps
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.kernels.entry import Call
+from soapstone.native.memory import aligned
 from soapstone.runtime.expand import NodeLaunch
 from soapstone.runtime.lower import View, in_place, launched
 
@@ -132,9 +133,7 @@ def hollow(spec: TensorSpec, order: tuple[int, ...]) -> Array:
 def filled(spec: TensorSpec, order: tuple[int, ...]) -> Array:
     """Return an array of numbers in [0.1, 1.1), zeros for integers, on a cache line's bound."""
     dtype = np.dtype(spec.dtype)
-    raw = np.zeros(spec.nbytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    flat = raw[start : start + spec.nbytes].view(dtype)
+    flat = aligned(spec.nbytes, zero=True).view(dtype)
     if spec.is_float:
         flat[:] = np.resize(_NUMBERS, flat.shape)
     elif dtype.kind == "b":

@@ -19,6 +19,7 @@ import numpy as np
 
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
+from soapstone.native import memory
 from soapstone.runtime.program import NativeProgram, assemble, nothing_address
 from soapstone.search.cost.database import ROUNDS, interleaved
 from soapstone.system import cache_bytes, preemptions
@@ -79,7 +80,22 @@ class Timed:
 
 
 def timed(call: Call, weights: Weights) -> Timed:
-    """Return a call on scratch operands, bound to the variant that the executor would choose."""
+    """Return a call on scratch operands, bound to the variant that the executor would choose.
+
+    In checked mode it has run once on fenced operands; what is timed is not fenced.
+    """
+    if not memory.CHECKED:
+        return _timed(call, weights)
+    from soapstone.native import checked
+
+    _, entry = select(call)
+    if entry is not None:
+        checked.try_out(entry)
+    with checked.unfenced():
+        return _timed(call, weights)
+
+
+def _timed(call: Call, weights: Weights) -> Timed:
     variant, entry = select(call)
     moving = [a for i, a in enumerate(call.inputs) if i not in call.constants]
     touch_inputs = [step for a in moving if (step := _touch(a, call.threads))]
@@ -114,7 +130,8 @@ def _program(entries: Sequence[Entry]) -> NativeProgram:
     """Return the entries as a native program of one worker; without any, it does nothing."""
     blocks = [(entry.address, entry.block) for entry in entries] or [(nothing_address(), 0)]
     count = len(blocks)
-    return assemble(range(count), [0] * count, [()] * count, *map(list, zip(*blocks)))
+    functions, words = ([pair[side] for pair in blocks] for side in (0, 1))
+    return assemble(range(count), [0] * count, [()] * count, functions, words)
 
 
 class Yardstick:
@@ -186,7 +203,7 @@ def sweep(nbytes: int, threads: int) -> Entry:
     attributes = {"axes": (1,), "keepdims": False}
     _, entry = select(Call("reduce_max", attributes, (store,), (result,), threads))
     assert entry is not None
-    return entry._replace(keep=(entry.keep, store, result))
+    return entry
 
 
 def _touch(array: Array, threads: int) -> Entry | None:

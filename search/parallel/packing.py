@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.typing.templates import AttributeTemplate
@@ -25,6 +24,8 @@ from numba.extending import (
 )
 from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
+
+from soapstone.native.memory import pack
 
 
 class PackedType(types.Type):  # type: ignore[misc, unused-ignore]
@@ -82,14 +83,14 @@ class _Packed:
     """The table of a tuple's arrays, and its type."""
 
     def __init__(self, arrays: Any) -> None:
-        fields, words = {}, []
+        fields, words = {}, list[Any]()
         for name, array in zip(arrays._fields, arrays):
             if not array.flags.c_contiguous:
                 raise ValueError(f"{name}: strides {array.strides} found, C order needed")
             fields[name] = types.Array(from_dtype(array.dtype), array.ndim, "C")
-            words += [array.ctypes.data, *array.shape]
-        self.words = np.array(words, np.int64)
-        self.address = self.words.ctypes.data
+            words += [array, array.shape]
+        self.block = pack(words)
+        self.address = self.block.address
         self._numba_type_ = PackedType(type(arrays).__name__, fields)
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from soapstone.kernels.cpu.copies import copy
 from soapstone.kernels.cpu.native import sequence
 from soapstone.kernels.cpu.onednn.descriptors import (
@@ -54,6 +52,7 @@ from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3
 _NARROW = 4  # channels below which a strided input gradient is faster in plain layout
@@ -241,7 +240,7 @@ def _copied(call: Call, steps: Sequence[Step]) -> Entry | None:
     """Return the entry of the convolution of a channels-last copy of its image."""
     x, *rest = call.inputs
     n, c, h, w = x.shape
-    dense = np.empty((n, h, w, c), x.dtype).transpose(0, 3, 1, 2)
+    dense = aligned_array((n, h, w, c), x.dtype).transpose(0, 3, 1, 2)
     first = copy(dense, x, call.threads)
     then = conv2d(replace(call, inputs=(dense, *rest)), steps)
     return None if first is None or then is None else sequence([first, then])

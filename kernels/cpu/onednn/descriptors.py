@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from soapstone.kernels.cpu.onednn.library import (
     LAST_IMPLEMENTATION,
     Handle,
@@ -24,6 +22,7 @@ from soapstone.kernels.cpu.onednn.library import (
     threads,
 )
 from soapstone.kernels.entry import Array
+from soapstone.native.memory import address, aligned
 
 F32, S32, U8, S8 = 3, 4, 6, 5
 TYPES = {"float32": F32, "int32": S32, "uint8": U8, "int8": S8}
@@ -134,7 +133,7 @@ def usable(array: Array) -> bool:
     return (
         str(array.dtype) in TYPES
         and array.dtype.isnative
-        and array.ctypes.data % array.itemsize == 0
+        and address(array) % array.itemsize == 0
         and all(
             array.size == 0 or size == 1 or (stride > 0 and stride % array.itemsize == 0)
             for size, stride in zip(array.shape, array.strides)
@@ -179,9 +178,7 @@ def equal(first: int, second: int) -> bool:
 
 def buffer(size: int) -> Array:
     """Return `size` private bytes on a cache line's boundary, uninitialised."""
-    block = np.empty(max(size, 1) + 64, np.uint8)
-    start = -block.ctypes.data % 64
-    return block[start : start + max(size, 1)]
+    return aligned(max(size, 1))
 
 
 @dataclass(frozen=True)
@@ -293,9 +290,9 @@ def next_implementation(description: Handle) -> bool:
     return not status
 
 
-def memory(descriptor: int, address: int, keep: object = None) -> Handle:
-    """Return a memory object on memory that the caller, or `keep`, keeps alive."""
-    return create("memory", "memory_create", descriptor, engine(), address, keep=keep)
+def memory(descriptor: int, array: Array) -> Handle:
+    """Return a memory object on an array, which it keeps."""
+    return create("memory", "memory_create", descriptor, engine(), int(address(array)), keep=array)
 
 
 def reorder_primitive(source: int, target: int, count: int) -> Primitive:

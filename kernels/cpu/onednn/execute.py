@@ -8,13 +8,15 @@ one primitive may run at once. Constant operands are packed when the entry is ma
 
 from __future__ import annotations
 
-import ctypes as C
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
+from soapstone import system
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
     ARG_SCRATCHPAD,
@@ -31,14 +33,9 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
 from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.native.memory import NO_ARGUMENTS, Block, pack, run
 
-_HEADER = 3
-_STEP = 3
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
-
-
-class _Argument(C.Structure):
-    _fields_ = (("index", C.c_int), ("memory", C.c_void_p))
 
 
 @cache
@@ -55,7 +52,7 @@ class _Step:
 
     what: Primitive | str
     arguments: dict[int, Handle]
-    block: Array | None = None
+    block: Block = NO_ARGUMENTS
 
 
 @dataclass
@@ -69,12 +66,10 @@ class Program:
     threads: int
     _steps: list[_Step] = field(default_factory=list)
     _after: list[_Step] = field(default_factory=list)
-    _keep: list[object] = field(default_factory=list)
 
     def private(self, descriptor: int) -> Handle:
-        """Return memory of the descriptor in a buffer of the entry's own (its `keep`)."""
-        store = buffer(nbytes(descriptor))
-        return memory(descriptor, store.ctypes.data, store)
+        """Return memory of the descriptor in a buffer of its own."""
+        return memory(descriptor, buffer(nbytes(descriptor)))
 
     def source(
         self, array: Array, layout: Layout, wanted: int = 0, *, constant: bool = False
@@ -84,9 +79,8 @@ class Program:
         A `constant` array is copied here and now; the entry does not keep it.
         """
         own = layout.descriptor
-        here = memory(own.address, array.ctypes.data)
+        here = memory(own.address, array)
         if not wanted or equal(own.address, wanted):
-            self._keep.extend((array, own))
             return here
         staged = self.private(wanted)
         step = _Step(
@@ -95,15 +89,13 @@ class Program:
         if constant:
             self._run([step])
             return staged
-        self._keep.extend((array, own))
         self._steps.append(step)
         return staged
 
     def target(self, array: Array, layout: Layout, wanted: int = 0) -> Handle:
         """Return memory in the `wanted` descriptor whose contents end up in the array."""
         own = layout.descriptor
-        self._keep.extend((array, own))
-        here = memory(own.address, array.ctypes.data)
+        here = memory(own.address, array)
         if not wanted or equal(own.address, wanted):
             return here
         staged = self.private(wanted)
@@ -115,11 +107,10 @@ class Program:
         """Return a private C-contiguous array that is given the array's contents on each run."""
         own, flat = Layout.of(array), Layout.dense(array.shape)
         store = private_array(array)
-        self._keep.extend((array, store))
-        here = memory(own.descriptor.address, array.ctypes.data)
+        here = memory(own.descriptor.address, array)
         self.copy(
             *(here, own.descriptor.address),
-            *(memory(flat.descriptor.address, store.ctypes.data), flat.descriptor.address),
+            *(memory(flat.descriptor.address, store), flat.descriptor.address),
         )
         return store
 
@@ -127,11 +118,10 @@ class Program:
         """Return a private C-contiguous array whose contents end up in the array."""
         own, flat = Layout.of(array), Layout.dense(array.shape)
         store = private_array(array)
-        self._keep.extend((array, store))
         step = reorder_primitive(flat.descriptor.address, own.descriptor.address, self.threads)
         arguments = {
-            ARG_SRC: memory(flat.descriptor.address, store.ctypes.data),
-            ARG_DST: memory(own.descriptor.address, array.ctypes.data),
+            ARG_SRC: memory(flat.descriptor.address, store),
+            ARG_DST: memory(own.descriptor.address, array),
         }
         self._after.append(_Step(step, arguments))
         return store
@@ -145,16 +135,7 @@ class Program:
 
         Arrays go as addresses and are kept alive; floats as the bits of a double.
         """
-        block = np.zeros(len(values), np.int64)
-        for index, value in enumerate(values):
-            if isinstance(value, np.ndarray):
-                block[index] = value.ctypes.data
-                self._keep.append(value)
-            elif isinstance(value, float):
-                block[index] = np.float64(value).view(np.int64)
-            else:
-                block[index] = value
-        self._steps.append(_Step(name, {}, block))
+        self._steps.append(_Step(name, {}, pack(*values)))
 
     def copy(self, source: Handle, source_md: int, target: Handle, target_md: int) -> None:
         """Append a reorder between two memories."""
@@ -166,8 +147,6 @@ class Program:
         return self._entry(self._steps + self._after)
 
     def _run(self, steps: list[_Step]) -> None:
-        from soapstone.kernels.cpu.native import run
-
         status = run(self._entry(steps))
         if status:
             raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
@@ -177,29 +156,28 @@ class Program:
         # Steps run one after another: one scratchpad serves them all.
         primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
         scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
-        block = np.zeros(_HEADER + _STEP * len(steps), np.int64)
-        execute = int(C.cast(library().dnnl_primitive_execute, C.c_void_p).value or 0)
-        block[:_HEADER] = execute, lane.address, len(steps)
-        keep: list[object] = [self._keep, scratch, lane, block]
-        for index, step in enumerate(steps):
-            words, kept = _words(step, scratch)
-            block[_HEADER + _STEP * index :][:_STEP] = words
-            keep.append(kept)
-        return Entry(_native("execute"), block.ctypes.data, tuple(keep), _MESSAGES)
+        execute = system.address(library().dnnl_primitive_execute)
+        words, keep = zip(*(_words(step, scratch) for step in steps)) if steps else ((), ())
+        block = pack(execute, lane.address, len(steps), words, keep=(lane, *chain(*keep)))
+        return Entry(_native("execute"), block, _MESSAGES)
 
 
-def _words(step: _Step, scratch: Array) -> tuple[tuple[int, int, int], object]:
-    """Return a step's three words of the block, and what they point to."""
+def _words(step: _Step, scratch: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a step's three words of the block, and what else they need."""
     if isinstance(step.what, str):
-        block = step.block
-        return (0, _native(step.what), 0 if block is None else block.ctypes.data), block
+        return (0, _native(step.what), step.block), ()
     primitive, given = step.what, dict(step.arguments)
     if primitive.scratch_bytes:
-        descriptor = primitive.descriptor(SCRATCHPAD)
-        given[ARG_SCRATCHPAD] = memory(descriptor, scratch.ctypes.data)
-    packed = (_Argument * len(given))(*[_Argument(k, m.address) for k, m in given.items()])
-    words = (primitive.primitive.address, len(given), C.addressof(packed))
-    return words, (primitive, given, packed)
+        given[ARG_SCRATCHPAD] = memory(primitive.descriptor(SCRATCHPAD), scratch)
+    words = (primitive.primitive.address, len(given), arguments(given))
+    return words, (primitive, *given.values())
+
+
+def arguments(given: Mapping[int, Handle]) -> Block:
+    """Return the execution arguments of a primitive: C structs of a number and a memory."""
+    return pack(
+        *((number, handle.address) for number, handle in given.items()), keep=(*given.values(),)
+    )
 
 
 def private_array(like: Array) -> Array:

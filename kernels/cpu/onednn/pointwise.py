@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from soapstone.kernels.cpu.copies import copy
 from soapstone.kernels.cpu.layout import rows
 from soapstone.kernels.cpu.native import sequence
@@ -19,6 +17,7 @@ from soapstone.kernels.cpu.onednn.execute import Program, float32
 from soapstone.kernels.cpu.onednn.matmul import product
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 
 def _pixels(image: Array) -> Array | None:
@@ -100,7 +99,7 @@ def conv2d_grad_weight(call: Call) -> Entry | None:
         return None
     entries: list[Entry | None] = []
     if pixels is None:
-        dense = np.empty(seen.shape, seen.dtype)
+        dense = aligned_array(seen.shape, seen.dtype)
         entries.append(copy(dense, seen, call.threads))
         pixels = dense.reshape(made.shape[0], -1)
     operands = (made.swapaxes(0, 1), pixels, dw[:, :, 0, 0])

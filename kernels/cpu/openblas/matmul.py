@@ -12,6 +12,7 @@ from soapstone.kernels.cpu.openblas.products import product
 from soapstone.kernels.cpu.programs import compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
 
 
 def real(call: Call) -> bool:
@@ -100,7 +101,7 @@ def linear_grad_weight(call: Call) -> Entry | None:
             if array.size == 0:
                 matrix = np.empty((0, array.shape[-1]), array.dtype)
             else:
-                dense = np.empty(array.shape, array.dtype)
+                dense = aligned_array(array.shape, array.dtype)
                 entries.append(copy(dense, array, call.threads))
                 matrix = dense.reshape(-1, array.shape[-1])
         flat.append(matrix)

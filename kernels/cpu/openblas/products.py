@@ -27,6 +27,7 @@ from soapstone.kernels.cpu.native import (
 from soapstone.kernels.cpu.openblas.library import attempt
 from soapstone.kernels.cpu.runs import row_offset
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.memory import aligned_array
 
 _ROW_MAJOR, _PLAIN, _TURNED = 101, 111, 112  # values of CBLAS's enumerations
 _PART_FLOPS = 200_000  # that a thread must have to be worth waking
@@ -134,7 +135,7 @@ def product(a: Array, b: Array, y: Array, threads: int, more: bool = False) -> E
     for index, array in enumerate(ends):
         placed = leading(array)
         if placed is None or (index == 2 and placed[0]):
-            ends[index] = dense = np.empty(array.shape, array.dtype)
+            ends[index] = dense = aligned_array(array.shape, array.dtype)
             if index < 2 or more:
                 before.append(copy(dense, array, threads))
             if index == 2:

@@ -1,0 +1,1 @@
+"""What the runtime and the kernels share: addresses that keep their arrays, blocks, entries."""
