@@ -170,7 +170,7 @@ def _openmp() -> Library:
     if found is not None:
         return Library("OpenMP", "works", "", str(found._name))
     cost = "an operator's kernel runs on one thread; train with more cpus instead of threads"
-    return Library("OpenMP", "missing", problem="no libgomp, nor LLVM's", cost=cost)
+    return Library("OpenMP", "missing", problem="neither GNU's nor LLVM's is there", cost=cost)
 
 
 def _packages() -> Sequence[Library]:

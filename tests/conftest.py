@@ -1,11 +1,43 @@
-"""Tests interrupt processes; one that a shell runs in the background would ignore that."""
+"""What all tests share: interrupts that reach them, and which tests are of oneDNN itself.
+
+Without oneDNN (`SOAPSTONE_ONEDNN=off`, or where there is no wheel of it) those are deselected, and
+the first line of a run says so; every other test passes there too.
+"""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+
+import pytest
+
+from soapstone.kernels.cpu.onednn import library
+
+FILES = "test_onednn*.py"  # of oneDNN alone; single tests elsewhere have the marker `onednn`
 
 
 def pytest_configure() -> None:
     """Let interrupts through to what tests start, however the tests were started themselves."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """Say whether oneDNN is there."""
+    if library.available():
+        return f"oneDNN {library.version()}"
+    return f"without oneDNN: {FILES} and tests marked onednn are deselected"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files of tests of oneDNN where it is not there: they import its kernels."""
+    return True if collection_path.match(FILES) and not library.available() else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect single tests of oneDNN where it is not there."""
+    if library.available():
+        return
+    of_onednn = [item for item in items if item.get_closest_marker("onednn")]
+    config.hook.pytest_deselected(items=of_onednn)
+    items[:] = [item for item in items if item not in of_onednn]

@@ -48,6 +48,7 @@ def test_depthwise_declines_what_it_does_not_serve():
     assert bind(Call("conv2d_grad_weight", at, two, (eight,)), "depthwise") is None
 
 
+@pytest.mark.onednn
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2), (1, 3)])
 def test_pointwise_gradients_are_products(stride):
     at = {"stride": stride, "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}

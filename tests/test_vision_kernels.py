@@ -10,9 +10,11 @@ import pytest
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.cpu import native
+from soapstone.kernels.cpu.products import plain
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
+LIBRARY = (plain() or ("reference", None))[0]  # whose products there are
 LAYOUTS = ["plain", "last", "tile"]
 
 
@@ -111,12 +113,12 @@ def test_convolution(rank: int, groups: int, layout: str) -> None:
     }
     name, b = f"conv{rank}d", random(8, seed=2)
     given = {**window, "bias": True, "activation": "relu"}
-    assert served(name, [x, w, b], layout, **given) == {"onednn"}
+    assert served(name, [x, w, b], layout, **given) == {LIBRARY}
     spec = operator(name)
     dy = random(*spec.run(spec.normalise(given), x, w, b)[0].shape, seed=3)
-    assert served(f"{name}_grad_input", [dy, w], layout, size=size, **window) == {"onednn"}
+    assert served(f"{name}_grad_input", [dy, w], layout, size=size, **window) == {LIBRARY}
     given = {**window, "kernel": kernel, "bias": True}
-    assert served(f"{name}_grad_weight", [x, dy], layout, tolerance=1e-3, **given) == {"onednn"}
+    assert served(f"{name}_grad_weight", [x, dy], layout, tolerance=1e-3, **given) == {LIBRARY}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -131,8 +133,8 @@ def test_transposed_convolution(rank: int, groups: int, layout: str) -> None:
         "groups": groups,
     }
     bias = random(5 * groups, seed=2)
-    assert served(f"conv_transpose{rank}d", [x, w, bias], layout, **given) == {"onednn"}
-    assert served(f"conv_transpose{rank}d", [x, w], layout, bias=False, **given) == {"onednn"}
+    assert served(f"conv_transpose{rank}d", [x, w, bias], layout, **given) == {LIBRARY}
+    assert served(f"conv_transpose{rank}d", [x, w], layout, bias=False, **given) == {LIBRARY}
 
 
 IMAGES = [(3, 6, 5, 7), (2, 130, 3, 4), (1, 64, 20, 9), (2, 6, 33), (2, 4, 3, 4, 5)]
@@ -200,7 +202,8 @@ def test_resize(sizes: tuple[int, int], mode: str, layout: str) -> None:
 
 def test_layer_norm_of_several_axes_is_that_of_one() -> None:
     x, gamma, beta = random(3, 4, 5), random(4, 5, seed=1), random(4, 5, seed=2)
-    assert served("layer_norm", [x, gamma, beta], "plain", axis=1) == {"onednn", "numba"}
+    by = {"numba", LIBRARY} - {"openblas", "reference"}
+    assert served("layer_norm", [x, gamma, beta], "plain", axis=1) == by
     assert served("layer_norm", [x, gamma, beta], "tile", axis=1) == set()
 
 
