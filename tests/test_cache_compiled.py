@@ -129,6 +129,19 @@ def test_compiled_code_of_a_program_follows_the_helpers_it_imports(package: Path
         assert _run(package, "factory; import program", **path)[0] == [found]
 
 
+def test_what_is_edited_while_a_process_runs_is_not_kept(package: Path) -> None:
+    """What it has imported is not what it would read now."""
+    helper = package / "helper.py"
+    text = helper.read_text().replace("FACTOR = 10", "FACTOR = 30")
+    (package / "editor.py").write_text(
+        "import time\nimport soapstone.helper\nfrom soapstone.cache import sources\n"
+        f"time.sleep(0.05)\nopen({str(helper)!r}, 'w').write({text!r})\nimport soapstone.main\n"
+    )
+    assert _run(package, "editor")[0] == [41, 41, 0, 0]
+    assert _run(package)[0] == [121, 121, 0, 0]
+    assert _run(package)[0] == [121, 121, 1, 1]
+
+
 def test_settings_of_the_compiler_are_part_of_the_stamp(package: Path) -> None:
     assert _run(package)[0] == [41, 41, 0, 0]
     assert _run(package, NUMBA_LOOP_VECTORIZE="0")[0] == [41, 41, 0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,22 @@ def test_a_strategy_round_trips_through_its_file(tmp_path: Path) -> None:
     Strategy.load(path).save(path)
     assert path.read_bytes() == first
     assert [item.name for item in tmp_path.iterdir()] == ["strategy.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
+def test_a_file_has_the_permissions_that_the_process_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask is the whole process's: other threads make files meanwhile, so it stays as it is."""
+    before = os.umask(0o027)
+    try:
+        monkeypatch.delattr(os, "umask")
+        strategy().save(tmp_path / "strategy.json")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert (tmp_path / "strategy.json").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["strategy.json"]
 
 
 def test_an_interrupted_save_keeps_the_old_file(

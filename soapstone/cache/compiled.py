@@ -26,7 +26,7 @@ from numba.core import config, sigutils
 from numba.core.ccallback import CFunc
 
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
-from soapstone.cache.sources import modules_of, stamp
+from soapstone.cache.sources import edited, modules_of, stamp
 
 Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
@@ -95,6 +95,8 @@ def _inside(made: Any, place: Path) -> bool:
 @cache
 def _place(modules: tuple[str, ...], module: str) -> Path | None:
     """Return the folder of what is compiled of a module, or None where none can be written."""
+    if edited(*modules, compiled=True):
+        return None
     more = f"+{digest(*modules)[:8]}" if modules != (module,) else ""
     family = root() / f"{module}{more}"
     place = family / digest(key(environment()), stamp(*modules, compiled=True))

@@ -4,6 +4,9 @@ The files are those of a module, of what it imports, and so on. What is imported
 counts for what runs (a kernel may import what it binds), and not for what is compiled: of that only
 the names of a module are part, and what a function closes over. Each file is read once a process.
 
+A file that was written after this process began may not be what was imported of it. What depends on
+it has a stamp that no other process has, and nothing compiled of it is kept.
+
 Files of soapstone, of one's own programs, and of the package a kernel is in are followed. Other
 packages are not: those that compile and compute are part of the environment by their versions.
 """
@@ -13,14 +16,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import secrets
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _ROOT = "soapstone"
+_BEGAN = time.time()
+_NOT_KNOWN = secrets.token_bytes(16)  # in place of sources that were edited while this process runs
 _VERSIONED = frozenset(("builtins", "numpy", "numba", "llvmlite"))  # see `environment`
 _IMPORT = re.compile(rb"from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w.]+)")
 _COMMENT = re.compile(rb"#[^\n]*")
@@ -40,6 +47,11 @@ def modules_of(*functions: Callable[..., Any]) -> frozenset[str]:
     A function made by another module's factory closes over helpers of the module that called it.
     """
     return frozenset(module for function in functions for module in _modules(function, set()))
+
+
+def edited(*modules: str, compiled: bool = False) -> bool:
+    """Return whether a source was written while this process runs: after it was imported, maybe."""
+    return any(_NOT_KNOWN in _source(module) for module in closure(modules, compiled))
 
 
 def closure(modules: Iterable[str], compiled: bool = False) -> frozenset[str]:
@@ -92,7 +104,10 @@ def _top(module: str) -> str:
 def _source(module: str) -> bytes:
     """Return the source of a module, or nothing where there is no file."""
     path = _file(module)
-    return path.read_bytes() if path is not None else b""
+    if path is None:
+        return b""
+    late = module in sys.modules and path.stat().st_mtime > _BEGAN
+    return path.read_bytes() + (_NOT_KNOWN if late else b"")
 
 
 @cache
@@ -173,4 +188,4 @@ def _absolute(name: str, package: str) -> str:
     return f"{base}.{rest}" if rest else base
 
 
-__all__ = ["closure", "modules_of", "stamp"]
+__all__ = ["closure", "edited", "modules_of", "stamp"]
