@@ -56,6 +56,17 @@ def test_the_environment_names_features_and_versions_and_no_brand() -> None:
     assert all(key({**found, name: "other"}) != key(found) for name in found)
 
 
+@pytest.mark.parametrize("name", ["SOAPSTONE_CHECKED", "NUMBA_OPT", "ONEDNN_MAX_CPU_ISA"])
+def test_settings_that_change_what_runs_are_part_of_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert key(environment.__wrapped__()) != key(environment())
+    monkeypatch.delenv(name)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
+    assert key(environment.__wrapped__()) == key(environment())
+
+
 @pytest.mark.parametrize("us", [0, 0.0, -1.0, math.inf, math.nan])
 def test_a_time_that_is_none_is_refused(tmp_path: Path, us: float) -> None:
     times = Store("time", tmp_path / "times.sqlite", HERE)

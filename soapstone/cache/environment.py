@@ -24,7 +24,7 @@ class CacheWarning(UserWarning):
 
 
 # Variables that change what libraries compile or run, and of these the ones that do not.
-_SETTINGS = ("NUMBA_", "ONEDNN_", "DNNL_")
+_SETTINGS = ("NUMBA_", "ONEDNN_", "DNNL_", "SOAPSTONE_CHECKED")
 _NO_SETTINGS = ("CACHE", "DEBUG", "VERBOSE", "NUM_THREADS", "WARNINGS", "DISABLE_PERFORMANCE")
 
 

@@ -25,8 +25,8 @@ class Cache:
         entries: how many records or compiled functions, by kind or module.
         nbytes: what it takes on disk.
         environment: the key of this process's environment, under which entries are found.
-        stale: how many entries are of another environment or of other sources: never used again
-            here, and safe to delete.
+        stale: how many entries are of another environment, and of compiled functions also how many
+            are of other sources: not used here and now.
         problem: what is wrong with it, if anything.
     """
 
