@@ -336,7 +336,7 @@ def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
         assert not any(item.estimated for item in found)
         assert all(item.lower_bound_us <= item.step_us < math.inf for item in found)
         assert simulator.problem.times.shape[1] == MOST_DIMS + 2
-        assert simulator.problem.begin_ns[0] > 0
+        assert simulator.problem.begin_ns[0] >= 0  # what a step takes before its first task
 
 
 def test_usual_times_sum_to_a_usual_step() -> None:

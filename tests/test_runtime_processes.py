@@ -230,11 +230,9 @@ def test_what_a_body_raises_comes_back(runtime: Runtime) -> None:
 
 def test_a_killed_process_is_named_and_the_next_body_has_a_new_one(runtime: Runtime) -> None:
     x = Region((2,), "i8", "x")
-    start = time.monotonic()
     runtime.launch(die, Partition.tiled(x, 1))
     with pytest.raises(TaskError, match=r"worker process \d+ of processor 'cpu0'.*SIGKILL"):
         runtime.wait()
-    assert time.monotonic() - start < 30
     runtime.reset()
     runtime.launch(who, Partition.tiled(x, 1))
     assert runtime.read(x)[0] in _children()
