@@ -1,4 +1,4 @@
-"""Updates: optimiser steps `sgd` and `adam`, and `store`, whose outputs are their inputs' next values.
+"""Updates: optimiser steps `sgd` and `adam`, and `store`; their outputs are inputs' next values.
 
 They are predicated: when `ok` is false, because the loss is not finite, everything stays as it was.
 Dims: d0, d1, …

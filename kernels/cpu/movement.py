@@ -30,13 +30,8 @@ def _parts(whole: Array, parts: Sequence[Array], axis: int) -> Iterator[tuple[Ar
 @variant("store", "numba")
 def store(call: Call) -> Entry | None:
     """Next values over old ones; where a flag says otherwise, the old ones stay."""
-    entries = [
-        copies(
-            list(zip(call.outputs, call.inputs[first : 2 * len(call.outputs) : 2])), call.threads
-        )
-        for first in (0, 1)
-    ]
-    new, old = entries
+    pairs = call.inputs[: 2 * len(call.outputs)]
+    new, old = (copies(list(zip(call.outputs, pairs[i::2])), call.threads) for i in (0, 1))
     if new is None or old is None or len(call.inputs) % 2 == 0:
         return new
     return either(call.inputs[-1], new, old)
