@@ -13,12 +13,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from soapstone.frontend import arguments
 from soapstone.frontend.npz import DataError, NpzFile
 from soapstone.ir.tensor import Array
 
 Inputs = dict[str, Array]
 Batch = tuple[Inputs, Array | None]
+Spec = tuple[tuple[int, ...], np.dtype[Any]]  # shape and element type of one sample
+Specs = tuple[dict[str, Spec], Spec | None]
+Convert = Callable[[Batch], Batch]
 SINGLE = "x"  # the name of an input that was given without one
+_AT_ONCE = 1 << 28  # bytes of integers that are checked and cast as a whole
 KINDS = "biuf"  # bool, integers and floating point
 
 
@@ -75,6 +80,9 @@ class Source(Protocol):
     def steps(self) -> int | None:
         """Batches in an epoch; None when only the end of the epoch tells."""
 
+    def specs(self) -> Specs | None:
+        """Return shape and type of a sample by input, and of a label; None before any is drawn."""
+
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `start` on."""
 
@@ -109,6 +117,10 @@ class ArraySource:
     def steps(self) -> int | None:
         return self.cut.steps(self.rows)
 
+    def specs(self) -> Specs | None:
+        labels = None if self.labels is None else _spec(self.labels)
+        return {name: _spec(array) for name, array in self.inputs.items()}, labels
+
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size = self.cut.batch_size
         order = permutation(self.cut.seed, epoch, 0, self.rows) if self.cut.shuffle else None
@@ -139,6 +151,11 @@ class FolderSource:
     @property
     def steps(self) -> int | None:
         return self.cut.steps(self.rows)
+
+    def specs(self) -> Specs | None:
+        found = {n: (shape[1:], dtype) for n, (shape, dtype) in self.files[0].fields.items()}
+        labels = found.pop("y", None)
+        return found, labels
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         cut = self.cut
@@ -196,6 +213,10 @@ def npz_files(path: Path) -> list[NpzFile]:
     return [NpzFile.open(path)]
 
 
+def _spec(array: Array) -> Spec:
+    return array.shape[1:], array.dtype
+
+
 def _rows(arrays: Mapping[str, Array]) -> int:
     return len(next(iter(arrays.values())))
 
@@ -221,6 +242,9 @@ class StreamSource:
     @property
     def steps(self) -> int | None:
         return len(self._stream) if isinstance(self._stream, Sequence) else None
+
+    def specs(self) -> Specs | None:
+        return None
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         stream = self._stream() if callable(self._stream) else self._stream
@@ -256,6 +280,12 @@ def source(x: Any, y: Any, cut: Cut) -> Source:
     return ArraySource(*named_arrays(x, y), cut)
 
 
+def _nbytes(held: ArraySource) -> int:
+    """Return the bytes of integers, which may have to be cast."""
+    arrays = [*held.inputs.values(), *([] if held.labels is None else [held.labels])]
+    return sum(array.nbytes for array in arrays if array.dtype.kind in "iu")
+
+
 def _is_array(x: object) -> bool:
     return isinstance(x, Mapping | list | tuple) or hasattr(x, "__array__")
 
@@ -287,9 +317,9 @@ class Batches:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise DataError(f"batch_size: {batch_size!r} found, an integer of 1 or more needed")
+        batch_size = arguments.count("batch_size", batch_size, error=DataError)
         self._source = source(x, y, Cut(batch_size, shuffle, seed, drop_last))
+        self._convert: Convert | None = None
 
     @property
     def steps(self) -> int | None:
@@ -302,12 +332,25 @@ class Batches:
             raise TypeError("batches of an iterator have no length before they are drawn")
         return steps
 
+    def specs(self) -> Specs | None:
+        """Return shape and type of a sample by input, and of a label; None before any is drawn."""
+        return self._source.specs()
+
+    def convert(self, function: Convert) -> None:
+        """Pass all that is drawn through a function: arrays in memory at once, others by batch."""
+        held = self._source
+        if isinstance(held, ArraySource) and _nbytes(held) <= _AT_ONCE:
+            self._source = ArraySource(*function((held.inputs, held.labels)), held.cut)
+        else:
+            self._convert = function
+
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[tuple[Inputs, Any]]:
         """Yield (inputs by name, labels) of an epoch, from batch `start_batch` on.
 
         Labels are None for data without labels. An input given without a name is called `x`.
         """
-        return self._source.batches(number, start_batch)
+        batches = self._source.batches(number, start_batch)
+        return batches if self._convert is None else map(self._convert, batches)
 
 
 __all__ = ["Batches", "DataError"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from soapstone.frontend.arguments import count
 from soapstone.frontend.checkpoint import check_path
 from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.state import Callback, TrainingState
@@ -38,10 +40,10 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str = "validation_loss", patience: int = 3, minimum_delta: float = 0.0
     ) -> None:
-        if patience < 1 or not 0 <= minimum_delta < math.inf:
+        patience = count("EarlyStopping: patience", patience, error=ValueError)
+        if not 0 <= minimum_delta < math.inf:
             raise ValueError(
-                f"EarlyStopping: patience {patience!r} and minimum_delta {minimum_delta!r} found,"
-                " 1 or more and 0 or more needed"
+                f"EarlyStopping: minimum_delta {minimum_delta!r} found, 0 or more needed"
             )
         self.monitor = monitor
         self.patience = patience
@@ -51,13 +53,18 @@ class EarlyStopping(Callback):
 
     def on_train_begin(self, state: TrainingState) -> None:
         self.best, self.waited = None, 0
+        if state.measured:
+            self._check(state.measured)
+
+    def _check(self, names: Collection[str]) -> None:
+        if self.monitor not in names:
+            raise ValueError(
+                f"EarlyStopping: monitor {self.monitor!r} found, one of {', '.join(names)} needed"
+            )
 
     def on_epoch_end(self, state: TrainingState) -> None:
         values = {"loss": state.loss, **state.metrics}
-        if self.monitor not in values:
-            raise ValueError(
-                f"EarlyStopping: monitor {self.monitor!r} found, one of {', '.join(values)} needed"
-            )
+        self._check(values)
         value = values[self.monitor]
         sign = 1 if "accuracy" in self.monitor else -1
         if self.best is None or sign * (value - self.best) > self.minimum_delta:
@@ -84,8 +91,8 @@ class Checkpoint(Callback):
         if every_epochs is not None and every_steps is not None:
             raise ValueError("Checkpoint: every_epochs and every_steps found, one of them needed")
         for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"Checkpoint: {name}: {value!r} found, 1 or more needed")
+            if value is not None:
+                count(f"Checkpoint: {name}", value, error=ValueError)
         self.path = check_path(path)
         self.every_steps = every_steps
         self.every_epochs = every_epochs or (None if every_steps else 1)
@@ -184,10 +191,8 @@ class ProfileSteps(Callback):
     """
 
     def __init__(self, path: str | Path, *, skip: int = 2, steps: int = 10) -> None:
-        if skip < 0 or steps < 1:
-            raise ValueError(
-                f"ProfileSteps: skip {skip!r} and steps {steps!r} found, 0 and 1 or more needed"
-            )
+        count("ProfileSteps: skip", skip, 0, ValueError)
+        count("ProfileSteps: steps", steps, error=ValueError)
         self.path = Path(path)
         self.skip = skip
         self.steps = steps

@@ -13,6 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from soapstone.frontend.arguments import count
 from soapstone.frontend.layers import Layers
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.callbacks import Callback
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.optimizers import Optimizer
+    from soapstone.frontend.saved import Loaded
     from soapstone.frontend.training import Trainer, TrainingResult
     from soapstone.runtime import Machine
 
@@ -113,6 +117,8 @@ class Model(Layers):
         self._outputs: list[Tensor] = []
         self._batch_size: int | None = None
         self._trainer: Trainer | None = None
+        self.values: dict[str, Array] = {}  # contents that no session has: set, or trained before
+        self._lost = ""  # the executor with which trained contents went
 
     # Recording
 
@@ -122,7 +128,8 @@ class Model(Layers):
         Raises:
             GraphError: the name is taken, or the batch size differs from another input's.
         """
-        batch = int(shape[0]) if shape else 0
+        shape = tuple(count(f"input {name!r}: an extent", extent, 0) for extent in shape)
+        batch = shape[0] if shape else 0
         if not shape or batch < 1:
             raise GraphError(
                 f"input {name!r}: shape {tuple(shape)} needs a first axis of 1 or more"
@@ -132,7 +139,7 @@ class Model(Layers):
                 f"input {name!r}: batch size {batch} found, {self._batch_size} needed as before"
             )
         self._batch_size = batch
-        rest = tuple(int(extent) for extent in shape[1:])
+        rest = shape[1:]
 
         def emit(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
             size = self._building
@@ -237,7 +244,7 @@ class Model(Layers):
         self,
         optimizer: Optimizer | str = "sgd",
         loss: str = "cross_entropy",
-        metrics: Iterable[str] = (),
+        metrics: str | Iterable[str] = (),
         *,
         machine: Machine | None = None,
         executor: str = "local",
@@ -251,6 +258,9 @@ class Model(Layers):
         seed: int | None = None,
     ) -> None:
         """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
+
+        A model that is compiled again keeps its weights, and the states of its optimizer where that
+        is the same but for its learning rate; else a warning says that these begin anew.
 
         Args:
             machine: a described machine to run on; by default this one with `cpus` processors of
@@ -274,12 +284,11 @@ class Model(Layers):
 
         if seed is not None:
             self.seed = seed
-        self.close()
-        self._trainer = Trainer(
+        trainer = Trainer(
             self,
             optimizer=optimizer,
             loss=loss,
-            metrics=tuple(metrics),
+            metrics=(metrics,) if isinstance(metrics, str) else tuple(metrics),
             machine=machine,
             executor=executor,
             cpus=cpus,
@@ -290,6 +299,10 @@ class Model(Layers):
             step=step,
             choices=choices,
         )
+        if self._trainer is not None:
+            self.values.update(trainer.adopt(self._trainer))
+            self._trainer.close()
+        self._trainer = trainer
 
     @property
     def trainer(self) -> Trainer:
@@ -309,7 +322,7 @@ class Model(Layers):
         *,
         batch_size: int | None = None,
         epochs: int = 1,
-        validation_data: tuple[Any, Any] | None = None,
+        validation_data: tuple[Any, Any] | str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         shuffle: bool = True,
         resume: str | Path | None = None,
@@ -320,6 +333,7 @@ class Model(Layers):
         Args:
             x: (samples, …) float32, a dict by input name, a folder of npz files, or an iterable of
                 (x, y) batches; y: labels, (samples,) integers for `cross_entropy`.
+            validation_data: a pair (x, y), or the path of npz files, to evaluate after each epoch.
             resume: a checkpoint to continue from, in the middle of an epoch if it was there.
 
         Raises:
@@ -353,34 +367,77 @@ class Model(Layers):
         from soapstone.frontend.inference import predict
 
         with self.inference() as session:
-            return predict(session, x, batch_size or self.batch_size)
+            return predict(session, x, self.batch_size if batch_size is None else batch_size)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write parameters, optimizer state, step and position in the data, atomically."""
         self.trainer.save_checkpoint(path)
 
-    def load_checkpoint(self, path: str | Path) -> None:
-        """Read a checkpoint.
+    def load_checkpoint(self, path: str | Path, strict: bool = True) -> Loaded:
+        """Read a checkpoint, and return what was taken of it.
+
+        A model that is not compiled takes its parameters and states.
+
+        Args:
+            strict: refuse a checkpoint of another model, optimizer or seed, and values that are not
+                finite; else take whatever has the name and the shape of a parameter or state here.
 
         Raises:
-            CheckpointError: truncated, foreign, or of another model.
+            CheckpointError: truncated, changed, foreign, or of another model: names what differs.
         """
-        self.trainer.load_checkpoint(path)
+        if self._trainer is not None:
+            return self._trainer.load_checkpoint(path, strict)
+        from soapstone.frontend import saved
+
+        graph = self.graph
+        specs = {name: graph.tensors[name] for name in self.carried}
+        taken, _, done = saved.read(path, self.made_for(self.batch_size), specs, strict)
+        self.values.update(taken)
+        return done
+
+    def made_for(self, batch_size: int) -> dict[str, Any]:
+        """Return what a checkpoint says of the model: its layers, and the hash of its graph."""
+        from soapstone.frontend.saved import layers
+
+        graph = self.build(batch_size, training=True)
+        return {
+            "model_hash": graph.structural_hash,
+            "layers": layers(graph),
+            "weights": list(self.carried),
+        }
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The names of the parameters, and of states such as running statistics."""
+        return (*self.graph.inputs(Role.PARAMETER), *self.graph.inputs(Role.STATE))
 
     def weights(self) -> dict[str, Array]:
-        """Return copies of the parameters and carried states, by name.
+        """Return copies of the parameters and of states such as running statistics, by name.
 
-        They are the initial ones where nothing has been trained or set yet.
+        They are the initial ones where nothing has been trained or set yet, and those of one moment
+        between two steps where another thread trains.
+
+        Raises:
+            GraphError: the model was closed under mpi or legate, and its weights with it.
         """
         from soapstone.frontend.initial import materialise
 
-        found = dict(self._trainer.session.state()) if self._trainer is not None else {}
-        graph = self.graph
-        for name in (*graph.inputs(Role.PARAMETER), *graph.inputs(Role.STATE)):
-            if name not in found:
+        found = dict(self.values)
+        if self._trainer is not None:
+            found.update(self._trainer.state())
+        elif self._lost:
+            raise GraphError(
+                f"model {self.name!r}: its weights went with executor {self._lost!r} when it was"
+                " closed; take them before"
+            )
+        graph, result = self.graph, {}
+        for name in self.carried:
+            if name in found:
+                result[name] = np.array(found[name], graph.tensors[name].dtype)
+            else:
                 initial = graph.initials.get(name)
-                found[name] = materialise(initial, graph.tensors[name], self.seed, name)
-        return found
+                result[name] = materialise(initial, graph.tensors[name], self.seed, name)
+        return result
 
     def shared_weights(self) -> dict[str, Any]:
         """Return the parameters and states of a model compiled for Legate as data of Legate.
@@ -402,12 +459,29 @@ class Model(Layers):
         return InferenceSession(self, threads=threads, plain=plain, bound_shapes=bound_shapes)
 
     def set_weights(self, values: Mapping[str, Array]) -> None:
-        """Replace parameters or states by name.
+        """Replace parameters or states by name, at any time: what `weights` returns always fits.
 
         Raises:
-            GraphError: an unknown name or another shape.
+            GraphError: an unknown name, another shape, or no numbers; then nothing is replaced.
         """
-        self.trainer.session.load_state(values)
+        known = {name: self.graph.tensors[name] for name in self.carried}
+        if self._trainer is not None:
+            known |= self._trainer.carried
+        given = {}
+        for name, value in values.items():
+            spec = known.get(name)
+            if spec is None:
+                raise GraphError(f"parameter {name!r} does not exist in model {self.name!r}")
+            array = np.asarray(value)
+            fits = array.shape == spec.shape and np.can_cast(array.dtype, spec.dtype, "same_kind")
+            if not fits:
+                found = f"{array.dtype} of shape {array.shape}"
+                raise GraphError(f"parameter {name!r}: {found} found, {spec} needed")
+            given[name] = array.astype(spec.dtype)
+        if self._trainer is not None:
+            self._trainer.load_state(given)
+        else:
+            self.values.update(given)
 
     @property
     def training_graph(self) -> Graph:
@@ -438,13 +512,24 @@ class Model(Layers):
         return self.trainer.session.profile(path)
 
     def close(self) -> None:
-        """Stop the workers and free all memory of the compiled model."""
-        if self._trainer is not None:
-            self._trainer.close()
-            self._trainer = None
+        """Stop the workers and free all memory of the compiled model, but for trained weights."""
+        if self._trainer is None:
+            return
+        trainer, self._trainer = self._trainer, None
+        try:
+            if trainer.changed and trainer.executor == "local":
+                kept = trainer.state()
+                self.values.update((name, kept[name]) for name in self.carried if name in kept)
+            elif trainer.changed:
+                self._lost = trainer.executor
+        finally:
+            trainer.close()
 
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is not None and self._trainer is not None:  # what is there may be half of a step
+            trainer, self._trainer = self._trainer, None
+            trainer.close()
         self.close()

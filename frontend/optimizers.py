@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from soapstone.frontend.arguments import number
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import GraphBuilder, Initial
 from soapstone.ir.tensor import Role
@@ -29,11 +30,15 @@ class Optimizer:
     learning_rate: float | Schedule = 0.01
 
     def __post_init__(self) -> None:
-        rate = self.learning_rate
-        if not callable(rate) and not 0 <= rate < float("inf"):
-            raise GraphError(
-                f"{type(self).__name__}: learning_rate {rate!r} found, a number of 0 or more needed"
-            )
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(item.default, bool) or callable(value):
+                continue
+            if number(f"{type(self).__name__}: {item.name}", value) < 0:
+                raise GraphError(
+                    f"{type(self).__name__}: {item.name} {value!r} found, a number of 0 or more"
+                    " needed"
+                )
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

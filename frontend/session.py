@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Bound:
     """A graph bound to regions and compiled to a trace.
 
     `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
-    of the former.
+    of the former; `batch` names the inputs that come with each batch.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class Bound:
     feeds: Mapping[str, Array]
     results: Mapping[str, Array]
     inputs: Mapping[str, Region]
+    batch: tuple[str, ...] = ()
 
     @property
     def variants(self) -> Mapping[str, str]:
@@ -49,7 +51,12 @@ class Bound:
 
 
 class Session:
-    """A runtime, the parameters and states of a model in it, and its bound graphs."""
+    """A runtime, the parameters and states of a model in it, and its bound graphs.
+
+    Args:
+        values: what parameters and states begin with, by name, where it is not what the graph says;
+            an entry is taken out when its value is first carried here.
+    """
 
     def __init__(
         self,
@@ -58,12 +65,15 @@ class Session:
         seed: int,
         executor: str = "local",
         choices: Choices | None = None,
+        values: dict[str, Array] | None = None,
     ) -> None:
         self.machine = machine
         self.mapper = mapper
         self.seed = seed
         self.choices = choices or Choices()
         self.runtime = start(executor, machine, mapper)
+        self.lock = threading.RLock()  # held for a step, or for a look at what it carries
+        self._values = {} if values is None else values  # first contents, of which each is taken
         self._carried: dict[str, Region] = {}
         self._bounds: list[Bound] = []
         self._adopted: set[str] = set()  # inputs whose data are Legate's own
@@ -76,6 +86,10 @@ class Session:
             StrategyError: the strategy is not legal for the graph.
             MemoryExhausted: the working set exceeds a memory; names what was needed.
         """
+        with self.lock:
+            return self._bind(graph, strategy)
+
+    def _bind(self, graph: Graph, strategy: Strategy) -> Bound:
         lowered = lower(graph, strategy)
         persistent: dict[str, Region] = {}
         for name, role in graph.roles.items():
@@ -100,7 +114,8 @@ class Session:
             if not self.choices.agree(self.runtime.executor.exchanged(self.choices.made)):
                 break
         inputs = {name: persistent[name] for name in fed}
-        bound = Bound(graph, strategy, made, recording.trace, feeds, results, inputs)
+        batch = graph.inputs(Role.INPUT)
+        bound = Bound(graph, strategy, made, recording.trace, feeds, results, inputs, batch)
         self._bounds.append(bound)
         return bound
 
@@ -113,8 +128,14 @@ class Session:
         spec = graph.tensors[name]
         if region is None:
             region = Region(spec.shape, spec.dtype, name)
-            self.runtime.write(region, materialise(graph.initials.get(name), spec, self.seed, name))
+            first = self._values.get(name)
+            if first is None:
+                first = materialise(graph.initials.get(name), spec, self.seed, name)
+            elif first.shape != spec.shape:
+                raise GraphError(f"{name!r}: shape {first.shape} found, {spec.shape} needed")
+            self.runtime.write(region, first)
             self._carried[name] = region
+            self._values.pop(name, None)
         elif region.shape != spec.shape:
             raise GraphError(
                 f"parameter {name!r}: shape {spec.shape} found, {region.shape} needed as before"
@@ -155,25 +176,28 @@ class Session:
         bound.trace.replay(profile=self._timeline)
 
     def state(self) -> dict[str, Array]:
-        """Return copies of all parameters and states, by name."""
-        return {name: self.runtime.read(region) for name, region in self._carried.items()}
+        """Return copies of all parameters and states that are carried, by name, of one moment."""
+        with self.lock:
+            return {name: self.runtime.read(region) for name, region in self._carried.items()}
 
     def load_state(self, values: Mapping[str, Array]) -> None:
-        """Replace parameters and states.
+        """Replace parameters and states; those that no bound graph has yet begin with their values.
 
         Raises:
-            GraphError: a name that is not carried, or another shape.
+            GraphError: another shape; then nothing is replaced.
         """
-        for name, value in values.items():
-            region = self._carried.get(name)
-            if region is None:
-                raise GraphError(f"parameter {name!r} does not exist in this model")
-            if np.shape(value) != region.shape:
-                raise GraphError(
-                    f"parameter {name!r}: shape {np.shape(value)} found, {region.shape} needed"
-                )
-        for name, value in values.items():
-            self.runtime.write(self._carried[name], np.asarray(value))
+        with self.lock:
+            for name, value in values.items():
+                region = self._carried.get(name)
+                if region is not None and np.shape(value) != region.shape:
+                    raise GraphError(
+                        f"parameter {name!r}: shape {np.shape(value)} found, {region.shape} needed"
+                    )
+            for name, value in values.items():
+                if name in self._carried:
+                    self.runtime.write(self._carried[name], np.asarray(value))
+                else:
+                    self._values[name] = np.array(value)
 
     @property
     def peak_bytes(self) -> int:

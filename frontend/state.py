@@ -19,10 +19,11 @@ class TrainingState:
         steps_per_epoch: None when the data do not tell.
         loss: of the step at `on_step_end`; the mean over the epoch at `on_epoch_end`.
         metrics: by name, over the epoch so far; at its end `validation_…` as well.
-        learning_rate: of the last step.
+        learning_rate: of the last step; set by a callback, that of all steps that follow.
         samples_per_s, step_us: of the last step.
         stop: set by a callback to end training.
         model: the model that is trained.
+        measured: the names of what each epoch ends with; empty when that is not known.
     """
 
     epoch: int = 0
@@ -36,6 +37,27 @@ class TrainingState:
     step_us: float = 0.0
     stop: bool = False
     model: Model | None = None
+    measured: tuple[str, ...] = ()
+    _ran: float = 0.0  # the rate that the last step had
+    _set: bool = False
+
+    def ran(self, rate: float) -> None:
+        """Say the rate of a step."""
+        self.learning_rate = self._ran = rate
+
+    def rate(self) -> float | None:
+        """Return the rate that a callback has set, None where none has.
+
+        Raises:
+            ValueError: it is no number of 0 or more.
+        """
+        rate = self.learning_rate
+        if not self._set and rate == self._ran:
+            return None
+        if isinstance(rate, bool | str) or not 0 <= rate < float("inf"):
+            raise ValueError(f"learning_rate: {rate!r} set by a callback, 0 or more needed")
+        self._set = True
+        return float(rate)
 
 
 class Callback:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -11,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from soapstone.frontend import checkpoint
+from soapstone.frontend import checkpoint, saved
+from soapstone.frontend.arguments import count
 from soapstone.frontend.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.data import Batches, DataError
+from soapstone.frontend.feeding import PREDICT, Feeding
 from soapstone.frontend.losses import LABELS, add_loss, add_metrics
 from soapstone.frontend.optimize_training import Ground, Steps
 from soapstone.frontend.optimizers import LEARNING_RATE, STEP, Optimizer
@@ -93,6 +97,18 @@ def _correct(counts: Sequence[Array], labels: Array) -> float:
     return float(counts[0]) * len(labels) / max(np.size(labels), 1) if counts else 0.0
 
 
+def _pair(data: object) -> tuple[Any, Any]:
+    """Return the x and the y of a data set."""
+    if isinstance(data, str | Path):
+        return data, None
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data[0], data[1]
+    raise DataError(
+        f"validation_data: {type(data).__name__} found, a pair (x, y) or the path of npz files"
+        " needed"
+    )
+
+
 @dataclass
 class _Position:
     """Where training is: all that a resumed run needs besides the weights."""
@@ -150,6 +166,12 @@ class Trainer:
         self.metrics = metrics
         self.executor = executor
         self.first = rank_of(executor) == 0
+        if machine is None and cpus is not None and cpus * threads > (os.cpu_count() or 1):
+            warnings.warn(
+                f"cpus: {cpus} processors of {threads} threads found; the {os.cpu_count()} cores of"
+                " this computer take turns",
+                stacklevel=4,
+            )
         self.machine = machine or machine_of(executor, cpus, threads)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
@@ -169,7 +191,16 @@ class Trainer:
         self._position = _Position()
         self._shuffle_seed = model.seed
         self._result = TrainingResult()
-        graph = self.original_graph(model.batch_size)  # shapes, loss and metrics are checked here
+        self._data: dict[str, int | None] = {}  # what a position counts in
+        self.changed = False  # whether parameters are other than the initial ones
+        forward = model.build(training=True)
+        graph = training_graph(forward, loss, self.optimizer, metrics)  # everything is checked here
+        self.feeding = Feeding(forward, graph.tensors[LABELS])
+        self.carried = {
+            name: graph.tensors[name]
+            for name, role in graph.roles.items()
+            if role in (Role.PARAMETER, Role.STATE)
+        }
         if strategy is not None:
             if optimize:
                 raise GraphError("optimize: found with a strategy, which is of the original graph")
@@ -184,8 +215,9 @@ class Trainer:
     def session(self) -> Session:
         """The session, started with the first bound graph."""
         if self._session is None:
+            model = self.model
             self._session = Session(
-                self.machine, self.mapper, self.model.seed, self.executor, self.choices
+                self.machine, self.mapper, model.seed, self.executor, self.choices, model.values
             )
         return self._session
 
@@ -233,25 +265,31 @@ class Trainer:
         *,
         batch_size: int | None,
         epochs: int,
-        validation_data: tuple[Any, Any] | None,
+        validation_data: object,
         callbacks: Sequence[Callback],
         shuffle: bool,
         resume: str | Path | None,
         progress: bool,
     ) -> TrainingResult:
         """Train; see `Model.fit`."""
-        if epochs < 0:
-            raise DataError(f"epochs: {epochs} found, 0 or more needed")
-        size = batch_size or self.model.batch_size
-        batches = Batches(x, y, size, shuffle=shuffle, seed=self._shuffle_seed)
+        count("epochs", epochs, 0, DataError)
+        size = self._size(batch_size)
+        batches = self._batches(x, y, size, "fit", shuffle)
+        held_out = None
+        if validation_data is not None:
+            held_out = _pair(validation_data)
+            self._batches(*held_out, size, "validation_data")
         self.steps.expect(size, progress)
+        self._data = {"batch_size": size, "steps_per_epoch": batches.steps}
         if resume is not None:
-            self.load_checkpoint(resume)
+            self._resume(resume)
         else:
             self._position.start_epoch(0)
         self.bound("train", size)
         result = self._result = TrainingResult()
         state = TrainingState(epochs=epochs, steps_per_epoch=batches.steps, model=self.model)
+        state.measured = self._measured(validation_data is not None)
+        state.ran(self.optimizer.rate(self._position.step))
         hooks = [*callbacks, *([ProgressBar()] if progress and self.first else [])]
         began = time.perf_counter()
         busy: list[float] = []
@@ -267,18 +305,20 @@ class Trainer:
                     if labels is None:
                         raise DataError("fit: labels are missing; y, or files with y, needed")
                     start = time.perf_counter()
-                    count = self.step(inputs, labels, state)
+                    samples = self.step(inputs, labels, state)
                     spent = time.perf_counter() - start
                     busy.append(spent)
                     state.step_us = spent * 1e6
-                    state.samples_per_s = count / spent
+                    state.samples_per_s = samples / spent
                     for hook in hooks:
                         hook.on_step_end(state)
                     if state.stop:
                         return result
+                if not position.samples:
+                    raise DataError("fit: 0 samples found, 1 or more needed")
                 record = self._record()
-                if validation_data is not None:
-                    scores = self.evaluate(*validation_data, batch_size=size)
+                if held_out is not None:
+                    scores = self.evaluate(*held_out, batch_size=size)
                     record.update({f"validation_{k}": v for k, v in scores.items()})
                 state.loss = record["loss"]
                 state.metrics = {k: v for k, v in record.items() if k not in ("epoch", "loss")}
@@ -299,33 +339,34 @@ class Trainer:
     def step(self, inputs: Mapping[str, Array], labels: Array, state: TrainingState) -> int:
         """Run one training step on a batch and return its sample count."""
         position = self._position
-        count = len(labels)
-        bound = self.bound("train", count)
-        rate = self.optimizer.rate(position.step)
-        self._feed(bound, inputs, labels)
-        bound.feeds[LEARNING_RATE][...] = rate
-        if STEP in bound.feeds:
-            bound.feeds[STEP][...] = position.step + 1
-        self.session.run(bound)
-        loss, finite, *counts = (bound.results[name] for name in bound.graph.outputs)
-        if not finite:
-            raise self._non_finite(bound, float(loss))
-        position.step += 1
+        samples = len(labels)
+        bound = self.bound("train", samples)
+        rate = state.rate()
+        if rate is None:
+            rate = self.optimizer.rate(position.step)
+        with self.session.lock:
+            self._feed(bound, inputs, labels)
+            bound.feeds[LEARNING_RATE][...] = rate
+            if STEP in bound.feeds:
+                bound.feeds[STEP][...] = position.step + 1
+            self.changed = True
+            self.session.run(bound)
+            loss, finite, *counts = (bound.results[name] for name in bound.graph.outputs)
+            if not finite:
+                raise self._non_finite(bound, float(loss))
+            position.step += 1
         position.batch += 1
-        position.samples += count
-        position.loss_sum += float(loss) * count
+        position.samples += samples
+        position.loss_sum += float(loss) * samples
         position.correct += _correct(counts, labels)
-        state.step, state.loss, state.learning_rate = position.step, float(loss), rate
+        state.step, state.loss = position.step, float(loss)
+        state.ran(rate)
         state.metrics = self._means(position.correct, position.samples)
-        return count
+        return samples
 
     def _feed(self, bound: Bound, inputs: Mapping[str, Array], labels: Array | None) -> None:
-        given = dict(inputs) if labels is None else {**inputs, LABELS: labels}
-        wanted = [name for name, role in bound.graph.roles.items() if role is Role.INPUT]
-        if len(wanted) == len(given) and set(given) != set(wanted) and len(inputs) == 1:
-            (only,) = inputs.values()
-            given = {wanted[0]: only} | {k: v for k, v in given.items() if k == LABELS}
-        for name in wanted:
+        given = inputs if labels is None else {**inputs, LABELS: labels}
+        for name in bound.batch:
             if name not in given:
                 raise DataError(f"input {name!r} is missing; found {', '.join(given)}")
             array = given[name]
@@ -338,6 +379,10 @@ class Trainer:
                 array.dtype.kind == "f" and target.dtype.kind == "i"
             ):
                 raise DataError(f"input {name!r}: {array.dtype} found, {target.dtype} needed")
+            if array.dtype != target.dtype and array.dtype.kind in "iu":
+                limits = self.feeding.ranges.get(name)
+                if limits is not None:
+                    limits.check(name, array)
             self.session.feed(bound, name, array)
 
     def _means(self, correct: float, samples: int) -> dict[str, float]:
@@ -360,21 +405,39 @@ class Trainer:
             " parameters and states are as they were before this step"
         )
 
+    def _size(self, batch_size: int | None) -> int:
+        if batch_size is None:
+            return self.model.batch_size
+        return count("batch_size", batch_size, error=DataError)
+
+    def _batches(self, x: Any, y: Any, size: int, what: str, shuffle: bool = False) -> Batches:
+        """Return the batches of a data set that was checked against the model."""
+        batches = Batches(x, y, size, shuffle=shuffle, seed=self._shuffle_seed if shuffle else 0)
+        self.feeding.check(batches, what)
+        batches.convert(self.feeding.converted)
+        return batches
+
+    def _measured(self, validation: bool) -> tuple[str, ...]:
+        """Return the names of what each epoch ends with."""
+        names = ("loss", *self.metrics)
+        return (*names, *(f"validation_{name}" for name in names)) if validation else names
+
     @together
     def evaluate(self, x: Any, y: Any, *, batch_size: int | None) -> dict[str, float]:
         """Return mean loss and metrics; see `Model.evaluate`."""
-        size = batch_size or self.model.batch_size
+        size = self._size(batch_size)
         loss_sum = correct = 0.0
         samples = 0
-        for inputs, labels in Batches(x, y, size, shuffle=False, seed=0).epoch(0):
+        for inputs, labels in self._batches(x, y, size, "evaluate").epoch(0):
             if labels is None:
                 raise DataError("evaluate: labels are missing; y, or files with y, needed")
             bound = self.bound("evaluate", len(labels))
-            self._feed(bound, inputs, labels)
-            self.session.run(bound)
-            loss, *counts = (bound.results[name] for name in bound.graph.outputs)
-            loss_sum += float(loss) * len(labels)
-            correct += _correct(counts, labels)
+            with self.session.lock:
+                self._feed(bound, inputs, labels)
+                self.session.run(bound)
+                loss, *counts = (bound.results[name] for name in bound.graph.outputs)
+                loss_sum += float(loss) * len(labels)
+                correct += _correct(counts, labels)
             samples += len(labels)
         if not samples:
             raise DataError("evaluate: no samples found, 1 or more needed")
@@ -383,14 +446,14 @@ class Trainer:
     @together
     def predict(self, x: Any, *, batch_size: int | None) -> Array | tuple[Array, ...]:
         """Return the outputs for all samples; see `Model.predict`."""
-        size = batch_size or self.model.batch_size
+        size = self._size(batch_size)
         parts: list[list[Array]] = []
-        for inputs, _ in Batches(x, None, size, shuffle=False, seed=0).epoch(0):
-            count = len(next(iter(inputs.values())))
-            bound = self.bound("predict", count)
-            self._feed(bound, inputs, None)
-            self.session.run(bound)
-            parts.append([np.array(bound.results[name]) for name in bound.graph.outputs])
+        for inputs, _ in self._batches(x, None, size, PREDICT).epoch(0):
+            bound = self.bound("predict", len(next(iter(inputs.values()))))
+            with self.session.lock:
+                self._feed(bound, inputs, None)
+                self.session.run(bound)
+                parts.append([np.array(bound.results[name]) for name in bound.graph.outputs])
         if not parts:
             raise DataError("predict: no samples found, 1 or more needed")
         outputs = tuple(np.concatenate(part) for part in zip(*parts))
@@ -402,41 +465,97 @@ class Trainer:
     def save_checkpoint(self, path: str | Path) -> None:
         """Write everything a resumed run needs, atomically."""
         self.bound("train", self.model.batch_size)
-        position = self._position
+        with self.session.lock:
+            position = dict(vars(self._position))
+            state = self.session.state()  # of all processes
         metadata = {
             "model": self.model.name,
-            "model_hash": self.original_graph(self.model.batch_size).structural_hash,
             "seed": self.model.seed,
-            "position": dict(vars(position)),
+            "position": position,
             "choices": dict(self.choices.made),
+            "made_for": self._made_for(self.model.batch_size),
+            "data": dict(self._data),
+            "machine": self.machine.name,
         }
-        state = self.session.state()  # of all processes
         if self.first:
             checkpoint.save(path, state, metadata)
 
+    def _made_for(self, batch_size: int) -> dict[str, Any]:
+        """Return what a checkpoint of this training is for."""
+        return {
+            **self.model.made_for(batch_size),
+            "loss": self.loss,
+            "seed": self.model.seed,
+            "optimizer": saved.settings(self.optimizer),
+        }
+
     @together
-    def load_checkpoint(self, path: str | Path) -> None:
+    def load_checkpoint(self, path: str | Path, strict: bool = True) -> saved.Loaded:
         """Read parameters, states and position, and repeat the choices of the run that wrote them.
 
         Choices that cannot be repeated here are made anew, which is said (`ChoiceWarning`); those
-        of a file that `compile` was given come before the checkpoint's.
+        of a file that `compile` was given come before the checkpoint's. See also
+        `Model.load_checkpoint`.
+        """
+        return self._load(path, strict)[0]
+
+    def _load(self, path: str | Path, strict: bool) -> tuple[saved.Loaded, dict[str, Any]]:
+        needed = self._made_for(self.model.batch_size)
+        taken, metadata, done = saved.read(path, needed, self.carried, strict)
+        position = None
+        if done.position:
+            position = checkpoint.fields(metadata, "position", dict(vars(_Position())))
+            self._repeat(metadata.get("choices", {}))
+        with self.session.lock:
+            self.session.load_state(taken)
+            self.changed = True
+            if position is not None:
+                self._position = _Position(**position)
+        return done, metadata
+
+    def _resume(self, path: str | Path) -> None:
+        """Go on where a checkpoint was; in the middle of an epoch, with as much data as there was.
 
         Raises:
-            CheckpointError: truncated, foreign, or of another model.
+            CheckpointError: besides those of a load, another number of batches.
         """
-        arrays, metadata = checkpoint.load(path)
-        self._repeat(metadata.get("choices", {}))
-        self.bound("train", self.model.batch_size)  # makes the parameters that a checkpoint fills
-        expected = self.session.state()
-        checkpoint.check(arrays, {n: (v.shape, v.dtype.name) for n, v in expected.items()})
-        position = checkpoint.fields(metadata, "position", dict(vars(_Position())))
-        seed = metadata.get("seed")
-        if seed != self.model.seed:
+        _, metadata = self._load(path, True)
+        made_in = metadata.get("data") or self._data
+        if self._position.batch and made_in != self._data:
             raise checkpoint.CheckpointError(
-                f"checkpoint {str(path)!r}: seed {seed!r} found, {self.model.seed} needed"
+                f"checkpoint {str(path)!r}: it is of the middle of an epoch with {made_in};"
+                f" {self._data} found"
             )
-        self.session.load_state(arrays)
-        self._position = _Position(**position)
+
+    def state(self) -> dict[str, Array]:
+        """Return copies of what is carried by now, by name."""
+        return {} if self._session is None else self._session.state()
+
+    def load_state(self, values: Mapping[str, Array]) -> None:
+        """Replace parameters and states; their names and shapes were checked."""
+        self.changed = True
+        self.session.load_state(values)
+
+    def adopt(self, other: Trainer) -> dict[str, Array]:
+        """Return what the model carries on from a trainer that this one takes the place of.
+
+        Parameters and states of the model, and those of the optimizer where it is the same.
+        """
+        if not other.changed or other._session is None:
+            return {}
+        values = other._session.state()
+        kept = {name: value for name, value in values.items() if name in self.model.carried}
+        self.changed = True
+        if saved.settings(other.optimizer) == saved.settings(self.optimizer):
+            kept |= {name: value for name, value in values.items() if name in self.carried}
+            self._position.step = other._position.step
+        elif len(kept) < len(values):
+            warnings.warn(
+                f"compile: weights are kept, but the states of {other.optimizer} are not those of"
+                f" {self.optimizer}, which begins anew",
+                stacklevel=4,
+            )
+        return kept
 
     def _repeat(self, given: Any) -> None:
         """Follow the choices of a checkpoint; what is bound with others is bound again."""

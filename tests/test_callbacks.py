@@ -110,7 +110,7 @@ def test_early_stopping_of_what_is_not_measured() -> None:
     with pytest.raises(ValueError, match="monitor 'f1' found, one of loss, accuracy, validation_l"):
         drive([EarlyStopping("f1")], [0.5])
     for arguments in ({"patience": 0}, {"minimum_delta": -1.0}):
-        with pytest.raises(ValueError, match="1 or more and 0 or more needed"):
+        with pytest.raises(ValueError, match=r"an integer of 1 or more|0 or more needed"):
             EarlyStopping(**cast(Any, arguments))
 
 
@@ -194,7 +194,7 @@ def test_profiled_steps(
 
 
 def test_bad_profile_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="skip -1 and steps 10 found"):
+    with pytest.raises(ValueError, match="skip: -1 found, an integer of 0 or more needed"):
         ProfileSteps("t.json", skip=-1)
     with pytest.raises(FileNotFoundError, match="the folder does not exist"):
         drive([ProfileSteps(tmp_path / "absent" / "t.json")], [0.1])

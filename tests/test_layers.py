@@ -171,7 +171,7 @@ def test_losses_on_embeddings_fall(loss: str) -> None:
         result = model.fit(ids, target, epochs=10, progress=False)
         assert result.epochs[-1]["loss"] < 0.95 * result.epochs[0]["loss"]
         with pytest.raises(RuntimeError, match="embedding"):
-            model.trainer.step({"ids": np.full((8, 4), 11)}, target[:8], TrainingState())
+            model.trainer.step({"ids": np.full((8, 4), 11, np.int32)}, target[:8], TrainingState())
 
 
 def test_layers_name_what_does_not_fit() -> None:

@@ -189,7 +189,7 @@ def test_data_that_do_not_fit_are_named() -> None:
     x, y = samples(8)
     with small() as model:
         model.compile("sgd", cpus=1)
-        with pytest.raises(DataError, match=r"shape \(8, 5\) found, \(8, 6\) needed"):
+        with pytest.raises(DataError, match=r"'x': samples of shape \(5,\) found, \(6,\) needed"):
             model.fit(x[:, :5], y, progress=False)
         with pytest.raises(DataError, match="labels"):
             model.fit(x, y.astype(np.float32) + 0.5, progress=False)

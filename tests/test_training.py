@@ -88,7 +88,7 @@ def train(model: Model, x: Array, y: Array, steps: int) -> tuple[list[float], di
     for _ in range(steps):
         model.trainer.step({"x": x}, y, state)
         losses.append(state.loss)
-    return losses, model.weights()
+    return losses, model.trainer.state()
 
 
 def compare(model: Model, steps: int = 3) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soapstone.frontend.arguments import Checked
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder, Initial
 from soapstone.ir.tensor import Role
@@ -87,7 +88,7 @@ def initials(label: str, kind: str, fan: int) -> tuple[Initial, Initial]:
 FROM_INPUT = ("gelu",)  # activations whose gradient needs what they are applied to
 
 
-class LayerBase:
+class LayerBase(Checked):
     """Recording of operators; `record`, the seed and the builder are the model's."""
 
     _builder: GraphBuilder
