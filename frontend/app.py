@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from soapstone.frontend.arguments import count
 from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
+from soapstone.frontend.checkpoint import check_exists
 from soapstone.frontend.data import Splits, read_splits
 from soapstone.frontend.optimizers import optimizer as as_optimizer
 from soapstone.runtime.start import machine_of, rank_of
@@ -211,8 +213,9 @@ def train_app(
     size = options["batch_size"] if batch_size is None else batch_size
     most = options["epochs"] if epochs is None else epochs
     for name, value, least in (("batch size", size, 1), ("epochs", most, 0)):
-        if value < least:
-            raise AppError(f"app {app.name!r}: {name}: {value!r} found, {least} or more needed")
+        count(f"app {app.name!r}: {name}", value, least, AppError)
+    if resume is not None:
+        check_exists(resume)
     machine = None
     if memory_bytes is not None:
         machine = machine_of(executor, cpus, threads).bounded(memory_bytes)

@@ -7,15 +7,16 @@ is killed leaves the old one as it was.
 from __future__ import annotations
 
 import json
-import os
+import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from soapstone.frontend import npz
+from soapstone.ir import storage
 from soapstone.ir.tensor import Array
 
 FORMAT = "soapstone-checkpoint"
@@ -24,6 +25,7 @@ SUFFIXES = (".safetensors", ".npz")
 _KEY = "soapstone"  # where a file keeps its metadata; no array may have this name
 
 Metadata = dict[str, Any]
+Writer = Callable[[IO[bytes]], object]
 
 
 class CheckpointError(ValueError):
@@ -52,22 +54,19 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
                 f"{label}: array {name!r} of {np.asarray(array).dtype} found, numbers under another"
                 f" name than {_KEY!r} needed"
             )
-    header = {"format": FORMAT, "version": VERSION, "metadata": dict(metadata)}
-    try:
-        text = json.dumps(header, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{label}: metadata: {error}") from None
     # "C" order keeps rank 0, which np.ascontiguousarray would raise to rank 1.
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "metadata": dict(metadata),
+        "checksums": {name: storage.digest(array) for name, array in dense.items()},
+    }
     try:
-        _WRITERS[path.suffix](partial, dense, text)
-        with partial.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+        text = storage.sealed(json.dumps(header, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{label}: metadata: {error}") from None
+    storage.write(path, _WRITERS[path.suffix](dense, text))
 
 
 def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
@@ -76,16 +75,17 @@ def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
     Raises:
         CheckpointError: absent, truncated, of another program or of another version.
     """
-    path = check_path(path)
+    path = check_exists(path)
     label = f"checkpoint {str(path)!r}"
-    if not path.is_file():
-        raise CheckpointError(f"{label}: no such file")
     text, arrays = _READERS[path.suffix](path, label)
     if text is None:
         raise CheckpointError(f"{label}: metadata is missing; a file made by soapstone needed")
+    seal = storage.seal_of(text)
+    if seal is False:
+        raise CheckpointError(f"{label}: the checksum of its metadata differs; it was damaged")
     try:
         header = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{label}: metadata is not JSON: {error}") from None
     found = header.get("format") if isinstance(header, dict) else header
     if found != FORMAT:
@@ -95,6 +95,20 @@ def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
     metadata = header.get("metadata")
     if not isinstance(metadata, dict):
         raise CheckpointError(f"{label}: metadata {metadata!r} found, an object needed")
+    if seal is None and "checksums" in header:
+        raise CheckpointError(f"{label}: the checksum of its metadata is gone; it was damaged")
+    if seal is None:
+        warnings.warn(f"{label} has no checksums; it is taken as it is", stacklevel=2)
+        return arrays, metadata
+    sums = header["checksums"]
+    if sums.keys() != arrays.keys():
+        raise CheckpointError(
+            f"{label}: {_listed(sorted(sums.keys() ^ arrays.keys()))} is missing or unknown;"
+            " the file was damaged"
+        )
+    for name, array in arrays.items():
+        if sums[name] != storage.digest(array):
+            raise CheckpointError(f"{label}: array {name!r}: its checksum differs; it was damaged")
     return arrays, metadata
 
 
@@ -110,6 +124,18 @@ def check_path(path: str | Path) -> Path:
             f"checkpoint {str(path)!r}: suffix {path.suffix!r} found,"
             f" {' or '.join(SUFFIXES)} needed"
         )
+    return path
+
+
+def check_exists(path: str | Path) -> Path:
+    """Return the path of a checkpoint that is there.
+
+    Raises:
+        CheckpointError: it is not, or its suffix names no format.
+    """
+    path = check_path(path)
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {str(path)!r}: no such file")
     return path
 
 
@@ -164,64 +190,35 @@ def _listed(names: list[str]) -> str:
     return f"array{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
-def _write_safetensors(path: Path, arrays: Mapping[str, Array], text: str) -> None:
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    try:
-        save_file(dict(arrays), path, {_KEY: text})
-    except SafetensorError as error:
-        raise OSError(f"{str(path)!r}: {error}") from None
+def _safetensors_writer(arrays: Mapping[str, Array], text: str) -> Writer:
+    return storage.safetensors_writer(arrays, {_KEY: text})
 
 
-def _write_npz(path: Path, arrays: Mapping[str, Array], text: str) -> None:
-    with path.open("wb") as stream, zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
-        for name, array in {_KEY: np.array(text), **arrays}.items():
-            # Written member by member: np.savez takes names as keywords and so refuses "file".
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+def _npz_writer(arrays: Mapping[str, Array], text: str) -> Writer:
+    def write_to(stream: IO[bytes]) -> None:
+        with zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
+            for name, array in {_KEY: np.array(text), **arrays}.items():
+                # Written member by member: np.savez takes names as keywords and so refuses "file".
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    return write_to
 
 
 def _read_safetensors(path: Path, label: str) -> tuple[str | None, dict[str, Array]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get(_KEY)
-            names = file.keys()
-            return text, {name: file.get_tensor(name) for name in names} if text else {}
-    except (SafetensorError, OSError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{label}: truncated or no safetensors file: {error}") from None
+    metadata, arrays = storage.read_safetensors(path, label, CheckpointError)
+    return metadata.get(_KEY), arrays
 
 
 def _read_npz(path: Path, label: str) -> tuple[str | None, dict[str, Array]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            if _KEY not in archive.files:
-                return None, {}
-            text = str(archive[_KEY])
-            return text, {name: archive[name] for name in archive.files if name != _KEY}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise CheckpointError(f"{label}: truncated or no npz file: {error}") from None
+    arrays = npz.read(path, f"{label}: truncated or no npz file", CheckpointError, texts=(_KEY,))
+    text = arrays.pop(_KEY, None)
+    return None if text is None else str(text), arrays
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself durable, where the system allows folders to be opened."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-_WRITERS: dict[str, Callable[[Path, Mapping[str, Array], str], None]] = {
-    ".safetensors": _write_safetensors,
-    ".npz": _write_npz,
+_WRITERS: dict[str, Callable[[Mapping[str, Array], str], Writer]] = {
+    ".safetensors": _safetensors_writer,
+    ".npz": _npz_writer,
 }
 _READERS: dict[str, Callable[[Path, str], tuple[str | None, dict[str, Array]]]] = {
     ".safetensors": _read_safetensors,

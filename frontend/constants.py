@@ -13,6 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.frontend.errors import DataError
+from soapstone.frontend.limits import check_bytes
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
@@ -27,6 +29,8 @@ class Constants(Mapping[str, Array]):
         self._weights = weights
         self._prologue = prologue
         self._made = {output for node in prologue.nodes for output in node.outputs}
+        total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
+        check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
 
     def __contains__(self, name: object) -> bool:
         return name in self._made or name in self._weights

@@ -391,7 +391,7 @@ class Model(Layers):
 
         graph = self.graph
         specs = {name: graph.tensors[name] for name in self.carried}
-        taken, _, done = saved.read(path, self.made_for(self.batch_size), specs, strict)
+        taken, _, done = saved.read(path, self.made_for, specs, strict)
         self.values.update(taken)
         return done
 
@@ -401,6 +401,7 @@ class Model(Layers):
 
         graph = self.build(batch_size, training=True)
         return {
+            "batch_size": batch_size,
             "model_hash": graph.structural_hash,
             "layers": layers(graph),
             "weights": list(self.carried),

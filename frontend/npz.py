@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -12,21 +14,110 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
+from soapstone.frontend.errors import DataError
+from soapstone.frontend.limits import check_bytes
 from soapstone.ir.tensor import Array
 
 LABELS = "y"
 Header = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 
-class DataError(ValueError):
-    """Data that cannot be used; names the file or field, what was found and what was needed."""
+_MOST_MEMBERS = 1 << 16
+_MOST_RATIO = 1100  # of deflate; a member that claims more bytes of its own lies
+_FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError),
+    *(NotImplementedError, RuntimeError, OverflowError, struct.error, UnicodeError),
+)
+
+
+def headers(
+    path: Path, where: str, error: type[ValueError], texts: tuple[str, ...] = ()
+) -> dict[str, Header]:
+    """Return shape and element type of each array of an npz file, whose sizes are within bounds.
+
+    Args:
+        where: what errors call the file; texts: the arrays that may be strings.
+
+    Raises:
+        error: no npz file, an encrypted member or one of another compression, arrays of objects,
+            or more bytes than the file can hold or `limits.most_bytes` allows.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _headers(archive, where, error, texts)
+    except error:
+        raise
+    except _FAULTS as fault:
+        raise error(f"{where}: {fault}; an npz file needed") from None
+
+
+def _headers(
+    archive: zipfile.ZipFile, where: str, error: type[ValueError], texts: tuple[str, ...]
+) -> dict[str, Header]:
+    found: dict[str, Header] = {}
+    members = archive.infolist()
+    if len(members) > _MOST_MEMBERS:
+        raise error(f"{where}: {len(members)} members found, {_MOST_MEMBERS} at most")
+    total = 0
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        label = f"{where}: field {name!r}"
+        if name in found:
+            raise error(f"{label}: it appears twice; once needed")
+        if member.flag_bits & 1:
+            raise error(f"{label}: encrypted; plain members needed")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise error(f"{label}: compression {member.compress_type} found, stored or deflated")
+        if member.file_size > _MOST_RATIO * member.compress_size + _MOST_RATIO:
+            raise error(
+                f"{label}: {member.file_size:,} bytes of {member.compress_size:,} compressed ones;"
+                f" {_MOST_RATIO} times as many at most"
+            )
+        with archive.open(member) as stream:
+            try:
+                shape, dtype = _header(stream)
+                start = stream.tell()
+            except (ValueError, *_FAULTS) as fault:
+                raise error(f"{label}: {fault}") from None
+        if dtype.kind not in "biuf" and not (name in texts and dtype.kind == "U"):
+            raise error(f"{label}: element type {dtype} found, numbers needed (allow_pickle=False)")
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes != member.file_size - start:
+            raise error(
+                f"{label}: {dtype}{list(shape)} needs {nbytes:,} bytes;"
+                f" {member.file_size - start:,} found"
+            )
+        total += nbytes
+        found[name] = shape, dtype
+    check_bytes(total, where, error)
+    return found
 
 
 def _header(stream: IO[bytes]) -> Header:
     version = npy.read_magic(stream)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"npy version {version} found, (1, 0) or (2, 0) needed")
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"shape {shape} found, extents of 0 or more needed")
     return tuple(shape), dtype
+
+
+def read(
+    path: Path, where: str, error: type[ValueError], texts: tuple[str, ...] = ()
+) -> dict[str, Array]:
+    """Return the arrays of an npz file, of which nothing is read before `headers` has seen it.
+
+    Raises:
+        error: as `headers`, or contents that are damaged.
+    """
+    names = headers(path, where, error, texts)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+    except _FAULTS as fault:
+        raise error(f"{where}: {fault}") from None
 
 
 @dataclass(frozen=True)
@@ -44,18 +135,7 @@ class NpzFile:
             DataError: not an npz file, no input, arrays of objects, or row counts that differ.
         """
         label = f"file {str(path)!r}"
-        fields: dict[str, Header] = {}
-        try:
-            with zipfile.ZipFile(path) as archive:
-                for member in archive.namelist():
-                    name = member.removesuffix(".npy")
-                    with archive.open(member) as stream:
-                        try:
-                            fields[name] = _header(stream)
-                        except ValueError as error:
-                            raise DataError(f"{label}: field {name!r}: {error}") from None
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            raise DataError(f"{label}: {error}; an npz file needed") from None
+        fields = headers(path, label, DataError)
         result = cls(path, fields)
         result._check(label)
         return result
@@ -65,11 +145,7 @@ class NpzFile:
         if not inputs:
             have = ", ".join(self.fields) or "none"
             raise DataError(f"{label}: fields {have} found, an input such as 'x' needed")
-        for name, (shape, dtype) in self.fields.items():
-            if dtype.kind not in "biuf":
-                raise DataError(
-                    f"{label}: field {name!r}: element type {dtype} found, numbers needed"
-                )
+        for name, (shape, _) in self.fields.items():
             if not shape:
                 raise DataError(
                     f"{label}: field {name!r}: a single number found, one row a sample needed"
@@ -112,8 +188,7 @@ class NpzFile:
         Raises:
             DataError: the contents do not match the headers.
         """
-        try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in self.fields}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"file {str(self.path)!r}: {error}") from None
+        return read(self.path, f"file {str(self.path)!r}", DataError)
+
+
+__all__ = ["DataError", "NpzFile", "headers", "read"]

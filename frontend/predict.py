@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from soapstone.frontend import npz
 from soapstone.frontend.app import load_app
-from soapstone.frontend.checkpoint import load as load_checkpoint
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.npz import DataError
 from soapstone.ir.tensor import Array
@@ -69,13 +65,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     label = f"file {str(path)!r}"
     if not path.is_file():
         raise DataError(f"{label} does not exist; an npz file of arrays needed")
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{label}: another format found, an npz file of arrays needed")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{label}: {error}; an npz file of arrays needed") from None
+    return npz.read(path, label, DataError)
 
 
 def predict(
@@ -124,5 +114,6 @@ def _session(
     app = load_app(model)
     if checkpoint is None:
         raise DataError(f"app {model!r}: no weights; give --checkpoint")
-    weights, _ = load_checkpoint(checkpoint)
-    return InferenceSession(app.build(1), weights, threads=threads, plain=plain)
+    built = app.build(1)
+    built.load_checkpoint(checkpoint)
+    return InferenceSession(built, threads=threads, plain=plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -94,14 +94,15 @@ def _layer_differences(found: Mapping[str, Any], needed: Mapping[str, Any]) -> l
 
 def read(
     path: str | Path,
-    needed: Mapping[str, Any],
+    made_for_here: Callable[[int], Mapping[str, Any]],
     specs: Mapping[str, TensorSpec],
     strict: bool,
 ) -> tuple[dict[str, Array], dict[str, Any], Loaded]:
     """Return the arrays that a model takes of a checkpoint, its metadata, and what was done.
 
     Args:
-        needed: what the checkpoint should have been made for; see `differences`.
+        made_for_here: what the checkpoint should have been made for, by batch size; see
+            `differences`. Without an optimizer only parameters and states of the model are taken.
         specs: the parameters and states that the model has.
         strict: whether all must be as needed; else whatever has a name and a shape of the model's
             is taken, and optimizer states only where the optimizer is the same.
@@ -114,6 +115,7 @@ def read(
     made_for = metadata.get("made_for")
     if not isinstance(made_for, dict) or not isinstance(made_for.get("layers"), dict):
         made_for = None
+    needed = made_for_here((made_for or {}).get("batch_size") or 1)
     found = [] if made_for is None else differences(made_for, needed)
     same_optimizer = made_for is None or made_for.get("optimizer") == needed.get("optimizer")
     if strict:
@@ -132,7 +134,8 @@ def read(
                 f"{label}: {'; '.join(found[:_SHOWN])}{more}"
                 " (strict=False takes what fits: model.load_checkpoint)"
             )
-        checkpoint.check(arrays, {n: (spec.shape, spec.dtype) for n, spec in specs.items()})
+        own = arrays if "optimizer" in needed else {n: arrays[n] for n in arrays if n in specs}
+        checkpoint.check(own, {n: (spec.shape, spec.dtype) for n, spec in specs.items()})
     taken, left = {}, {}
     trained = set() if same_optimizer else _slots(arrays, needed)
     for name, array in arrays.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,7 @@ from soapstone.mappers.base import strategy_of
 from soapstone.runtime import Machine
 from soapstone.runtime.policy import attach
 from soapstone.runtime.start import machine_of, rank_of
+from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -166,9 +166,9 @@ class Trainer:
         self.metrics = metrics
         self.executor = executor
         self.first = rank_of(executor) == 0
-        if machine is None and cpus is not None and cpus * threads > (os.cpu_count() or 1):
+        if machine is None and cpus is not None and cpus * threads > usable_cores():
             warnings.warn(
-                f"cpus: {cpus} processors of {threads} threads found; the {os.cpu_count()} cores of"
+                f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
                 " this computer take turns",
                 stacklevel=4,
             )
@@ -500,8 +500,7 @@ class Trainer:
         return self._load(path, strict)[0]
 
     def _load(self, path: str | Path, strict: bool) -> tuple[saved.Loaded, dict[str, Any]]:
-        needed = self._made_for(self.model.batch_size)
-        taken, metadata, done = saved.read(path, needed, self.carried, strict)
+        taken, metadata, done = saved.read(path, self._made_for, self.carried, strict)
         position = None
         if done.position:
             position = checkpoint.fields(metadata, "position", dict(vars(_Position())))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import secrets
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from soapstone.ir.errors import GraphError
+from soapstone.ir.storage import seal_of, sealed, write
 
 
 class Fields:
@@ -131,15 +130,31 @@ def parse(text: str, where: str, error: type[GraphError]) -> Any:
         raise error(f"{where}: not JSON: {fault}") from None
 
 
-def read(path: str | Path, error: type[GraphError]) -> Any:
-    """Return the parsed contents of a JSON file."""
+def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
+    """Return the parsed contents of a JSON file, without its checksum, which was compared.
+
+    Args:
+        own: whether a file without a checksum is worth a warning.
+    """
+    where = f"file {str(path)!r}"
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as fault:
         raise error(f"file {str(path)!r} cannot be read: {fault.strerror}") from None
     except UnicodeDecodeError:
-        raise error(f"file {str(path)!r}: other bytes found, UTF-8 text needed") from None
-    return parse(text, f"file {str(path)!r}", error)
+        raise error(f"{where}: other bytes found, UTF-8 text needed") from None
+    same = seal_of(text)
+    if same is False:
+        raise error(
+            f"{where}: its contents are not those of its checksum, so it was damaged or edited;"
+            " without the field 'checksum' it is taken as it is"
+        )
+    data = parse(text, where, error)
+    if same:
+        del data["checksum"]
+    elif own and isinstance(data, dict):
+        warnings.warn(f"{where} has no checksum; it is taken as it is", stacklevel=3)
+    return data
 
 
 def dump(data: Mapping[str, Any], error: type[GraphError]) -> str:
@@ -164,22 +179,9 @@ def _dump(value: Any, indent: str) -> str:
     return "[\n" + ",\n".join(deeper + _dump(item, deeper) for item in value) + f"\n{indent}]"
 
 
-def write(path: str | Path, data: bytes) -> None:
-    """Write a file whole or not at all: an interrupted write leaves the old contents."""
-    target = Path(path)
-    name = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(name, flags, 0o666)  # the system takes off what the process's mask forbids
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+def save(path: str | Path, text: str) -> None:
+    """Write the text of a JSON object and its checksum, whole or not at all."""
+    write(path, sealed(text).encode())
 
 
 def _is_int(value: Any) -> bool:
@@ -201,3 +203,6 @@ def _all(value: Any, accepts: Callable[[Any], bool]) -> bool:
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=repr, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+__all__ = ["Fields", "dump", "parse", "read", "save", "write"]

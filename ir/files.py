@@ -6,7 +6,9 @@ operator, attribute and shape is checked again.
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir import fields
+from soapstone.ir import fields, storage
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, topological
 from soapstone.ir.layouts import Layouts, Order, layouts_from_json, layouts_to_json
@@ -53,8 +55,7 @@ def save_graph(
     data = graph_to_json(graph, beside.name if beside else None)
     if layouts is not None:
         data["layouts"] = layouts_to_json(layouts)
-    text = fields.dump(data, GraphError)
-    fields.write(path, text.encode())
+    fields.save(path, fields.dump(data, GraphError))
 
 
 def load_graph(path: str | Path) -> tuple[Graph, dict[str, Array]]:
@@ -82,7 +83,7 @@ def load_layouts(path: str | Path) -> dict[str, Order] | None:
         GraphError: as `load_graph`.
     """
     load_graph(path)
-    return _layouts(fields.read(path, GraphError))
+    return _layouts(fields.read(path, GraphError, own=False))
 
 
 def _layouts(data: Any) -> dict[str, Order] | None:
@@ -309,28 +310,29 @@ def _check_values(graph: Graph, found: Mapping[str, TensorSpec], where: str) -> 
 
 
 def _write_values(path: Path, graph: Graph, values: Mapping[str, Array]) -> None:
-    from safetensors.numpy import save
-
     # safetensors stores the bytes as they lie in memory, whatever the strides.
     arrays = {name: np.asarray(values[name], order="C") for name in graph.roles if name in values}
-    fields.write(path, save(arrays, metadata={"graph": graph.structural_hash}))
+    sums = {name: storage.digest(array) for name, array in arrays.items()}
+    metadata = {"graph": graph.structural_hash, "checksums": json.dumps(sums)}
+    storage.write(path, storage.safetensors_writer(arrays, metadata))
 
 
 def _read_values(path: Path, graph: Graph) -> dict[str, Array]:
-    from safetensors import SafetensorError, safe_open
-
     where = f"file {str(path)!r}"
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            made_for = (file.metadata() or {}).get("graph")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, TypeError, ValueError) as error:
-        raise GraphError(f"{where}: values cannot be read: {error}") from None
+    metadata, arrays = storage.read_safetensors(path, f"{where}: values", GraphError)
     _check_values(graph, _specs(arrays, where), where)
+    made_for = metadata.get("graph")
     if made_for != graph.structural_hash:
         raise GraphError(
             f"{where}: values of graph {made_for!r} found, of {graph.structural_hash!r} needed"
         )
+    if "checksums" in metadata:
+        sums = fields.parse(metadata["checksums"], where, GraphError)
+        for name, array in arrays.items():
+            if not isinstance(sums, dict) or sums.get(name) != storage.digest(array):
+                raise GraphError(f"{where}: {name!r}: its checksum differs; the file was damaged")
+    else:
+        warnings.warn(f"{where} has no checksums; it is taken as it is", stacklevel=3)
     return {name: arrays[name] for name in graph.roles if name in arrays}
 
 

@@ -144,7 +144,7 @@ class MemoryPlan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; a file that exists is replaced whole or not at all."""
-        fields.write(path, fields.dump(self.to_json(), GraphError).encode())
+        fields.save(path, fields.dump(self.to_json(), GraphError))
 
     @staticmethod
     def load(path: str | Path) -> MemoryPlan:

@@ -252,7 +252,7 @@ class Strategy:
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as JSON; a file that exists is replaced whole or not at all."""
-        fields.write(path, fields.dump(self.to_json(), StrategyError).encode())
+        fields.save(path, fields.dump(self.to_json(), StrategyError))
 
     @staticmethod
     def load(path: str | Path) -> Strategy:

@@ -56,7 +56,10 @@ def _reported(debug: bool, checkpoint: list[Checkpoint] | None = None) -> Iterat
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         if debug or isinstance(error, typer.Exit):
             raise
-        text = " ".join(str(error).split()) or type(error).__name__
+        said = str(error)
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:
+            said = f"file {str(error.filename)!r}: {error.strerror.lower()}"
+        text = " ".join(said.split()) or type(error).__name__
         _end(f"error: {text}", error, 1)
 
 

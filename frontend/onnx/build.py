@@ -124,6 +124,19 @@ class Importer:
             )
         return Value(spec_of(made), label, None, made)
 
+    def room(self, elements: int, label: str) -> int:
+        """Return a number of elements of 8 bytes that a rule is about to make.
+
+        Raises:
+            OnnxError: with all known values they are too large.
+        """
+        if self._folded_bytes + 8 * elements > MOST_CONSTANT_BYTES:
+            raise OnnxError(
+                f"value {label!r}: {elements} constants of 8 bytes needed;"
+                f" {MOST_CONSTANT_BYTES} bytes of constants at most"
+            )
+        return elements
+
     def place(self, value: Value) -> str:
         """Return the value's name in the graph; a known value becomes a weight."""
         if value.name is not None:

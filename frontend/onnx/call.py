@@ -219,6 +219,14 @@ class Call:
         """Return a value whose contents are known."""
         return self.importer.known(array, self.label, dtype)
 
+    def room(self, elements: int) -> int:
+        """Return a number of elements of 8 bytes, once they are known to be few enough to fold.
+
+        Raises:
+            OnnxError: they are not.
+        """
+        return self.importer.room(elements, self.label)
+
     def like(self, number: float, x: Value) -> Value:
         """Return a known scalar of the type of x."""
         return self.known(np.asarray(number), x.dtype)

@@ -70,9 +70,9 @@ def trilu(n: Call) -> Value:
 def one_hot(n: Call) -> Value:
     ids, values = n.value(0), n.value(2)
     depth = n.array(1)
-    if depth.size != 1 or not 0 <= depth.item() <= 1 << 30:
-        raise OnnxError(f"depth is {depth}; one number, not too large, needed")
-    count = int(depth.item())
+    if depth.size != 1 or not 0 <= depth.item() < 1 << 62:
+        raise OnnxError(f"depth is {depth}; one number of 0 or more needed")
+    count = n.room(int(depth.item()))
     axis = n.axis_of(n.attribute("axis", -1), ids.rank + 1)
     if not ids.dtype.startswith("int"):
         ids = n.cast(ids, "int64")
@@ -114,6 +114,7 @@ def reverse_sequence(n: Call) -> Value:
     time, batch = n.attribute("time_axis", 0), n.attribute("batch_axis", 1)
     if {time, batch} != {0, 1} or x.rank < 2 or lengths.shape != (x.shape[batch],):
         raise OnnxError("time and batch axes 0 and 1 needed, and a length for each sample")
+    n.room(x.shape[0] * x.shape[1])
     steps = np.arange(x.shape[time])[:, None]
     places = np.where(steps < lengths, lengths - 1 - steps, steps).astype(np.int64)
     if batch == 0:
@@ -129,7 +130,7 @@ def tensor_scatter(n: Call) -> Value:
     axis = n.axis_of(n.attribute("axis", -2), cache.rank)
     extent, count = cache.shape[axis], update.shape[axis]
     mode = n.text("mode", "linear", ("linear", "circular"))
-    place = np.arange(count).reshape(1, count).astype(np.int64)
+    place = np.arange(n.room(count)).reshape(1, count).astype(np.int64)
     if n.has(2):
         first = n.reshape(n.value(2), (cache.shape[0], 1))
         places = n("add", first, n.known(place))

@@ -9,7 +9,7 @@ import numpy as np
 
 from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.tensors import MOST_BYTES, dtype_of, shape_of
+from soapstone.frontend.onnx.tensors import dtype_of, shape_of
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.ops.slicing import slice_bounds
 
@@ -46,8 +46,8 @@ def size(n: Call) -> Value:
 
 @rule("ConstantOfShape")
 def constant_of_shape(n: Call) -> Value:
-    extents = shape_of(n.ints("shape", 0) or (), "input 0")
     fill = n.attribute("value", np.zeros(1, np.float32))
+    extents = shape_of(n.ints("shape", 0) or (), "input 0", fill.dtype.name)
     if fill.size != 1:
         raise OnnxError(f"attribute 'value' has {fill.size} elements, 1 needed")
     item = fill.reshape(())
@@ -62,9 +62,9 @@ def range_(n: Call) -> Value:
     if start.size != 1 or stop.size != 1 or step.size != 1 or step.item() == 0:
         raise OnnxError("three numbers needed, the step not 0")
     count = (stop.item() - start.item()) / step.item()
-    if not count * start.dtype.itemsize < MOST_BYTES >> 14:
-        raise OnnxError(f"{count} elements found; too many")
-    count = max(0, math.ceil(count))
+    if not math.isfinite(count):
+        raise OnnxError(f"{count} elements found; a number needed")
+    count = n.room(max(0, math.ceil(count)))
     made = start.reshape(()) + np.arange(count).astype(start.dtype) * step.reshape(())
     return n.known(made, start.dtype.name)
 

@@ -115,7 +115,7 @@ class _Direction:
         size = self.gates * self.hidden
         both = self.part(3)
         if both is None:
-            zero = self.n.known(np.zeros(size), self.x.dtype)
+            zero = self.n.known(np.zeros(self.n.room(size)), self.x.dtype)
             return zero, zero
         halves = self.n.all("split", both, axis=0, sizes=(size, size))
         return self.ordered(halves[0]), self.ordered(halves[1])

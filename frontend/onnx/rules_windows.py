@@ -187,7 +187,8 @@ def _flat_places(n: Call, index: Value, x: Value, windows: Window) -> Value:
     else:
         order = [math.prod(size[axis + 1 :]) for axis in range(rank)]
     # A place in the window gives a step, a window gives its first place: both known tables.
-    count = math.prod(windows.kernel)
+    count = n.room(math.prod(windows.kernel))
+    n.room(math.prod(index.shape))
     inside = np.stack(np.unravel_index(np.arange(count), windows.kernel))
     steps = sum(inside[a] * windows.dilations[a] * order[a] for a in range(rank))
     first = np.zeros(index.shape[2:], np.int64)
@@ -234,9 +235,9 @@ def max_unpool(n: Call) -> Value:
 
 def _replaced(n: Call, ids: Value, old: tuple[int, ...], new: tuple[int, ...]) -> Value:
     """Return flat places in one shape as flat places in another, larger one."""
-    table = np.zeros(old, np.int64)
     if math.prod(old) > 1 << 22:
         raise UnsupportedError("so large an output_shape is not supported")
+    table = np.zeros(old, np.int64)
     for axis, extent in enumerate(old):
         line = np.arange(extent) * math.prod(new[axis + 1 :])
         table = table + line.reshape(-1, *(1,) * (len(old) - 1 - axis))
@@ -303,6 +304,7 @@ def col2im(n: Call) -> Value:
     channels = x.shape[1] // kernel
     columns = n.reshape(x, (x.shape[0] * channels, kernel, *counts))
     # One filter for each place in the window, with a one at that place.
+    n.room(kernel * kernel)
     weights = n.known(np.eye(kernel).reshape(kernel, 1, *block), x.dtype)
     more = [
         (image[a] + pads[a] + pads[a + rank] - (block[a] - 1) * dilations[a] - 1) % strides[a]

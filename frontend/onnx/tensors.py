@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from soapstone.frontend.limits import check_bytes
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.ir.tensor import Array
 
@@ -33,7 +34,6 @@ TYPE_STRINGS = {
     name: f"tensor({ {'float32': 'float', 'float64': 'double'}.get(name, name) })"
     for name in ONNX_OF
 }
-MOST_BYTES = 1 << 40  # of one value; a larger one is a mistake or an attack
 
 
 def dtype_of(code: int, where: str) -> str:
@@ -50,17 +50,18 @@ def dtype_of(code: int, where: str) -> str:
         raise UnsupportedError(f"{where}: type {found} is not supported") from None
 
 
-def shape_of(dims: Any, where: str) -> tuple[int, ...]:
+def shape_of(dims: Any, where: str, dtype: str = "uint8") -> tuple[int, ...]:
     """Return the extents of a tensor.
 
     Raises:
-        OnnxError: an extent is negative, or the elements are too many.
+        OnnxError: an extent is negative, or the tensor would take too many bytes.
     """
     shape = tuple(int(extent) for extent in dims)
     if len(shape) > 64:
         raise OnnxError(f"{where}: {len(shape)} axes found, at most 64 are supported")
-    if any(extent < 0 for extent in shape) or math.prod(shape) > MOST_BYTES:
-        raise OnnxError(f"{where}: shape {shape} found; extents of 0 or more needed, in bounds")
+    if any(extent < 0 for extent in shape):
+        raise OnnxError(f"{where}: shape {shape} found; extents of 0 or more needed")
+    check_bytes(math.prod(shape) * np.dtype(dtype).itemsize, f"{where}: {shape}", OnnxError)
     return shape
 
 
@@ -138,8 +139,8 @@ def array_of(
         OnnxError: an unsupported type, or contents that do not fit the shape.
     """
     where = f"tensor {tensor.name!r}" if tensor.name else "a constant"
-    shape = shape_of(tensor.dims, where)
     dtype = dtype_of(tensor.data_type, where)
+    shape = shape_of(tensor.dims, where, dtype)
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{where}: segments are not supported")
     if tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from soapstone.frontend.limits import check_bytes
 from soapstone.frontend.onnx.errors import OnnxError
-from soapstone.frontend.onnx.tensors import MOST_BYTES
 from soapstone.ir.tensor import Array, TensorSpec
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def sized(spec: TensorSpec, where: str) -> TensorSpec:
     """Return the spec.
 
     Raises:
-        OnnxError: no machine holds such a value.
+        OnnxError: it takes more bytes than `limits.most_bytes` allows.
     """
-    if spec.nbytes > MOST_BYTES:
-        raise OnnxError(f"{where}: {spec} needs {spec.nbytes} bytes; {MOST_BYTES} at most")
+    check_bytes(spec.nbytes, f"{where}: {spec}", OnnxError)
     return spec

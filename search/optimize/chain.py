@@ -64,7 +64,7 @@ class Chain:
                 for each in self.passes
             ],
         }
-        fields.write(Path(path), (json.dumps(data) + "\n").encode())
+        fields.save(path, json.dumps(data))
 
     @staticmethod
     def load(path: str | Path) -> Chain:

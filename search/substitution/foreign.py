@@ -50,7 +50,7 @@ def load(path: str | Path) -> tuple[ForeignRule, ...]:
     Raises:
         RuleError: a field is missing, unknown or wrong; names the rule, the operator and the field.
     """
-    return rules_from_json(fields.read(path, RuleError), f"file {str(path)!r}")
+    return rules_from_json(fields.read(path, RuleError, own=False), f"file {str(path)!r}")
 
 
 def rules_from_json(data: Any, where: str) -> tuple[ForeignRule, ...]:

@@ -126,7 +126,7 @@ def save(file: RuleFile, path: str | Path) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise RuleError(f"file {str(path)!r}: folder {str(target.parent)!r} does not exist")
-    fields.write(target, dumps(file).encode())
+    fields.save(target, dumps(file))
 
 
 # Reading
@@ -148,7 +148,7 @@ def _shipped() -> RuleFile:
 
 def _loaded(path: str | Path) -> RuleFile:
     with _uncollected():
-        return file_from_json(fields.read(path, RuleError), f"file {str(path)!r}")
+        return file_from_json(fields.read(path, RuleError, own=False), f"file {str(path)!r}")
 
 
 @contextmanager
