@@ -139,7 +139,8 @@ def checked(function: F) -> F:
 
 def _plain(parameter: inspect.Parameter) -> str:
     """A parameter as an error shows it: its name, `=` before what may be left out."""
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+    stars = "**" if parameter.kind is parameter.VAR_KEYWORD else stars
     by_name = parameter.kind is parameter.KEYWORD_ONLY
     return f"{stars}{parameter.name}{'=…' if by_name else ''}"
 

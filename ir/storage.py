@@ -98,7 +98,7 @@ def digest(array: Array) -> str:
     """Return the checksum of an array: of its type, shape and contents."""
     dense = np.asarray(array, order="C")
     hashed = hashlib.sha256(f"{dense.dtype.str}{dense.shape}".encode())
-    hashed.update(dense.reshape(-1).view(np.uint8))
+    hashed.update(dense.reshape(-1).view(np.uint8).data)
     return hashed.hexdigest()[:32]
 
 
