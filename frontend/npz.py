@@ -22,7 +22,7 @@ LABELS = "y"
 Header = tuple[tuple[int, ...], np.dtype[np.generic]]
 
 
-_MOST_MEMBERS = 1 << 16
+_MOST_MEMBERS = 1 << 13
 _MOST_RATIO = 1100  # of deflate; a member that claims more bytes of its own lies
 _FAULTS = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError),

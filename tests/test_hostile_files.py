@@ -204,12 +204,12 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     "a header of 2^46 floats": lambda p: archive(p, {"x": member((1 << 46,))}),
     "negative extents": lambda p: archive(p, {"x": member((-1, 4))}),
     "a product beyond 64 bits": lambda p: archive(p, {"x": member((1 << 62, 1 << 62))}),
-    "a gigabyte of zeros": lambda p: archive(
-        p, {"x": member((1 << 28,)) + bytes(1 << 30)}, zipfile.ZIP_DEFLATED
+    "64 megabytes of zeros": lambda p: archive(
+        p, {"x": member((1 << 24,)) + bytes(1 << 26)}, zipfile.ZIP_DEFLATED
     ),
     "bzip2": lambda p: archive(p, {"x": member((2,)) + bytes(8)}, zipfile.ZIP_BZIP2),
     "objects": lambda p: np.savez(p, x=np.array([{}], object)),
-    "many members": lambda p: archive(p, {f"x{i}": b"" for i in range(70_000)}),
+    "many members": lambda p: archive(p, {f"x{i}": b"" for i in range(9_000)}),
     "encrypted": encrypted,
     "more than the header says": lambda p: archive(p, {"x": member((2,)) + bytes(80)}),
 }
@@ -219,8 +219,9 @@ def test_npz_bombs_take_no_memory(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("limits of address space are Linux's")
     for number, make in enumerate(BOMBS.values()):
-        for kind in ("data", "arrays", "checkpoint"):
-            make(tmp_path / f"{kind}{number}.npz")
+        make(tmp_path / f"data{number}.npz")
+        for kind in ("arrays", "checkpoint"):
+            os.link(tmp_path / f"data{number}.npz", tmp_path / f"{kind}{number}.npz")
     errors = {"data": "DataError", "arrays": "DataError", "checkpoint": "CheckpointError"}
     for name, found in outcomes(tmp_path).items():
         assert found is not None and found[0] == errors[name.rstrip("0123456789.npz")], (
