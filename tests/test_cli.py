@@ -344,5 +344,5 @@ def test_training_from_python(tiny: Path) -> None:
     result = train_app(load_app(tiny), epochs=1, progress=False, say=said.append)
     assert result.epochs == 1 and result.loss is not None and "test accuracy:" in str(result)
     assert said[0].startswith("graph tiny {") and said[1].startswith("strategy for")
-    with pytest.raises(AppError, match="app 'tiny': batch size: 0 found, 1 or more needed"):
+    with pytest.raises(AppError, match="app 'tiny': batch size: 0 found, an integer of 1"):
         train_app(tiny, batch_size=0)
