@@ -52,6 +52,7 @@ from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model as Prepared
 from soapstone.search.parallel.problem import prepare
 from soapstone.search.parallel.space import Space
+from soapstone.search.parallel.tables import NEVER, Pair
 from soapstone.search.parallel.walker import Walker
 
 
@@ -387,6 +388,26 @@ def small() -> Graph:
     return product(8, 12, 4)
 
 
+def slowed(machine: Machine, bytes_per_s: float) -> Machine:
+    links = tuple(replace(link, bytes_per_s=bytes_per_s) for link in machine.links)
+    return replace(machine, links=links)
+
+
+def test_delays_are_as_long_as_messages_take() -> None:
+    """Least times between points of two operators grow with the slowness of links, to minutes."""
+    found = []
+    for bytes_per_s in (1e6, 10.0):
+        model = prepare(small(), slowed(load_machine("p100", 3), bytes_per_s))
+        space = Space(model)
+        ends = space.free[0], space.free[1]
+        mine, others = (space.choices[space.kind(op)] for op in ends)
+        found.append(Pair(model, ends).delays(mine, others))
+    fast, slow = found
+    assert slow.max() > 1 << 31 and ((slow >= 0) | (slow == NEVER)).all()
+    assert ((fast == NEVER) == (slow == NEVER)).all()
+    assert slow.max() == pytest.approx(1e5 * fast.max(), rel=0.1)
+
+
 @pytest.mark.parametrize("bytes_per_s", [None, 50.0])
 def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float | None) -> None:
     """Each pair of configurations of two products, on three devices that are alike.
@@ -395,8 +416,7 @@ def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float
     """
     machine = load_machine("p100", 3)
     if bytes_per_s is not None:
-        links = tuple(replace(link, bytes_per_s=bytes_per_s) for link in machine.links)
-        machine = replace(machine, links=links)
+        machine = slowed(machine, bytes_per_s)
     graph = small()
     model = prepare(graph, machine)
     simulator = Simulator(model)
