@@ -165,13 +165,14 @@ def test_a_numba_that_keeps_code_elsewhere_is_noticed(package: Path) -> None:
 
 
 def test_folders_of_older_sources_are_removed(package: Path) -> None:
-    helper = package / "helper.py"
-    for number in range(7):
-        helper.write_text(_FILES["helper.py"].replace("FACTOR = 10", f"FACTOR = {number}"))
-        assert _run(package)[0][:2] == [4 * number + 1] * 2
-    caches = package.parent.parent / "caches" / "compiled"
-    for module in ("soapstone.main", "soapstone.middle"):
-        assert len([path for path in (caches / module).iterdir() if path.is_dir()]) == 4
+    family = package.parent.parent / "caches" / "compiled" / "soapstone.main"
+    for number in range(12):
+        (family / f"stamp {number}").mkdir(parents=True)
+        os.utime(family / f"stamp {number}", (number, number))
+    assert _run(package)[0] == [41, 41, 0, 0]
+    left = {path.name for path in family.iterdir() if path.is_dir()}
+    assert len(left) == 8 and {f"stamp {number}" for number in range(5, 12)} < left
+    assert _run(package)[0] == [41, 41, 1, 1]
 
 
 # ------------------------------------------------------------------ the package's own sources

@@ -30,7 +30,7 @@ from soapstone.cache.sources import edited, modules_of, stamp
 
 Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
-_STAMPS = 4  # folders of one module that are kept, the last used ones
+_STAMPS = 8  # folders of one module that are kept, the last used ones: Pythons, settings, edits
 _PLACING = threading.Lock()
 _TOLD: set[Path] = set()
 
