@@ -1,14 +1,16 @@
 """Optimised models: the search over substitutions, checked and measured before it is believed.
 
 The found graph is run on random inputs beside the original, and both are timed in turns on the
-target; what is not faster there is not returned.
+target, each in a process of its own; what is not faster there is not returned. What ends a run
+early, its budget or an interrupt, and what speaks against a found graph gives the original.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,11 @@ import numpy as np
 
 from soapstone.frontend.inference import NOTHING, Source
 from soapstone.frontend.npz import DataError
-from soapstone.frontend.optimize_check import exported, measured, verified
+from soapstone.frontend.runners import Side, exported
+from soapstone.frontend.trial import Outcome, trial
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.errors import GraphError
+from soapstone.ir.fields import write
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.layouts import Layouts, Order
@@ -30,9 +35,9 @@ from soapstone.runtime.lower import (
     split_constants,
     stored,
 )
-from soapstone.runtime.lower.rebuild import names_for, renamed
+from soapstone.runtime.lower.rebuild import called, narrow
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
-from soapstone.search.cost.cost import NO_LAYOUTS, Wrapped
+from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, PricingError, Wrapped
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("soapstone", "onnxruntime")
 _FASTER = 0.98  # of the original's time: what gains less cannot be told from noise
+_TRIAL_SHARE, _TRIAL_S = 0.4, 30.0  # of a budget, kept for checking and timing what is found
 Progress = Callable[[str, int, int], None]
 
 
@@ -53,13 +59,15 @@ class OptimizeResult:
 
     Attributes:
         graph, weights: the model; the original where the search found nothing faster.
-        before, after: predicted costs.
-        measured_before_us, measured_after_us: medians of runs taken in turns on the target; None
-            where it is only described.
+        before, after: predicted costs; not numbers where the budget ended before anything was.
+        measured_before_us, measured_after_us: medians of runs in processes of their own, taken in
+            turns on the target; None where it is only described, or the budget ended before.
         substitutions: how often each rule was applied, by its identity.
         equations: the rules that were applied, as mathematics.
         max_abs_error: the largest difference of an output from the original's on random inputs.
-        kept: whether the optimised graph is the one returned.
+        kept: whether the optimised graph is the one returned. reason: why not, or what of it is
+            not known.
+        dims: the extents that symbolic dims of the inputs were given: the graph is for them alone.
         layouts: axis orders of the graph's values, where others than the rule's were chosen.
         chain: the substitutions, in the form in which they can be applied again; None for training
             graphs, and where layouts were chosen or all graphs were looked at.
@@ -82,28 +90,39 @@ class OptimizeResult:
     explanation: str = field(default="", repr=False)
     layouts: Layouts | None = None
     chain: Chain | None = field(default=None, repr=False)
+    reason: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    original: Original | None = field(default=None, repr=False)
 
     @property
     def speedup(self) -> float:
         """Measured time before over after, predicted where nothing was measured."""
         if self.measured_before_us is not None and self.measured_after_us:
             return self.measured_before_us / self.measured_after_us
-        return self.before.time_us / self.after.time_us if self.after.time_us else 1.0
+        return self.predicted_speedup
 
-    def save(self, path: str | Path) -> None:
+    @property
+    def predicted_speedup(self) -> float:
+        """Predicted time before over after; 1 where there is none."""
+        found = self.before.time_us / self.after.time_us if self.after.time_us else 1.0
+        return found if math.isfinite(found) else 1.0
+
+    def save(self, path: str | Path) -> str:
         """Write the model: an ONNX file by its suffix, else a graph file and its weights.
 
+        Returns "", or where what was found cannot be written, why the original was.
+
         Raises:
-            GraphError: an operator has no counterpart in ONNX.
+            GraphError: the original cannot be written either: an operator has no counterpart in
+                ONNX.
         """
-        if str(path).lower().endswith(".onnx"):
-            from soapstone.frontend.onnx import to_onnx
-
-            to_onnx(self.graph, self.weights, path, layouts=self.layouts)
-        else:
-            from soapstone.ir.files import save_graph
-
-            save_graph(self.graph, path, dict(self.weights) or None, self.layouts)
+        try:
+            _save(self.graph, self.weights, path, self.layouts)
+            return ""
+        except GraphError as error:
+            if self.original is None or not self.original.save(path, self.graph):
+                raise
+            return f"what was found cannot be written: {error}"
 
     def save_chain(self, path: str | Path) -> None:
         """Write the substitutions, to be applied again without a search.
@@ -116,14 +135,15 @@ class OptimizeResult:
         self.chain.save(path)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
-        return {
+        """Return the result for JSON; what is not known is None."""
+        found = {
             "cost_before_us": self.before.time_us,
             "cost_after_us": self.after.time_us,
             "estimated": self.after.estimated,
             "measured_before_us": self.measured_before_us,
             "measured_after_us": self.measured_after_us,
             "speedup": self.speedup,
+            "predicted_speedup": self.predicted_speedup,
             "launches_before": self.before.launches,
             "launches_after": self.after.launches,
             "bytes_before": self.before.bytes,
@@ -137,8 +157,12 @@ class OptimizeResult:
             "measuring_seconds": self.measuring_seconds,
             "max_abs_error": self.max_abs_error,
             "kept": self.kept,
+            "reason": self.reason,
+            "dims": dict(self.dims),
             "layouts": None if self.layouts is None else len(self.layouts),
         }
+        unknown = {n for n, v in found.items() if isinstance(v, float) and not math.isfinite(v)}
+        return {**found, **dict.fromkeys(unknown)}
 
     def __str__(self) -> str:
         estimated = " (estimated)" if self.after.estimated else ""
@@ -147,8 +171,13 @@ class OptimizeResult:
             return f"  {name:<16} {before:>14{form}} -> {after:>14{form}}"
 
         lines = [f"{self.graph.name}: {len(self.graph.nodes)} operators"]
+        if self.dims:
+            given = ", ".join(f"{name} = {extent}" for name, extent in self.dims.items())
+            lines.append(f"  for {given} alone; another size needs a search of its own")
         if self.measured_before_us is not None and self.measured_after_us is not None:
             lines.append(row("measured us", self.measured_before_us, self.measured_after_us))
+            gains = f"{self.speedup:.2f}x where {self.predicted_speedup:.2f}x was predicted"
+            lines.append(f"  measured {gains}")
         lines += [
             row(f"predicted us{estimated}", self.before.time_us, self.after.time_us),
             row("launches", self.before.launches, self.after.launches),
@@ -157,10 +186,8 @@ class OptimizeResult:
             f"  {self.speedup:.2f}x, found in {self.seconds:.1f} s among {self.candidates} graphs"
             + ("" if self.complete else " (not searched to the end)"),
         ]
-        if not self.kept:
-            found = self.after is not self.before
-            what = "not faster when measured" if found else "nothing cheaper"
-            lines.append(f"  the original is kept: what was found is {what}")
+        if self.reason:
+            lines.append(f"  {'' if self.kept else 'the original is kept: '}{self.reason}")
         for name, count in sorted(self.substitutions.items(), key=lambda item: -item[1]):
             lines.append(f"  {count:4d} x {name}  {self.equations[name]}")
         if self.max_abs_error:
@@ -168,6 +195,50 @@ class OptimizeResult:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Original:
+    """The model that was given, to be written where what was found of it cannot be."""
+
+    graph: Graph
+    weights: Mapping[str, Array]
+    file: Path | None = None
+
+    def save(self, path: str | Path, found: Graph) -> bool:
+        """Write it, as it is in its own file if that is of the same format; return whether so."""
+        if found is not self.graph:
+            try:
+                _save(self.graph, self.weights, path)
+                return True
+            except GraphError:
+                pass
+        suffixes = {Path(name).suffix.lower() for name in (path, self.file or "")}
+        if self.file is None or suffixes != {".onnx"} or _has_data(self.file):
+            return False
+        write(path, self.file.read_bytes())
+        return True
+
+
+def _has_data(file: Path) -> bool:
+    """Return whether an ONNX file has weights in other files, which are found from its folder."""
+    import onnx
+
+    model = onnx.load(file, load_external_data=False)
+    return any(tensor.external_data for tensor in model.graph.initializer)
+
+
+def _save(
+    graph: Graph, weights: Mapping[str, Array], path: str | Path, layouts: Layouts | None = None
+) -> None:
+    if str(path).lower().endswith(".onnx"):
+        from soapstone.frontend.onnx import to_onnx
+
+        to_onnx(graph, weights, path, layouts=layouts)
+    else:
+        from soapstone.ir.files import save_graph
+
+        save_graph(graph, path, dict(weights) or None, layouts)
 
 
 def optimize(
@@ -180,7 +251,7 @@ def optimize(
     machine: str | Path | None = None,
     objective: str = "time",
     alpha: float = 1.05,
-    seconds: float = 45.0,
+    seconds: float = 120.0,
     candidates: int = 300,
     method: str = "backtracking",
     rules: str | Path | None = None,
@@ -191,21 +262,26 @@ def optimize(
     layouts: bool = False,
     chain: str | Path | None = None,
     floats: Floats = "zeros",
+    deadline: Deadline | None = None,
 ) -> OptimizeResult:
     """Return a faster equivalent of a model, for the executor that will run it.
+
+    The budget is of everything: of what is searched, measured, checked and timed. When it is over,
+    or at an interrupt, what was found by then counts if it could be checked; else the original.
 
     Args:
         model: a Model, an OnnxModel or its file, or a Graph; one with updates is a training graph,
             whose weights are values like others.
         weights: those of a Graph.
-        batch_size, dims: the extents that the graph is for.
+        batch_size, dims: the extents that the graph is for; the first axis of an input is the
+            batch's if it is symbolic.
         target: `soapstone` or `onnxruntime`, whose measured times are used.
         machine: a described device instead, by name or file; times are then estimated.
         objective: `time`, `memory`, `flops`, `bytes`, `launches`, a weighted sum, or with limits:
             `time subject to memory<2e8`.
         alpha: how much worse than the best a graph may be and still be searched from; 1 is greedy.
-        seconds, candidates: when to stop: after so many seconds of search, those of measuring left
-            out, and after so many graphs a piece.
+        seconds, candidates: when to stop: after so many seconds in all, and after so many graphs a
+            piece.
         method: `backtracking`, or `saturation`, which keeps every graph in one e-graph, or
             `exhaustive`, which looks at every graph: feasible for few rules, such as `metaflow`.
         rules: a rule file instead of the shipped one, or `metaflow`: that paper's substitutions.
@@ -219,17 +295,18 @@ def optimize(
         floats: what floating-point tensors hold, so that nothing becomes NaN: `zeros`, finite
             numbers; `infinities`, those and NaN too; `reals` also allows rules of which one side is
             undefined at some zeros, as `1/rsqrt(x) = x rsqrt(x)`.
+        deadline: in place of the seconds.
 
     Raises:
         DataError, GraphError: a model, target, objective or rule file that does not fit, or a rule
             whose proof fails, by name.
     """
-    from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.chain import Chain
-    from soapstone.search.optimize.search import Options, search
+    from soapstone.search.optimize.search import Options, Searched, search
     from soapstone.search.optimize.steps import search_step
 
-    graph, held = _taken(model, weights, batch_size, dims or {})
+    deadline = deadline or Deadline(seconds)
+    graph, held, frozen = _taken(model, weights, batch_size, dims or {})
     training = bool(graph.updates)
     if alpha < 1:
         raise GraphError(f"alpha {alpha} found; 1 or more needed")
@@ -250,39 +327,64 @@ def optimize(
         alpha, candidates, seconds=seconds, method=method, layouts=layouts, chain=known
     )
     book = _rules(rules, max_rule_size, floats)
-    if ground is not None:
-        found = search_step(graph, book, pricing, wanted, options, progress)
+    kept_s = min(_TRIAL_S, _TRIAL_SHARE * deadline.left)
+    searching = deadline.keeping(kept_s) if math.isfinite(kept_s) else deadline
+    try:
+        if ground is not None:
+            found = search_step(graph, book, pricing, wanted, options, progress, searching)
+        else:
+            found = search(graph, held, book, pricing, wanted, options, progress, searching)
+    except PricingError as error:
+        found = Searched(graph, held, UNKNOWN, UNKNOWN, complete=False)
+        unpriced = str(error)
     else:
-        found = search(graph, held, book, pricing, wanted, options, progress)
-    timed = machine is None and found.graph is not graph
-    if ground is not None:
-        tried = _step((graph, held), found, ground, timed)
-    else:
-        tried = _inference((graph, held), found, target, threads, timed)
-    kept = found.graph is not graph
-    if tried.before_us is not None and tried.after_us is not None:
-        faster = tried.after_us <= _FASTER * tried.before_us
-        kept = faster or "time" not in wanted.weights
+        unpriced = ""
+    side = Side(graph, held, None, target, threads, ground)
+    new = side if found.graph is graph else _made(side, found)
+    outcome = Outcome(0.0, problem=unpriced)
+    if new is not side:
+        outcome = trial(side, new, machine is None, deadline)
+    kept, reason = _judged(found, outcome, new is not side, machine is None, wanted)
     counts, equations = _applied(found, book)
     return OptimizeResult(
-        tried.graph if kept else graph,
-        tried.weights if kept else held,
+        new.graph if kept else graph,
+        new.weights if kept else held,
         found.before,
         found.after,
-        tried.before_us,
-        tried.after_us,
+        outcome.before_us,
+        outcome.after_us,
         counts,
         equations,
         found.candidates,
         found.complete,
         found.seconds,
         found.measuring_seconds,
-        tried.error,
+        outcome.error or 0.0,
         kept,
         explanation(found, book),
-        tried.layouts if kept else None,
+        new.layouts if kept else None,
         Chain(graph.structural_hash, where, tuple(found.passes)) if repeatable else None,
+        reason,
+        frozen,
+        Original(graph, held, Path(model) if isinstance(model, str | Path) else None),
     )
+
+
+def _judged(
+    found: Searched, outcome: Outcome, changed: bool, timed: bool, wanted: Objective
+) -> tuple[bool, str]:
+    """Return whether what was found is kept, and why not, or what of it is not known."""
+    if outcome.problem:
+        return False, outcome.problem
+    if not changed:
+        if math.isnan(found.before.time_us):
+            return False, "the budget ended before the model was priced"
+        return False, "nothing cheaper was found"
+    if outcome.before_us is None or outcome.after_us is None:
+        return True, "the budget ended before it was timed" if timed else ""
+    if outcome.after_us <= _FASTER * outcome.before_us or "time" not in wanted.weights:
+        return True, ""
+    return False, "what was found is not faster when measured"
 
 
 def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Rulebook:
@@ -300,41 +402,13 @@ def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Ru
     return rulebook(file, max_size, floats=floats)
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """What was found, ready to run: checked against the original, and timed beside it."""
-
-    graph: Graph
-    weights: Mapping[str, Array]
-    layouts: Layouts | None
-    error: float
-    before_us: float | None = None
-    after_us: float | None = None
-
-
-def _inference(
-    given: tuple[Graph, Mapping[str, Array]],
-    found: Searched,
-    target: str,
-    threads: int | None,
-    timed: bool,
-) -> _Tried:
+def _made(side: Side, found: Searched) -> Side:
+    """Return what was found, ready to run."""
+    if side.ground is not None:
+        return replace(side, graph=found.graph)
     new, weights = settled(found.graph, found.constants)
     layouts = all_orders(new, weights, found.layouts) if found.layouts else None
-    error = verified(*given, new, weights, layouts)
-    times = measured(target, given, (new, weights), threads, layouts) if timed else (None, None)
-    return _Tried(new, weights, layouts, error, *times)
-
-
-def _step(
-    given: tuple[Graph, Mapping[str, Array]], found: Searched, ground: Ground, timed: bool
-) -> _Tried:
-    from soapstone.frontend.optimize_training import measured_steps, verified_step
-
-    graph, values = given
-    error = verified_step(graph, found.graph, ground)
-    times = measured_steps(graph, found.graph, ground) if timed else (None, None)
-    return _Tried(found.graph, values, None, error, *times)
+    return replace(side, graph=new, weights=weights, layouts=layouts)
 
 
 def _applied(found: Searched, book: Rulebook) -> tuple[dict[str, int], dict[str, str]]:
@@ -399,30 +473,37 @@ def _taken(
     weights: Mapping[str, Array],
     batch_size: int,
     dims: Mapping[str, int],
-) -> tuple[Graph, dict[str, Array]]:
-    """Return a model as a graph for some extents, with its weights."""
+) -> tuple[Graph, dict[str, Array], dict[str, int]]:
+    """Return a model as a graph for some extents, its weights, and what symbolic dims were given.
+
+    Raises:
+        DataError: a symbolic dim that has no extent, and is not the first of an input.
+    """
     if isinstance(model, str | Path) and not str(model).lower().endswith(".onnx"):
         from soapstone.ir.files import load_graph
 
         graph, held = load_graph(model)
-        return graph, dict(weights) or held
+        return graph, dict(weights) or held, {}
     if isinstance(model, Graph):
-        return model, dict(weights)
+        return model, dict(weights), {}
     source = Source.of(model, weights)
-    extents = {"batch": batch_size, **dims}
-    shapes = {}
+    batch = {dim: batch_size for each in source.inputs for dim in each.shape[:1]}
+    extents = {**batch, **dims}
+    shapes, frozen = {}, {}
     for each in source.inputs:
-        shape = [extents.get(dim, dim) if isinstance(dim, str) else dim for dim in each.shape]
-        for axis, dim in enumerate(shape):
-            if not isinstance(dim, int):
+        shape = []
+        for axis, dim in enumerate(each.shape):
+            extent = dim if isinstance(dim, int) else extents.get(dim)
+            if extent is None:
                 what = f"axis {axis} is {dim or 'unknown'}"
                 raise DataError(f"input {each.name!r}: {what}; a number needed, from dims")
-        shapes[each.name] = np.zeros(
-            [int(dim) for dim in shape if isinstance(dim, int)], each.dtype
-        )
+            if not isinstance(dim, int):
+                frozen[dim or f"{each.name}[{axis}]"] = extent
+            shape.append(extent)
+        shapes[each.name] = np.zeros(shape, each.dtype)
     graph, _ = source.graph(shapes)
     known = source.weights()
-    return graph, {name: known[name] for name in graph.roles if name in known}
+    return graph, {name: known[name] for name in graph.roles if name in known}, frozen
 
 
 class _Exported(Wrapped):
@@ -447,8 +528,8 @@ def joined(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str,
     """
     outputs = graph.outputs
     graph = merge_parts(fold_weights(graph, weights), Strategy({DEFAULT: Configuration()}))
-    names = names_for(graph, outputs)
-    return renamed(graph, names), names
+    graph = narrow(graph)
+    return called(graph, outputs)
 
 
 def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
@@ -462,6 +543,8 @@ def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str
     first, rest = split_constants(graph, fixed)
     made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
     held = {**weights, **made}
+    rest, names = called(rest, graph.outputs)
+    held = {names.get(name, name): array for name, array in held.items()}
     return rest, {n: held[n] for n, role in rest.roles.items() if role is not Role.INPUT}
 
 

@@ -1,62 +1,49 @@
-"""Optimised graphs beside their originals: compared on random inputs, and timed in turns."""
+"""Optimised graphs beside their originals: the same outputs for inputs of every kind.
+
+Inputs are drawn four times: plain numbers; small ones with signs, zeros and negative zeros; wide
+ones, up to the ends of integers' types; and extreme ones, at which floating-point numbers overflow.
+What the original refuses, such as an index out of range, tells nothing and is left out.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from soapstone.frontend.inference import InferenceSession
+from soapstone.ir.deadline import TimeUpError
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.tensor import Array, Role, TensorSpec
 
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
-_ROUNDS, _RUNS = 10, 3
-_ROUND_S = 1.0  # of which slow models get fewer runs
-_REST_S = 0.05  # the threads of the session that ran before stop spinning
-Pair = tuple[Graph, Mapping[str, Array]]
+_ULPS = 8.0  # by which inputs are changed, to see how far rounding reaches
+_ROUND_S, _RUNS = 0.2, 200  # of a round of timed runs: about so long, at most so often
+_NOISE = 16.0  # times what that changes in the original's outputs is rounding too
+Arrays = Mapping[str, Array]
+Run = Callable[[Arrays], Arrays | None]
+"""Returns the outputs of a graph for inputs; None where it refuses them."""
 
 
-def verified(
-    graph: Graph,
-    weights: Mapping[str, Array],
-    new: Graph,
-    new_weights: Mapping[str, Array],
-    layouts: Layouts | None = None,
-) -> float:
-    """Return the largest difference of outputs on random inputs, after comparing them all.
+@dataclass(frozen=True)
+class Draw:
+    """Inputs of one kind; those of a `wide` one may overflow inside a graph."""
 
-    layouts: axis orders in which the new graph runs.
+    name: str
+    inputs: Arrays
+    wide: bool = False
 
-    Raises:
-        GraphError: names or shapes of outputs differ, or values by more than rounding.
-    """
-    if new.outputs != graph.outputs:
-        raise GraphError(f"outputs {new.outputs} found after the search; {graph.outputs} needed")
-    given = inputs_of(graph)
-    with (
-        InferenceSession(graph, weights) as first,
-        InferenceSession(new, new_weights, layouts=layouts) as second,
-    ):
-        one, other = first.run(given), second.run(given)
-    pairs = [(name, one[name], other[name]) for name in graph.outputs]
-    worst = 0.0
-    for name, a, b in pairs:
-        if a.shape != b.shape or a.dtype != b.dtype:
-            raise GraphError(
-                f"output {name!r}: {b.dtype}{b.shape} found, {a.dtype}{a.shape} needed"
-            )
-        if a.size == 0:
-            continue
-        error = float(np.abs(a.astype(np.float64) - b).max())
-        if not error <= _TOLERANCE * max(1e-6, float(np.abs(a).max())):
-            raise GraphError(f"output {name!r} differs by {error:.3g} after the search")
-        worst = max(worst, error)
-    return worst
+
+def draws(graph: Graph) -> Iterator[Draw]:
+    """Yield seeded random inputs of every kind for a graph."""
+    yield Draw("plain", inputs_of(graph))
+    for name, large, wide in (("small", 9.0, False), ("wide", 1e3, True), ("extreme", 1e12, True)):
+        yield Draw(name, {n: _mixed(graph, n, large) for n in graph.inputs(Role.INPUT)}, wide)
 
 
 def inputs_of(graph: Graph) -> dict[str, Array]:
@@ -67,78 +54,221 @@ def inputs_of(graph: Graph) -> dict[str, Array]:
 def drawn(graph: Graph, name: str) -> Array:
     """Return seeded random contents of an input."""
     spec = graph.tensors[name]
-    random = np.random.default_rng([len(name), spec.size])
+    random = _random(name, spec)
     if spec.is_float:
         drawn = random.standard_normal(spec.shape)
         return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
     return random.integers(0, 2, spec.shape).astype(spec.dtype)
 
 
-def measured(
-    target: str,
-    before: Pair,
-    after: Pair,
-    threads: int | None = None,
-    layouts: Layouts | None = None,
-) -> tuple[float, float]:
-    """Return the median time of a run of two graphs on a target, in microseconds, in turns.
+def _random(name: str, spec: TensorSpec) -> np.random.Generator:
+    return np.random.default_rng([*name.encode(), spec.size])
 
-    layouts: axis orders in which the second runs.
+
+def _mixed(graph: Graph, name: str, large: float) -> Array:
+    """Return contents of an input that mix numbers of a magnitude with those that are special.
+
+    `large`: below 10, whole numbers with signs; above, integers reach the ends of their type.
     """
-    second = _runner(target, *after, threads, layouts)
-    return in_turns(_runner(target, *before, threads), second)
+    spec = graph.tensors[name]
+    random = _random(f"{name} {large}", spec)
+    if spec.dtype == "bool":
+        return random.integers(0, 2, spec.shape).astype(bool)
+    if spec.is_float:
+        most = min(large, float(np.sqrt(_limits(spec.dtype).max)))
+        normal = random.standard_normal(spec.shape)
+        kinds = [normal, normal, normal * most, normal / most, np.zeros(spec.shape)]
+        chosen = np.choose(random.integers(0, 6, spec.shape), [*kinds, -kinds[-1]])
+        return np.asarray(chosen).astype(spec.dtype)
+    low, high = _limits(spec.dtype).min, _limits(spec.dtype).max
+    small = random.integers(max(low, -9), 10, spec.shape).astype(spec.dtype)
+    if large < 10:
+        return small
+    anywhere = random.integers(low, high, spec.shape, spec.dtype, endpoint=True)
+    ends = random.choice(np.array([low, high, 0], spec.dtype), spec.shape)
+    chosen = np.choose(random.integers(0, 3, spec.shape), [small, anywhere, ends])
+    return np.asarray(chosen, spec.dtype)
 
 
-def in_turns(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-    """Return the time of each of two ways to run, in microseconds.
+def _limits(dtype: str) -> np.finfo | np.iinfo:  # type: ignore[type-arg]
+    """Return the limits of a type of numbers; those of bfloat16 are float32's."""
+    if dtype == "bfloat16":
+        return np.finfo(np.float32)
+    return np.finfo(dtype) if np.dtype(dtype).kind == "f" else np.iinfo(dtype)
 
-    That of the first is a median over rounds; that of the second is told from the median of what it
-    took over the first in the same round, since a shared machine is faster in one than in another.
+
+def agree(outputs: Sequence[str], given: Iterator[Draw], run: Run, found: Run) -> float:
+    """Return the largest difference of outputs for plain inputs, after comparing them for all.
+
+    Raises:
+        GraphError: an output differs, the second refuses what the first takes, or the first takes
+            nothing; names it.
     """
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_ROUNDS):
-        for run, medians in zip((first, second), times):
-            kept = []
-            time.sleep(_REST_S)
-            begin = time.perf_counter()
-            run()
-            run()
-            spent = (time.perf_counter() - begin) / 2
-            for _ in range(max(1, min(_RUNS, int(_ROUND_S / spent)))):
-                start = time.perf_counter()
-                run()
-                kept.append((time.perf_counter() - start) * 1e6)
-            medians.append(statistics.median(kept))
-    before = statistics.median(times[0])
-    return before, before * statistics.median(b / a for a, b in zip(*times))
+    worst: float | None = None
+    for draw in given:
+        needed = run(draw.inputs)
+        if needed is None:
+            continue
+        made = found(draw.inputs)
+        if made is None:
+            raise GraphError(f"{draw.name} inputs that the original takes are refused")
+
+        def other(draw: Draw = draw) -> Arrays | None:
+            return run(_changed(draw.inputs))
+
+        errors = [_error(name, needed[name], made[name], draw, other) for name in outputs]
+        worst = max(errors, default=0.0) if worst is None else worst
+    if worst is None:
+        raise GraphError("no inputs were found that the original takes")
+    return worst
 
 
-def _runner(
-    target: str,
+def _error(
+    name: str, needed: Array, made: Array, draw: Draw, other: Callable[[], Arrays | None]
+) -> float:
+    """Return how much an output differs; more than rounding raises a `GraphError`."""
+    if needed.shape != made.shape or needed.dtype != made.dtype:
+        raise GraphError(
+            f"output {name!r}: {made.dtype}{made.shape} found, {needed.dtype}{needed.shape} needed"
+        )
+    error = difference(needed, made, draw.wide)
+    if error.ok:
+        return error.largest
+    again = other()
+    if again is not None and difference(needed, made, draw.wide, again[name]).ok:
+        return error.largest
+    raise GraphError(f"output {name!r} differs by {error} for {draw.name} inputs")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two arrays differ: where numbers are none, and the largest difference of numbers."""
+
+    elsewhere: int
+    largest: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.elsewhere and self.largest <= self.allowed
+
+    def __str__(self) -> str:
+        return (
+            f"NaN or infinity at {self.elsewhere} places"
+            if self.elsewhere
+            else (f"{self.largest:.3g}")
+        )
+
+
+def difference(
+    needed: Array, made: Array, wide: bool = False, again: Array | None = None
+) -> Difference:
+    """Return how two arrays differ; NaN and infinities must be at the same places.
+
+    Args:
+        wide: what overflows may become NaN or either infinity.
+        again: the first for inputs changed by rounding. What changes there with a number's kind is
+            not compared, nor are integers that change; what numbers change by is allowed for.
+    """
+    if needed.dtype.kind in "biu":
+        differ = needed != made
+        if again is not None:
+            differ &= needed == again
+        apart = np.abs(needed.astype(np.float64) - made.astype(np.float64))[differ]
+        return Difference(0, float(apart.max(initial=0.0)), 0.0)
+    one, two = needed.astype(np.float64), made.astype(np.float64)
+    steady = np.ones(one.shape, bool)
+    noise = 0.0
+    with np.errstate(all="ignore"):
+        if again is not None:
+            other = again.astype(np.float64)
+            steady = _kinds(one, wide) == _kinds(other, wide)
+            both = np.isfinite(one) & np.isfinite(other)
+            noise = float(np.abs(one - other)[both].max(initial=0.0))
+        elsewhere = steady & (_kinds(one, wide) != _kinds(two, wide))
+        finite = np.isfinite(one) & np.isfinite(two)
+        largest = float(np.abs(one - two)[finite].max(initial=0.0))
+        scale = max(1e-6, float(np.abs(one)[finite].max(initial=0.0)))
+        share = max(_TOLERANCE, _ULPS * float(_limits(needed.dtype.name).eps))
+    return Difference(int(elsewhere.sum()), largest, share * scale + _NOISE * noise)
+
+
+def _kinds(array: Array, wide: bool) -> Array:
+    """Return for each element 0 for a number, and others for NaN and the infinities."""
+    if wide:
+        return np.asarray(~np.isfinite(array), np.int8)
+    signs = np.where(np.isinf(array), np.sign(array), 0)
+    return np.asarray(np.where(np.isnan(array), 2, signs), np.int8)
+
+
+def _changed(inputs: Arrays) -> Arrays:
+    """Return inputs whose floating-point numbers are changed by a few roundings."""
+    random = np.random.default_rng(0)
+    found = {}
+    for name, array in inputs.items():
+        found[name] = array
+        if array.dtype.kind not in "biu":
+            step = _ULPS * float(_limits(array.dtype.name).eps)
+            factor = 1 + step * random.choice([-1.0, 1.0], array.shape)
+            found[name] = (array.astype(np.float64) * factor).astype(array.dtype)
+    return found
+
+
+def verified(
     graph: Graph,
-    weights: Mapping[str, Array],
-    threads: int | None,
+    weights: Arrays,
+    new: Graph,
+    new_weights: Arrays,
     layouts: Layouts | None = None,
-) -> Callable[[], object]:
-    given = inputs_of(graph)
-    if target == "soapstone":
-        session = InferenceSession(graph, weights, threads=threads, layouts=layouts)
-        return lambda: session.run(given)
-    import onnxruntime
+) -> float:
+    """Return the largest difference of outputs on random inputs, after comparing them all.
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    found = onnxruntime.InferenceSession(
-        exported(graph, weights), options, providers=["CPUExecutionProvider"]
-    )
-    return lambda: found.run(None, given)
+    layouts: axis orders in which the new graph runs.
+
+    Raises:
+        GraphError: names or shapes of outputs differ, or values by more than rounding.
+    """
+    check_outputs(graph, new)
+    with (
+        InferenceSession(graph, weights) as first,
+        InferenceSession(new, new_weights, layouts=layouts) as second,
+    ):
+        return agree(graph.outputs, draws(graph), taking(first.run), taking(second.run))
 
 
-def exported(graph: Graph, weights: Mapping[str, Array]) -> bytes:
-    """Return a graph and its weights as the bytes of an ONNX file."""
-    from soapstone.frontend.onnx.export import onnx_graph
-    from soapstone.frontend.onnx.tensors import as_tensor
+def check_outputs(graph: Graph, new: Graph) -> None:
+    """Check that a graph has the outputs of another.
 
-    model, held = onnx_graph(graph, weights)
-    model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())
-    return bytes(model.SerializeToString())
+    Raises:
+        GraphError: names differ.
+    """
+    if new.outputs != graph.outputs:
+        raise GraphError(f"outputs {new.outputs} found after the search; {graph.outputs} needed")
+
+
+def taking(run: Callable[[Arrays], Arrays]) -> Run:
+    """Return a way to run that says None of inputs which it refuses."""
+
+    def taken(given: Arrays) -> Arrays | None:
+        try:
+            return run(given)
+        except TimeUpError:
+            raise
+        except (ValueError, RuntimeError, ArithmeticError, LookupError):
+            return None
+
+    return taken
+
+
+def median_us(run: Callable[[], object]) -> float:
+    """Return the median time of a run, once it is warm, in microseconds."""
+    begin = time.perf_counter()
+    run()
+    run()
+    spent = (time.perf_counter() - begin) / 2
+    times = []
+    for _ in range(max(1, min(_RUNS, int(_ROUND_S / spent)))):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from soapstone.frontend.optimize_check import drawn, in_turns
+from soapstone.frontend.optimize_check import Arrays, difference, drawn, median_us
 from soapstone.frontend.optimizers import LEARNING_RATE
 from soapstone.frontend.session import Bound, Session
 from soapstone.ir.errors import GraphError
@@ -70,6 +70,44 @@ def _running(graph: Graph, ground: Ground) -> Iterator[tuple[Session, Bound]]:
         session.close()
 
 
+class StepRunner:
+    """A training step on scratch parameters, to be run for its results or for its time."""
+
+    def __init__(self, graph: Graph, ground: Ground) -> None:
+        self._outputs = graph.outputs
+        self._stack = ExitStack()
+        self._session, self._bound = self._stack.enter_context(_running(graph, ground))
+
+    def run(self, given: Arrays) -> Arrays:
+        """Return outputs, and all parameters and states after a step from those given."""
+        self._session.load_state(given)
+        self._session.run(self._bound)
+        results = {name: np.array(self._bound.results[name]) for name in self._outputs}
+        return results | self._session.state()
+
+    def state(self) -> Arrays:
+        """Return parameters and states."""
+        return self._session.state()
+
+    def round(self) -> float:
+        """Return the median time of a step, in microseconds."""
+        if LEARNING_RATE in self._bound.feeds:
+            self._bound.feeds[LEARNING_RATE][...] = 0  # parameters stay what they are
+        return median_us(lambda: self._session.run(self._bound))
+
+    def close(self) -> None:
+        """Free what it holds."""
+        self._stack.close()
+
+
+class _Stepping(Protocol):
+    """What runs steps, here or in another process."""
+
+    def run(self, given: Arrays) -> Arrays | None: ...
+
+    def state(self) -> Arrays: ...
+
+
 def verified_step(graph: Graph, new: Graph, ground: Ground | None = None) -> float:
     """Return the largest difference after one step of two training graphs, from equal parameters.
 
@@ -79,30 +117,36 @@ def verified_step(graph: Graph, new: Graph, ground: Ground | None = None) -> flo
     """
     check_interface(graph, new, f"graph {new.name!r}")
     ground = ground or Ground.local()
-    with _running(graph, ground) as one, _running(new, ground) as other:
-        start = _noisy(graph, one[0].state())
-        ends = []
-        for session, bound in (one, other):
-            session.load_state(start)
-            session.run(bound)
-            results = {name: np.array(bound.results[name]) for name in graph.outputs}
-            ends.append((results, session.state()))
-    (results, state), (others, after) = ends
+    with (
+        closing(StepRunner(graph, ground)) as one,
+        closing(StepRunner(new, ground)) as other,
+    ):
+        return agree_steps(graph, one, other)
+
+
+def agree_steps(graph: Graph, one: _Stepping, other: _Stepping) -> float:
+    """Return the largest difference after one step of two runners; see `verified_step`."""
+    start = _noisy(graph, one.state())
+    needed, made = one.run(start), other.run(start)
+    if needed is None or made is None:
+        raise GraphError("a step does not run")
     worst = 0.0
     for name in graph.outputs:
-        scale = _largest(results[name])
-        worst = max(worst, _error(f"output {name!r}", results[name], others[name], scale))
-    changes = {name: _largest(state[name], start[name]) for name in graph.updates}
+        scale = _largest(needed[name])
+        worst = max(worst, _error(f"output {name!r}", needed[name], made[name], scale))
+    changes = {name: _largest(needed[name], start[name]) for name in graph.updates}
     least = _ROUNDING * max(changes.values(), default=0.0)
     for name, change in changes.items():
         label = f"the next value of {name!r}"
-        worst = max(worst, _error(label, state[name], after[name], change + least / _TOLERANCE))
+        worst = max(worst, _error(label, needed[name], made[name], change + least / _TOLERANCE))
     return worst
 
 
 def _largest(array: Array, start: Array | float = 0.0) -> float:
-    """Return the largest difference of an array from what it was."""
-    return float(np.abs(array.astype(np.float64) - start).max()) if array.size else 0.0
+    """Return the largest difference of an array from what it was, NaN and infinities left out."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(array.astype(np.float64) - start)
+    return float(apart[np.isfinite(apart)].max(initial=0.0))
 
 
 def _noisy(graph: Graph, state: Mapping[str, Array]) -> dict[str, Array]:
@@ -120,21 +164,11 @@ def _noisy(graph: Graph, state: Mapping[str, Array]) -> dict[str, Array]:
 def _error(label: str, one: Array, other: Array, scale: float) -> float:
     """Return how much two arrays differ; that should be little beside a scale."""
     error = _largest(one, other)
+    if elsewhere := difference(one, other).elsewhere:
+        raise GraphError(f"{label} differs by NaN or infinity at {elsewhere} places")
     if not error <= _TOLERANCE * scale + 1e-6 * _largest(one) + 1e-9:
         raise GraphError(f"{label} differs by {error:.3g} after one step")
     return error
-
-
-def measured_steps(before: Graph, after: Graph, ground: Ground) -> tuple[float, float]:
-    """Return the median time of a step of two training graphs, in microseconds, in turns."""
-
-    def runner(session: Session, bound: Bound) -> Callable[[], object]:
-        if LEARNING_RATE in bound.feeds:
-            bound.feeds[LEARNING_RATE][...] = 0  # parameters stay what they are
-        return lambda: session.run(bound)
-
-    with _running(before, ground) as one, _running(after, ground) as other:
-        return in_turns(runner(*one), runner(*other))
 
 
 def check_interface(graph: Graph, found: Graph, label: str) -> None:
@@ -273,9 +307,10 @@ def _batch_size(graph: Graph, model: Graph, label: str) -> int:
 
 __all__ = [
     "Ground",
+    "StepRunner",
     "Steps",
+    "agree_steps",
     "check_interface",
-    "measured_steps",
     "optimized_step",
     "verified_step",
 ]

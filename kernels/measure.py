@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,6 +23,7 @@ from soapstone.cache.environment import digest
 from soapstone.cache.environment import environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp
 from soapstone.cache.store import Store
+from soapstone.ir.deadline import Deadline
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, registered
 from soapstone.native.memory import call as native_call
@@ -30,6 +33,7 @@ BUDGET_US = 20_000.0  # time after which a variant of one call is not run again
 RUNS = 7
 Times = Mapping[str, float | None]  # of the variants that serve a call; of a sole one it is None
 _MEASURING = threading.RLock()
+_UNTIL: ContextVar[Deadline | None] = ContextVar("until", default=None)
 
 
 @cache
@@ -143,20 +147,36 @@ def scratch(call: Call) -> Call:
     return replace(call, inputs=inputs, outputs=outputs)
 
 
+@contextmanager
+def until(deadline: Deadline) -> Iterator[None]:
+    """Let no variant be run for its time after a deadline, in this thread and in this block."""
+    before = _UNTIL.set(deadline)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(before)
+
+
 def best_us(entries: Mapping[str, Entry]) -> dict[str, float]:
     """Return the best time of each entry over runs taken in turns, in microseconds.
 
     Taken in turns, a busy machine hurts all alike.
+
+    Raises:
+        TimeUpError: the deadline of `until` was over first.
     """
 
+    deadline = _UNTIL.get() or Deadline()
     best = dict.fromkeys(entries, float("inf"))
     for entry in entries.values():
+        deadline.check()
         run(entry)
     began = time.perf_counter()
     for turn in range(RUNS):
         if turn >= 2 and (time.perf_counter() - began) * 1e6 > BUDGET_US * len(entries):
             break
         for name, entry in entries.items():
+            deadline.check()
             start = time.perf_counter()
             native_call(entry.address, entry.block)
             best[name] = min(best[name], (time.perf_counter() - start) * 1e6)

@@ -26,8 +26,8 @@ def optimize(
     ] = "time",
     alpha: Annotated[float, typer.Option(min=1, help="How much worse is searched from.")] = 1.05,
     budget: Annotated[
-        float, typer.Option(min=0, help="Seconds of search, those of measuring left out.")
-    ] = 45.0,
+        float, typer.Option(min=0, help="Seconds of search, measuring and checking together.")
+    ] = 120.0,
     candidates: Annotated[int, typer.Option(min=1, help="Graphs priced for one piece.")] = 300,
     method: Annotated[
         str, typer.Option(help="backtracking, saturation or exhaustive.")
@@ -93,8 +93,7 @@ def optimize(
                 chain=chain,
                 floats=floats,  # type: ignore[arg-type]  # checked there
             )
-        if output is not None:
-            result.save(output)
+        problem = "" if output is None else result.save(output)
         if save_chain is not None:
             result.save_chain(save_chain)
         if report is not None:
@@ -102,6 +101,8 @@ def optimize(
 
             save_report(result, report)
         typer.echo(str(result), err=as_json)
+        if problem:
+            typer.echo(f"the original was written: {problem}", err=True)
         if explain:
             typer.echo(result.explanation or "no substitution was applied", err=as_json)
         if as_json:

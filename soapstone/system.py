@@ -16,7 +16,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import cache
@@ -295,15 +295,29 @@ def shared_memory_files(prefix: str) -> set[str]:
         return set()
 
 
+_LOCK_S = 0.02  # between looks at whether another process still has a lock
+
+
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock, which one process has at a time; hold nothing where there is no lock."""
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold a file's lock, which one process has at a time; hold nothing where there is no lock.
+
+    waiting: called again and again while another process has it; what it raises ends the waiting.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):
             file: IO[str] = stack.enter_context(open(path, "w"))
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            while True:
+                try:
+                    rest = 0 if waiting is None else fcntl.LOCK_NB
+                    fcntl.flock(file, fcntl.LOCK_EX | rest)  # let go when the file is closed
+                    break
+                except BlockingIOError:
+                    assert waiting is not None
+                    waiting()
+                    time.sleep(_LOCK_S)
         yield
 
 

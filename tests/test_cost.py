@@ -11,6 +11,7 @@ import pytest
 
 from soapstone.cache.store import Store
 from soapstone.frontend.inference import InferenceSession
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.kernels.cpu.native import run
@@ -158,7 +159,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
 
     def measure(
-        calls: list[executor.Call], weights: Weights, yardstick: Yardstick
+        calls: list[executor.Call], weights: Weights, yardstick: Yardstick, deadline: Deadline
     ) -> list[Measured]:
         asked.extend(call.operator for call in calls)
         return [Measured(1.0, True, "fake") for _ in calls]
@@ -218,7 +219,7 @@ def test_times_of_a_busy_machine_are_taken_again_when_it_is_not(
     state = {"us": 9.0, "settled": False, "slow": True}
 
     def measure(
-        calls: list[executor.Call], weights: Weights, yardstick: Yardstick
+        calls: list[executor.Call], weights: Weights, yardstick: Yardstick, deadline: Deadline
     ) -> list[Measured]:
         return [Measured(float(state["us"]), bool(state["settled"]), "fake") for _ in calls]
 
@@ -268,7 +269,7 @@ def test_layouts_at_the_boundary_decide_the_strides(
     seen: list[tuple[tuple[int, ...], ...]] = []
 
     def measure(
-        calls: list[executor.Call], weights: Weights, yardstick: Yardstick
+        calls: list[executor.Call], weights: Weights, yardstick: Yardstick, deadline: Deadline
     ) -> list[Measured]:
         for call in calls:
             seen.append((call.inputs[0].strides, call.outputs[0].strides))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from typer.testing import CliRunner
 import soapstone
 from soapstone.cli import app
 from soapstone.frontend.optimize import settled
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.search.optimize import normal
@@ -277,7 +277,7 @@ class TestLimits:
 
     def test_time(self, book: Rulebook) -> None:
         case = Case(*branches(4))
-        found = case.saturated(book, budget=Budget(200, time.monotonic() - 1))
+        found = case.saturated(book, budget=Budget(200, Deadline(-1.0)))
         assert found.outputs == case.outputs and not found.complete
 
     def test_candidates(self, book: Rulebook) -> None:
@@ -303,7 +303,7 @@ class TestLimits:
 
         budget = Budget(200)
         found = case.saturated(book, price, budget)
-        assert budget.stopped and not found.complete and len(asked) == 3
+        assert budget.deadline.stopped and not found.complete and len(asked) == 3
         assert found.cost == case.price(found.outputs) < case.price(case.outputs)
         assert replayed(case.pool, case.outputs, book, found.steps) == found.outputs
 
@@ -317,7 +317,7 @@ class TestLimits:
         case = Case(*siblings())
         budget = Budget(200)
         found = case.saturated(book, budget=budget)
-        assert budget.stopped and found.outputs == case.outputs and not found.steps
+        assert budget.deadline.stopped and found.outputs == case.outputs and not found.steps
 
 
 class TestDerivation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from soapstone.frontend import optimize as optimiser
 from soapstone.frontend.callbacks import TrainingState
 from soapstone.frontend.optimize import OptimizeResult, training_graph_of
 from soapstone.frontend.optimize_check import drawn
-from soapstone.frontend.optimize_training import Ground, measured_steps, verified_step
+from soapstone.frontend.optimize_training import Ground, StepRunner, verified_step
 from soapstone.frontend.optimizers import Optimizer
 from soapstone.frontend.training import training_graph
 from soapstone.ir.autodiff import gradients
@@ -256,17 +257,16 @@ class TestOptimize:
         assert report["kept"] == (report["speedup"] >= 1 / 0.98)
         assert report["max_abs_error"] < 1e-4 and report["substitutions"]
         for times, kept in (((2.0, 1.0), True), ((1.0, 2.0), False)):
-            monkeypatch.setattr(
-                "soapstone.frontend.optimize_training.measured_steps", lambda *given, t=times: t
-            )
+            monkeypatch.setattr("soapstone.frontend.trial.in_turns", lambda *given, t=times: t)
             result = soapstone.optimize(graph, candidates=2)
             assert result.kept is kept
             assert (result.graph is graph) is not kept
 
     def test_measuring_runs_both_steps(self) -> None:
         graph = graph_of(projected())
-        before, after = measured_steps(graph, respelled(graph), Ground.local(1))
-        assert before > 0 and after > 0
+        for each in (graph, respelled(graph)):
+            with closing(StepRunner(each, Ground.local(1))) as runner:
+                assert runner.round() > 0
 
     def test_a_wrong_step_is_noticed(self) -> None:
         graph = graph_of(projected(), SGD(0.1, momentum=0.9))

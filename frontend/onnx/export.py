@@ -80,6 +80,8 @@ def onnx_graph(
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Return a graph as an ONNX model without its weights, and those weights by name.
 
+    An output that is an input or a weight, or an output twice, is called `NAME.output` in the file.
+
     Raises:
         UnsupportedError: an operator has no counterpart, or the graph is one of training.
         OnnxError: a weight is missing or does not fit.
@@ -107,9 +109,12 @@ def onnx_graph(
         rule_of(node)(Given(writer, graph, node))
     outputs = []
     for position, name in enumerate(graph.outputs):
+        made = name
         if name in graph.roles or name in graph.outputs[:position]:
-            raise UnsupportedError(f"output {name!r} is an input, or an output twice")
-        outputs.append(_value(name, graph.tensors[name]))
+            # In a file each output is a value of its own, made by a node.
+            made = writer.new(f"{name}.output")
+            writer.add("Identity", [name], made, {}, made)
+        outputs.append(_value(made, graph.tensors[name]))
     proto = helper.make_graph(writer.nodes, graph.name, inputs, outputs, writer.constants)
     imports = [helper.make_opsetid("", opset)]
     version = helper.find_min_ir_version_for(imports)

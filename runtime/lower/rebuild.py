@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.tensor import Role, TensorSpec
 
 
 def shell(graph: Graph) -> GraphBuilder:
@@ -35,13 +37,68 @@ def rebuild(graph: Graph, builder: GraphBuilder, emit: Callable[[Node], Sequence
     return builder.build()
 
 
-def names_for(graph: Graph, outputs: Sequence[str]) -> dict[str, str]:
-    """Return the new names under which the outputs of a graph are called so."""
-    names = {new: old for new, old in zip(graph.outputs, outputs) if new != old}
-    for number, name in enumerate(tuple(names.values())):
+def narrow(graph: Graph) -> Graph:
+    """Return the graph with element-wise operators reading what was broadcast for them before.
+
+    A bias that was spread over an image is one number a channel again.
+    """
+    builder = shell(graph)
+
+    def emit(node: Node) -> tuple[str, ...]:
+        inputs = list(node.inputs)
+        for position, name in enumerate(node.inputs if node.spec.elementwise else ()):
+            maker = builder.maker(name)
+            if maker is not None and maker.operator == "broadcast":
+                tried = [*inputs[:position], maker.inputs[0], *inputs[position + 1 :]]
+                if _makes(builder, node, tried, inputs):
+                    inputs = tried
+        return builder.add(replace(node, inputs=tuple(inputs)))
+
+    return rebuild(graph, builder, emit).pruned()
+
+
+def _makes(builder: GraphBuilder, node: Node, inputs: list[str], known: list[str]) -> bool:
+    """Return whether a node makes the same shapes of other inputs."""
+
+    def made(names: list[str]) -> tuple[TensorSpec, ...]:
+        return node.spec.bind([builder.spec(name) for name in names], node.items).output_specs
+
+    try:
+        return made(inputs) == made(known)
+    except GraphError:
+        return False
+
+
+def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]:
+    """Return a graph whose outputs are called so, and the new names of its values.
+
+    Each is a value of its own that the graph makes: an output that has become a weight, an input or
+    another output too, is a copy of it. Only an input that is asked for by its name stays one.
+    """
+    names: dict[str, str] = {}
+    copies: list[tuple[str, str]] = []
+    for position, (value, name) in enumerate(zip(graph.outputs, outputs)):
+        role = graph.roles.get(value)
+        if value == name and (role is Role.INPUT or value in graph.updates):
+            continue
+        if role is not None or value in graph.outputs[:position]:
+            if name not in outputs[:position]:
+                copies.append((value, name))
+        elif value != name:
+            names[value] = name
+    for number, name in enumerate([*names.values(), *(name for _, name in copies)]):
         if name in graph.tensors and name not in names:
             names[name] = f"{name}.inside{number}"
-    return names
+    graph = renamed(graph, names)
+    tensors, nodes = dict(graph.tensors), list(graph.nodes)
+    for value, name in copies:
+        source = names.get(value, value)
+        tensors[name] = tensors[source]
+        items = (("shape", tensors[source].shape),)
+        nodes.append(Node(name, "broadcast", (source,), (name,), items))
+    if copies:
+        graph = replace(graph, tensors=tensors, nodes=tuple(nodes))
+    return replace(graph, outputs=tuple(outputs)), names
 
 
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:

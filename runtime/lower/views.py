@@ -40,6 +40,22 @@ class View:
         """Whether it is of less than all of the root."""
         return self.box is not None or any(kind == "slice" for kind, _ in self.steps)
 
+    def then(self, kind: str, argument: tuple[int, ...]) -> View:
+        """Return the view of this view; like steps in a row are one, so that long chains are short.
+
+        A reshape that follows another sees the same elements in the same order, and a transpose
+        that undoes the one before it leaves nothing.
+        """
+        before = self.steps[:-1]
+        last, old = self.steps[-1] if self.steps else ("", ())
+        if kind == last == "transpose":
+            argument = tuple(old[axis] for axis in argument)
+            if argument == tuple(range(len(argument))):
+                return replace(self, steps=before)
+        elif not kind == last == "reshape":
+            before = self.steps
+        return replace(self, steps=(*before, (kind, argument)))
+
     def apply(self, array: Array, samples: int | None = None) -> Array:
         """Return the view of the root's array; `samples` is the extent of axis 0 of a tile.
 
@@ -101,16 +117,16 @@ def _looks(graph: Graph, node: Node, behind: View) -> dict[str, View]:
     """Return how a node that only looks at its operand sees it; empty where strides cannot."""
     at = node.attributes
     if node.spec.view == "transpose":
-        step = ("transpose", tuple(at["permutation"]))
+        look = behind.then("transpose", tuple(at["permutation"]))
     elif node.spec.view == "reshape":
-        step = ("reshape", graph.tensors[node.outputs[0]].shape)
+        look = behind.then("reshape", graph.tensors[node.outputs[0]].shape)
     elif node.spec.view == "slice":
         cuts = (at["starts"], at["stops"], at["steps"])
         fine = all(by > 0 for by in at["steps"]) and graph.tensors[node.outputs[0]].size
         return {node.outputs[0]: _cut(behind, *cuts)} if fine else {}
     else:
         return _split_looks(graph.tensors[node.inputs[0]], node, behind)
-    return {node.outputs[0]: replace(behind, steps=(*behind.steps, step))}
+    return {node.outputs[0]: look}
 
 
 def _split_looks(spec: TensorSpec, node: Node, behind: View) -> dict[str, View]:
@@ -133,7 +149,7 @@ def _cut(
 ) -> View:
     """Return the view of a part of a view: a box of the root where that is all there is to it."""
     if behind.steps or any(by != 1 for by in steps):
-        return replace(behind, steps=(*behind.steps, ("slice", (*starts, *stops, *steps))))
+        return behind.then("slice", (*starts, *stops, *steps))
     first = behind.box[0] if behind.box else (0,) * len(starts)
     low, high = (tuple(a + b for a, b in zip(first, side)) for side in (starts, stops))
     return replace(behind, box=(low, high))

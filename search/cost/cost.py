@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
+from soapstone.ir.deadline import Deadline
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array
 
@@ -24,6 +26,10 @@ METRICS = {
     "launches": "launches",
     "memory": "peak_bytes",
 }
+
+
+class PricingError(GraphError):
+    """A graph that its target refuses to run, so that it has no price."""
 
 
 class ObjectiveError(ValueError):
@@ -69,6 +75,9 @@ class Cost:
             f" {self.flops / 1e6:,.1f} MFLOP, {self.bytes / 1e6:,.2f} MB moved,"
             f" {self.launches} launches, {self.peak_bytes / 1e6:,.2f} MB at most"
         )
+
+
+UNKNOWN = Cost(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -168,11 +177,13 @@ class CostModel(Protocol):
         target: what it prices for.
         noise: the share of a cost that one measurement may be off; 0 where nothing is measured.
         measuring_s: seconds of measuring so far.
+        deadline: after which nothing is measured any more.
     """
 
     target: str
     noise: float = 0.0
     measuring_s: float = 0.0
+    deadline: Deadline = Deadline()
 
     def cost(
         self,
@@ -185,6 +196,9 @@ class CostModel(Protocol):
         Args:
             constants: weights by name, whose contents never change; none in a training graph.
             layouts: axis orders of values at the graph's boundary; the rest are plain.
+
+        Raises:
+            TimeUpError: something has to be measured for it, and the deadline is over.
         """
 
 
@@ -200,6 +214,15 @@ class Wrapped(CostModel):
     def measuring_s(self) -> float:  # type: ignore[override]
         """Seconds of measuring so far."""
         return self._model.measuring_s
+
+    @property
+    def deadline(self) -> Deadline:  # type: ignore[override]
+        """After which nothing is measured any more."""
+        return self._model.deadline
+
+    @deadline.setter
+    def deadline(self, deadline: Deadline) -> None:
+        self._model.deadline = deadline
 
 
 __all__ = ["METRICS", "Cost", "CostModel", "Limit", "Objective", "ObjectiveError", "Wrapped"]

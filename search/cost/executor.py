@@ -25,7 +25,7 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array
 from soapstone.kernels.cpu.onednn.library import threads
 from soapstone.kernels.entry import Call
-from soapstone.kernels.measure import made_of
+from soapstone.kernels.measure import made_of, until
 from soapstone.kernels.registry import variants
 from soapstone.runtime.expand import NodeLaunch, expand
 from soapstone.runtime.lower import channels_last, fold_weights, lower, split_constants, views
@@ -189,9 +189,15 @@ class ExecutorCost(CostModel):
         }
         if wanted:
             began = time.monotonic()
-            with self.database.measuring(), threads(self.threads):
-                times |= self._taken(lowered, wanted, constants)
-            self.measuring_s += time.monotonic() - began
+            try:
+                with (
+                    self.database.measuring(self.deadline.check),
+                    until(self.deadline),
+                    threads(self.threads),
+                ):
+                    times |= self._taken(lowered, wanted, constants)
+            finally:
+                self.measuring_s += time.monotonic() - began
         for key, node in missing.items():
             self._known[key] = (times[texts[key]], *work(lowered.graph, node))
 
@@ -231,7 +237,8 @@ class ExecutorCost(CostModel):
         held = 0
 
         def finish() -> None:
-            found = dict(zip(batch, measure(list(batch.values()), self.weights, yardstick)))
+            calls = list(batch.values())
+            found = dict(zip(batch, measure(calls, self.weights, yardstick, self.deadline)))
             settled = {text: each.us for text, each in found.items() if each.settled}
             rest = {text: each.us for text, each in found.items() if not each.settled}
             times.update(self.database.update(settled) | rest)

@@ -17,6 +17,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from soapstone.ir.deadline import Deadline
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
 from soapstone.native import memory
@@ -171,17 +172,31 @@ class Yardstick:
 
 
 def measure(
-    calls: Sequence[Call], weights: Weights, yardstick: Yardstick, rounds: int = ROUNDS
+    calls: Sequence[Call],
+    weights: Weights,
+    yardstick: Yardstick,
+    deadline: Deadline | None = None,
+    rounds: int = ROUNDS,
 ) -> list[Measured]:
-    """Return the times of calls on scratch operands, taken in turns on the calling thread."""
-    ready = [timed(call, weights) for call in calls]
+    """Return the times of calls on scratch operands, taken in turns on the calling thread.
+
+    Raises:
+        TimeUpError: the deadline was over first.
+    """
+    deadline = deadline or Deadline()
+    ready = []
+    for call in calls:
+        deadline.check()
+        ready.append(timed(call, weights))
 
     def run(each: Timed) -> float:
+        deadline.check()
         slow = yardstick.slow()
         us = each.run()
         return -abs(us) if slow else us
 
     for each in ready:
+        deadline.check()
         each.run()
     times = interleaved([partial(run, each) for each in ready], rounds)
     return [Measured(*time, each.variant) for time, each in zip(times, ready)]

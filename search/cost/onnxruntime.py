@@ -188,6 +188,7 @@ class OnnxRuntimeCost(CostModel):
                             self._export,
                             self.threads,
                             self._sweep_bytes,
+                            self.deadline,
                         )
                         held = self.database.put(what, _record(made))
             found = self._known[key] = _measured(held)
@@ -196,9 +197,12 @@ class OnnxRuntimeCost(CostModel):
     @contextmanager
     def _measuring(self) -> Iterator[None]:
         began = time.monotonic()
-        with self.database.measuring():
-            yield
-        self.measuring_s += time.monotonic() - began
+        try:
+            with self.database.measuring(self.deadline.check):
+                self.deadline.check()
+                yield
+        finally:
+            self.measuring_s += time.monotonic() - began
 
     def _conversion(self, spec: TensorSpec, inward: bool) -> Measured:
         """Return the time from the plain layout to the blocked one, or back."""
@@ -210,7 +214,14 @@ class OnnxRuntimeCost(CostModel):
             if held is None:
                 self.measured += 1
                 with self._measuring():
-                    us = conversion_us(spec, inward, self._export, self.threads, self._sweep_bytes)
+                    us = conversion_us(
+                        spec,
+                        inward,
+                        self._export,
+                        self.threads,
+                        self._sweep_bytes,
+                        self.deadline,
+                    )
                     made = Measured(us, 1, 2.0 * spec.nbytes, (), ())
                     held = self.database.put(what, _record(made))
             found = self._known[key] = _measured(held)
@@ -221,7 +232,7 @@ class OnnxRuntimeCost(CostModel):
             what = f"{self._label} node"
             found = self.database.get(what)
             if found is None:
-                with self.database.measuring():
+                with self._measuring():
                     us = node_us(self._export, self.threads)  # 0 where it is too little to see
                     found = self.database.put(what, {"us": us})
             self._node_us = float(found["us"])

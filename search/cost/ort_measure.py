@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import onnx
 
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.search.cost.cost import PricingError
 from soapstone.search.cost.database import ROUNDS, robust
 from soapstone.search.cost.ort_groups import Group
 from soapstone.search.cost.ort_profile import CONTEXT, profile, witness, witness_feed
@@ -27,6 +29,9 @@ from soapstone.search.cost.ort_profile import CONTEXT, profile, witness, witness
 Export = Callable[[Graph, Mapping[str, Array]], bytes]
 """Writes a graph of inference with its weights as a serialised ONNX model."""
 
+# Integers of operands, from and below. Zero is the safe index, and the one number that must not be
+# divided by; nor must the difference of equal ones.
+_INTEGERS = ((0, 1), (1, 2), (1, 100))
 _CHAIN, _TINY_US = 256, 0.2  # operators on one number, and the time of such a kernel
 _REORDERS = ("ReorderInput", "ReorderOutput")
 
@@ -61,13 +66,27 @@ def measure(
     export: Export,
     threads: int,
     sweep_bytes: int,
+    deadline: Deadline,
 ) -> Measured:
     """Return what a group costs when these inputs come in the blocked layout.
 
     `contents`: the values of constants on which fusions depend; other constants get random ones.
+
+    Raises:
+        PricingError: ONNX Runtime refuses the group with all integers that were tried; names it.
     """
-    made = _Scratch(graph, group, contents, blocked, sweep_bytes)
-    found = profile(export(made.graph, made.weights), made.feeds, threads)
+    divided = any(node.operator in ("div", "mod") for node in group.nodes)
+    for integers in sorted(_INTEGERS, key=lambda span: divided and span[0] == 0):
+        made = _Scratch(graph, group, contents, blocked, sweep_bytes, integers)
+        model = export(made.graph, made.weights)
+        try:
+            found = profile(model, made.feeds, threads, deadline)
+            break
+        except Exception as error:  # what ONNX Runtime raises has no common base
+            refused = error
+    else:
+        names = ", ".join(node.name for node in group.nodes)
+        raise PricingError(f"operators {names}: ONNX Runtime refuses them: {refused}")
     seen = _Optimised(found.model, made, len(group.inputs), len(group.outputs))
     counted = [name for name in found.samples if name in seen.counted]
     nbytes = sum(found.nbytes[name] for name in counted)
@@ -86,10 +105,10 @@ class _Scratch:
         contents: Mapping[str, Array],
         blocked: Sequence[bool],
         sweep_bytes: int,
+        integers: tuple[int, int] = (0, 1),
     ) -> None:
         self._random = np.random.default_rng(0)
-        # Zero is the safe index, and the one number that integers must not be divided by.
-        self._integer = int(any(node.operator in ("div", "mod") for node in group.nodes))
+        self._integers = integers
         self._builder = builder = GraphBuilder("group")
         self.weights: dict[str, Array] = {}
         self.feeds: dict[str, Array] = {}
@@ -153,7 +172,7 @@ class _Scratch:
 
     def _values(self, spec: TensorSpec, scale: float) -> Array:
         if not spec.is_float:
-            return np.full(spec.shape, self._integer, spec.dtype)
+            return self._random.integers(*self._integers, spec.shape).astype(spec.dtype)
         values = self._random.random(spec.shape, np.float32) * scale + scale / 10
         return np.asarray(values, spec.dtype)
 
@@ -205,7 +224,12 @@ class _Optimised:
 
 
 def conversion_us(
-    spec: TensorSpec, inward: bool, export: Export, threads: int, sweep_bytes: int
+    spec: TensorSpec,
+    inward: bool,
+    export: Export,
+    threads: int,
+    sweep_bytes: int,
+    deadline: Deadline,
 ) -> float:
     """Return the time from the plain layout to the blocked one, or back, in microseconds."""
     builder = GraphBuilder("conversion")
@@ -215,7 +239,7 @@ def conversion_us(
     graph = builder.build()
     group = Group(list(graph.nodes), (x,), (weight,), graph.outputs)
     made = _Scratch(graph, group, {}, (not inward,), sweep_bytes)
-    found = profile(export(made.graph, made.weights), made.feeds, threads)
+    found = profile(export(made.graph, made.weights), made.feeds, threads, deadline)
     value = made.inputs[0]
     names = {
         node.name

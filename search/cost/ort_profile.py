@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost.database import ROUNDS, robust
@@ -64,7 +65,7 @@ def witness_feed() -> dict[str, Array]:
     return {f"{WITNESS}.x": np.ones(_WITNESS_SHAPE[:2], np.float32)}
 
 
-def profile(model: bytes, feeds: Mapping[str, Array], threads: int) -> Profile:
+def profile(model: bytes, feeds: Mapping[str, Array], threads: int, deadline: Deadline) -> Profile:
     """Return the times of a model's operators; each attempt is a session of several runs."""
     found = Profile()
     runs: list[dict[str, float]] = []
@@ -76,7 +77,8 @@ def profile(model: bytes, feeds: Mapping[str, Array], threads: int) -> Profile:
         speed = [_speed(run) for run in runs]
         best = _BEST[threads] = min(_BEST.get(threads, speed[0]), *speed)
         quick = [run for run, us in zip(runs, speed) if us <= _SLOW * best]
-        if len(quick) >= _ENOUGH or time.perf_counter() - began > 3 * _SECONDS:
+        late = deadline.over or time.perf_counter() - began > 3 * _SECONDS
+        if len(quick) >= _ENOUGH or late:
             break
     if len(quick) < _ENOUGH:
         quick = sorted(runs, key=_speed)[:ROUNDS]

@@ -11,12 +11,11 @@ is not worth 31 rounds.
 from __future__ import annotations
 
 import heapq
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from soapstone.ir.deadline import Deadline, TimeUpError
 from soapstone.ir.errors import GraphError
 from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pool import Pool
@@ -25,6 +24,7 @@ from soapstone.search.optimize.rulebook import Rulebook
 
 Values = tuple[int, ...]
 Price = Callable[[Values], float]
+ENDS = (KeyboardInterrupt, TimeUpError)  # a search, which keeps what it has found by then
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,20 @@ class Step:
 class Budget:
     """How long a search may take, and what it takes for better.
 
-    It ends at a time of a clock, and looks at so many candidates a graph.
+    It ends at its deadline, and looks at so many candidates a graph.
     """
 
     candidates: int = 1000
-    deadline: float = math.inf
-    stopped: bool = False
-    clock: Callable[[], float] = time.monotonic
+    deadline: Deadline = field(default_factory=Deadline)
     gain: float = 0.99  # what costs more than this times the best is not better than it
 
     @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.0, self.deadline - self.clock())
-
-    @property
     def over(self) -> bool:
-        return self.stopped or self.clock() > self.deadline
+        return self.deadline.over
 
     def part(self, candidates: int, share: float) -> Budget:
         """Return a budget of a share of the time that is left."""
-        deadline = self.clock() + self.left * share
-        return replace(self, candidates=candidates, deadline=deadline)
+        return replace(self, candidates=candidates, deadline=self.deadline.part(share))
 
 
 @dataclass(frozen=True)
@@ -124,9 +116,11 @@ def backtrack(
                     heapq.heappush(queue, (wait, count, new))
                 if budget.over or count >= budget.candidates:
                     break
-    except KeyboardInterrupt:
-        budget.stopped = True  # what was found is kept
-    complete = not budget.stopped and not any(cost <= alpha * best_cost for cost, _, _ in queue)
+    except ENDS:
+        budget.deadline.stop()  # what was found is kept
+    complete = not budget.deadline.stopped and not any(
+        cost <= alpha * best_cost for cost, _, _ in queue
+    )
     return Found(best, best_cost, _steps(came, best), count, complete, tuple(history))
 
 

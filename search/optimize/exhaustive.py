@@ -19,7 +19,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
+from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Price, Values
 from soapstone.search.optimize.pieces import moved
 from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.regions import Region, Regions
@@ -91,8 +91,8 @@ class _Search:
         try:
             chosen = self.separate() if separable else self.together()
             complete = chosen and all(region.complete for region in self.regions)
-        except KeyboardInterrupt:
-            self.budget.stopped = True
+        except ENDS:
+            self.budget.deadline.stop()
         best = min(self.known, key=self.known.__getitem__)
         return Exhausted(
             self.composed(best),

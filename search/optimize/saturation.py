@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import count, islice
 
 from soapstone.ir.term import Term
-from soapstone.search.optimize.backtracking import Budget, Found, Price, Values
+from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Price, Values
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
 from soapstone.search.optimize.extraction import Extraction, NodePrices
@@ -81,8 +81,8 @@ def saturate(
     met.append((priced(outputs), outputs))
     found = Found(outputs, met[0][0], (), 1, False)
     try:
-        end = budget.clock() + min(limits.seconds, budget.left / 2)
-        done = explored(pool, outputs, book, limits, lambda: budget.clock() > end)
+        exploring = budget.deadline.part(1 / 2).within(limits.seconds)
+        done = explored(pool, outputs, book, limits, lambda: exploring.over)
         derivation = Derivation(pool, book, done.graph, done.unions)
         extraction = Extraction(done.graph, done.unions, outputs, nodes)
         try:
@@ -90,8 +90,8 @@ def saturate(
             found = replace(found, complete=complete)
         finally:  # what was met before an interrupt counts
             found = _led(derivation, found, met, price, budget.gain)
-    except KeyboardInterrupt:
-        budget.stopped = True
+    except ENDS:
+        budget.deadline.stop()
     history = tuple(cost for cost, _ in met)
     return replace(found, candidates=next(asked), history=history)
 

@@ -16,15 +16,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
 from soapstone.runtime.lower import channels_last, fold_weights, split_constants
-from soapstone.runtime.lower.rebuild import names_for, renamed
+from soapstone.runtime.lower.rebuild import called
 from soapstone.search.cost import Cost, CostModel, Objective
+from soapstone.search.cost.cost import UNKNOWN
 from soapstone.search.optimize import normal
-from soapstone.search.optimize.backtracking import Budget, Found, Step, backtrack, replayed
+from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Step, backtrack, replayed
 from soapstone.search.optimize.chain import Chain, Pass
 from soapstone.search.optimize.exhaustive import exhaust
 from soapstone.search.optimize.extraction import NodePrices
@@ -51,7 +53,7 @@ class Options:
         candidates: the most graphs that are priced for one piece.
         whole: the most graphs that are priced as a whole.
         piece: the most operators of a piece.
-        seconds: after which the best so far is returned; those of measuring do not count.
+        seconds: after which the best so far is returned, those of measuring among them.
         method: `backtracking`, `saturation`, or for few rules `exhaustive`.
         layouts: whether axis orders of values are chosen too, or all decided by the rule of the
             cost model.
@@ -99,7 +101,8 @@ class Searched:
         graphs: how many there are, where all were looked at.
         passes: the steps of what was kept, by which it can be made again.
         complete: whether all pieces were searched to the end.
-        seconds, measuring_seconds: of the search, and beside it of measuring.
+        seconds, measuring_seconds: of the search, and beside it of measuring. Where the time was
+            over before the graph itself was priced, its costs are not numbers.
     """
 
     graph: Graph
@@ -125,6 +128,7 @@ def search(
     objective: Objective | None = None,
     options: Options | None = None,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> Searched:
     """Return the cheapest equivalent of a graph that was met; an interrupt ends the search early.
 
@@ -132,21 +136,29 @@ def search(
         constants: weights by name; none for a training graph, whose weights are values.
         book: the rules to use.
         model: what prices graphs.
+        deadline: when to end; by default after the seconds of the options. It is the model's too.
     """
-    began, clock = time.monotonic(), searching(model)
-    start = clock()
     options = options or Options()
+    clock = Spent(model)
+    deadline = model.deadline = deadline or Deadline(options.seconds)
     folded, known = _folded(graph, constants)
-    run = _Run(known, book, model, objective or Objective(), options)
+    run = _Run(known, book, model, objective or Objective(), options, deadline)
     result = run.searched(graph, folded, progress or (lambda what, done, of: None))
-    result.seconds = clock() - start
-    result.measuring_seconds = time.monotonic() - began - result.seconds
+    result.seconds, result.measuring_seconds = clock.seconds
     return result
 
 
-def searching(model: CostModel) -> Callable[[], float]:
-    """Return a clock that stands still while a model measures what it does not know yet."""
-    return lambda: time.monotonic() - model.measuring_s
+class Spent:
+    """What is spent from now on: on a search, and beside it on a model's measuring."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._began, self._measured = time.monotonic(), model.measuring_s
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        measuring = self._model.measuring_s - self._measured
+        return time.monotonic() - self._began - measuring, measuring
 
 
 def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
@@ -158,9 +170,8 @@ def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mappin
         return graph, constants
     first, rest = split_constants(fold_weights(graph, constants), constants.keys())
     made = interpret(first, {name: constants[name] for name in first.roles}) if first.nodes else {}
-    names = names_for(rest, graph.outputs)
-    known = {names.get(name, name): array for name, array in {**constants, **made}.items()}
-    return renamed(rest, names), known
+    rest, names = called(rest, graph.outputs)
+    return rest, {names.get(name, name): array for name, array in {**constants, **made}.items()}
 
 
 class _Run:
@@ -173,6 +184,7 @@ class _Run:
         model: CostModel,
         objective: Objective,
         options: Options,
+        deadline: Deadline,
     ) -> None:
         self.pool = Pool()
         self.constants = dict(constants)
@@ -180,10 +192,7 @@ class _Run:
         self.model = model
         self.objective = objective
         self.options = options
-        clock = searching(model)
-        gain = 1 - max(_LEAST, model.noise)
-        deadline = clock() + options.seconds
-        self.budget = Budget(options.candidates, deadline, clock=clock, gain=gain)
+        self.budget = Budget(options.candidates, deadline, gain=1 - max(_LEAST, model.noise))
         self.rule = getattr(model, "rule", channels_last)
         self.known: dict[Values, Found] = {}
         self.chosen: dict[Values, Orders] = {}  # by piece
@@ -195,7 +204,10 @@ class _Run:
     def searched(self, graph: Graph, folded: Graph, progress: Progress) -> Searched:
         frame, outputs = normal.read(folded, self.pool, self.constants)
         frame = replace(frame, outputs=graph.outputs)
-        cost = self.price(self.written(frame, outputs))
+        try:
+            cost = self.price(self.written(frame, outputs))
+        except ENDS:
+            return Searched(graph, self.constants, UNKNOWN, UNKNOWN, complete=False)
         best = Searched(graph, self.constants, cost, cost)
         for shift, again in self.plan():
             if self.budget.over:
@@ -205,13 +217,13 @@ class _Run:
                 self.known.clear()  # each part of the pass has its own steps
             try:
                 new, solved, orders = self.one_pass(frame, outputs, shift, progress)
-            except KeyboardInterrupt:
-                self.budget.stopped = True
+                best.complete &= all(each.found.complete for each in solved)
+                written = self.written(frame, new)
+                same = new == outputs and orders == self.orders
+                cost = best.after if same else self.price(written, orders)
+            except ENDS:
+                self.budget.deadline.stop()
                 break
-            best.complete &= all(each.found.complete for each in solved)
-            written = self.written(frame, new)
-            same = new == outputs and orders == self.orders
-            cost = best.after if same else self.price(written, orders)
             gain = 1.0 if self.options.method == "exhaustive" else self.budget.gain
             better = self.objective.value(cost) < gain * self.objective.value(best.after)
             if better or (self.again is not None and not same):
@@ -225,7 +237,10 @@ class _Run:
                     for step in each.found.steps:
                         best.substitutions[step.rule] += each.times * step.count
         if self.options.layouts:
-            self.turn(best, frame, outputs)
+            try:
+                self.turn(best, frame, outputs)
+            except ENDS:
+                self.budget.deadline.stop()
         best.candidates, best.graphs = self.candidates, self.graphs
         best.complete &= not self.budget.over
         return best
@@ -285,7 +300,6 @@ class _Run:
 
         budget = self.budget.part(most, 1 / 2)
         found = self.best(outputs, price, budget, together)
-        self.budget.stopped |= budget.stopped
         self.candidates += found.candidates
         return found.outputs, [Solved(found)]
 
@@ -345,8 +359,8 @@ class _Run:
                 chosen |= {new: self.orders[value] for new, value in old if value in self.orders}
                 renewed.update(zip(piece.outputs, ends))
             progress(f"pass {1 + (shift > 0)}", len(division), len(division))
-        except KeyboardInterrupt:
-            self.budget.stopped = True  # the pieces that are done count
+        except ENDS:
+            self.budget.deadline.stop()  # the pieces that are done count
         solved = [Solved(self.known[copy], count) for copy, count in times.items()]
         return moved(pool, outputs, renewed), solved, chosen
 

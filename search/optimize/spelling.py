@@ -15,7 +15,7 @@ from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.runtime.lower import merge_parts
-from soapstone.runtime.lower.rebuild import again, names_for, rebuild, renamed, shell
+from soapstone.runtime.lower.rebuild import again, called, rebuild, shell
 from soapstone.runtime.lower.weights import fold_biases
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.pool import Pool
@@ -96,7 +96,7 @@ def restored(graph: Graph, original: Graph) -> Graph:
     graph = fold_biases(rebuild(graph, builder, emit).pruned(), weights)
     graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
     nodes = _called([_plain(graph, node) for node in graph.nodes], original)
-    return renamed(replace(graph, nodes=nodes), names_for(graph, outputs))
+    return called(replace(graph, nodes=nodes), outputs)[0]
 
 
 def _product(builder: GraphBuilder, node: Node, original: Node | None) -> Sequence[str]:

@@ -8,20 +8,21 @@ are applied to the whole, backward included, spelled in operators that they know
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from soapstone.ir.autodiff import gradients, pulled_back
+from soapstone.ir.deadline import Deadline
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array
 from soapstone.search.cost import Cost, CostModel, Objective
-from soapstone.search.cost.cost import NO_LAYOUTS, Wrapped
+from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, Wrapped
 from soapstone.search.optimize import normal
+from soapstone.search.optimize.backtracking import ENDS
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rulebook import Rulebook
-from soapstone.search.optimize.search import Options, Progress, Searched, search, searching
+from soapstone.search.optimize.search import Options, Progress, Searched, Spent, search
 from soapstone.search.optimize.spelling import in_order_of, restored, spelled
 
 Layouts = Mapping[str, tuple[int, ...]]
@@ -34,17 +35,38 @@ def search_step(
     objective: Objective | None = None,
     options: Options | None = None,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> Searched:
     """Return the cheapest equivalent of a training graph that was met.
 
     Its weights are values, so rules that need constants are of no use here.
     """
-    began, clock = time.monotonic(), searching(model)
-    start = clock()
     options, objective = options or Options(), objective or Objective()
+    clock = Spent(model)
+    deadline = model.deadline = deadline or Deadline(options.seconds)
     book = book.without_constants()
-    cost = model.cost(graph, {})
-    best = Searched(graph, {}, cost, cost)
+    best = Searched(graph, {}, UNKNOWN, UNKNOWN, complete=False)
+    try:
+        best.before = best.after = model.cost(graph, {})
+        best.complete = True
+        _both(graph, book, model, objective, options, progress, deadline, best)
+    except ENDS:
+        best.complete = False
+    best.seconds, best.measuring_seconds = clock.seconds
+    return best
+
+
+def _both(
+    graph: Graph,
+    book: Rulebook,
+    model: CostModel,
+    objective: Objective,
+    options: Options,
+    progress: Progress | None,
+    deadline: Deadline,
+    best: Searched,
+) -> None:
+    """Search over the forward graph and its gradient, then over the whole; keep what is better."""
 
     def consider(found: Searched, new: Graph) -> None:
         cost = model.cost(new, {})
@@ -61,16 +83,15 @@ def search_step(
 
     step = taken_apart(graph)
     if step is not None:
-        some = replace(options, seconds=options.seconds / 2)
-        found = search(step.forward, {}, book, GradientCost(model, step), objective, some, say)
+        priced = GradientCost(model, step)
+        half = deadline.part(1 / 2)
+        found = search(step.forward, {}, book, priced, objective, options, say, half)
         consider(found, step.of(restored(found.graph, graph)))
-    some = replace(options, seconds=max(0.0, start + options.seconds - clock()))
+    model.deadline = deadline
     base = best.graph
-    found = search(spelled(base), {}, book, StepCost(model, base), objective, some, progress)
+    whole = StepCost(model, base)
+    found = search(spelled(base), {}, book, whole, objective, options, progress, deadline)
     consider(found, in_order_of(restored(found.graph, base), base))
-    best.seconds = clock() - start
-    best.measuring_seconds = time.monotonic() - began - best.seconds
-    return best
 
 
 @dataclass(frozen=True)

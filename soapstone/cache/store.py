@@ -29,6 +29,7 @@ from soapstone.system import locked
 FORMAT = 1
 _BATCH = 500  # keys of one query
 _WAIT_S = 10.0  # for another process that is writing
+_LOOK_S = 0.05  # between looks at whether another thread still measures
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS environments (key TEXT PRIMARY KEY, what TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, kind TEXT NOT NULL,"
@@ -144,11 +145,18 @@ class Store:
             self._file, self._usable = None, False
 
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Hold what only one process and thread may at a time: side by side, both would be slow."""
-        with _MEASURING, contextlib.ExitStack() as stack:
+    def measuring(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Hold what only one process and thread may at a time: side by side, both would be slow.
+
+        waiting: called again and again while another one holds it; what it raises ends the waiting.
+        """
+        with contextlib.ExitStack() as stack:
+            while not _MEASURING.acquire(timeout=-1 if waiting is None else _LOOK_S):
+                assert waiting is not None
+                waiting()
+            stack.callback(_MEASURING.release)
             if not self._held:
-                stack.enter_context(locked(self.path.with_suffix(".lock")))
+                stack.enter_context(locked(self.path.with_suffix(".lock"), waiting))
             self._held += 1
             try:
                 yield
