@@ -12,6 +12,7 @@ from soapstone.frontend.strategy_picture import save_picture
 from soapstone.frontend.task_times import Progress as Stage
 from soapstone.frontend.task_times import measure
 from soapstone.ir.configuration import Configuration
+from soapstone.ir.deadline import Deadline, TimeUpError
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -90,15 +91,33 @@ def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     return load_machine(name, devices)
 
 
-def measure_tasks(graph: Graph, machine: Machine, progress: Stage | None = None) -> int:
+def measure_tasks(
+    graph: Graph,
+    machine: Machine,
+    progress: Stage | None = None,
+    deadline: Deadline | None = None,
+) -> int:
     """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
+
+    What is measured until the deadline is kept; what is missing then is estimated.
 
     Raises:
         GraphError, StrategyError: the graph does not run here.
     """
     if not isinstance(machine, MeasuredMachine):
         return 0
-    return measure(graph, machine, progress)
+
+    def say(stage: str, done: int, total: int | None) -> None:
+        if deadline is not None:
+            deadline.check()
+        if progress is not None:
+            progress(stage, done, total)
+
+    known = len(machine.times)
+    try:
+        return measure(graph, machine, say)
+    except TimeUpError:
+        return len(machine.times) - known
 
 
 def parse_sizes(texts: list[str] | None) -> dict[str, Any]:

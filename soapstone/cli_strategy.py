@@ -10,14 +10,22 @@ import typer
 from soapstone.cli_onnx import Debug, Json
 
 if TYPE_CHECKING:
+    from soapstone.ir.deadline import Deadline
     from soapstone.ir.graph import Graph
     from soapstone.runtime import Machine
 
 app = typer.Typer(help="Parallelization strategies: search, simulate, show.", no_args_is_help=True)
 machines = typer.Typer(help="Machines, described and measured.", no_args_is_help=True)
 
+_SECONDS = 60.0  # of a search without a budget, at most
+_MEASURING = 0.5  # of a budget, after which no more tasks are measured
+
 ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="An app's name, an .onnx file or a graph file.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An app's name, a .py script with build(), an .onnx file or a graph file.",
+    ),
 ]
 MachineName = Annotated[
     str, typer.Option("--machine", "-m", help="local, a preset (`machine list`), or a file.")
@@ -42,8 +50,12 @@ def _prepared(
     batch_size: int | None,
     size: list[str] | None,
     inference: bool,
+    deadline: Deadline | None = None,
 ) -> tuple[Graph, Machine]:
-    """Return the graph and the machine, on which tasks are measured if it is this one."""
+    """Return the graph and the machine, on which tasks are measured if it is this one.
+
+    deadline: until which they are.
+    """
     from soapstone.frontend import strategies
     from soapstone.frontend.progress import staged
 
@@ -51,7 +63,7 @@ def _prepared(
     sizes = strategies.parse_sizes(size)
     graph = strategies.graph_of(model, batch_size, training=not inference, sizes=sizes)
     with staged() as stages:
-        strategies.measure_tasks(graph, where, stages)
+        strategies.measure_tasks(graph, where, stages, deadline)
     return graph, where
 
 
@@ -70,19 +82,26 @@ def search(
             " exhaustive: small ones, with a certificate; optimum: of equal parts of results only."
         ),
     ] = "mcmc",
-    budget: Annotated[float, typer.Option(min=0, help="Seconds of search.")] = 60.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds, measuring among them; all are used, unless the gap to the bound is below"
+            " 1 %. By default 60 at most.",
+        ),
+    ] = None,
     proposals: Annotated[
         int | None, typer.Option(min=0, help="Proposals instead of seconds; repeatable.")
     ] = None,
     patience: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0.0,
             max=1.0,
             help="Stop when this share of a search has found nothing better;"
-            " 1: begin anew until the budget is spent.",
+            " 1, the default with a budget: begin anew until it is spent. Else 0.5.",
         ),
-    ] = 0.5,
+    ] = None,
     simulation: Annotated[str, typer.Option(help="delta or full.")] = "delta",
     start: Annotated[
         Path | None, typer.Option("--from", help="A strategy file to begin with, besides others.")
@@ -103,16 +122,20 @@ def search(
     with _reported(debug):
         from soapstone.frontend import strategies
         from soapstone.frontend.progress import searching
+        from soapstone.ir.deadline import Deadline
 
         for path in (output, picture, timeline):
             if path is not None and not path.absolute().parent.is_dir():
                 raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
-        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+        deadline = Deadline(_SECONDS if budget is None else budget)
+        half = deadline.part(_MEASURING) if budget is not None else None
+        graph, where = _prepared(model, machine, devices, batch_size, size, inference, half)
         given = None if start is None else strategies.imported(graph, where, start)
+        seconds = _SECONDS if budget is None else deadline.left
         options = strategies.Options(
-            seconds=None if proposals is not None else budget,
+            seconds=seconds if proposals is None else None,
             proposals=proposals,
-            patience=patience,
+            patience=(0.5 if budget is None else 1.0) if patience is None else patience,
             simulation=simulation,
             chains=chains,
             seed=seed,

@@ -1,5 +1,7 @@
 """Coordinate descent: every configuration that is placed in order, for one group after another.
 
+On few devices, every placement too.
+
 Groups are all operators of a class, then those that share parameters (the steps of a recurrent
 layer, whose first is often of another class), then those of both, then single ones: so the repeated
 parts of a network are settled together first, and told apart later.
@@ -12,13 +14,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from soapstone.search.parallel.arrays import CLASS, Array
-from soapstone.search.parallel.configurations import degrees_of, placements, rows
+from soapstone.search.parallel.configurations import degrees_of, every_placement, placements, rows
 from soapstone.search.parallel.groups import classes, sharing
 from soapstone.search.parallel.problem import Model
 from soapstone.search.parallel.walker import Walker
 
 Listed = dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]]
 
+EVERY = 64  # placements of a configuration, of which all are tried
 AT_ONCE = 256  # configurations tried of a group in one round
 MATTERS = 0.999  # of a cost: what is above is no better
 GIVE_UP = 6  # groups of a kind, the costliest come first, after which others are not tried
@@ -80,11 +83,18 @@ class Descent:
             self.choices[number] = [
                 (degrees, where)
                 for degrees in degrees_of(p, op, points)
-                for where in placements(int(np.prod(degrees)), devices)
+                for where in _placements(int(np.prod(degrees)), devices)
             ]
         choices = self.choices[number]
         picked = self.random.permutation(len(choices))[:AT_ONCE]
         return rows([choices[i] for i in picked], devices)
+
+
+def _placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:
+    """Yield devices for points: every choice where there are few, else those in order."""
+    if devices**points <= EVERY:
+        return every_placement(points, devices)
+    return placements(points, devices)
 
 
 __all__ = ["MATTERS", "Descent", "groups_of"]

@@ -82,7 +82,8 @@ def exhaustive(
     begin = time.perf_counter()
     model = prepare(graph, machine)
     check_space(model)
-    first = replace(options, proposals=BEFORE, seconds=None, chains=1, patience=1.0)
+    share = None if options.seconds is None else options.seconds / (2 * SEEDS)
+    first = replace(options, proposals=BEFORE, seconds=share, chains=1, patience=1.0)
     if inside:
         first = replace(first, proposals=0)
     seeds = range(options.seed, options.seed + (1 if inside else SEEDS))

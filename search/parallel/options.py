@@ -20,6 +20,9 @@ class Options:
         seconds, proposals: when to stop; of all chains together. One of both is enough.
         patience: stop a chain when its best is no better, by a thousandth, after this share of its
             search; 1.0: then begin anew with another seed, until the search is over.
+        least: proposals until which a search begins anew in any case: those of a small model take
+            less than a second, and where its first chain ends says little.
+        enough: the gap to the lower bound at which a search ends: nothing much better is left.
         simulation: delta, or full: every pass from the first task on.
         blocks: begin with a smaller model that has two of each repeated block.
         computers: begin with a smaller machine whose devices are whole computers.
@@ -35,6 +38,8 @@ class Options:
     seconds: float | None = 60.0
     proposals: int | None = None
     patience: float = 0.5
+    least: int = 5_000
+    enough: float = 0.01
     simulation: str = "delta"
     blocks: bool = True
     computers: bool = True

@@ -19,6 +19,7 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
+from soapstone.search.parallel.bound import lower_bound
 from soapstone.search.parallel.capacity import check_capacity
 from soapstone.search.parallel.choice import as_strategy
 from soapstone.search.parallel.exact import Certificate
@@ -136,13 +137,14 @@ class _Search:
         self.stop = threading.Event()
         self.best_ns = 0
         self.proposals, self.rounds = 0, 0  # of the rounds that have ended
+        self.bound_ns = lower_bound(model).us * 1e3
 
     def run(self) -> StrategyResult:
         Round(self.model, self.options, self.stop).walker(0).load()
         self.began = time.perf_counter()
         first = self._round(self.start)
         best, counts = first.best, first.counts
-        while self.options.patience >= 1.0 and not self.stop.is_set() and self._left() > 0:
+        while self._goes_on(best.best_ns):
             try:
                 other = self._round(None)
             except KeyboardInterrupt:
@@ -174,6 +176,15 @@ class _Search:
             skipped=float(counts[5]) / max(1.0, float(counts[2]) * len(self.model.tasks)),
             history=tuple(self.history),
         )
+
+    def _goes_on(self, best_ns: int) -> bool:
+        """Return whether another round is begun: there is time, patience, and something to gain."""
+        options = self.options
+        if self.stop.is_set() or self._left() <= 0:
+            return False
+        if best_ns <= (1.0 + options.enough) * self.bound_ns:
+            return False
+        return options.patience >= 1.0 or self.proposals < options.least
 
     def _round(self, start: Mapping[str, Configuration] | None) -> Round:
         """Make a round with what is left."""
