@@ -18,6 +18,7 @@ import numpy as np
 
 from soapstone.frontend.inference import NOTHING, Source
 from soapstone.frontend.npz import DataError
+from soapstone.frontend.optimize_training import Ground
 from soapstone.frontend.runners import Side, exported
 from soapstone.frontend.trial import Outcome, trial
 from soapstone.ir.deadline import Deadline
@@ -42,7 +43,6 @@ from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, PricingError, Wrappe
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import OnnxModel
-    from soapstone.frontend.optimize_training import Ground
     from soapstone.search.optimize.chain import Chain
     from soapstone.search.optimize.rulebook import Floats, Rulebook
     from soapstone.search.optimize.search import Searched
@@ -488,10 +488,11 @@ def _taken(
         return model, dict(weights), {}
     source = Source.of(model, weights)
     batch = {dim: batch_size for each in source.inputs for dim in each.shape[:1]}
-    extents = {**batch, **dims}
-    shapes, frozen = {}, {}
+    extents: dict[Any, int] = {**batch, **dims}
+    shapes: dict[str, Array] = {}
+    frozen: dict[str, int] = {}
     for each in source.inputs:
-        shape = []
+        shape: list[int] = []
         for axis, dim in enumerate(each.shape):
             extent = dim if isinstance(dim, int) else extents.get(dim)
             if extent is None:

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -75,12 +76,12 @@ def _mixed(graph: Graph, name: str, large: float) -> Array:
     if spec.dtype == "bool":
         return random.integers(0, 2, spec.shape).astype(bool)
     if spec.is_float:
-        most = min(large, float(np.sqrt(_limits(spec.dtype).max)))
+        most = min(large, float(np.sqrt(_floats(spec.dtype).max)))
         normal = random.standard_normal(spec.shape)
         kinds = [normal, normal, normal * most, normal / most, np.zeros(spec.shape)]
         chosen = np.choose(random.integers(0, 6, spec.shape), [*kinds, -kinds[-1]])
         return np.asarray(chosen).astype(spec.dtype)
-    low, high = _limits(spec.dtype).min, _limits(spec.dtype).max
+    low, high = int(np.iinfo(spec.dtype).min), int(np.iinfo(spec.dtype).max)
     small = random.integers(max(low, -9), 10, spec.shape).astype(spec.dtype)
     if large < 10:
         return small
@@ -90,11 +91,9 @@ def _mixed(graph: Graph, name: str, large: float) -> Array:
     return np.asarray(chosen, spec.dtype)
 
 
-def _limits(dtype: str) -> np.finfo | np.iinfo:  # type: ignore[type-arg]
-    """Return the limits of a type of numbers; those of bfloat16 are float32's."""
-    if dtype == "bfloat16":
-        return np.finfo(np.float32)
-    return np.finfo(dtype) if np.dtype(dtype).kind == "f" else np.iinfo(dtype)
+def _floats(dtype: str) -> np.finfo[Any]:
+    """Return the limits of a floating-point type; those of bfloat16 are float32's."""
+    return np.finfo(np.float32 if dtype == "bfloat16" else dtype)
 
 
 def agree(outputs: Sequence[str], given: Iterator[Draw], run: Run, found: Run) -> float:
@@ -189,7 +188,7 @@ def difference(
         finite = np.isfinite(one) & np.isfinite(two)
         largest = float(np.abs(one - two)[finite].max(initial=0.0))
         scale = max(1e-6, float(np.abs(one)[finite].max(initial=0.0)))
-        share = max(_TOLERANCE, _ULPS * float(_limits(needed.dtype.name).eps))
+        share = max(_TOLERANCE, _ULPS * float(_floats(needed.dtype.name).eps))
     return Difference(int(elsewhere.sum()), largest, share * scale + _NOISE * noise)
 
 
@@ -208,7 +207,7 @@ def _changed(inputs: Arrays) -> Arrays:
     for name, array in inputs.items():
         found[name] = array
         if array.dtype.kind not in "biu":
-            step = _ULPS * float(_limits(array.dtype.name).eps)
+            step = _ULPS * float(_floats(array.dtype.name).eps)
             factor = 1 + step * random.choice([-1.0, 1.0], array.shape)
             found[name] = (array.astype(np.float64) * factor).astype(array.dtype)
     return found

@@ -76,15 +76,15 @@ def trial(before: Side, after: Side, timed: bool, deadline: Deadline) -> Outcome
             given = (before, after)
             first, second = (started(replace(side, target="soapstone")) for side in given)
             if before.ground is not None:
-                error = agree_steps(before.graph, first, second)
+                worst = agree_steps(before.graph, first, second)
             else:
                 graph = before.graph
-                error = agree(graph.outputs, draws(graph), first.run, second.run)
-            outcome = Outcome(error)
+                worst = agree(graph.outputs, draws(graph), first.run, second.run)
+            outcome = Outcome(worst)
             if timed and before.target != "soapstone":
                 first, second = (started(side) for side in given)
             if timed:
-                outcome = Outcome(error, *in_turns(first, second, deadline))
+                outcome = Outcome(worst, *in_turns(first, second, deadline))
         except GraphError as found:
             return Outcome(problem=str(found))
         except PeerEndedError as found:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import strategy_training
 
+from soapstone import SGD, Model
 from soapstone.frontend.strategies import graph_of, simulated
+from soapstone.frontend.training import training_graph
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.strategy import Configuration
 from soapstone.ir.tensor import Role
@@ -31,7 +33,9 @@ from soapstone.search.parallel import (
 )
 from soapstone.search.parallel.arrays import (
     DEGREES,
+    FREE,
     FROM_DEVICE,
+    KIND,
     MESSAGE,
     MOST_RANK,
     MOVED,
@@ -42,6 +46,7 @@ from soapstone.search.parallel.arrays import (
 from soapstone.search.parallel.blocks import Blocks, repeated
 from soapstone.search.parallel.bound import lower_bound
 from soapstone.search.parallel.choice import Settled, as_strategy, empty
+from soapstone.search.parallel.descent import Descent
 from soapstone.search.parallel.exact import Exhaustive
 from soapstone.search.parallel.geometry import tile
 from soapstone.search.parallel.groups import classes, sharing
@@ -51,6 +56,7 @@ from soapstone.search.parallel.optcnn import costs_of, solve
 from soapstone.search.parallel.packing import call
 from soapstone.search.parallel.problem import Model as Prepared
 from soapstone.search.parallel.problem import prepare
+from soapstone.search.parallel.proposals import INFORMED
 from soapstone.search.parallel.space import Space
 from soapstone.search.parallel.tables import NEVER, Pair
 from soapstone.search.parallel.walker import Walker
@@ -320,7 +326,7 @@ def test_search_is_repeatable_and_never_worse_than_its_beginnings() -> None:
 def test_a_search_begins_anew_until_its_budget_is_spent() -> None:
     graph, machine = lenet(64), load_machine("p100", 4)
     short = Options(seconds=None, proposals=3000, seed=1)
-    once = search(graph, machine, short)
+    once = search(graph, machine, replace(short, least=0))
     rounds = [search(graph, machine, replace(short, patience=1.0)) for _ in range(2)]
     assert once.proposals < 3000 and [each.proposals for each in rounds] == [3000, 3000]
     assert rounds[0].strategy.to_json() == rounds[1].strategy.to_json()
@@ -328,6 +334,40 @@ def test_a_search_begins_anew_until_its_budget_is_spent() -> None:
     assert rounds[0].initial_us == once.initial_us
     costs = [us for _, us in rounds[0].history]
     assert costs == sorted(costs, reverse=True) and costs[-1] == rounds[0].simulation.step_us
+
+
+def two_layers() -> Graph:
+    """Return a step of two dense layers, for which the first chain ends early."""
+    model = Model("two")
+    hidden = model.dense(model.input("x", (256, 1024)), 4096, activation="relu")
+    model.output(model.dense(hidden, 1024))
+    return training_graph(model.build(training=True), "mse", SGD(0.1), ())
+
+
+def test_a_small_model_is_searched_beyond_the_end_of_its_first_chain() -> None:
+    """One chain ends at 665 us after 155 proposals, where 661 is to be had."""
+    graph, machine = two_layers(), load_machine("p100", 4)
+    options = Options(seconds=None, proposals=20_000)
+    first = search(graph, machine, replace(options, least=0))
+    found = search(graph, machine, options)
+    longest = search(graph, machine, replace(options, patience=1.0))
+    assert first.proposals < 1_000 and 5_000 <= found.proposals < 20_000
+    assert longest.proposals == 20_000
+    assert found.simulation.step_us < 0.995 * first.simulation.step_us
+    assert found.simulation.step_us < 1.001 * longest.simulation.step_us
+    near = search(graph, machine, replace(options, patience=1.0, enough=1.0))
+    assert near.proposals == first.proposals and near.simulation.gap < 1.0  # nothing to gain
+
+
+def test_a_descent_tries_every_placement_on_few_devices() -> None:
+    model = prepare(two_layers(), load_machine("p100", 2))
+    walker = Walker(model, INFORMED, 0.05, True, 0)
+    descent = Descent(walker, 0)
+    op = next(op for op, row in enumerate(model.problem.operators) if row[KIND] == FREE)
+    degrees, placed = descent._table(op)
+    several = degrees[:, POINTS] == 2
+    assert {tuple(row) for row in placed[several]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert {tuple(row) for row in placed[~several]} == {(0, 0), (1, 0)}
 
 
 @pytest.mark.parametrize("calls", [2, 6, 30, 200])

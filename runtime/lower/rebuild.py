@@ -61,7 +61,7 @@ def _makes(builder: GraphBuilder, node: Node, inputs: list[str], known: list[str
     """Return whether a node makes the same shapes of other inputs."""
 
     def made(names: list[str]) -> tuple[TensorSpec, ...]:
-        return node.spec.bind([builder.spec(name) for name in names], node.items).output_specs
+        return node.spec.bind([builder.spec(name) for name in names], node.attributes).output_specs
 
     try:
         return made(inputs) == made(known)

@@ -216,7 +216,7 @@ class Wrapped(CostModel):
         return self._model.measuring_s
 
     @property
-    def deadline(self) -> Deadline:  # type: ignore[override]
+    def deadline(self) -> Deadline:
         """After which nothing is measured any more."""
         return self._model.deadline
 
