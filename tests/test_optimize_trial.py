@@ -24,7 +24,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import ExecutorCost
-from soapstone.search.cost.database import CostDatabase
+from soapstone.search.cost.database import database
 
 
 def chain(*operators: str, dtype: str = "float32", shape: tuple[int, ...] = (8, 16)) -> Graph:
@@ -227,12 +227,12 @@ class TestBudget:
         graph, weights = branches()
         for seconds, count in ((0.0, 0), (2.0, 2)):
             ready.clear()
-            database = CostDatabase(tmp_path / f"{seconds}.sqlite")
-            pricing = ExecutorCost(1, database=database)
+            store = database(tmp_path / f"{seconds}.sqlite")
+            pricing = ExecutorCost(1, database=store)
             monkeypatch.setattr(optimiser, "cost_model", lambda *given, p=pricing: p)
             deadline = Deadline(seconds / 0.6, clock=clock)
             result = soapstone.optimize(graph, weights, deadline=deadline)
-            assert len(ready) == count and len(database) <= 1  # the yardstick
+            assert len(ready) == count and len(store) <= 1  # the yardstick
             assert result.graph is graph and not result.kept
             assert "budget ended before the model was priced" in result.reason
             assert result.as_dict()["cost_before_us"] is None and str(result)
