@@ -94,8 +94,8 @@ def _named(names, rows):  # type: ignore[no-untyped-def]
 def test_a_rule_holds_over_what_the_steps_of_its_proof_do(shipped: RuleFile) -> None:
     for name in ROUNDED:
         assert not {"integers", "booleans"} & set(shipped.rule(name).domain)
-    some = random.Random(0).sample(shipped.rules, 30)
-    for rule in [*some, *(r for r in shipped.rules if "div(" in str(r))][:60]:
+    some = random.Random(0).sample(shipped.rules, 12)
+    for rule in [*some, *(r for r in shipped.rules if "div(" in str(r))][:24]:
         assert rule.domain == domain.of_proof(rule.source, rule.proof)
         for word in rule.domain:
             given = (rule.source, rule.target, rule.ranks, rule.guard)
@@ -153,7 +153,9 @@ def test_integer_graphs_compute_the_same_after_the_search(dtype: str, method: st
         name: rng.integers(-90, 90, graph.tensors[name].shape).astype(dtype) for name in graph.roles
     }
     inputs = {n: np.where(v == 0, 7, v).astype(dtype) for n, v in inputs.items()}
-    for one, other in zip(interpret(graph, inputs), interpret(found.graph, inputs)):
+    before, after = (interpret(each, inputs) for each in (graph, found.graph))
+    assert len(before) == len(after) == 3
+    for one, other in zip(before.values(), after.values()):
         np.testing.assert_array_equal(one, other)
 
 
