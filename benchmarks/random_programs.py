@@ -109,7 +109,7 @@ def rows(
             start_new_session=True,
             text=True,
         ) as process:
-            for line in _lines(process):
+            for line in lines(process):
                 if not line.startswith("{"):
                     continue
                 row = json.loads(line)
@@ -123,10 +123,10 @@ def rows(
                     how = "nothing heard for three minutes" if process.poll() is None else "died"
                     yield {"seed": seed, "failed": how, "seconds": HUNG_S}
                     seed += 1
-            _end(process)
+            end(process)
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+def lines(process: subprocess.Popen[str]) -> Iterator[str]:
     """Lines of output until it ends, or until nothing has come for long."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
@@ -139,7 +139,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
             yield line
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

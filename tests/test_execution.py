@@ -8,37 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from operator_checks import registry_cases, subject
+from random_graphs import MACHINES, RandomMapper
 
 from soapstone.frontend.session import Session
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.spec import Case, OpSpec
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array
-from soapstone.mappers.base import GraphMapper
-from soapstone.runtime import Launch, Machine, Region
 from soapstone.runtime.lower import CHANNELS_LAST
 
 CASES = {name: (spec, case) for name, spec, case in registry_cases()}
-MACHINES = (
-    Machine.local(cpus=2),
-    Machine.local(cpus=3, memories=3),
-    Machine.local(cpus=1, threads=2),
-)
-
-
-class RandomMapper(GraphMapper):
-    """Places points, layouts and instances at random, from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._random = np.random.default_rng(seed)
-        self._whole: dict[tuple[str, str], bool] = {}
-
-    def place_all(self, launch: Launch) -> Array:
-        return self._random.integers(0, len(self.machine.processors), launch.points)
-
-    def whole_instances(self, region: Region, memory: str) -> bool:
-        return self._whole.setdefault((region.name, memory), bool(self._random.integers(2)))
 
 
 def single(spec: OpSpec, arrays: tuple[Array, ...], attributes: dict[str, object]) -> Graph:

@@ -46,6 +46,21 @@ def need_float(inputs: Sequence[TensorSpec], *positions: int) -> None:
             )
 
 
+def need_one_type(inputs: Sequence[TensorSpec], activation: str | None = None) -> None:
+    """Check that all inputs have one type, floating-point where an activation follows.
+
+    Raises:
+        ShapeError: they have not.
+    """
+    for position, spec in enumerate(inputs):
+        if spec.dtype != inputs[0].dtype:
+            raise ShapeError(
+                f"input {position} has type {spec.dtype}; {inputs[0].dtype} of input 0 needed"
+            )
+    if activation is not None:
+        need_float(inputs, 0)
+
+
 def need_integer(inputs: Sequence[TensorSpec], position: int) -> None:
     """Check that an input holds indices or counts.
 

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.dims import Signature
+from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops import laws_elementwise, laws_pointwise
 from soapstone.ir.ops.activation import erf, gelu, sigmoid
 from soapstone.ir.ops.pointwise import (
     aligned,
+    broadcasting,
     declare,
     flat,
     floating,
@@ -58,6 +60,21 @@ def _mod(attributes: Attributes, x: Array, y: Array) -> Array:
 
 def _pow_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     return pointwise(inputs, inputs[0].dtype)
+
+
+def _with_numbers(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    """Return the signature of x beside numbers, each of which the type of x must hold."""
+    dtype = inputs[0].dtype
+    if not inputs[0].is_float:
+        limits = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        for name, number in attributes.items():
+            least = 0 if name == "exponent" else limits[0]
+            if number != int(number) or not least <= number <= limits[1]:
+                raise ShapeError(
+                    f"attribute {name}: {number} found; a whole number of {dtype} needed, the type"
+                    f" of input 0 (shape {inputs[0].shape})"
+                )
+    return broadcasting(inputs, attributes)
 
 
 def _pow(attributes: Attributes, x: Array, y: Array) -> Array:
@@ -216,8 +233,12 @@ declare(
     lambda a, x: x * x.dtype.type(a["scale"]) + x.dtype.type(a["shift"]),
     lambda g: [g.emit("affine", g.grad(), scale=g.attributes["scale"])],
     attributes={"scale": Attribute("float", 1.0), "shift": Attribute("float", 0.0)},
-    cases=(Case(("3 4",), {"scale": -1.5, "shift": 0.25}),),
+    cases=(
+        Case(("3 4",), {"scale": -1.5, "shift": 0.25}),
+        Case(("int32 3",), {"scale": -2.0, "shift": 1.0}),
+    ),
     doc="x * scale + shift",
+    signature=_with_numbers,
 )
 declare(
     "power",
@@ -234,6 +255,7 @@ declare(
         Case(("3 4",), {"exponent": 3.0}),
     ),
     doc="x to a constant power; of an operand, pow",
+    signature=_with_numbers,
 )
 for _name, _function, _onnx in (
     ("floor", np.floor, "Floor"),
@@ -345,6 +367,7 @@ declare(
         Case(("0 3", "0 3", "3"), {"operand": "y"}, ()),
     ),
     doc="dy times the derivative of x to the power y with respect to one operand",
+    signature=floating,
 )
 declare("maximum", lambda a, x, y: np.maximum(x, y), _extremum_rule, inputs=_XY, onnx="Max")
 declare("minimum", lambda a, x, y: np.minimum(x, y), _extremum_rule, inputs=_XY, onnx="Min")

@@ -113,8 +113,9 @@ def _max_grad(attributes: Attributes, dy: Array, ids: Array, table: Array, y: Ar
     dtable = np.zeros_like(table)
     if not ids.shape[1]:
         return dtable
-    chosen = table[ids] == y[:, None]  # the first of several equal ones has it all
-    row = np.take_along_axis(ids.astype(np.int64), np.argmax(chosen, axis=1), axis=1)
+    place, _ = _held(attributes, ids, table.shape[0])
+    chosen = table[place] == y[:, None]  # the first of several equal ones has it all
+    row = np.take_along_axis(place, np.argmax(chosen, axis=1), axis=1)
     np.add.at(dtable, (row, np.arange(dy.shape[1])[None, :]), dy)
     return dtable
 

@@ -12,6 +12,7 @@ from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops import laws_batched, laws_matmul
+from soapstone.ir.ops.checks import need_one_type
 from soapstone.ir.ops.elementwise import unbroadcast
 from soapstone.ir.spec import (
     Attribute,
@@ -19,6 +20,7 @@ from soapstone.ir.spec import (
     Case,
     GradientContext,
     OpSpec,
+    SignatureRule,
     operator,
     register,
 )
@@ -54,6 +56,7 @@ def activation_grad(context: GradientContext, operands: int) -> str:
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_one_type(inputs)
     a = "... k m" if attributes["transpose_a"] else "... m k"
     b = "... n k" if attributes["transpose_b"] else "... k n"
     return einsum(f"{a}, {b} -> ... m n", inputs, dtypes=[inputs[0].dtype])
@@ -134,9 +137,18 @@ def _linear_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) ->
     text = "... k, k n, n -> ... n" if attributes["bias"] else "... k, k n -> ... n"
     if len(inputs) != 2 + attributes["bias"]:
         raise ShapeError(f"{len(inputs)} inputs found, {2 + attributes['bias']} needed")
+    need_one_type(inputs, attributes["activation"])
     fused = attributes["bias"] or attributes["activation"] is not None
     kinds = {"k": Kind.LOWERED} if fused else {}
     return einsum(text, inputs, dtypes=[inputs[0].dtype], kinds=kinds)
+
+
+def _product(text: str) -> SignatureRule:
+    def signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+        need_one_type(inputs)
+        return einsum(text, inputs, dtypes=[inputs[0].dtype])
+
+    return signature
 
 
 def _linear(attributes: Attributes, x: Array, w: Array, *bias: Array) -> Array:
@@ -209,7 +221,7 @@ register(
     OpSpec(
         name="linear_grad_input",
         inputs=("dy", "w"),
-        signature=lambda inputs, a: einsum("... n, k n -> ... k", inputs, dtypes=[inputs[0].dtype]),
+        signature=_product("... n, k n -> ... k"),
         reference=lambda a, dy, w: np.matmul(dy, w.T),
         flops_per_point=2,
         cases=(Case(("4 3", "5 3"), {}, ()), Case(("2 4 3", "5 3"), {}, ())),
@@ -219,7 +231,7 @@ register(
     OpSpec(
         name="linear_grad_weight",
         inputs=("x", "dy"),
-        signature=lambda inputs, a: einsum("... k, ... n -> k n", inputs, dtypes=[inputs[0].dtype]),
+        signature=_product("... k, ... n -> k n"),
         reference=lambda a, x, dy: np.matmul(_rows(x).T, _rows(dy)),
         flops_per_point=2,
         cases=(

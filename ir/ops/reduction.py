@@ -211,6 +211,7 @@ def _extreme_grad(g: GradientContext) -> list[str | None]:
 
 def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     dy, x, y = inputs
+    need_float(inputs, 0, 1, 2)
     _check_axes(x, reduced_axes(attributes, x.rank))
     table = DimTable()
     operand = Operand(tuple(along(table, f"d{i}", e, "input 1") for i, e in enumerate(x.shape)))

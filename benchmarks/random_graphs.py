@@ -1,0 +1,176 @@
+"""Random graphs of all operators: however one runs, its outputs are those of the NumPy run.
+
+    python benchmarks/random_graphs.py --count 1000 --optimize-every 50
+
+Graphs (tests/random_graphs.py) follow from their seeds. They run in a process of their own, so that
+one that ends it, or says nothing for three minutes, is reported with its seed; a fresh process goes
+on with the next. A graph that fails is made smaller and printed. Kernels are drawn, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# First: the module of the tests has this one's name.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from harness import write
+from random_graphs import Sample, draw, failure, shrink, ways_of
+from random_programs import end, lines
+
+CRASHES_TRIED = 60  # a process each: what ends its process is made smaller outside of it
+
+
+def attempt(seed: int, every: int) -> dict[str, Any]:
+    """Run one graph in all ways; what failed, if anything did, and what it was made of."""
+    begin = time.perf_counter()
+    row: dict[str, Any] = {"seed": seed, "failed": "", "operators": []}
+    try:
+        sample = draw(seed)
+        row["operators"] = [node.operator for node in sample.graph.nodes]
+        row["type"] = max((s.dtype for s in sample.graph.tensors.values()), key=_reals)
+        optimized = bool(every) and seed % every == 0
+        row["optimized"] = int(optimized)
+        row["failed"] = failure(sample, (*ways_of(seed), *["optimize"] * optimized))
+    except Exception as error:
+        row["failed"] = f"drawing: {type(error).__name__}: {error}"
+    row["seconds"] = time.perf_counter() - begin
+    if row["failed"]:
+        row["smallest"] = smallest(seed, row["failed"])
+    return row
+
+
+def _reals(dtype: str) -> tuple[bool, str]:
+    return dtype.startswith("float"), dtype
+
+
+def smallest(seed: int, failed: str) -> str:
+    """Return the smallest graph found that fails in the same way, printed."""
+    way = failed.partition(":")[0]
+    if way == "drawing":
+        return ""
+    try:
+        made = shrink(draw(seed), lambda sample: failure(sample, (way,)).startswith(way))
+        return f"{made}\n{failure(made, (way,))}"
+    except Exception as error:
+        return f"could not be made smaller: {type(error).__name__}: {error}"
+
+
+def smallest_crash(seed: int, every: int) -> str:
+    """Return the smallest graph found that ends its process, printed."""
+    tried = 0
+
+    def crashes(sample: Sample) -> bool:
+        nonlocal tried
+        tried += 1
+        if tried > CRASHES_TRIED:
+            return False
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(pickle.dumps(sample))
+            file.flush()
+            command = [sys.executable, __file__, "--sample", file.name]
+            command += ["--optimize-every", str(every)]
+            try:
+                return subprocess.run(command, capture_output=True, timeout=180).returncode != 0
+            except subprocess.TimeoutExpired:
+                return True
+
+    return str(shrink(draw(seed), crashes))
+
+
+def serve(seeds: Sequence[int], every: int) -> None:
+    """Run graphs and print a row for each."""
+    for seed in seeds:
+        print(json.dumps(attempt(seed, every)), flush=True)
+
+
+def rows(first: int, count: int, every: int) -> Iterator[dict[str, Any]]:
+    """The rows of all graphs; after one that ends its process or hangs, a fresh one goes on."""
+    seed, last = first, first + count
+    while seed < last:
+        command = [sys.executable, __file__, "--serve", "--seed", str(seed)]
+        command += ["--count", str(last - seed), "--optimize-every", str(every)]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        ) as process:
+            for line in lines(process):
+                if line.startswith("{"):
+                    yield json.loads(line)
+                    seed += 1
+            how = "nothing heard for three minutes" if process.poll() is None else "died"
+            end(process)
+        if seed < last:
+            found = smallest_crash(seed, every)
+            yield {"seed": seed, "failed": how, "smallest": found, "operators": []}
+            seed += 1
+
+
+def main() -> None:
+    """Run graphs, print what failed, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--optimize-every", type=int, default=0, metavar="K", help="optimise every K-th graph too"
+    )
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--sample", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    every = given.optimize_every
+    if given.sample:
+        sample = pickle.loads(given.sample.read_bytes())
+        failure(sample, (*ways_of(sample.seed), *["optimize"] * bool(every)))
+        return
+    if given.serve:
+        serve(range(given.seed, given.seed + given.count), every)
+        return
+    totals: Counter[str] = Counter()
+    operators: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    for row in rows(given.seed, given.count, every):
+        totals["graphs"] += 1
+        totals["failed"] += bool(row["failed"])
+        totals["optimized"] += row.get("optimized", 0)
+        totals["seconds"] += row.get("seconds", 0.0)
+        types[row.get("type", "none")] += 1
+        operators.update(row["operators"])
+        if row["failed"]:
+            print(f"seed {row['seed']}: {row['failed']}\n{row.get('smallest', '')}\n", flush=True)
+        if totals["graphs"] % 100 == 0:
+            print(f"{totals['graphs']} graphs, {totals['failed']} failed", flush=True)
+    table = {
+        "graphs": totals["graphs"],
+        "failed": totals["failed"],
+        "optimized": totals["optimized"],
+        **{f"of {name}": count for name, count in sorted(types.items())},
+        "operators run": sum(operators.values()),
+        "kinds of operators": len(operators),
+        "seconds": totals["seconds"],
+    }
+    options = f"--count {given.count} --seed {given.seed} --optimize-every {every}"
+    write(
+        "random_graphs",
+        "Random graphs of all operators, every way of running them against the NumPy run",
+        f"python benchmarks/random_graphs.py {options}",
+        list(table),
+        [table],
+    )
+    sys.exit(bool(totals["failed"]))
+
+
+if __name__ == "__main__":
+    main()
