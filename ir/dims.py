@@ -252,6 +252,18 @@ class Signature:
             lo[dim.name], hi[dim.name] = bounds[position], bounds[position + 1]
         return grid, lo, hi
 
+    def written(self, output: int, lo: Intervals, hi: Intervals, points: int) -> tuple[Ints, Ints]:
+        """Return the boxes of an output's tiles: two (points, rank) arrays.
+
+        An axis along a dim without indices is whole: what no index contributes to is written too.
+        """
+        operand = self.outputs[output]
+        first, last = operand.tiles(lo, hi, points)
+        for column, axis in enumerate(operand.axes):
+            if axis.extent and any(not self.by_name[name].extent for name in axis.dims):
+                first[:, column], last[:, column] = 0, axis.extent
+        return first, last
+
     def monoid(self, output: int, degrees: Mapping[str, int]) -> str | None:
         """Return the monoid that folds an output's partial tiles, or None when tiles are final."""
         operand = self.outputs[output]

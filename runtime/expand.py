@@ -185,7 +185,7 @@ def _node_launch(
         for name, operand in zip(node.inputs, signature.inputs)
     ]
     outputs: list[Operand] = []
-    for position, (name, operand) in enumerate(zip(node.outputs, signature.outputs)):
+    for position, name in enumerate(node.outputs):
         if name in aliases:
             shared = inputs[node.inputs.index(aliases[name])]
             arguments[shared.argument] = replace(arguments[shared.argument], privilege=ReadWrite)
@@ -193,7 +193,7 @@ def _node_launch(
             continue
         monoid = signature.monoid(position, degrees)
         privilege = Write if monoid is None else Reduce(monoid)
-        outputs.append(place(name, operand.tiles(lo, hi, points), privilege))
+        outputs.append(place(name, signature.written(position, lo, hi, points), privilege))
     return NodeLaunch(
         node,
         signature,

@@ -95,7 +95,7 @@ def tiles(
     grid, lo, hi = signature.points(degrees, cuts)
     points = math.prod(grid)
     inputs = [operand.tiles(lo, hi, points) for operand in signature.inputs]
-    outputs = [operand.tiles(lo, hi, points) for operand in signature.outputs]
+    outputs = [signature.written(i, lo, hi, points) for i in range(len(signature.outputs))]
     for point in range(points):
         yield Tile(
             {name: (int(lo[name][point]), int(hi[name][point])) for name in lo},

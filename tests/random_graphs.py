@@ -40,8 +40,9 @@ EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)
 INTEGERS = ("int32", "int64", "int8", "uint8", "bool")
 # Roundings by which values are disturbed: kernels have polynomials where NumPy has others.
 NOISE = {"float16": 2.0**-11, "float32": 2.0**-22, "float64": 2.0**-50}
-ABSOLUTE = {"float16": 1e-6, "float32": 1e-6, "float64": 1e-12}  # of the largest magnitude, and
+ABSOLUTE = {"float16": 4e-6, "float32": 4e-6, "float64": 1e-12}  # of the largest magnitude, and
 SCALE = 32.0  # of other values' up to this
+HUGE = 1e15  # beyond, a product may be infinite or not: kinds of values are not compared
 SAMPLES, SLACK = 3, 16.0
 MACHINES = (
     Machine.local(cpus=2),
@@ -347,6 +348,9 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
     # What cancels inside an operator is as uncertain as its operands are large.
     largest = max((_largest(array) for array in known.values()), default=0.0)
     scale = min(max(1.0, largest), SCALE)
+    # A mean of infinities is NaN to kernels that subtract one of them first.
+    infinite = any(np.isinf(known[n]).any() for node in graph.nodes for n in node.inputs)
+    coarsest = max((ABSOLUTE.get(array.dtype.name, 0.0) for array in known.values()), default=0.0)
     for name in dict.fromkeys(graph.outputs):
         value = known[name]
         rest = [other[name] for other in others if other is not None]
@@ -364,9 +368,11 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
             certain &= kind & (np.isneginf(other) == np.isneginf(wide))
             spread = np.maximum(spread, np.where(np.isfinite(distance), distance, 0))
         noise = NOISE[value.dtype.name]
-        floor = ABSOLUTE[value.dtype.name] * max(scale, _largest(value))
+        floor = coarsest * max(scale, _largest(value))
         with np.errstate(invalid="ignore"):
             certain &= ~(np.abs(wide) > float(np.finfo(value.dtype).max) * 0.99) | np.isinf(wide)
+            certain &= largest < HUGE
+            certain &= ~(np.isinf(wide) & infinite)
             within = SLACK * spread + 4 * noise * np.abs(wide) + floor
         result[name] = Bounds(value, certain, within)
     return result

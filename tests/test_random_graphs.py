@@ -9,8 +9,9 @@ import pytest
 from random_graphs import Sample, bounds, draw, failure, shrink
 
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.spec import operator
-from soapstone.ir.tensor import TensorSpec
+from soapstone.ir.tensor import Array, TensorSpec
 
 BLOCK = 8
 
@@ -91,3 +92,52 @@ def test_the_gradient_of_a_bag_refuses_indices_outside_its_table() -> None:
     for rows in (0, 1):
         with pytest.raises(GraphError, match="index 1 found"):
             spec.run(spec.normalise({}), row, ids, np.ones((rows, 2), np.float32), row)
+
+
+NAN = float("nan")
+FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
+    # Nothing was launched for an output of which no input's index is a part.
+    (
+        "conv_transpose1d",
+        (np.ones((1, 6, 0)), np.ones((6, 1, 3)), np.ones(3)),
+        {"groups": 3, "dilation": (2,), "output_padding": (1,), "padding": (0, 0), "stride": (1,)},
+    ),
+    (
+        "sru_grad",
+        tuple(
+            np.ones(shape, np.float32)
+            for shape in ((3, 2, 3), (2, 3), (3, 2, 12), (3, 2, 3), (3, 2, 0), (2, 3))
+        ),
+        {"reverse": True},
+    ),
+    (
+        "rnn_grad",
+        (
+            np.full((2, 1, 2), NAN, np.float32),
+            np.ones((1, 2), np.float32),
+            np.zeros((2, 1, 2), np.float32),
+            np.ones((2, 2), np.float32),
+        ),
+        {"activation": "relu"},
+    ),
+    (
+        "leaky_relu_grad",
+        (np.ones(20, np.float32), np.full(20, NAN, np.float32)),
+        {"alpha": 0.25},
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "attributes"), FOUND, ids=[name for name, _, _ in FOUND]
+)
+def test_what_random_graphs_found(
+    name: str, arrays: tuple[Array, ...], attributes: dict[str, object]
+) -> None:
+    """By every kernel that serves it, and under a strategy."""
+    builder = GraphBuilder(name)
+    names = [builder.input(f"in{i}", a.shape, a.dtype.name) for i, a in enumerate(arrays)]
+    builder.output(*builder.apply(name, *names, **attributes))
+    graph, values = builder.build(), dict(zip(names, arrays))
+    for seed in range(8):
+        assert not failure(Sample(seed, graph, values))

@@ -282,8 +282,10 @@ def _rnn_grad(
     dgates = np.empty_like(dy)
     for step in reversed(list(step_order(len(dy), attributes))):
         total = dy[step] + dh
-        slope = y[step] > 0 if attributes["activation"] == "relu" else 1 - y[step] * y[step]
-        dgates[step] = total * slope
+        if attributes["activation"] == "relu":
+            dgates[step] = np.where(y[step] > 0, total, 0)  # 0 of a NaN too, as `relu_grad`
+        else:
+            dgates[step] = total * (1 - y[step] * y[step])
         dh = dgates[step] @ r.T
     return dgates, dh
 

@@ -60,8 +60,8 @@ def _function(call: Call) -> tuple[Activation, int] | None:
         return _FIXED[name], 0
     if name in _GRADIENTS:
         return _GRADIENTS[name]
-    if name.startswith("leaky_relu"):
-        return Activation(RELU, float(at["alpha"])), ARG_SRC
+    if name == "leaky_relu":
+        return Activation(RELU, float(at["alpha"])), 0
     if name.startswith("gelu"):
         algorithm = _GELU.get(at.get("approximate", "none"))
         return None if algorithm is None else (Activation(algorithm), ARG_SRC)
@@ -98,7 +98,8 @@ def _primitive(
     (
         *_FIXED,
         *_GRADIENTS,
-        *("leaky_relu", "leaky_relu_grad", "gelu", "gelu_grad", "affine", "power"),
+        # Not leaky_relu_grad: oneDNN takes the slope at NaN for 1.
+        *("leaky_relu", "gelu", "gelu_grad", "affine", "power"),
     ),
     "onednn",
 )
