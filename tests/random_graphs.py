@@ -422,17 +422,13 @@ def _disturbed(sample: Sample, number: int | None) -> dict[str, Array] | None:
 def drawn_kernels(seed: int) -> Iterator[None]:
     """Let a seed choose among the kernels that serve a call; nothing is measured or kept."""
     random = np.random.default_rng(seed)
-    names = ("known_us", "measured_us", "remember")
-    before = {name: getattr(select, name) for name in names}
+    before = {name: getattr(select, name) for name in ("known", "measured")}
 
-    def times(call: Call, candidates: Sequence[Variant]) -> dict[str, float]:
-        return {
-            each.name: float(us) for each, us in zip(candidates, random.random(len(candidates)))
-        }
+    def drawn(call: Call, of: str, every: object, serve: Sequence[Variant]) -> dict[str, float]:
+        return {each.name: us for each, us in zip(serve, random.random(len(serve)).tolist())}
 
-    select.known_us = lambda call, candidates: None  # type: ignore[attr-defined]
-    select.measured_us = times  # type: ignore[attr-defined]
-    select.remember = lambda call, candidates, serve: None  # type: ignore[attr-defined]
+    select.known = lambda of, candidates: None  # type: ignore[attr-defined]
+    select.measured = drawn  # type: ignore[attr-defined]
     try:
         yield
     finally:

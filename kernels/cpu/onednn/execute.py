@@ -33,7 +33,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
 from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.native.memory import NO_ARGUMENTS, Block, pack, run
+from soapstone.native.memory import NO_ARGUMENTS, Block, aligned_array, pack, run
 
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 
@@ -182,7 +182,7 @@ def arguments(given: Mapping[int, Handle]) -> Block:
 
 def private_array(like: Array) -> Array:
     """Return an uninitialised C-contiguous float32 array of the shape, on a cache line's bound."""
-    return buffer(like.size * 4).view(np.float32).reshape(like.shape)
+    return aligned_array(like.shape, np.float32)
 
 
 def empty() -> Entry:
