@@ -11,7 +11,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,6 +21,8 @@ from typing import Any
 
 import llvmlite.binding
 
+from soapstone.frontend import peer_process
+from soapstone.frontend.peer_process import Peer
 from soapstone.system import processor_name
 
 REST_S = 0.2  # before a round: threads of the peer before may still spin
@@ -41,47 +42,7 @@ def machine() -> str:
 
 def serve(do_round: Callable[[], Mapping[str, Any]]) -> None:
     """Be a peer: do one round for each line on standard input."""
-    print(json.dumps({"ready": True}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(do_round()), flush=True)
-
-
-class Peer:
-    """A peer process."""
-
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
-        self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        if self._process.stdout is None:
-            raise RuntimeError("the peer has no output")
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"peer {self._process.args} ended with {self._process.wait()}")
-        result: dict[str, Any] = json.loads(line)
-        return result
-
-    def round(self) -> dict[str, Any]:
-        """Do one round and return what the peer measured."""
-        if self._process.stdin is None:
-            raise RuntimeError("the peer has no input")
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=60)
+    peer_process.serve(lambda line: do_round())
 
 
 def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[dict[str, Any]]]:
@@ -91,7 +52,7 @@ def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[dict[str
         names = list(peers) if index % 2 == 0 else list(peers)[::-1]
         for name in names:
             time.sleep(REST_S)
-            measured[name].append(peers[name].round())
+            measured[name].append(peers[name].ask())
     return measured
 
 

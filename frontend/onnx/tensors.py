@@ -46,7 +46,7 @@ def dtype_of(code: int, where: str) -> str:
         return _DTYPE_OF[code]
     except KeyError:
         known = {value: name for name, value in _TYPES.DataType.items()}
-        found = known.get(code, f"type {code}").lower()
+        found = known.get(code, str(code)).lower()
         raise UnsupportedError(f"{where}: type {found} is not supported") from None
 
 
