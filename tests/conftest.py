@@ -13,6 +13,7 @@ import pytest
 
 from soapstone.kernels.cpu.onednn import library
 
+BLAS = "test_openblas*.py"  # of what takes oneDNN's place
 FILES = "test_onednn*.py"  # of oneDNN alone; single tests elsewhere have the marker `onednn`
 
 
@@ -25,13 +26,13 @@ def pytest_configure() -> None:
 def pytest_report_header() -> str:
     """Say whether oneDNN is there."""
     if library.available():
-        return f"oneDNN {library.version()}"
+        return f"oneDNN {library.version()}; {BLAS} is for runs without it"
     return f"without oneDNN: {FILES} and tests marked onednn are deselected"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out files of tests of oneDNN where it is not there: they import its kernels."""
-    return True if collection_path.match(FILES) and not library.available() else None
+    """Leave out files of tests of the library that is not used: they need its kernels."""
+    return True if collection_path.match(BLAS if library.available() else FILES) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

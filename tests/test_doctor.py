@@ -44,6 +44,20 @@ def test_libraries_that_are_off_are_told_and_the_self_test_passes_without_them(o
     assert code == bool(found["problems"])
 
 
+def test_a_fallback_is_named_once_with_where_the_library_was_looked_for() -> None:
+    script = "import soapstone.kernels.cpu as a; from soapstone.kernels.registry import variants"
+    script += "; variants('matmul'); variants('conv2d')"
+    given = {**os.environ, "SOAPSTONE_ONEDNN": "/nowhere/libdnnl.so"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=given)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("FallbackWarning") == 1
+    assert "looked in /nowhere/libdnnl.so): products and convolutions by OpenBLAS" in done.stderr
+    quiet = {**os.environ, "SOAPSTONE_ONEDNN": "off"}
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet)
+    assert done.returncode == 0 and "Warning" not in done.stderr  # it was asked for
+
+
 def test_a_library_that_is_named_and_does_not_load_is_a_problem() -> None:
     code, found = _doctor(SOAPSTONE_ONEDNN=__file__)
     assert _states(found)["oneDNN"] == "broken"
