@@ -54,17 +54,12 @@ class Analysis(Coherence):
 
     def launch(self, launch: Launch) -> None:
         """Analyse one launch, with the copies it needs and the folds that follow it."""
-        try:
-            self._launch(launch)
-        finally:
-            self.policy.forget()
-
-    def _launch(self, launch: Launch) -> None:
         if self.log is not None:
             self.log.launch(launch)
         self.statistics.launches += 1
         self.statistics.points += launch.points
         before = geometry.interference_tests
+        self.policy.forget()
         processors = self.policy.processors(launch)
         groups: list[Group] = []
         folds: list[tuple[int, FoldPlan, list[Region]]] = []
@@ -95,6 +90,7 @@ class Analysis(Coherence):
         except RuntimeCoreError as error:
             error.halfway = True
             raise
+        self.policy.forget()
         if self.log is not None:
             self.log.launched()
         self.statistics.interference_tests += geometry.interference_tests - before
@@ -152,10 +148,8 @@ class Analysis(Coherence):
 
     def fill(self, region: Region, value: Any) -> None:
         """Issue a fill of a whole region, cut over the processors when it is large."""
-        try:
-            self._fill(region, value, self.log)
-        finally:
-            self.policy.forget()
+        self.policy.forget()
+        self._fill(region, value, self.log)
 
     def _fill(self, region: Region, value: Any, log: Part | None = None) -> None:
         processors = self.machine.processors

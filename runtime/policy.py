@@ -34,7 +34,11 @@ def ask(mapper: Mapper, who: str, question: str, *given: Any) -> Any:
     try:
         return getattr(mapper, question)(*given)
     except Exception as error:
-        raise MapperError(f"{who}: {question} raised {type(error).__name__}: {error}") from error
+        raise _raised(who, question, error) from error
+
+
+def _raised(who: str, question: str, error: Exception) -> MapperError:
+    return MapperError(f"{who}: {question} raised {type(error).__name__}: {error}")
 
 
 def name_of(mapper: object) -> str:
@@ -162,9 +166,10 @@ class Policy:
         )
 
     def forget(self) -> None:
-        """Forget the answers of a launch: it has been analysed."""
-        self._memories.clear()
-        self._layouts.clear()
+        """Forget the answers of a launch: another one comes, or this one has been analysed."""
+        if self._asks_where:
+            self._memories.clear()
+            self._layouts.clear()
 
     # -- where points run
 
@@ -176,7 +181,10 @@ class Policy:
             question = "place"
             placed = self._points(launch)
         else:
-            answer = self._ask(launch, question, launch)
+            try:
+                answer = self.mapper.place_all(launch)
+            except Exception as error:
+                raise _raised(self._who(launch), question, error) from error
             placed = self._numbers(launch, question, answer, f"integers ({points},)")
         if placed and (min(placed) < 0 or max(placed) >= count):
             wrong = next(point for point, where in enumerate(placed) if not 0 <= where < count)
