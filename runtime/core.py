@@ -91,7 +91,7 @@ class Runtime(Host):
         super().__init__(analysis, runs)
         self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
-        self._nest = Nest(self.executor, self.memory)
+        self._nest = Nest(self.executor, self.memory, analysis.policy.backing)
         self._expander = Expander(self, len(self.machine.processors), Level(self._nest))
         self._log: Log | None = None
         self._steps: dict[str, Steps] = {}

@@ -61,11 +61,18 @@ class _Team:
 
 
 class Nest:
-    """The subtasks of one runtime, at all depths."""
+    """The subtasks of one runtime, at all depths.
 
-    def __init__(self, executor: LocalExecutor, memory: MemoryPool) -> None:
+    stores: by memory, the one that holds what subtasks make for themselves: a memory that instances
+    leave has no room but what the analysis of the runtime gives away.
+    """
+
+    def __init__(
+        self, executor: LocalExecutor, memory: MemoryPool, backing: Sequence[int | None]
+    ) -> None:
         self.executor = executor
         self.memory = memory
+        self.stores = [i if other is None else other for i, other in enumerate(backing)]
         self.changed = threading.Condition()
         self.tickets = itertools.count()
         self.families = itertools.count(1)
@@ -181,7 +188,8 @@ class Family:
         Raises: MemoryExhausted.
         """
         what = f"region {storage.name!r}"
-        self.nest.memory.claim(storage, self.team.memory, storage.nbytes, what)
+        memory = self.nest.stores[self.team.memory]
+        self.nest.memory.claim(storage, memory, storage.nbytes, what)
         storage.attach(aligned(storage.nbytes, zero=not storage.transient))
 
     def emit(self, operations: Sequence[Operation], sources: Array, targets: Array) -> None:

@@ -147,7 +147,7 @@ def _memory(given: Scenario, rng: np.random.Generator) -> Outcome:
         Run(runtime, given).run()
         needed = runtime.statistics.bytes_allocated
     capacity = int(rng.integers(0, max(1, needed)))
-    mapper = runtime_programs.ShuffledMapper(setup.mapper_seed, setup.tiles, setup.anywhere)
+    mapper = setup.mapper()
     machine = Machine.local(setup.cpus, memories=setup.memories, memory_bytes=max(1, capacity))
     happened = "no effect"
     with start("local", machine, mapper, automatic=setup.automatic) as runtime:

@@ -79,6 +79,11 @@ class Sparse:
                 flat[tile] = value if reduction is None else COMBINE[reduction](flat[tile], value)
         arrays[self.out.region] = target
 
+    @property
+    def partitions(self) -> list[IndexPartition]:
+        """Every partition it uses."""
+        return [self.given, self.out]
+
     def __str__(self) -> str:
         def show(partition: IndexPartition) -> str:
             tiles = [partition.tile(p).tolist() for p in range(partition.points)]
@@ -111,6 +116,11 @@ class Returned:
         for low, high in zip(self.target.lo, self.target.hi):
             box = tuple(slice(int(a), int(b)) for a, b in zip(low, high))
             out[box] = value % 1009
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Every partition it uses."""
+        return [Partition.whole(self.source), self.target]
 
     def __str__(self) -> str:
         boxes = " ".join(map(str, self.target.tiling.boxes))
@@ -200,6 +210,11 @@ class Nested:
                     target[box] = COMBINE[reduction](target[box], value)
                 else:
                     target[box] = held[mine] + ((digest(found) % 1009) if found.size else 0)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Every partition it uses, but those of what its points launch."""
+        return [self.given, self.out]
 
     def __str__(self) -> str:
         tiles = " ".join(map(str, self.out.tiling.boxes))

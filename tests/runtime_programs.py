@@ -29,6 +29,7 @@ from soapstone.runtime import (
 from soapstone.runtime.transfer import copy_entry
 
 BEFORE: list[Callable[[str], None]] = []  # called with what comes: a body, a bind, a question
+VARIANTS = ("first", "second")  # of native tasks
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
@@ -91,13 +92,24 @@ class ShuffledMapper(DefaultMapper):
 
 
 class ContraryMapper(ShuffledMapper):
-    """Asks for another layout with every argument, and streams through memories with a backing."""
+    """Answers the rest too: another layout with every argument, variants, evictions, traces.
+
+    It streams through memories that have a backing one.
+    """
 
     def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
         region = launch.partitions[argument].region
         order = [self._draw("layout", launch.name, argument, axis) for axis in range(region.rank)]
-        whole = self._draw("tile", launch.name, argument) % 2 > 0
+        draw = self._draw("tile", launch.name, argument)
+        whole = not self.tiles or (self.seed % 3 > 0 and draw % 2 > 0)  # some want tiles alone
         return Layout(tuple(int(axis) for axis in np.argsort(order)), whole)
+
+    def variant(self, launch: Launch, point: int, processor: Processor) -> str | None:
+        names = (None, *(launch.task.variants or ()))
+        return names[self._draw("variant", launch.name, point, processor.name) % len(names)]
+
+    def trace(self, sequence: Sequence[Any], seen: int) -> bool:
+        return self._draw("trace", len(sequence), seen) % 3 > 0
 
     def backing(self, memory: str) -> str | None:
         return memory.removesuffix(".bounded") if memory.endswith(".bounded") else None
@@ -145,8 +157,9 @@ class Body:
     name: str
     privileges: tuple[Privilege, ...]
 
-    def __call__(self, context: PointContext, k: int, *arrays: np.ndarray) -> None:
+    def __call__(self, context: PointContext, given_k: Any, *arrays: np.ndarray) -> None:
         announce("body", self.name, context.point)
+        k = int(np.asarray(given_k[0] if isinstance(given_k, tuple) else given_k).item())
         count = len(arrays) - len(self.privileges)
         given, out = arrays[:count], arrays[count:]
         assert all(not array.flags.writeable for array in given)
@@ -190,9 +203,14 @@ class Step:
     native: bool = False
 
     @property
+    def partitions(self) -> list[Partition]:
+        """Every partition it uses."""
+        return [*self.inputs, *[output.partition for output in self.outputs]]
+
+    @property
     def regions(self) -> list[Region]:
         """Every region it uses."""
-        return [p.region for p in (*self.inputs, *[o.partition for o in self.outputs])]
+        return [partition.region for partition in self.partitions]
 
     @cached_property
     def task(self) -> Task:
@@ -202,16 +220,33 @@ class Step:
 
             def bind(context: Any, arrays: Sequence[np.ndarray]) -> Any:
                 announce("bind", self.name, context.point)
+                assert context.variant in (None, *VARIANTS)
                 return copy_entry(arrays[1], arrays[0])
 
-            return Task(self.name, privileges, bind=bind)
+            return Task(self.name, privileges, bind=bind, variants=VARIANTS)
 
         body = Body(self.name, tuple(output.privilege for output in self.outputs))
         return Task(self.name, privileges, body=body, context=True)
 
+    @cached_property
+    def held(self) -> Any:
+        """What holds its scalar, the same object every time, which changes after each launch."""
+        return [[0], np.array(0), (np.array([0]), "k")][self.k % 3]
+
+    def scalar(self, value: int) -> Any:
+        """A value as a scalar of a launch: a number, or in an array, a list or a tuple."""
+        if self.k % 4 == 0:
+            return value
+        array = self.held[0] if isinstance(self.held, tuple) else self.held
+        if isinstance(array, list):
+            array[0] = value
+        else:
+            array.fill(value)
+        return self.held
+
     def launch(self, runtime: Runtime, turn: int = 0) -> None:
         """Launch it. turn: how often it was launched before, for scalars that vary."""
-        scalars = () if self.native else (self.k + self.varies * turn,)
+        scalars = () if self.native else (self.scalar(self.k + self.varies * turn),)
         runtime.launch(
             self.task,
             *scalars,
@@ -220,6 +255,7 @@ class Step:
             name=self.name,
             initialise=self.initialise,
         )
+        self.scalar(-1)  # what the program does to it now is not seen
 
     def run(self, arrays: dict[Region, np.ndarray], turn: int = 0) -> None:
         """The sequential meaning."""
@@ -313,7 +349,7 @@ def random_partition(
         base = Partition.of(region, corners[0], corners[1])
     order = rng.permutation(points)
     lo, hi = base.lo[order], base.hi[order].copy()
-    if rng.integers(0, 5) == 0:
+    if rng.integers(0, 5 if points > 1 else 2) == 0:  # one tile is often all there is of a region
         hi = np.maximum(lo, hi - rng.integers(0, 2, size=hi.shape))
     return Partition.of(region, lo, hi, (points,))
 

@@ -7,16 +7,23 @@ executed beside its sequential meaning on NumPy arrays, and a failing one is mad
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from runtime_model_steps import Nested, Returned, Sparse, random_nested, random_sparse
-from runtime_programs import ShuffledMapper, Step, random_partition, random_regions, random_step
+from runtime_programs import (
+    ContraryMapper,
+    ShuffledMapper,
+    Step,
+    random_partition,
+    random_regions,
+    random_step,
+)
 
-from soapstone.runtime import Machine, Region, Runtime, Trace
+from soapstone.runtime import IndexPartition, Machine, Partition, Region, Runtime, Trace
 from soapstone.runtime.checker import check_log
 from soapstone.runtime.start import machine_of, start
 
@@ -77,7 +84,13 @@ Action = Launch | Fill | Host | Loop
 
 @dataclass(frozen=True)
 class Setup:
-    """Where a scenario runs. executor: "processes" is the local one with worker processes."""
+    """Where a scenario runs, and under what mapper.
+
+    executor: "processes" is the local one with worker processes. tiles: whether instances of tiles
+    are asked for. anywhere: whether in any memory. contrary: whether the mapper answers every
+    question. bounded_bytes: of memories that instances leave, between processors and others; 0:
+    none.
+    """
 
     executor: str
     cpus: int
@@ -86,17 +99,27 @@ class Setup:
     tiles: bool
     anywhere: bool
     automatic: bool
+    contrary: bool = False
+    bounded_bytes: int = 0
+
+    def mapper(self) -> ShuffledMapper:
+        """The mapper, made anew."""
+        kind = ContraryMapper if self.contrary else ShuffledMapper
+        alone = self.executor == "mpi" and not self.bounded_bytes  # a rank has one memory
+        anywhere = self.anywhere and not alone and self.executor != "legate"
+        return kind(self.mapper_seed, self.tiles, anywhere)
 
     def runtime(self) -> Runtime:
         """A runtime of this kind."""
         here = self.executor in ("local", "processes")
-        anywhere = self.anywhere and here  # a rank has one memory
-        mapper = ShuffledMapper(self.mapper_seed, self.tiles, anywhere)
+        mapper = self.mapper()
         if here:
             processes = self.executor == "processes"
             machine = Machine.local(self.cpus, memories=self.memories, processes=processes)
         else:
             machine = machine_of(self.executor, self.cpus)
+        if self.bounded_bytes:
+            machine = machine.bounded(self.bounded_bytes)
         executor = "local" if here else self.executor
         return start(executor, machine, mapper, automatic=self.automatic)
 
@@ -129,16 +152,48 @@ def scenario(seed: int, executor: str = "local") -> Scenario:
     persistent, transient = random_regions(rng, 4)
     make = _Maker(rng, persistent, transient, executor)
     actions = [*make.hosts(3), *(make.action(0) for _ in range(int(rng.integers(2, 6))))]
+    contrary = bool(rng.integers(0, 3))
+    bounded = contrary and executor != "legate" and bool(rng.integers(0, 3) == 0)
     setup = Setup(
         executor,
         cpus=int(rng.integers(1, 4 if executor in ("local", "processes") else 3)),
         memories=int(rng.integers(1, 4)),
         mapper_seed=seed,
-        tiles=bool(rng.integers(0, 2)),
+        tiles=bool(rng.integers(0, 3)),
         anywhere=bool(rng.integers(0, 3)),
         automatic=bool(rng.integers(0, 3)),
+        contrary=contrary,
+        bounded_bytes=_largest(actions) if bounded else 0,
     )
     return Scenario(seed, tuple(persistent), tuple(actions), setup)
+
+
+def _room(part: Partition | IndexPartition) -> int:
+    """More than the bytes of all instances of an argument, one of each tile, and their partials."""
+    whole = part.region.nbytes + 64
+    if isinstance(part, IndexPartition):
+        return (1 + 2 * part.points) * whole
+    tiles = int(part.tiling.volume.sum()) * part.region.dtype.itemsize + 64 * part.points
+    return whole + 2 * tiles
+
+
+def _largest(actions: Iterable[Action]) -> int:
+    """More than the bytes that any one launch uses at once, with its partial results."""
+    most = 0
+    for action in actions:
+        if isinstance(action, Loop):
+            found = _largest(action.body)
+        elif isinstance(action, Fill | Host):
+            found = action.region.nbytes + 64
+        else:
+            found = sum(map(_room, action.partitions))
+        most = max(most, found)
+    return most
+
+
+def _nests(action: Action) -> bool:
+    """Whether an action has tasks that launch tasks."""
+    return any(map(_nests, action.body)) if isinstance(action, Loop) else isinstance(action, Nested)
 
 
 class _Maker:
@@ -199,9 +254,7 @@ class _Maker:
 
     def loop(self, depth: int) -> Loop:
         rng = self.rng
-        modes = (
-            ("plain", "plain", "plain", "trace", "capture") if depth == 0 else ("plain", "trace")
-        )
+        modes = ("plain", "plain", "trace", "capture") if depth == 0 else ("plain", "trace")
         mode = modes[int(rng.integers(0, len(modes)))]
         times = int(rng.choice([2, 3, 5, 20, 60])) if depth == 0 else int(rng.integers(1, 8))
         length = int(rng.integers(1, 7))
@@ -226,6 +279,8 @@ class _Maker:
             regions = [*self.persistent, *self.transient]
             body += [self.step(regions) for _ in range(length)]
             body += [self.fill()] * int(rng.integers(0, 2))
+        if any(map(_nests, body)):
+            times = min(times, 5)  # each of its points analyses launches of its own
         between = self.hosts(2) if rng.integers(0, 2) else ()
         every = int(rng.integers(1, 12))
         return Loop(f"loop{self.number()}", times, mode, tuple(body), between, every)
@@ -250,9 +305,11 @@ class Run:
         Raises: Difference, and whatever the runtime raises.
         """
         for number, region in enumerate(self.given.regions):
-            host = Host("write", region, 1000 + number)
-            self.arrays[region] = host.contents()
-            self.runtime.write(region, host.contents())
+            self.arrays[region] = np.zeros(region.shape, region.dtype)
+            if (self.given.seed + number) % 2:  # others are zero, and have no instance yet
+                contents = Host("write", region, 1000 + number).contents()
+                self.arrays[region] = contents
+                self.runtime.write(region, contents)
         for action in self.given.actions:
             self.do(action, 0)
         for region in self.given.regions:
@@ -389,6 +446,8 @@ def _smaller(given: Scenario) -> Iterator[Scenario]:
     setup = given.setup
     for change in (
         {"automatic": False},
+        {"bounded_bytes": 0},
+        {"contrary": False, "bounded_bytes": 0},
         {"tiles": False},
         {"anywhere": False},
         {"memories": setup.memories - 1},
