@@ -66,7 +66,7 @@ def inject(kind: str, seed: int) -> Outcome:
                 return Outcome(kind, seed, "no effect")
             happened = _raised(given, runtime, word, int(rng.integers(0, count)))
         runtime.reset()
-        Run(runtime, given).run()
+        Run(runtime, given, fresh=False).run()
     return Outcome(kind, seed, happened)
 
 

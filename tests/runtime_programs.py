@@ -42,8 +42,11 @@ def announce(*what: object) -> None:
 class ShuffledMapper(DefaultMapper):
     """Answers every question by a hash of a seed: legal, and as inconvenient as possible."""
 
-    def __init__(self, seed: int, tiles: bool = True, memories: bool = True) -> None:
+    def __init__(
+        self, seed: int, tiles: bool = True, memories: bool = True, ranks: bool = False
+    ) -> None:
         self.seed = seed
+        self.ranks = ranks
         self.tiles = tiles
         self.memories = memories
 
@@ -61,6 +64,9 @@ class ShuffledMapper(DefaultMapper):
         if not self.memories:
             return processor.memory
         names = [memory.name for memory in self.machine.memories]
+        if self.ranks:  # a point's instances are in the memories of its own process
+            own = processor.memory.partition(".")[0]
+            names = [name for name in names if name.partition(".")[0] == own]
         return names[self._draw("memory", launch.name, argument, processor.name) % len(names)]
 
     def order(self, region: Region) -> tuple[int, ...] | None:

@@ -105,9 +105,8 @@ class Setup:
     def mapper(self) -> ShuffledMapper:
         """The mapper, made anew."""
         kind = ContraryMapper if self.contrary else ShuffledMapper
-        alone = self.executor == "mpi" and not self.bounded_bytes  # a rank has one memory
-        anywhere = self.anywhere and not alone and self.executor != "legate"
-        return kind(self.mapper_seed, self.tiles, anywhere)
+        anywhere = self.anywhere and self.executor != "legate"
+        return kind(self.mapper_seed, self.tiles, anywhere, self.executor == "mpi")
 
     def runtime(self) -> Runtime:
         """A runtime of this kind."""
@@ -290,9 +289,13 @@ class _Maker:
 
 
 class Run:
-    """One execution of a scenario on a runtime, beside its sequential meaning."""
+    """One execution of a scenario on a runtime, beside its sequential meaning.
 
-    def __init__(self, runtime: Runtime, given: Scenario) -> None:
+    fresh: whether no region has been used before, so that some can be left as they are: zero.
+    """
+
+    def __init__(self, runtime: Runtime, given: Scenario, fresh: bool = True) -> None:
+        self.fresh = fresh
         self.runtime = runtime
         self.given = given
         self.arrays: dict[Region, Array] = {}
@@ -306,7 +309,7 @@ class Run:
         """
         for number, region in enumerate(self.given.regions):
             self.arrays[region] = np.zeros(region.shape, region.dtype)
-            if (self.given.seed + number) % 2:  # others are zero, and have no instance yet
+            if not self.fresh or (self.given.seed + number) % 2:  # others have no instance yet
                 contents = Host("write", region, 1000 + number).contents()
                 self.arrays[region] = contents
                 self.runtime.write(region, contents)

@@ -202,7 +202,10 @@ class Values:
                 continue
             held = self.program.contents(region.id)
             grid = self.grids[region.id]
-            there = np.zeros(held.shape, dtype=bool)
+            zero = self.versions.of("value", region.zero)
+            there = np.asarray(held == zero)  # where no instance is, nobody has written
+            for storage in mine:
+                there[grid.slices(storage.box)] = False
             lost = False
             for storage in mine:
                 index = grid.slices(storage.box)

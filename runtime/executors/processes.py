@@ -67,6 +67,10 @@ class WorkerProcess:
             )
         message = io.BytesIO()
         try:
+            for item in given:
+                region = isinstance(item, np.ndarray) and item.size and item.ndim
+                if region and self._segments.place(item) is None:
+                    raise pickle.PicklingError(f"an array of shape {item.shape} is not of a region")
             _Pickler(message, self._segments).dump((body, tuple(given)))
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise BodyError(
@@ -183,7 +187,9 @@ class WorkerProcess:
 
 
 class _Pickler(pickle.Pickler):
-    """Arrays by where they lie, functions by module and name, tasks without what stays here."""
+    """Arrays of regions by where they lie, functions by module and name, tasks without what stays
+    here; scalars, and arrays that they hold, by value.
+    """
 
     def __init__(self, file: io.BytesIO, segments: Segments) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -197,8 +203,6 @@ class _Pickler(pickle.Pickler):
                 return worker.view_of, (place,)
             if item.size == 0:
                 return worker.nothing, (item.shape, item.dtype.str, item.flags.writeable)
-            if item.ndim:
-                raise pickle.PicklingError(f"an array of shape {item.shape} is not of a region")
         if isinstance(item, Task):
             kept = (item.name, item.privileges, item.body, None, item.context)
             return Task, (*kept, None, None, item.kind, item.returns)
