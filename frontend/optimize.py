@@ -170,6 +170,9 @@ class OptimizeResult:
         def row(name: str, before: float, after: float, form: str = ",.0f") -> str:
             return f"  {name:<16} {before:>14{form}} -> {after:>14{form}}"
 
+        if math.isnan(self.before.time_us):
+            return f"{self.graph.name}: {len(self.graph.nodes)} operators\n  {self.reason}"
+
         lines = [f"{self.graph.name}: {len(self.graph.nodes)} operators"]
         if self.dims:
             given = ", ".join(f"{name} = {extent}" for name, extent in self.dims.items())

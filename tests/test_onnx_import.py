@@ -15,8 +15,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from soapstone import from_onnx
+from soapstone import InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError, OnnxModel, UnboundError, UnsupportedError
+from soapstone.frontend.onnx.check import check_onnx
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 
@@ -341,3 +342,23 @@ def test_what_is_not_supported_is_named() -> None:
     for text, message in texts.items():
         with pytest.raises(UnsupportedError, match=message):
             from_onnx(model_of(text)).graph()
+
+
+def test_check_says_supported_of_what_sessions_run(tmp_path: Path) -> None:
+    """A shape that comes as an input is known when a session runs."""
+    values = [
+        onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 6]),
+        onnx.helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2]),
+    ]
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["a", "b"])
+    node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", values, [out])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    path = tmp_path / "reshape.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    report = check_onnx(path)
+    assert report.problem is None and report.contents == ("shape",)
+    assert "depend on the contents of shape" in str(report)
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    found = InferenceSession(path).run({"x": x, "shape": np.array([3, 4])})["y"]
+    np.testing.assert_array_equal(found, x.reshape(3, 4))

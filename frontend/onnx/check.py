@@ -21,8 +21,10 @@ from soapstone.frontend.onnx.values import RULES
 class Report:
     """What `soapstone onnx check` shows of a file.
 
-    `unsupported` names operators without a translation; `problem` says what keeps the graph from
-    being built, or is None. `flops` are known once all symbolic dims are.
+    `unsupported` names operators without a translation, in branches that are never taken too;
+    `problem` says what keeps the graph from being built, or is None. `contents` names the inputs on
+    whose contents shapes depend: sessions see those when they run. `flops` are known once all
+    symbolic dims are, and no such input is left.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Report:
     weight_bytes: int
     flops: float | None
     problem: str | None
+    contents: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready data."""
@@ -49,6 +52,7 @@ class Report:
             "weight_bytes": self.weight_bytes,
             "flops": self.flops,
             "problem": self.problem,
+            "contents": list(self.contents),
         }
 
     def __str__(self) -> str:
@@ -64,6 +68,8 @@ class Report:
         lines.append(f"{self.parameters:,} parameters, {self.weight_bytes / 1e6:,.1f} MB")
         if self.flops is not None:
             lines.append(f"{self.flops / 1e9:,.3f} GFLOP a run")
+        if self.contents:
+            lines.append(f"shapes depend on the contents of {', '.join(self.contents)}")
         lines.append(self.problem or "supported")
         return "\n".join(lines)
 
@@ -84,8 +90,8 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         operators[name] += 1
         if not _known(source, node):
             unsupported[name] = None
-    flops, problem = _built(model)
-    if unsupported and problem is None:
+    flops, problem, contents = _built(model)
+    if unsupported and problem is None and flops is None:  # a graph that was built lacks nothing
         problem = f"not supported: {', '.join(unsupported)}"
     weights = source.weights.values()
     return Report(
@@ -99,6 +105,7 @@ def check_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> Repor
         sum(array.nbytes for array in weights),
         flops,
         problem,
+        contents,
     )
 
 
@@ -123,11 +130,16 @@ def _known(source: Source, node: onnx.NodeProto) -> bool:
     )
 
 
-def _built(model: OnnxModel) -> tuple[float | None, str | None]:
-    """Return the work of the graph, if its shapes are known, and what kept it from being built."""
+def _built(model: OnnxModel) -> tuple[float | None, str | None, tuple[str, ...]]:
+    """Return the graph's work if it is known, what kept it from being built, and `contents`.
+
+    Sessions build it for the contents of inputs of one axis at most: vectors, such as shapes.
+    """
     try:
-        return model.graph().flops(), None
+        return model.graph().flops(), None, ()
     except UnboundError as error:
-        return None, None if error.dims else str(error)
+        vectors = {declared.name for declared in model.inputs if len(declared.shape) <= 1}
+        known = bool(error.inputs) and vectors.issuperset(error.inputs)
+        return None, None if error.dims or known else str(error), error.inputs
     except OnnxError as error:
-        return None, str(error)
+        return None, str(error), ()
