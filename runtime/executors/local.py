@@ -22,7 +22,7 @@ import numpy as np
 
 from soapstone import system
 from soapstone.native import memory
-from soapstone.native.memory import Entry, call
+from soapstone.native.memory import FUNCTION, Entry
 
 from ..agreement import Agreement
 from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
@@ -69,16 +69,16 @@ def bound(operation: Operation, processor: Processor, arrays: Sequence[Array]) -
     task = operation.launch.task
     if task.bind is None:
         return None
-    bind = partial(task.bind, context_of(operation, processor))
+    context = context_of(operation, processor)
     if not memory.CHECKED:
-        return bind(arrays)
+        return task.bind(context, arrays)
     from soapstone.native.checked import Argument, fenced
 
     arguments = [
         Argument(f"argument {number} ({use})", array, use.reads, use.writes)
         for number, (array, use) in enumerate(zip(arrays, task.privileges, strict=True))
     ]
-    found: EntryLike | None = fenced(arguments, bind)
+    found: EntryLike | None = fenced(arguments, partial(task.bind, context))
     return found
 
 
@@ -394,7 +394,7 @@ class LocalExecutor:
         if entry is None:
             self.prepared(operation, processor, arrays)()
             return
-        status = call(entry.address, entry.block)
+        status = FUNCTION(entry.address)(entry.block)
         if status:
             reason = status_text(entry, status)
             raise TaskError(operation.launch.name, operation.point, place.name, reason)

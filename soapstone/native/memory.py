@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NO_STATUSES: Mapping[int, str] = MappingProxyType({})
 CHECKED = os.environ.get("SOAPSTONE_CHECKED", "0") not in ("", "0")  # see checked.py
 LINE = 64  # bytes of a cache line
-_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
 
 
 class Address(int):
@@ -189,7 +189,7 @@ class Entry(NamedTuple):
 
 def call(function: int, block: int) -> int:
     """Call a native function without the interpreter lock, and return its status."""
-    return int(_FUNCTION(function)(block))
+    return int(FUNCTION(function)(block))
 
 
 def run(entry: Entry) -> int:
