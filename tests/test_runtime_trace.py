@@ -243,7 +243,7 @@ def test_float_reductions_have_the_same_bits_anywhere(dtype: str, shared: bool) 
                 results.append(runtime.read(out))
     for result in results[1:]:
         assert result.tobytes() == results[0].tobytes()
-    wide = np.float32 if dtype == np.float16 else dtype  # halves are added up in single precision
+    wide = np.float32 if dtype == "f2" else dtype  # halves are added up in single precision
     expected = np.zeros((rows, columns), dtype=wide)
     for p in range(6):
         if shared:
