@@ -38,7 +38,7 @@ def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
 
 @pytest.mark.parametrize(
     ("count", "first", "programs", "how"),
-    [(2, 0, 12, "beside"), (3, 500, 2, "beside"), (2, 900, 5, "apart")],
+    [(2, 40, 12, "beside"), (3, 500, 2, "beside"), (2, 900, 5, "apart")],
 )
 def test_random_programs_equal_sequential_numpy_and_are_accepted(
     count: int, first: int, programs: int, how: str, tmp_path: Path
