@@ -107,7 +107,7 @@ def test_misfits_are_shape_errors_that_name_the_dim(spec: OpSpec, case: Case) ->
 def stored(array: Array, channels_last: bool) -> Array:
     """Return a copy, channels-last in memory where that is asked for and it has four axes."""
     if not channels_last or array.ndim != 4:
-        return array.copy()
+        return np.array(array, order="C")  # an array even where it has no axes
     return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
@@ -131,15 +131,50 @@ def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
                 outputs = tuple(
                     buffer[(*box(*bounds), ...)] for buffer, bounds in zip(buffers, tile.outputs)
                 )
-                entry = variant.bind(Call(spec.name, attributes, inputs, outputs))
-                if entry is None:
-                    continue
-                where = f"{variant.name} {degrees} {dict(tile.intervals)}"
-                assert native.run(entry) == 0, where
-                for buffer, output, value in zip(buffers, outputs, expected):
-                    np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
-                    output[...] = 77
-                    assert (buffer == np.full_like(buffer, 77)).all(), f"{where}: wrote outside"
+                for constants in constants_of(len(inputs)):
+                    call = Call(spec.name, attributes, inputs, outputs, constants=constants)
+                    entry = variant.bind(call)
+                    if entry is None:
+                        continue
+                    where = f"{variant.name} {degrees} {dict(tile.intervals)} {set(constants)}"
+                    assert native.run(entry) == 0, where
+                    for buffer, output, value in zip(buffers, outputs, expected):
+                        np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
+                        output[...] = 77
+                        outside = (buffer == np.full_like(buffer, 77)).all()
+                        assert outside, f"{where}: wrote outside"
+
+
+def constants_of(count: int) -> list[frozenset[int]]:
+    """Return which operands are constant in calls: kernels may pack those, all but the first."""
+    return [frozenset(), frozenset(range(1, count))] if count > 1 else [frozenset()]
+
+
+# Variants that serve larger images and products only; tests of their own compare them.
+LARGER = {
+    "conv2d": {"winograd2", "winograd4"},  # test_winograd
+    "conv2d_grad_input": {"winograd2"},  # test_winograd
+    "with_epilogue": {"winograd2", "winograd4", "onednn_product"},  # and test_onednn_products
+}
+
+
+@pytest.mark.parametrize("spec", operators(), ids=lambda spec: spec.name)
+def test_every_variant_serves_a_case(spec: OpSpec) -> None:
+    """A variant that declines whatever it is asked would pass every other test here."""
+    declining = {variant.name: variant for variant in variants(spec.name)}
+    for case in spec.cases:
+        item = subject(spec, case, "float32")
+        attributes = localized(spec, item.attributes, next(iter(tiles(item.signature, {}))))
+        wholes = item.run()
+        for channels_last in (False, True):
+            inputs = tuple(stored(array, channels_last) for array in item.arrays)
+            outputs = tuple(stored(whole, channels_last) for whole in wholes)
+            for constants in constants_of(len(inputs)):
+                call = Call(spec.name, attributes, inputs, outputs, constants=constants)
+                serving = [n for n, v in declining.items() if v.bind(call) is not None]
+                for name in serving:
+                    del declining[name]
+    assert declining.keys() <= LARGER.get(spec.name, set())
 
 
 def run(name: str, *arrays: Array, **attributes: object) -> tuple[Array, ...]:
