@@ -288,7 +288,8 @@ class OpSpec:
     ) -> tuple[Array, ...]:
         """Return the outputs as the reference computes them.
 
-        Half types are computed in their `WIDE` type and rounded once, at the end.
+        Half types are computed in their `WIDE` type and rounded once, at the end. What is run in
+        double precision stays so, whatever the outputs' types are.
 
         dtypes: the outputs' element types, by default those of the signature. A tile names them,
         since it need not have one.
@@ -298,7 +299,10 @@ class OpSpec:
             if "program" not in self.attributes and not any(a.dtype in WIDE for a in arrays):
                 return made
             dtypes = self.bind([spec_of(array) for array in arrays], attributes).dtypes
-        return tuple(rounded(array, dtype) for array, dtype in zip(made, dtypes, strict=True))
+        return tuple(
+            rounded(array, dtype) if TensorSpec((), dtype).is_half else array
+            for array, dtype in zip(made, dtypes, strict=True)
+        )
 
 
 _REGISTRY: dict[str, OpSpec] = {}

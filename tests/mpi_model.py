@@ -75,7 +75,7 @@ def main() -> None:
         sparse(seed)
     with start("mpi", machine_of("mpi", 2), ShuffledMapper(0, memories=False)) as runtime:
         futures(runtime)
-    print(f"{count} programs equal")
+    print(f"{count} programs equal\n", end="", flush=True)  # in one piece
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def main() -> None:
     executor, count = sys.argv[1], int(sys.argv[2])
     for seed in range(count):
         compare(seed, executor, cpus=1)
-    print(f"{count} strategies equal")
+    print(f"{count} strategies equal\n", end="", flush=True)  # in one piece
 
 
 if __name__ == "__main__":

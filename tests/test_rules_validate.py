@@ -298,7 +298,6 @@ class TestValidate:
         found = validate(language.law("max_pool2d-point-padding")).covered
         for text in (
             "s: 1 to 9",
-            "p: same, valid",
             "2 of 4 axes of any extent",
             "all 91 relations",
         ):

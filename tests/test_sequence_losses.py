@@ -31,7 +31,7 @@ def test_a_cross_entropy_over_places_equals_torch_and_accuracy_counts_labels() -
         ):
             assert scores["loss"] == pytest.approx(float(wanted), rel=1e-5)
             assert scores["accuracy"] == pytest.approx(right)
-        with pytest.raises(DataError, match=r"shape \(6,\) found, \(6, 5\) needed"):
+        with pytest.raises(DataError, match=r"samples of shape \(\) found, \(5,\) needed"):
             model.fit(x, labels[:, 0], progress=False)
 
 

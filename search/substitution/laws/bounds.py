@@ -94,17 +94,31 @@ def _kind(law: Law, name: str) -> str:
 
 
 def _axes(law: Law, limit: int) -> tuple[int, int]:
-    """Return how many axes a law's variables have, and how many of these are passed through."""
-    for most in range(2, limit + 1):
-        for bindings, ranks in itertools.product(parameter_values(law), rank_choices(law)):
-            found = sizes_of(law, bindings, ranks, most)
-            if found is not None and len(found):
-                variables = [leaf for leaf in found.leaves if leaf.is_variable]
-                types = found.at(0)
-                places = [leaf for group in passed(found.sides, types) for leaf, _ in group]
-                through = sum(leaf in variables for leaf in places)
-                return sum(types[leaf].rank for leaf in variables), through
-    return 0, 0
+    """Return how many axes a law's variables have, and how many pass through whatever its values.
+
+    An axis that windows of stride 1 leave alone is cut by those of stride 2: the fewest count.
+    """
+    fewest: tuple[int, int] | None = None
+    for bindings in parameter_values(law):
+        found = _axes_at(law, bindings, limit)
+        if found is not None and (fewest is None or found[1] < fewest[1]):
+            fewest = found
+        if fewest is not None and not has_windows(law):  # which alone change what passes
+            break
+    return fewest or (0, 0)
+
+
+def _axes_at(law: Law, bindings: Mapping[str, Value], limit: int) -> tuple[int, int] | None:
+    """Return the same for some values of a law's parameters, at the first ranks that fit."""
+    for most, ranks in itertools.product(range(2, limit + 1), rank_choices(law)):
+        found = sizes_of(law, bindings, ranks, most)
+        if found is not None and len(found):
+            variables = [leaf for leaf in found.leaves if leaf.is_variable]
+            types = found.at(0)
+            places = [leaf for group in passed(found.sides, types) for leaf, _ in group]
+            through = sum(leaf in variables for leaf in places)
+            return sum(types[leaf].rank for leaf in variables), through
+    return None
 
 
 Relation: TypeAlias = "tuple[object, ...]"
