@@ -114,7 +114,7 @@ def train(name: str, executor: str, cpus: int, steps: int = 2, batch: int = 4) -
         result = model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, progress=False)
         trace = model.trainer.bound("train", batch).trace
         return Trained(
-            model.weights(),
+            model.trainer.state(),
             float(result.last("loss") or 0.0),
             result.step_us,
             len(trace.describe().get("tasks", ())),

@@ -173,28 +173,27 @@ def check_placement() -> None:
         time.sleep(0.002)
 
     y = Region((8,), np.int64, "y")
-    for mapper, processors in ((None, [0] * 4 + [1] * 4), (Permuted(), [0, 1] * 4)):
+    for blocks, processors in ((True, [0] * 4 + [1] * 4), (False, [0, 1] * 4)):
+        mapper = Given(processors)
         with LegateRuntime(legate_machine(2), mapper) as runtime:
-            runtime.launch(look, mapper is None, Partition.tiled(y, (8,)))
+            runtime.launch(look, blocks, Partition.tiled(y, (8,)))
             for point, processor in enumerate(processors):
+                mapper.processors = [processor]
                 part = Partition.of(y, [[point]], [[point + 1]])
-                one = Fixed(processor)
-                one.attach(runtime.machine)
-                runtime.analysis.policy.mapper = one
                 runtime.launch(look, 10 + processor, part)
             runtime.wait()
     assert len(where[10]) == len(where[11]) == 1 and where[10] != where[11]
     assert where[True] == where[False] == where[10] | where[11]
 
 
-class Fixed(DefaultMapper):
-    """Everything on one processor."""
+class Given(DefaultMapper):
+    """Points where the program says."""
 
-    def __init__(self, processor: int) -> None:
-        self.processor = processor
+    def __init__(self, processors: list[int]) -> None:
+        self.processors = processors
 
     def place_all(self, launch: Any) -> Any:
-        return np.full(launch.points, self.processor)
+        return np.resize(self.processors, launch.points)
 
 
 def _raises(kind: type[BaseException], words: str, function: Any) -> BaseException:

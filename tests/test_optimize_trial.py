@@ -244,7 +244,7 @@ class TestBudget:
 
         class Late(Launches):
             def cost(self, *given, **more):  # type: ignore[no-untyped-def]
-                clock.now += 1.0
+                clock.now += 2.0
                 return super().cost(*given, **more)
 
         monkeypatch.setattr(optimiser, "cost_model", lambda *given: Late())
@@ -254,7 +254,7 @@ class TestBudget:
         assert result.after.time_us < result.before.time_us
         assert not result.kept and result.graph is graph
         assert "before what was found was checked" in result.reason
-        assert clock.now <= 100.0 + 12.0 + 1.0
+        assert clock.now <= 100.0 + 12.0 + 2.0
 
 
 class TestWritten:
