@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -42,7 +42,7 @@ def write(path: str | Path, data: bytes | Callable[[IO[bytes]], object]) -> None
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    try:
+    with naming(target):
         try:
             with partial.open("xb") as stream:
                 if callable(data):
@@ -57,10 +57,17 @@ def write(path: str | Path, data: bytes | Callable[[IO[bytes]], object]) -> None
                 partial.unlink(missing_ok=True)
             raise
         _sync(target.parent)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let errors of the system name a user's file, whichever was in the making for it."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, os.strerror(error.errno), str(target)) from None
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
 
 def _sync(folder: Path) -> None:
@@ -151,6 +158,7 @@ def read_safetensors(
 
 __all__ = [
     "digest",
+    "naming",
     "read_safetensors",
     "safetensors_writer",
     "seal_of",

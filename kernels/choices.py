@@ -93,7 +93,7 @@ class Choices:
     def save(self, path: str | Path) -> None:
         """Write the choices made as JSON; a file that exists is replaced whole or not at all."""
         data = {"format": FORMAT, "version": VERSION, "choices": dict(self.made)}
-        fields.write(path, fields.dump(data, ChoiceError).encode())
+        fields.save(path, fields.dump(data, ChoiceError))
 
     @staticmethod
     def load(path: str | Path) -> Choices:

@@ -183,6 +183,7 @@ def predict(
         import numpy as np
 
         from soapstone.frontend import predict as task
+        from soapstone.ir import storage
 
         if output is not None and not output.parent.is_dir():
             raise ValueError(f"file {str(output)!r}: folder {str(output.parent)!r} does not exist")
@@ -194,9 +195,8 @@ def predict(
             runs=runs,
         )
         if output is not None:
-            with output.open("wb") as stream:
-                arrays: dict[str, Any] = dict(result.outputs)
-                np.savez(stream, **arrays)
+            arrays: dict[str, Any] = dict(result.outputs)
+            storage.write(output, lambda stream: np.savez(stream, **arrays))
         typer.echo(str(result), err=as_json)
         if as_json:
             _print_json(result.as_dict())

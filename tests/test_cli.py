@@ -211,6 +211,14 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     assert resumed == whole
 
 
+def test_files_that_cannot_be_used_are_one_line(tiny: Path, tmp_path: Path) -> None:
+    done = invoke("train", tiny, "--resume", tmp_path / "absent.npz")
+    assert done.exit_code == 1 and "no such file" in done.stderr and not done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    done = invoke("train", tiny, "--checkpoint", tmp_path / "folder" / "c.npz", "--epochs", "1")
+    assert done.exit_code == 1 and "Errno" not in done.stderr
+
+
 def test_a_strategy_file_is_followed(tiny: Path, tmp_path: Path) -> None:
     with load_app(tiny).build(8) as model:
         model.compile("sgd", metrics=["accuracy"], cpus=2)

@@ -18,6 +18,7 @@ from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts, layouts_to_text
+from soapstone.ir.storage import naming
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -169,22 +170,23 @@ def to_onnx(
     written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside = written.with_suffix(".data") if external_data else None
     try:
-        _add_weights(proto, held, beside)
-        written.write_bytes(proto.SerializeToString())
-        try:
-            onnx.checker.check_model(str(written), full_check=True)
-        except (
-            onnx.checker.ValidationError,
-            onnx.shape_inference.InferenceError,
-            RuntimeError,
-        ) as error:
-            raise OnnxError(f"the checker refuses the model: {error}") from None
-        if beside is not None:
-            final = path.with_name(f"{path.name}.data")
-            _point_to(proto, final.name)
+        with naming(path):
+            _add_weights(proto, held, beside)
             written.write_bytes(proto.SerializeToString())
-            beside.replace(final)
-        written.replace(path)
+            try:
+                onnx.checker.check_model(str(written), full_check=True)
+            except (
+                onnx.checker.ValidationError,
+                onnx.shape_inference.InferenceError,
+                RuntimeError,
+            ) as error:
+                raise OnnxError(f"the checker refuses the model: {error}") from None
+            if beside is not None:
+                final = path.with_name(f"{path.name}.data")
+                _point_to(proto, final.name)
+                written.write_bytes(proto.SerializeToString())
+                beside.replace(final)
+            written.replace(path)
     finally:
         written.unlink(missing_ok=True)
         if beside is not None:
