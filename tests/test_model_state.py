@@ -310,6 +310,27 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(
         assert np.array_equal(wide.weights()["o.bias"], trained["o.bias"])
 
 
+def dropping(seed: int) -> Model:
+    model = Model("dropping", seed=seed)
+    x = model.dropout(model.dense(model.input("x", (8, 12)), 6), 0.5)
+    model.output(model.dense(x, 4, name="o"))
+    return model
+
+
+def test_a_seed_is_one_difference_and_none_for_prediction(tmp_path: Path) -> None:
+    path = tmp_path / "c.npz"
+    with dropping(7) as model:
+        model.compile("sgd", cpus=1)
+        fit(model)
+        model.save_checkpoint(path)
+    with dropping(0) as other:
+        other.load_checkpoint(path)  # not compiled: nothing will be drawn
+        assert same(other.weights(), model.weights())
+        other.compile("sgd", cpus=1)
+        with pytest.raises(CheckpointError, match=r"c\.npz': seed 7 found, 0 needed \("):
+            other.load_checkpoint(path)
+
+
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
     with net() as model:
