@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
-from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, rounded, spec_of
+from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, is_half, rounded, spec_of
 
 if TYPE_CHECKING:
     from soapstone.ir.graph import Emitter, Node
@@ -300,7 +300,7 @@ class OpSpec:
                 return made
             dtypes = self.bind([spec_of(array) for array in arrays], attributes).dtypes
         return tuple(
-            rounded(array, dtype) if TensorSpec((), dtype).is_half else array
+            rounded(array, dtype) if is_half(dtype) else array
             for array, dtype in zip(made, dtypes, strict=True)
         )
 

@@ -70,10 +70,15 @@ class TensorSpec:
 
     @property
     def is_half(self) -> bool:
-        return np.dtype(self.dtype) in WIDE
+        return is_half(self.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def is_half(dtype: DType) -> bool:
+    """Return whether an element type is computed in a wider one."""
+    return np.dtype(dtype) in WIDE
 
 
 def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
