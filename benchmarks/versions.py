@@ -2,8 +2,9 @@
 
     python benchmarks/versions.py OTHER_PYTHON [--rounds 7] [--only inference,training,overhead]
 
-OTHER_PYTHON is the interpreter of an environment that holds the other version; both run the
-benchmarks of this tree. Ratios are this version's time over the other's: above 1 is slower.
+OTHER_PYTHON is the interpreter of an environment that holds the other version, installed from a
+checkout (`pip install -e`), whose own benchmarks it runs. Ratios are this version's time over the
+other's: above 1 is slower.
 """
 
 from __future__ import annotations
@@ -27,26 +28,30 @@ OVERHEAD = ("traced 1 worker", "traced 2 workers", "untraced 1 worker", "untrace
 PARTS = ("inference", "training", "overhead")
 
 
-def peers(part: str, name: str, folder: Path) -> list[str]:
+def peer(scripts: Path, part: str, name: str, folder: Path) -> list[str]:
     """Return the command, without the interpreter, that measures one thing in rounds."""
     cores = os.cpu_count() or 1
     if part == "inference":
         command = ["--peer", "soapstone", "--models", name, "--folder", str(folder)]
-        return [str(HERE / "inference.py"), *command]
+        return [str(scripts / "inference.py"), *command]
     if part == "training":
-        return [str(HERE / "training_step.py"), "--peer", "soapstone", name, str(cores), "1"]
-    return [str(HERE / "runtime_overhead.py"), "--steps", "500", "--peer", name]
+        return [str(scripts / "training_step.py"), "--peer", "soapstone", name, str(cores), "1"]
+    return [str(scripts / "runtime_overhead.py"), "--steps", "500", "--peer", name]
 
 
-def rows(parts: Mapping[str, tuple[str, ...]], other: str, rounds: int) -> Iterator[dict[str, Any]]:
+def rows(
+    parts: Mapping[str, tuple[str, ...]], other: str, scripts: Path, rounds: int
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each thing measured."""
     folder = Path(tempfile.gettempdir()) / "soapstone"
     for part, names in parts.items():
         for name in names:
             if part == "inference":
                 inference.export(name, folder)
-            command = peers(part, name, folder)
-            pair = {"this": [sys.executable, *command], "other": [other, *command]}
+            pair = {
+                "this": [sys.executable, *peer(HERE, part, name, folder)],
+                "other": [other, *peer(scripts, part, name, folder)],
+            }
             measured = in_turns(pair, rounds)
             yield {
                 "part": part,
@@ -73,15 +78,16 @@ def main() -> None:
     }
     parts = {part: names[part] for part in options.only.split(",")}
     where = "import soapstone.runtime as r; print(r.__path__[0])"
-    place = subprocess.check_output([options.other, "-c", where], cwd=HERE, text=True).strip()
+    package = subprocess.check_output([options.other, "-c", where], cwd=HERE, text=True).strip()
+    place = Path(package).parent
     commit = subprocess.check_output(
-        ["git", "-C", place, "rev-parse", "--short", "HEAD"], text=True
+        ["git", "-C", str(place), "rev-parse", "--short", "HEAD"], text=True
     ).strip()
     tabulate(
         "versions",
         f"Against commit {commit}: time over its time",
         f"python benchmarks/versions.py OTHER_PYTHON --rounds {options.rounds}",
-        rows(parts, options.other, options.rounds),
+        rows(parts, options.other, place / "benchmarks", options.rounds),
         ("ratio",),
         save=not options.no_write,
     )
