@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -368,7 +369,7 @@ _FORK = """
 """
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_is_told_and_never_waits() -> None:
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_FORK)],
