@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +18,14 @@ from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.checkpoint import check_exists
 from soapstone.frontend.data import Splits, read_splits
 from soapstone.frontend.optimizers import optimizer as as_optimizer
+from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.start import machine_of, rank_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
 
 PACKAGE = "soapstone.apps"
+STREAMING = "bounded_memory"  # the mapper of models larger than a memory
 DEFAULTS: Mapping[str, Any] = {
     "optimizer": "sgd",
     "loss": "cross_entropy",
@@ -233,7 +236,7 @@ def train_app(
         machine = machine_of(executor, cpus, threads)  # Legate has started when data are prepared
     splits = _splits(app, data)
     repeat = choices is not None and Path(choices).exists()
-    with app.build(size) as model:
+    with app.build(size) as model, _advised(memory_bytes, mapper):
         model.compile(
             optimizer,
             loss=options["loss"],
@@ -282,6 +285,17 @@ def train_app(
 
 def _nothing(text: str) -> None:
     pass
+
+
+@contextmanager
+def _advised(memory_bytes: int | None, mapper: str) -> Iterator[None]:
+    """Say, where a small memory was too small, which mapper runs a model in it all the same."""
+    try:
+        yield
+    except MemoryExhausted as error:
+        if memory_bytes is None or mapper == STREAMING:
+            raise
+        raise MemoryExhausted(f"{error}; mapper {STREAMING!r} streams through it") from error
 
 
 def _splits(app: App, data: str | Path | None) -> Splits:

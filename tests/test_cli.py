@@ -176,6 +176,12 @@ def test_mappers_agree(tiny: Path) -> None:
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 
 
+def test_a_memory_that_is_too_small_is_told_of_streaming(tiny: Path) -> None:
+    result = invoke("train", str(tiny), "--memory-bytes", "2000", "--cpus", "2")
+    assert result.exit_code == 1
+    assert "'bounded_memory' streams through it" in result.output
+
+
 HALVES = """
 from soapstone.ir.strategy import Configuration
 from soapstone.mappers.base import GraphMapper

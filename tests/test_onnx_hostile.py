@@ -44,6 +44,11 @@ ILLEGAL = {
     "output": ("{ z = Relu(x) }", "output 'y' is made by no node"),
     "declared type": ("{ y = Cast<to = 7>(x) }", "output 'y': int64 found, float32 declared"),
     "axis": ("{ y = Softmax<axis = 5>(x) }", "axis 5 found"),
+    "index": ("{ i = Constant<value_ints = [0, 9]>()  y = Gather(x, i) }", "index 9 found"),
+    "place": (
+        "{ i = Constant<value_ints = [0, 9]>()  y = ScatterND(x, i, x) }",
+        "index 9 found, -3 to 2 needed",
+    ),
     "permutation": ("{ y = Transpose<perm = [0, 0]>(x) }", "each axis below 2 once"),
 }
 

@@ -176,6 +176,20 @@ def test_pooling_rounds_up_where_asked() -> None:
     equal_runtime(model, {"x": reals(1, 2, 7, 8)})
 
 
+@pytest.mark.parametrize("size", [(1, 3, 4, 5), (2, 3, 4, 5), (1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("corners", [0, 1])
+def test_grids_of_affine_maps(size: tuple[int, ...], corners: int) -> None:
+    count = len(size) - 2
+    dims = ", ".join("abcde"[: len(size)])
+    model = model_of(
+        f"g (float[{size[0]}, {count}, {count + 1}] t) => (float[{dims}] y) "
+        f"{{ y = AffineGrid<align_corners = {corners}>(t, s) }}",
+        opset=20,
+        s=np.array(size),
+    )
+    equal_runtime(model, {"t": reals(size[0], count, count + 1)})
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_recurrent_layers_in_both_directions(kind: str) -> None:
     gates, states = {"LSTM": (4, 2), "GRU": (3, 1), "RNN": (1, 1)}[kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,33 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.values import Value, rule
 
+_REDUCTIONS = ("none", "add", "mul", "max", "min")
+
+
+def _places(n: Call, extents: int | Sequence[int]) -> Value:
+    """Return input 1, indices into so many places: of one axis, or in its last axis of several.
+
+    Raises:
+        OnnxError: one that is known lies outside of them; the others are seen when they are used.
+    """
+    ids = n.value(1)
+    if ids.array is None or ids.array.dtype.kind not in "iu" or not ids.array.size:
+        return ids
+    most = np.asarray(extents)
+    if most.ndim and ids.shape[-1:] != most.shape:
+        return ids  # the operator says what is wrong with it
+    wrong = (ids.array < -most) | (ids.array >= most)
+    if wrong.any():
+        found, extent = ids.array[wrong].flat[0], np.broadcast_to(most, wrong.shape)[wrong].flat[0]
+        raise OnnxError(f"input 1: index {found} found, {-extent} to {extent - 1} needed")
+    return ids
+
 
 @rule("Gather")
 def gather(n: Call) -> Value:
-    x, ids = n.value(0), n.value(1)
+    x = n.value(0)
     axis = n.axis(x.rank, 0)
+    ids = _places(n, x.shape[axis])
     if ids.array is not None and ids.array.size == 1:
         # One known place: a slice, which is a view.
         place = n.axis_of(int(ids.array.reshape(())), x.shape[axis])
@@ -28,32 +51,32 @@ def gather(n: Call) -> Value:
 @rule("GatherElements")
 def gather_elements(n: Call) -> Value:
     x = n.value()
-    return n("gather_elements", x, n.value(1), axis=n.axis(x.rank, 0))
+    axis = n.axis(x.rank, 0)
+    return n("gather_elements", x, _places(n, x.shape[axis]), axis=axis)
 
 
 @rule("GatherND")
 def gather_nd(n: Call) -> Value:
-    return n("gather_nd", n.value(0), n.value(1), batch_dims=n.attribute("batch_dims", 0))
+    x, ids, lead = n.value(0), n.value(1), n.attribute("batch_dims", 0)
+    ids = _places(n, x.shape[lead : lead + (ids.shape[-1] if ids.rank else 0)])
+    return n("gather_nd", x, ids, batch_dims=lead)
 
 
 @rule("ScatterElements", "Scatter")
 def scatter_elements(n: Call) -> Value:
     x = n.value()
-    reduction = n.text("reduction", "none", ("none", "add", "mul", "max", "min"))
-    return n(
-        "scatter_elements",
-        x,
-        n.value(1),
-        n.value(2),
-        axis=n.axis(x.rank, 0),
-        reduction=reduction,
-    )
+    axis = n.axis(x.rank, 0)
+    reduction = n.text("reduction", "none", _REDUCTIONS)
+    ids = _places(n, x.shape[axis])
+    return n("scatter_elements", x, ids, n.value(2), axis=axis, reduction=reduction)
 
 
 @rule("ScatterND")
 def scatter_nd(n: Call) -> Value:
-    reduction = n.text("reduction", "none", ("none", "add", "mul", "max", "min"))
-    return n("scatter_nd", n.value(0), n.value(1), n.value(2), reduction=reduction)
+    x, ids = n.value(0), n.value(1)
+    reduction = n.text("reduction", "none", _REDUCTIONS)
+    ids = _places(n, x.shape[: ids.shape[-1] if ids.rank else 0])
+    return n("scatter_nd", x, ids, n.value(2), reduction=reduction)
 
 
 @rule("Trilu")

@@ -155,3 +155,23 @@ def mel_weight_matrix(n: Call) -> Value:
             matrix[down, band] = (right - down) / (right - centre)
     matrix = matrix[:bins]
     return n.known(matrix, dtype_of(n.attribute("output_datatype", 1), "output_datatype"))
+
+
+@rule("AffineGrid")
+def affine_grid(n: Call) -> Value:
+    theta, size = n.value(), n.ints("size", 1) or ()
+    count = len(size) - 2  # axes of space
+    if count not in (2, 3) or theta.shape != (size[0], count, count + 1):
+        raise OnnxError(
+            f"theta {theta.spec} and size {size} found; (N, 2, 3) with a size of 4 numbers, or "
+            "(N, 3, 4) with one of 5, needed"
+        )
+    space = size[2:]
+    n.room((count + 1) * math.prod(space))
+    reach = 0 if n.attribute("align_corners", 0) else 1
+    axes = [(2 * np.arange(extent) + reach) / max(extent - 1 + reach, 1) - 1 for extent in space]
+    points = [*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(space)]  # x first, then y and z
+    known = n.known(np.stack(points).reshape(count + 1, -1), theta.dtype)
+    rows = n.reshape(theta, (size[0] * count, count + 1))
+    made = n.reshape(n("linear", rows, known, bias=False), (size[0], count, known.shape[1]))
+    return n.reshape(n.transpose(made, (0, 2, 1)), (size[0], *space, count))

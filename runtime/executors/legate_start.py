@@ -230,7 +230,9 @@ def _start(cpus: int | None) -> Legate:
     except RuntimeError as error:
         lines = [line for line in str(error).splitlines() if "#0 " in line] or [str(error)]
         reason = lines[0].replace("LEGATE ERROR: ", "").strip()
-        raise MachineError(f"executor 'legate': Legate did not start: {reason}") from error
+        given = os.environ.get(CONFIGURATION, "").split()
+        hint = "" if "--gpus" in given else "; without a GPU, Legate needs to be told `--gpus 0`"
+        raise MachineError(f"executor 'legate': Legate did not start: {reason}{hint}") from error
     runtime = core.get_legate_runtime()
     refuse_copies(os.environ, int(runtime.node_count))
     calls: dict[int, Call] = {_OCCUPY: _occupied}
