@@ -94,10 +94,10 @@ def rows(
     environment: Mapping[str, str],
 ) -> Iterator[dict[str, Any]]:
     """The rows of all programs; after one that fails or hangs, a fresh process goes on."""
-    seed, end = first, first + count
-    while seed < end:
+    seed, last = first, first + count
+    while seed < last:
         command = [sys.executable, __file__, "--serve", "--first", str(seed)]
-        command += ["--count", str(end - seed), "--executor", executor]
+        command += ["--count", str(last - seed), "--executor", executor]
         command += ["--check"] * checked
         if executor == "mpi":
             command = [mpiexec() or "mpiexec", "-n", str(ranks), *command]
@@ -119,7 +119,7 @@ def rows(
                 if row["failed"] and executor in ("mpi", "legate"):
                     break
             else:
-                if seed < end:
+                if seed < last:
                     how = "nothing heard for three minutes" if process.poll() is None else "died"
                     yield {"seed": seed, "failed": how, "seconds": HUNG_S}
                     seed += 1

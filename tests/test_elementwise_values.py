@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from elementwise_calls import SPECIAL, erf, fused, normal, run
+from operator_checks import parse
 
+from soapstone.ir.spec import OpSpec, operators
 from soapstone.kernels.cpu import native
 from soapstone.kernels.cpu.elementwise import elementwise, fused_elementwise
 from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
 
 Array = np.ndarray[Any, Any]
 
@@ -190,3 +194,34 @@ def test_remainders(fmod: bool) -> None:
     run("mod", [x, y], [z], fmod=fmod)
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(z, (np.fmod if fmod else np.mod)(x, y), rtol=1e-6)
+
+
+PLACES = np.array([0, -0.0, 1, -1, 0.5, -2, np.inf, -np.inf, np.nan], np.float32)
+REAL = [
+    pytest.param(spec, at, id=f"{spec.name} {dict(at)}")
+    for spec in operators()
+    if spec.elementwise
+    for at in {str(case.attributes): case.attributes for case in spec.cases}.values()
+]
+
+
+@pytest.mark.parametrize(("spec", "given"), REAL)
+def test_every_kernel_has_the_values_of_the_reference_everywhere(
+    spec: OpSpec, given: dict[str, Any]
+) -> None:
+    """At zeros of both signs, infinities and NaN too: in all combinations of the operands."""
+    case = next(case for case in spec.cases if case.attributes == given)
+    if not all(parse(text)[0].is_float for text in case.inputs):
+        pytest.skip("not of real operands alone")
+    places = np.array(list(itertools.product(PLACES, repeat=len(case.inputs))), np.float32)
+    arrays = tuple(np.ascontiguousarray(column) for column in places.T)
+    attributes = spec.normalise(given)
+    with np.errstate(all="ignore"):
+        wanted = spec.run(attributes, *arrays)
+    for variant in variants(spec.name):
+        outputs = tuple(np.full(array.shape, 77, array.dtype) for array in wanted)
+        entry = variant.kernel(Call(spec.name, attributes, arrays, outputs))
+        if entry is not None:
+            assert native.run(entry) == 0
+            for want, output in zip(wanted, outputs):
+                np.testing.assert_allclose(output, want, 1e-4, 1e-6, err_msg=variant.name)

@@ -120,6 +120,7 @@ FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
         ),
         {"activation": "relu"},
     ),
+    ("relu_grad", (np.full(12, NAN, np.float32), np.zeros(12, np.float32)), {}),
     (
         "leaky_relu_grad",
         (np.ones(20, np.float32), np.full(20, NAN, np.float32)),

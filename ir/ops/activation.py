@@ -52,6 +52,7 @@ def gelu(attributes: Attributes, x: Array) -> Array:
 
 
 def _gelu_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
+    x = np.clip(x, -30, 30)  # beyond, the slope is 0 or 1; at infinities too
     if attributes["approximate"] == "tanh":
         t = np.tanh(_ROOT_2_OVER_PI * (x + 0.044715 * x**3))
         slope = _ROOT_2_OVER_PI * (1 + 3 * 0.044715 * x**2)
@@ -71,11 +72,12 @@ def _silu(attributes: Attributes, x: Array) -> Array:
 def _silu_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
     scaled = np.asarray(x * x.dtype.type(attributes["alpha"]))
     s = sigmoid(scaled)
-    return np.asarray(dy * (s + scaled * s * (1 - s)), x.dtype)
+    return np.asarray(dy * (s + np.clip(scaled, -700, 700) * s * (1 - s)), x.dtype)
 
 
 def _mish_grad(attributes: Attributes, dy: Array, x: Array) -> Array:
     t = np.tanh(_softplus(x))
+    x = np.clip(x, -700, 700)  # beyond, the slope is 0 or 1; at infinities too
     return np.asarray(dy * (t + x * sigmoid(x) * (1 - t * t)), x.dtype)
 
 

@@ -65,18 +65,17 @@ def _doubled(a: Lanes) -> Lanes:
 def _gelu_slope(a: Lanes) -> Lanes:
     # For large |x| the product x * pdf must be 0, not infinity times 0: exp clamps its argument.
     density = exp(a * a * -0.5) * _INVERSE_SQRT_2PI
-    inside = where(a > 30.0, 30.0, where(a < -30.0, -30.0, a))
-    return normal_cdf(a) + inside * density
+    return normal_cdf(a) + _clamp(a, -30.0, 30.0) * density
 
 
 def _gelu_tanh_slope(a: Lanes) -> Lanes:
     # With s = (1 + tanh u) / 2 = 1 / (1 + e), e = exp(-2u): 1 - tanh^2 is 4 e s^2, which does not
     # cancel where the tangent is near 1.
-    x = where(a > 10.0, 10.0, where(a < -10.0, -10.0, a))
+    x = _clamp(a, -10.0, 10.0)
     e = exp(-_doubled(x))
     s = 1.0 / (e + 1.0)
     inner = (x * x * (3.0 * _TANH_CUBE) + 1.0) * (2.0 * _TANH_SCALE)
-    return s + x * s * (e * s) * inner
+    return where(a < -10.0, 0.0, s + x * s * (e * s) * inner)
 
 
 def _below(a: Lanes) -> Lanes:
@@ -96,9 +95,8 @@ def _softplus(a: Lanes) -> Lanes:
 
 
 def _silu_slope(b: Lanes, p: Lanes) -> Lanes:
-    x = b * p
-    s = sigmoid(x)
-    return s + x * s * (1.0 - s)
+    s = sigmoid(b * p)
+    return s + _clamp(b * p, -100.0, 100.0) * s * (1.0 - s)
 
 
 def _mish_parts(a: Lanes) -> tuple[Lanes, Lanes, Lanes]:
@@ -111,8 +109,7 @@ def _mish_parts(a: Lanes) -> tuple[Lanes, Lanes, Lanes]:
 def _mish_slope(a: Lanes) -> Lanes:
     e, n, t = _mish_parts(a)
     rest = 1.0 / (n + 2.0)
-    inside = where(a < -100.0, -100.0, a)
-    return t + inside * (e / (e + 1.0)) * ((n + 1.0) * rest * rest * 4.0)
+    return t + _clamp(a, -100.0, 100.0) * (e / (e + 1.0)) * ((n + 1.0) * rest * rest * 4.0)
 
 
 def _clamp(a: Lanes, p: object, q: object) -> Lanes:
@@ -127,7 +124,7 @@ def _hard_swish_slope(b: Lanes) -> Lanes:
 
 def _shrink(a: Lanes, p: Lanes, q: Lanes) -> Lanes:
     edge = a.like(q)
-    return where(a < -edge, a + p, where(a > edge, a - p, a * 0.0))
+    return where(a < -edge, a + p, where(a > edge, a - p, 0.0))
 
 
 def _truth(mask: Lanes, of: Lanes) -> Lanes:

@@ -211,7 +211,7 @@ def power(x: Lanes, y: Lanes) -> Lanes:
     wide = where(x < 0.0, -x, x).cast(F64)
     normal = where(wide < 1e-300, 1.0, wide)
     normal = where(normal < 1e300, normal, 1.0)
-    product = log64(normal) * y.cast(F64)
+    product = where(normal.compare("==", 1.0), 0.0, log64(normal) * y.cast(F64))
     product = where(product > 700.0, 700.0, product)
     product = where(product < -700.0, -700.0, product)
     size = exp64(product).cast(F32)
@@ -222,10 +222,11 @@ def power(x: Lanes, y: Lanes) -> Lanes:
     whole = y.call("llvm.trunc")
     half = whole * 0.5
     odd = half.call("llvm.trunc").compare("!=", half)
-    size = where((x < 0.0) & odd, -size, size)
+    size = where((x.bits(I32) < 0) & odd, -size, size)  # of -0.0 too
     broken = (x < 0.0) & (x > -infinity) & whole.compare("!=", y)
     size = where(broken, float("nan"), size)
     size = where(x.compare("!=", x), x, size)
+    size = where(y.compare("!=", y), y, size)
     size = where(y.compare("==", 0.0), 1.0, size)
     return where(x.compare("==", 1.0), 1.0, size)
 

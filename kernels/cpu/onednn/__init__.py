@@ -8,7 +8,6 @@ from soapstone.kernels.cpu.onednn.library import OneDnnError, available, version
 
 _FAMILIES = (
     "convolution",
-    "eltwise",
     "epilogue",
     "linear_grad",
     "matmul",

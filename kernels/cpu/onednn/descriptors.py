@@ -191,11 +191,12 @@ class Activation:
 
 
 RELU, TANH, ELU, ABS, SQRT, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x22, 0x24, 0x25, 0x26, 0x29, 0x2A
-GELU_TANH, SWISH, LOG, CLIP, POWER, GELU_ERF = 0x2B, 0x2C, 0x2D, 0x2E, 0x30, 0x31
+GELU_TANH, SWISH, CLIP, POWER, GELU_ERF = 0x2B, 0x2C, 0x2E, 0x30, 0x31
 HARD_SIGMOID, HARD_SWISH = 0x28, 0x34
 ADD, MUL, MAXIMUM, MINIMUM, DIV, SUB = 0x1FFF0, 0x1FFF1, 0x1FFF2, 0x1FFF3, 0x1FFF4, 0x1FFF5
 # oneDNN's relu is max(x, 0) with the operands so ordered that NaN becomes 0: a diverged step would
-# pass for a finite one. x * clip(2^127 * x, 0, 1) keeps NaN and costs three instructions more.
+# pass for a finite one. x * clip(2^127 * x, 0, 1) keeps NaN and costs three instructions more. In
+# epilogues alone minus infinity becomes NaN by it, and infinity by oneDNN's gelu.
 NAN_SAFE_RELU = Activation(HARD_SWISH, 2.0**127, 0.0)
 ACTIVATIONS: dict[str | None, Activation | None] = {
     None: None,
