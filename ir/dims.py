@@ -416,11 +416,11 @@ def finish(
 ) -> Signature:
     """Return the signature of collected operands, marking dims absent from an output as reduced."""
     dims = []
+    types = tuple(dtypes) if dtypes is not None else ("float32",) * len(outputs)
     for dim in table.dims():
         kind = (kinds or {}).get(dim.name, dim.kind)
-        reduced = any(dim.name not in operand.dims for operand in outputs)
-        if kind is Kind.FREE and reduced:
-            kind = Kind.REDUCED
-        dims.append(Dim(dim.name, dim.extent, kind, monoid if reduced else None))
-    types = tuple(dtypes) if dtypes is not None else ("float32",) * len(outputs)
+        lack = {dtype for one, dtype in zip(outputs, types) if dim.name not in one.dims}
+        if kind is Kind.FREE and lack:  # there is no sum of booleans
+            kind = Kind.WHOLE if "bool" in lack and monoid == "sum" else Kind.REDUCED
+        dims.append(Dim(dim.name, dim.extent, kind, monoid if lack else None))
     return Signature(tuple(dims), tuple(inputs), tuple(outputs), types)

@@ -120,6 +120,7 @@ FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
         ),
         {"activation": "relu"},
     ),
+    ("pick", (np.ones((4, 3), np.bool_), np.arange(4) % 3), {"base": 0, "total": None}),
     ("relu_grad", (np.full(12, NAN, np.float32), np.zeros(12, np.float32)), {}),
     (
         "leaky_relu_grad",
