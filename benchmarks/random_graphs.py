@@ -27,6 +27,7 @@ from harness import write
 from random_graphs import Sample, draw, failure, shrink, ways_of
 from random_programs import end, lines
 
+SHRINK_S = 60.0  # a graph is made smaller for so long
 CRASHES_TRIED = 60  # a process each: what ends its process is made smaller outside of it
 
 
@@ -58,8 +59,13 @@ def smallest(seed: int, failed: str) -> str:
     way = failed.partition(":")[0]
     if way == "drawing":
         return ""
+    end = time.perf_counter() + SHRINK_S
+
+    def fails(sample: Sample) -> bool:
+        return time.perf_counter() < end and failure(sample, (way,)).startswith(way)
+
     try:
-        made = shrink(draw(seed), lambda sample: failure(sample, (way,)).startswith(way))
+        made = shrink(draw(seed), fails)
         return f"{made}\n{failure(made, (way,))}"
     except Exception as error:
         return f"could not be made smaller: {type(error).__name__}: {error}"

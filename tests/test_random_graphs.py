@@ -121,6 +121,12 @@ FOUND: tuple[tuple[str, tuple[Array, ...], dict[str, object]], ...] = (
         {"activation": "relu"},
     ),
     ("pick", (np.ones((4, 3), np.bool_), np.arange(4) % 3), {"base": 0, "total": None}),
+    (
+        "batch_norm_statistics",
+        (np.full((2, 2), 0.5, np.float32), np.ones((1, 2, 3), np.float32))
+        + (np.full(2, 0.5, np.float32),) * 4,
+        {"count": 0},
+    ),
     ("relu_grad", (np.full(12, NAN, np.float32), np.zeros(12, np.float32)), {}),
     (
         "leaky_relu_grad",

@@ -242,8 +242,8 @@ def _statistics(
 ) -> tuple[Array, ...]:
     gamma, beta, old_mean, old_var = vectors
     real = sums.dtype.type
-    count = attributes["count"]
-    away, square = sums / real(max(count, 1))
+    count = max(attributes["count"], 1)
+    away, square = sums / real(count)
     mean = _pivot(first) + away
     var = np.maximum(square - away * away, 0)
     rstd = 1 / np.sqrt(var + real(attributes["epsilon"]))
