@@ -41,6 +41,7 @@ INTEGERS = ("int32", "int64", "int8", "uint8", "bool")
 # Roundings by which values are disturbed: kernels have polynomials where NumPy has others.
 NOISE = {"float16": 2.0**-11, "float32": 2.0**-22, "float64": 2.0**-50}
 ABSOLUTE = {"float16": 4e-6, "float32": 4e-6, "float64": 1e-12}  # of the largest magnitude, and
+WIDER = {"float16": np.dtype("float32"), "float32": np.dtype("float64")}
 SCALE = 32.0  # of other values' up to this
 HUGE = 1e15  # beyond, a product may be infinite or not: kinds of values are not compared
 SAMPLES, SLACK = 3, 16.0
@@ -343,8 +344,8 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
     with np.errstate(all="ignore"):
         known = interpret(replace(graph, outputs=tuple(graph.tensors)), sample.values)
         others = [_disturbed(sample, number) for number in range(SAMPLES)]
-        if any(spec.is_half for spec in graph.tensors.values()):
-            others.append(_disturbed(sample, None))
+        exact = _disturbed(sample, None)
+        others.append(exact)
     # What cancels inside an operator is as uncertain as its operands are large.
     largest = max((_largest(array) for array in known.values()), default=0.0)
     scale = min(max(1.0, largest), SCALE)
@@ -369,6 +370,11 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
             spread = np.maximum(spread, np.where(np.isfinite(distance), distance, 0))
         noise = NOISE[value.dtype.name]
         floor = coarsest * max(scale, _largest(value))
+        if (
+            exact is not None and value.dtype != np.float16
+        ):  # what the reference itself is wrong by, anywhere in the array
+            with np.errstate(invalid="ignore"):
+                floor += SLACK * _largest(exact[name].astype(np.float64) - wide)
         with np.errstate(invalid="ignore"):
             certain &= ~(np.abs(wide) > float(np.finfo(value.dtype).max) * 0.99) | np.isinf(wide)
             certain &= largest < HUGE
@@ -396,7 +402,7 @@ def _disturbed(sample: Sample, number: int | None) -> dict[str, Array] | None:
         if array.dtype.kind != "f":
             return array
         if number is None:
-            return array.astype(np.float32) if array.dtype == np.float16 else array
+            return array.astype(WIDER.get(array.dtype.name, array.dtype))
         by = random.uniform(-1, 1, array.shape) * NOISE[array.dtype.name]
         return np.asarray(rounded(np.asarray(array * (1 + by)), array.dtype))
 
