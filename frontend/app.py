@@ -17,7 +17,9 @@ from soapstone.frontend.arguments import count
 from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.checkpoint import check_exists
 from soapstone.frontend.data import Splits, read_splits
+from soapstone.frontend.errors import fault
 from soapstone.frontend.optimizers import optimizer as as_optimizer
+from soapstone.ir.storage import check_targets
 from soapstone.runtime.errors import MemoryExhausted
 from soapstone.runtime.start import machine_of, rank_of
 
@@ -148,6 +150,8 @@ def _load_script(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (SyntaxError, ImportError) as error:
         raise AppError(f"{label}: {error}") from error
+    except Exception as error:
+        raise AppError(f"{label}: {fault(error)}") from error
     return module
 
 
@@ -165,7 +169,18 @@ def _app(module: ModuleType, name: str) -> App:
         raise AppError(
             f"app {name!r}: OPTIONS: {unknown[0]!r} found, some of {', '.join(DEFAULTS)} needed"
         )
-    return App(name, module.__doc__ or "", build, data, {**DEFAULTS, **given})
+    checked = None if data is None else _checked(name, data)
+    return App(name, module.__doc__ or "", build, checked, {**DEFAULTS, **given})
+
+
+def _checked(name: str, data: Callable[[], Any]) -> Callable[[], Splits]:
+    def call() -> Splits:
+        found = data()
+        if not isinstance(found, Splits):
+            raise AppError(f"app {name!r}: data: {type(found).__name__} returned, Splits needed")
+        return found
+
+    return call
 
 
 def train_app(
@@ -219,6 +234,7 @@ def train_app(
         count(f"app {app.name!r}: {name}", value, least, AppError)
     if resume is not None:
         check_exists(resume)
+    check_targets(choices)
     machine = None
     if memory_bytes is not None:
         machine = machine_of(executor, cpus, threads).bounded(memory_bytes)

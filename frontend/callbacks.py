@@ -14,6 +14,7 @@ from soapstone.frontend.arguments import count
 from soapstone.frontend.checkpoint import check_path
 from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.state import Callback, TrainingState
+from soapstone.ir.storage import check_targets
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
@@ -201,8 +202,7 @@ class ProfileSteps(Callback):
         self._context: AbstractContextManager[None] | None = None
 
     def on_train_begin(self, state: TrainingState) -> None:
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(f"profile {str(self.path)!r}: the folder does not exist")
+        check_targets(self.path)
         left = None if state.steps_per_epoch is None else state.epochs * state.steps_per_epoch
         self._left = self.steps
         self._until_start = 0 if left is not None and left <= self.skip else self.skip

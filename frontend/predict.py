@@ -64,7 +64,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
     """
     label = f"file {str(path)!r}"
     if not path.is_file():
-        raise DataError(f"{label} does not exist; an npz file of arrays needed")
+        what = "is no file" if path.exists() else "does not exist"
+        raise DataError(f"{label} {what}; an npz file of arrays needed")
     return npz.read(path, label, DataError)
 
 

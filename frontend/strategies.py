@@ -26,12 +26,10 @@ from soapstone.search.parallel import (
     Options,
     Simulation,
     Simulator,
-    StrategyResult,
     found_by,
     simulate,
 )
 from soapstone.search.parallel.problem import prepare
-from soapstone.search.parallel.search import Progress
 
 
 def graph_of(
@@ -152,39 +150,34 @@ def imported(graph: Graph, machine: Machine, path: str | Path) -> dict[str, Conf
     return dict(strategy.configurations)
 
 
-def simulated(graph: Graph, machine: Machine, strategy: str | Path) -> Simulation:
-    """Return what a strategy costs: data, model, expert or tensor parallelism, or a file's.
+def given(graph: Graph, machine: Machine, strategy: str | Path) -> str | Strategy:
+    """Return data, model, expert or tensor, which are names, or the strategy of a file.
 
     Raises:
-        StrategyError, ParallelError: the strategy does not fit.
+        StrategyError: neither, or a file that cannot be read or is for another graph or machine.
     """
     if str(strategy) in NAMED:
-        simulator = Simulator(prepare(graph, machine))
-        return simulator.simulate(NAMED[str(strategy)](simulator.model))
+        return str(strategy)
     if not Path(strategy).is_file():
         raise StrategyError(
             f"strategy {str(strategy)!r} found; one of {', '.join(NAMED)}, or a file needed"
         )
     found = Strategy.load(strategy)
     found.check(graph, machine.describe())
-    return simulate(graph, machine, found)
+    return found
 
 
-def found(
-    graph: Graph,
-    machine: Machine,
-    method: str,
-    options: Options,
-    *,
-    start: Mapping[str, Configuration] | None = None,
-    progress: Progress | None = None,
-) -> StrategyResult:
-    """Return the best strategy that a method finds.
+def simulated(graph: Graph, machine: Machine, strategy: str | Path | Strategy) -> Simulation:
+    """Return what a strategy costs: one that is known by name, a file's, or a given one.
 
     Raises:
-        ParallelError: an unknown method, or one that does not fit the graph.
+        StrategyError, ParallelError: the strategy does not fit.
     """
-    return found_by(method)(graph, machine, options, start=start, progress=progress)
+    found = strategy if isinstance(strategy, Strategy) else given(graph, machine, strategy)
+    if isinstance(found, Strategy):
+        return simulate(graph, machine, found)
+    simulator = Simulator(prepare(graph, machine))
+    return simulator.simulate(NAMED[found](simulator.model))
 
 
 def machine_table(machine: Machine) -> str:
@@ -221,9 +214,8 @@ def machine_table(machine: Machine) -> str:
 
 __all__ = [
     "Options",
-    "Progress",
-    "StrategyResult",
-    "found",
+    "found_by",
+    "given",
     "graph_of",
     "imported",
     "machine_of",

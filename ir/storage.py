@@ -59,6 +59,24 @@ def write(path: str | Path, data: bytes | Callable[[IO[bytes]], object]) -> None
         _sync(target.parent)
 
 
+def check_targets(*paths: str | Path | None) -> None:
+    """Refuse files that cannot be written, before the work whose results they are for; None passes.
+
+    Raises:
+        OSError: a path is a folder, its own folder is not there or may not be written; names both.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        folder, label = Path(path).parent, f"file {str(path)!r}"
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{label}: a folder found, a file needed")
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{label}: folder {str(folder)!r} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{label}: folder {str(folder)!r} may not be written")
+
+
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Let errors of the system name a user's file, whichever was in the making for it."""

@@ -16,6 +16,7 @@ from soapstone.system import physical_bytes, usable_cores
 from .errors import MachineError
 
 VERSION = 1
+MOST_THREADS = 4096  # of one process: the system refuses more sooner or later, or ends it
 PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
 _T = TypeVar("_T")
 
@@ -219,6 +220,11 @@ class Machine:
         if cpus is None:
             cpus = max(1, usable_cores() // threads)
         _number("Machine.local", "cpus", cpus, whole=True, least=1)
+        if cpus * threads > MOST_THREADS:
+            raise MachineError(
+                f"Machine.local: {cpus:,} processors of {threads:,} threads found,"
+                f" {MOST_THREADS:,} threads in all needed at most"
+            )
         _number("Machine.local", "memories", memories, whole=True, least=1)
         if memory_bytes is None:
             memory_bytes = physical_bytes() // memories

@@ -61,6 +61,12 @@ def _reported(debug: bool, checkpoint: list[Checkpoint] | None = None) -> Iterat
             said = f"file {str(error.filename)!r}: {error.strerror.lower()}"
         text = " ".join(said.split()) or type(error).__name__
         _end(f"error: {text}", error, 1)
+    except Exception as error:  # of a user's script, or a fault of ours
+        if debug:
+            raise
+        from soapstone.frontend.errors import fault
+
+        _end(f"error: {fault(error)}; --debug shows the traceback", error, 1)
 
 
 def _end(text: str, error: BaseException, code: int) -> NoReturn:
@@ -185,8 +191,7 @@ def predict(
         from soapstone.frontend import predict as task
         from soapstone.ir import storage
 
-        if output is not None and not output.parent.is_dir():
-            raise ValueError(f"file {str(output)!r}: folder {str(output.parent)!r} does not exist")
+        storage.check_targets(output)
         result = task.predict(
             *(model, task.read_arrays(inputs)),
             checkpoint=checkpoint,

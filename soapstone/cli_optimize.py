@@ -68,10 +68,9 @@ def optimize(
         from soapstone.frontend.optimize import optimize as search
         from soapstone.frontend.optimize import training_graph_of
         from soapstone.frontend.progress import staged
+        from soapstone.ir import storage
 
-        for path in (output, report, save_chain):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
+        storage.check_targets(output, report, save_chain)
         taken = training_graph_of(model, batch_size) if training else model
         with staged() as stages:
             result = search(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,21 +51,25 @@ def _prepared(
     batch_size: int | None,
     size: list[str] | None,
     inference: bool,
-    deadline: Deadline | None = None,
 ) -> tuple[Graph, Machine]:
-    """Return the graph and the machine, on which tasks are measured if it is this one.
+    """Return the graph and the machine."""
+    from soapstone.frontend import strategies
+
+    where = strategies.machine_of(machine, devices)
+    sizes = strategies.parse_sizes(size)
+    return strategies.graph_of(model, batch_size, training=not inference, sizes=sizes), where
+
+
+def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -> None:
+    """Measure a graph's tasks if the machine is this one: long, so after whatever can be refused.
 
     deadline: until which they are.
     """
     from soapstone.frontend import strategies
     from soapstone.frontend.progress import staged
 
-    where = strategies.machine_of(machine, devices)
-    sizes = strategies.parse_sizes(size)
-    graph = strategies.graph_of(model, batch_size, training=not inference, sizes=sizes)
     with staged() as stages:
-        strategies.measure_tasks(graph, where, stages, deadline)
-    return graph, where
+        strategies.measure_tasks(graph, machine, stages, deadline)
 
 
 @app.command("search")
@@ -122,26 +127,29 @@ def search(
     with _reported(debug):
         from soapstone.frontend import strategies
         from soapstone.frontend.progress import searching
+        from soapstone.ir import storage
         from soapstone.ir.deadline import Deadline
 
-        for path in (output, picture, timeline):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise OSError(f"folder {str(path.absolute().parent)!r} does not exist")
+        storage.check_targets(output, picture, timeline)
         deadline = Deadline(_SECONDS if budget is None else budget)
         half = deadline.part(_MEASURING) if budget is not None else None
-        graph, where = _prepared(model, machine, devices, batch_size, size, inference, half)
+        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
         given = None if start is None else strategies.imported(graph, where, start)
-        seconds = _SECONDS if budget is None else deadline.left
+        find = strategies.found_by(method)
         options = strategies.Options(
-            seconds=seconds if proposals is None else None,
+            seconds=_SECONDS if proposals is None else None,
             proposals=proposals,
             patience=(0.5 if budget is None else 1.0) if patience is None else patience,
             simulation=simulation,
             chains=chains,
             seed=seed,
         )
+        options.check()
+        _measure(graph, where, half)
+        if proposals is None and budget is not None:
+            options = replace(options, seconds=deadline.left)
         with searching() as progress:
-            result = strategies.found(graph, where, method, options, start=given, progress=progress)
+            result = find(graph, where, options, start=given, progress=progress)
         if output is not None:
             result.strategy.save(output)
         if picture is not None:
@@ -173,9 +181,13 @@ def simulate(
 
     with _reported(debug):
         from soapstone.frontend import strategies
+        from soapstone.ir import storage
 
+        storage.check_targets(timeline)
         graph, where = _prepared(model, machine, devices, batch_size, size, inference)
-        result = strategies.simulated(graph, where, strategy)
+        given = strategies.given(graph, where, strategy)
+        _measure(graph, where)
+        result = strategies.simulated(graph, where, given)
         if timeline is not None:
             result.timeline.save(timeline)
         typer.echo(str(result), err=as_json)
@@ -260,10 +272,12 @@ def measure_machine(
 
     with _reported(debug):
         from soapstone.frontend import strategies
+        from soapstone.ir import storage
         from soapstone.runtime.executors.links import measured_links
         from soapstone.runtime.start import default_executor, machine_of, rank_of
         from soapstone.search.cost.profile import measured_machine
 
+        storage.check_targets(output)
         executor = default_executor()
         links = None
         times: dict[int, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import soapstone
 from soapstone.cli import app
+from soapstone.frontend import strategies
 from soapstone.frontend.app import AppError, app_names, load_app, train_app
 from soapstone.frontend.data import Batches
 from soapstone.ir.spec import operators
@@ -264,11 +266,55 @@ def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "no such file" in error_of("train", tiny, "--resume", tmp_path / "absent.npz")
     assert "absent.json" in error_of("train", tiny, "--strategy", tmp_path / "absent.json")
     assert "neither train.npz nor" in error_of("train", tiny, "--data", tmp_path)
-    assert "folder does not exist" in error_of(
-        "train", tiny, "--profile", tmp_path / "no" / "t.json"
-    )
+    assert "is no file" in error_of("predict", tiny, "--input", tmp_path)
+    for option in ("--cpus", "--threads"):
+        assert "4,096 threads in all needed at most" in error_of("train", tiny, option, "100000")
     result = invoke("train", "nothing", "--debug")
     assert result.exit_code == 1 and isinstance(result.exception, AppError)
+
+
+def test_results_that_cannot_be_written_are_refused_before_the_work(
+    tiny: Path, tmp_path: Path
+) -> None:
+    onnx = tmp_path / "tiny.onnx"
+    assert invoke("onnx", "export", tiny, onnx).exit_code == 0
+    for command in (
+        ["train", tiny, "--choices"],
+        ["train", tiny, "--profile"],
+        ["optimize", onnx, "--output"],
+        ["optimize", onnx, "--report"],
+        ["strategy", "search", "lenet", "--output"],
+        ["strategy", "simulate", "lenet", "--strategy", "data", "--timeline"],
+        ["machine", "measure", "--output"],
+        ["predict", onnx, "--input", tmp_path / "absent.npz", "--output"],
+    ):
+        assert f"folder '{tmp_path}/no' does not exist" in error_of(*command, tmp_path / "no" / "f")
+        if command[0] != "train":  # where nothing has been said by then
+            assert "a folder found, a file needed" in error_of(*command, tmp_path)
+
+
+def test_what_a_search_is_given_is_read_before_tasks_are_measured(tmp_path: Path) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("tasks were measured")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies, "measure_tasks", refused)
+        command = ["strategy", "simulate", "lenet", "--strategy", tmp_path / "absent.json"]
+        assert "or a file needed" in error_of(*command)
+        assert "absent.json" in error_of(
+            "strategy", "search", "lenet", "--from", tmp_path / "absent.json"
+        )
+        assert "method 'none' found" in error_of("strategy", "search", "lenet", "--method", "none")
+        assert "simulation" in error_of("strategy", "search", "lenet", "--simulation", "none")
+
+
+def test_an_executor_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('there is none')\n")
+    command = [sys.executable, "-m", "soapstone.cli", "train", "digits", "--executor", "mpi"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: executor 'mpi' needs mpi4py")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tiny: Path, tmp_path: Path) -> None:
@@ -289,6 +335,9 @@ def test_a_checkpoint_of_another_model_is_refused(tiny: Path, tmp_path: Path) ->
         ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
         (TINY.replace('"epochs"', '"epoch"'), "OPTIONS: 'epoch' found, some of optimizer"),
         (TINY.replace("def data", "def date"), "--data FOLDER needed"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        (TINY.replace("Model(", "Modell("), "NameError: name 'Modell' is not defined"),
+        (TINY.replace("synthetic_images(70, (6,), 3)", "5"), "data: int returned, Splits needed"),
     ],
 )
 def test_scripts_that_are_no_apps(text: str, message: str, tmp_path: Path) -> None:

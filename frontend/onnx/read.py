@@ -73,6 +73,8 @@ def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:
         label = f"file {str(path)!r}"
         folder, title = path.parent, path.stem
         data = mapped(path)
+        if not data.size:
+            raise OnnxError(f"{label}: empty; an ONNX model needed")
     else:
         data, title = np.frombuffer(model, np.uint8), "model"
     try:

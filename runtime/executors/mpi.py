@@ -77,6 +77,14 @@ def rank() -> int:
     return int(connect().Get_rank())
 
 
+def _alone() -> bool:
+    """Whether there are no other ranks; without MPI there are none."""
+    try:
+        return int(connect().Get_size()) == 1
+    except MachineError:
+        return True
+
+
 def speaks(error: BaseException) -> bool:
     """Whether this rank is the one that reports an error that ends the run: it is told once.
 
@@ -85,7 +93,7 @@ def speaks(error: BaseException) -> bool:
     """
     if isinstance(error, PeerError):
         return not error.announced
-    if rank() == 0:
+    if _alone() or rank() == 0:
         return True
     if isinstance(error, ReplicationError):  # which all ranks have found, and raise alike
         return False
@@ -104,7 +112,7 @@ def speaks(error: BaseException) -> bool:
 
 def leave(code: int) -> None:
     """End this process after an error, without waiting for messages that will never come."""
-    if connect().Get_size() > 1:
+    if not _alone():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         time.sleep(2 * _HEARING_S)  # others report theirs; a launcher ends them when this one goes
