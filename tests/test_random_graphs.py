@@ -149,3 +149,14 @@ def test_what_random_graphs_found(
     graph, values = builder.build(), dict(zip(names, arrays))
     for seed in range(8):
         assert not failure(Sample(seed, graph, values))
+
+
+def test_every_point_reads_all_of_a_scalar_that_is_seen_as_one() -> None:
+    builder = GraphBuilder("scalar")
+    x, one = builder.input("x", (3, 3)), builder.input("one", ())
+    (row,) = builder.apply("reshape", one, shape=(1,))
+    (scalar,) = builder.apply("reshape", row, shape=())
+    builder.output(*builder.apply("sub", x, scalar))
+    values = {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "one": np.array(2, np.float32)}
+    for seed in range(8):
+        assert not failure(Sample(seed, builder.build(), values), ("strategy",))
