@@ -218,7 +218,7 @@ def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) ->
         np.zeros((points, len(shape)), np.int64),
         np.tile(np.array(shape, np.int64), (points, 1)),
     )
-    if points > 1 and shape:
+    if points > 1:
         lo[:, 0], hi[:, 0] = boxes[0][:, 0], boxes[1][:, 0]
     return lo, hi
 

@@ -347,7 +347,8 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
         exact = _disturbed(sample, None)
         others.append(exact)
     # What cancels inside an operator is as uncertain as its operands are large.
-    largest = max((_largest(array) for array in known.values()), default=0.0)
+    every = [*known.values(), *(exact or {}).values()]
+    largest = max(map(_largest, every), default=0.0)
     scale = min(max(1.0, largest), SCALE)
     # A mean of infinities is NaN to kernels that subtract one of them first.
     infinite = any(np.isinf(known[n]).any() for node in graph.nodes for n in node.inputs)

@@ -151,7 +151,7 @@ def test_what_random_graphs_found(
         assert not failure(Sample(seed, graph, values))
 
 
-def test_every_point_reads_all_of_a_scalar_that_is_seen_as_one() -> None:
+def test_every_point_reads_a_scalar_that_is_seen_as_one() -> None:
     builder = GraphBuilder("scalar")
     x, one = builder.input("x", (3, 3)), builder.input("one", ())
     (row,) = builder.apply("reshape", one, shape=(1,))

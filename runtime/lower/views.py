@@ -236,6 +236,8 @@ def _tiles_fit(graph: Graph, strategy: Strategy, node: Node, value: str, view: V
     if view.part:
         return not view.steps
     samples = graph.tensors[view.root].shape[:1]
+    if not samples:  # a scalar has none
+        return False
     for kind, argument in view.steps:
         if (argument[:1] != samples) if kind == "reshape" else (argument[0] != 0):
             return False
