@@ -60,6 +60,12 @@ from soapstone.factory import made
 from soapstone.helper import scaled
 print(made(scaled)(4))
 """,
+    "full.py": """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a disk that is full
+import soapstone.main
+""",
 }
 
 
@@ -155,6 +161,26 @@ def test_where_nothing_can_be_written_functions_are_compiled_and_it_is_said(pack
         numbers, told = _run(package, SOAPSTONE_CACHE=nowhere)
         assert numbers == [41, 41, 0, 0]
         assert told.count("CacheWarning") == 1 and "not kept" in told
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of files")
+def test_on_a_full_disk_functions_are_compiled_and_it_is_said(package: Path) -> None:
+    for _ in range(2):
+        numbers, told = _run(package, "full")
+        assert numbers == [41, 41, 0, 0]
+        assert told.count("CacheWarning") == 1 and "not kept" in told
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_code_that_is_cut_short_is_compiled_anew(package: Path, suffix: str) -> None:
+    _run(package)
+    files = list((package.parent.parent / "caches").rglob(f"*.{suffix}"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    numbers, told = _run(package)
+    assert files and numbers == [41, 41, 0, 0]
+    assert told.count("CacheWarning") == 1 and "compiled anew" in told
+    assert _run(package) == ([41, 41, 1, 1], "")
 
 
 def test_a_numba_that_keeps_code_elsewhere_is_noticed(package: Path) -> None:

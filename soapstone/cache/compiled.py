@@ -82,7 +82,33 @@ def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
     if not _inside(made, place):
         _say(f"Numba {numba.__version__} does not keep compiled code where it is told to")
         return make()
+    _forgive(made._cache)
     return made
+
+
+def _forgive(store: Any) -> None:
+    """Let functions run whose code cannot be written or read: a full disk, a file cut short.
+
+    Numba raises then, in whatever the function was called for.
+    """
+    save, load = store.save_overload, store.load_overload
+
+    def kept(*arguments: Any) -> None:
+        try:
+            save(*arguments)
+        except OSError as error:
+            _say(f"{error}; compiled code is not kept")
+
+    def known(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception as error:  # whatever unpickling raises
+            _say(f"{type(error).__name__}: {error}; functions are compiled anew")
+            with contextlib.suppress(OSError):
+                store.flush()
+            return None
+
+    store.save_overload, store.load_overload = kept, known
 
 
 def _inside(made: Any, place: Path) -> bool:
