@@ -370,7 +370,11 @@ class Model(Layers):
             return predict(session, x, self.batch_size if batch_size is None else batch_size)
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write parameters, optimizer state, step and position in the data, atomically."""
+        """Write parameters, optimizer state, step and position in the data, atomically.
+
+        Raises:
+            CheckpointError: a path that does not serve, or values that are not finite.
+        """
         self.trainer.save_checkpoint(path)
 
     def load_checkpoint(self, path: str | Path, strict: bool = True) -> Loaded:

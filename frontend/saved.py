@@ -96,6 +96,11 @@ def _layer_differences(
     return result + [f"layer {name!r} found, none needed" for name in found if name not in needed]
 
 
+def infinite(arrays: Mapping[str, Array]) -> list[str]:
+    """Return the names of arrays with values that are not finite, which no strict read takes."""
+    return [name for name, array in arrays.items() if not np.isfinite(array).all()]
+
+
 def read(
     path: str | Path,
     made_for_here: Callable[[int], Mapping[str, Any]],
@@ -130,8 +135,7 @@ def read(
             )
             if "seed" in needed and metadata.get("seed") != needed["seed"]:
                 found = [f"seed {metadata.get('seed')!r} found, {needed['seed']!r} needed"]
-        bad = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-        found += [f"array {name!r}: values that are not finite found" for name in bad]
+        found += [f"array {name!r}: values that are not finite found" for name in infinite(arrays)]
         if found:
             more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise CheckpointError(

@@ -463,11 +463,20 @@ class Trainer:
 
     @together
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write everything a resumed run needs, atomically."""
+        """Write everything a resumed run needs, atomically.
+
+        Raises:
+            CheckpointError: values that are not finite, as gradients that overflow leave behind.
+        """
         self.bound("train", self.model.batch_size)
         with self.session.lock:
             position = dict(vars(self._position))
             state = self.session.state()  # of all processes
+        if bad := saved.infinite(state):
+            raise checkpoint.CheckpointError(
+                f"checkpoint {str(path)!r}: not written: {len(bad)} of {len(state)} arrays have"
+                f" values that are not finite, {bad[0]!r} the first; what was there is as it was"
+            )
         metadata = {
             "model": self.model.name,
             "seed": self.model.seed,

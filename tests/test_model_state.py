@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from soapstone import SGD, Adam, Model
+from soapstone.frontend import checkpoint
 from soapstone.frontend.callbacks import Callback, EarlyStopping, TrainingState
 from soapstone.frontend.checkpoint import CheckpointError
 from soapstone.frontend.data import DataError
@@ -335,8 +336,10 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
     with net() as model:
         model.compile("sgd", cpus=1)
-        model.set_weights({"o.bias": np.full(4, np.nan)})
         model.save_checkpoint(path)
+        arrays, metadata = checkpoint.load(path)
+        arrays["o.bias"] = np.full_like(arrays["o.bias"], np.nan)
+        checkpoint.save(path, arrays, metadata)  # as of an earlier version
         with pytest.raises(CheckpointError, match=r"'o\.bias': values that are not finite"):
             model.load_checkpoint(path)
         assert "o.bias" in model.load_checkpoint(path, strict=False).taken

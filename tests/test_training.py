@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from soapstone import SGD, Adam, AdamW, Machine, Model, NonFiniteLoss, Strategy
 from soapstone.frontend.callbacks import TrainingState
+from soapstone.frontend.checkpoint import CheckpointError
 from soapstone.frontend.initial import materialise
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Configuration
@@ -189,6 +191,33 @@ def test_a_nan_names_step_and_layer_and_leaves_the_parameters() -> None:
             train(model, x, y, 1)
         for name, value in model.weights().items():
             np.testing.assert_array_equal(value, weights[name], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(1e-3)])
+def test_weights_that_overflow_are_named_and_never_saved(
+    optimizer: SGD | Adam, tmp_path: Path
+) -> None:
+    with Model("steep") as model:
+        x = model.input("x", (4, 3))
+        model.output(model.dense(model.dense(x, 3, name="a"), 1, name="b"))
+        model.compile(optimizer, loss="mse", cpus=1)
+        good = model.weights()
+        model.save_checkpoint(tmp_path / "good.npz")
+        before = (tmp_path / "good.npz").read_bytes()
+        steep = {"a.weight": np.full((3, 3), 1e-30), "b.weight": np.full((3, 1), 1e30)}
+        zeros = {name: np.zeros_like(value) for name, value in good.items() if "bias" in name}
+        model.set_weights({n: v.astype(np.float32) for n, v in {**steep, **zeros}.items()})
+        samples, targets = np.full((4, 3), 1e10, np.float32), np.zeros((4, 1), np.float32)
+        history = model.fit(samples, targets, batch_size=4, progress=False)
+        assert np.isfinite(history.last("loss"))  # and yet the gradient of a is not
+        assert not np.isfinite(model.weights()["a.weight"]).any()
+        with pytest.raises(CheckpointError, match=r"not written: .* values that are not finite"):
+            model.save_checkpoint(tmp_path / "good.npz")
+        assert (tmp_path / "good.npz").read_bytes() == before
+        with pytest.raises(NonFiniteLoss, match=r"made by input 'a.weight'"):
+            model.fit(samples, targets, batch_size=4, progress=False)
+        model.load_checkpoint(tmp_path / "good.npz")
+        np.testing.assert_array_equal(model.weights()["a.weight"], good["a.weight"])
 
 
 def normalised(batch: int = BATCH) -> Model:
