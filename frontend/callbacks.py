@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from soapstone.files import check_targets
 from soapstone.frontend.arguments import count
 from soapstone.frontend.checkpoint import check_path
 from soapstone.frontend.progress import ProgressBar
 from soapstone.frontend.state import Callback, TrainingState
-from soapstone.ir.storage import check_targets
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model

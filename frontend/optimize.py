@@ -53,6 +53,9 @@ _TRIAL_SHARE, _TRIAL_S = 0.4, 30.0  # of a budget, kept for checking and timing 
 Progress = Callable[[str, int, int], None]
 
 
+_OTHER_SIZES = "another size needs a search of its own"
+
+
 @dataclass(frozen=True)
 class OptimizeResult:
     """An optimised model, what was predicted and measured of it, and how it came about.
@@ -110,12 +113,16 @@ class OptimizeResult:
     def save(self, path: str | Path) -> str:
         """Write the model: an ONNX file by its suffix, else a graph file and its weights.
 
+        An original that is kept, with symbolic dims, is written as its file has it.
+
         Returns "", or where what was found cannot be written, why the original was.
 
         Raises:
             GraphError: the original cannot be written either: an operator has no counterpart in
                 ONNX.
         """
+        if not self.kept and self.dims and self.original and self.original.copy(path):
+            return ""
         try:
             _save(self.graph, self.weights, path, self.layouts)
             return ""
@@ -176,7 +183,7 @@ class OptimizeResult:
         lines = [f"{self.graph.name}: {len(self.graph.nodes)} operators"]
         if self.dims:
             given = ", ".join(f"{name} = {extent}" for name, extent in self.dims.items())
-            lines.append(f"  for {given} alone; another size needs a search of its own")
+            lines.append(f"  {'' if self.kept else 'searched '}for {given} alone; {_OTHER_SIZES}")
         if self.measured_before_us is not None and self.measured_after_us is not None:
             lines.append(row("measured us", self.measured_before_us, self.measured_after_us))
             gains = f"{self.speedup:.2f}x where {self.predicted_speedup:.2f}x was predicted"
@@ -216,6 +223,10 @@ class Original:
                 return True
             except GraphError:
                 pass
+        return self.copy(path)
+
+    def copy(self, path: str | Path) -> bool:
+        """Write its file again, if both are ONNX files that stand alone; return whether so."""
         suffixes = {Path(name).suffix.lower() for name in (path, self.file or "")}
         if self.file is None or suffixes != {".onnx"} or _has_data(self.file):
             return False
@@ -492,6 +503,10 @@ def _taken(
     source = Source.of(model, weights)
     batch = {dim: batch_size for each in source.inputs for dim in each.shape[:1]}
     extents: dict[Any, int] = {**batch, **dims}
+    known_dims = [dim for each in source.inputs for dim in each.shape if isinstance(dim, str)]
+    if unknown := sorted(dims.keys() - set(known_dims)):
+        have = ", ".join(dict.fromkeys(known_dims)) or "none"
+        raise DataError(f"dims: {unknown[0]!r} found; symbolic dims are {have}")
     shapes: dict[str, Array] = {}
     frozen: dict[str, int] = {}
     for each in source.inputs:

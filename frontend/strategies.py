@@ -62,11 +62,11 @@ def graph_of(
     from soapstone.frontend.training import training_graph
 
     app = load_app(model)
-    known = inspect.signature(app.build).parameters
+    known = list(inspect.signature(app.build).parameters)[1:]  # the first is the batch size
     for name in sizes or {}:
         if name not in known:
             raise AppError(
-                f"app {app.name!r}: size {name!r} found, one of {', '.join(known)} needed"
+                f"app {app.name!r}: size {name!r} found, one of {', '.join(known) or 'none'} needed"
             )
     size = app.options["batch_size"] if batch_size is None else batch_size
     with app.build(size, **dict(sizes or {})) as made:

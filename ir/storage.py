@@ -6,18 +6,17 @@ one (an older file, or one written by hand) it is taken as it is. Arrays have a 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from soapstone.files import naming as naming
+from soapstone.files import write as write
 from soapstone.ir.tensor import Array
 
 _SEAL = re.compile(r',\s*"checksum": "sha256:([0-9a-f]{64})"(\s*\}\s*)\Z')
@@ -29,75 +28,6 @@ _SAFE = {
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
-
-
-def write(path: str | Path, data: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write a file whole or not at all: an interrupted write leaves the old contents.
-
-    Args:
-        data: the contents, or a function that writes them to a stream.
-
-    Raises:
-        OSError: names `path`, whatever could not be done.
-    """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    with naming(target):
-        try:
-            with partial.open("xb") as stream:
-                if callable(data):
-                    data(stream)
-                else:
-                    stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(partial, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
-        _sync(target.parent)
-
-
-def check_targets(*paths: str | Path | None) -> None:
-    """Refuse files that cannot be written, before the work whose results they are for; None passes.
-
-    Raises:
-        OSError: a path is a folder, its own folder is not there or may not be written; names both.
-    """
-    for path in paths:
-        if path is None:
-            continue
-        folder, label = Path(path).parent, f"file {str(path)!r}"
-        if Path(path).is_dir():
-            raise IsADirectoryError(f"{label}: a folder found, a file needed")
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{label}: folder {str(folder)!r} does not exist")
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{label}: folder {str(folder)!r} may not be written")
-
-
-@contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Let errors of the system name a user's file, whichever was in the making for it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
-
-
-def _sync(folder: Path) -> None:
-    """Make the renaming itself durable, where the system allows folders to be opened."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sealed(text: str) -> str:

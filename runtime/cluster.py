@@ -34,6 +34,7 @@ from .errors import MachineError
 from .machine import Link, Machine, Memory, Processor
 
 FORMAT, VERSION = "soapstone-cluster", 1
+MOST_DEVICES = 1024  # their links and routes are listed
 _SHIPPED = Path(__file__).with_name("machines")
 _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "format": str,
@@ -66,6 +67,10 @@ def load_machine(name: str | Path, devices: int | None = None) -> Machine:
     text = str(name)
     if devices is not None and (isinstance(devices, bool) or devices < 1):
         raise MachineError(f"machine {text!r}: {devices!r} devices found, 1 or more needed")
+    if devices is not None and devices > MOST_DEVICES:
+        raise MachineError(
+            f"machine {text!r}: {devices:,} devices found, {MOST_DEVICES:,} needed at most"
+        )
     if text == "local":
         return Machine.local(devices)
     path = _SHIPPED / f"{text.lower()}.toml"

@@ -11,12 +11,13 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from soapstone.files import write
 from soapstone.system import physical_bytes, usable_cores
 
 from .errors import MachineError
 
 VERSION = 1
-MOST_THREADS = 4096  # of one process: the system refuses more sooner or later, or ends it
+MOST_THREADS = 8192  # of one process: the system refuses more sooner or later, or ends it
 PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
 _T = TypeVar("_T")
 
@@ -342,5 +343,5 @@ class Machine:
             raise MachineError(f"machine file {os.fspath(path)}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the machine to a JSON file that `load` reads."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        """Write the machine to a JSON file that `load` reads, whole or not at all."""
+        write(path, (json.dumps(self.to_json(), indent=2) + "\n").encode())

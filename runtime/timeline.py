@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from soapstone.files import write
+
 from .errors import ProfileError
 from .profile import Event, Profile, Row
 
@@ -67,8 +69,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
 
 
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write the timeline to a JSON file."""
-    Path(path).write_text(json.dumps(to_json(profile)), encoding="utf-8")
+    """Write the timeline to a JSON file, whole or not at all."""
+    write(path, json.dumps(to_json(profile)).encode())
 
 
 def load(path: str | os.PathLike[str]) -> Profile:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from soapstone.files import write
+
 from .errors import ProfileError
 from .profile import MESSAGE, WAIT, Event, Profile
 from .summary import critical_path
@@ -63,13 +65,13 @@ def picture(profile: Profile) -> str:
 
 
 def save_picture(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write the picture of a profile.
+    """Write the picture of a profile, whole or not at all.
 
     Raises: ProfileError for a file that is no .svg; OSError.
     """
     if Path(path).suffix != ".svg":
         raise ProfileError(f"picture {os.fspath(path)!r}: a file name that ends in .svg needed")
-    Path(path).write_text(picture(profile), encoding="utf-8")
+    write(path, picture(profile).encode())
 
 
 def _key(event: Event) -> str:

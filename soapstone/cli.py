@@ -188,10 +188,10 @@ def predict(
     with _reported(debug):
         import numpy as np
 
+        from soapstone.files import check_targets, write
         from soapstone.frontend import predict as task
-        from soapstone.ir import storage
 
-        storage.check_targets(output)
+        check_targets(output)
         result = task.predict(
             *(model, task.read_arrays(inputs)),
             checkpoint=checkpoint,
@@ -201,7 +201,7 @@ def predict(
         )
         if output is not None:
             arrays: dict[str, Any] = dict(result.outputs)
-            storage.write(output, lambda stream: np.savez(stream, **arrays))
+            write(output, lambda stream: np.savez(stream, **arrays))
         typer.echo(str(result), err=as_json)
         if as_json:
             _print_json(result.as_dict())

@@ -30,6 +30,8 @@ def _dims(texts: list[str] | None) -> dict[str, int]:
         name, _, number = text.rpartition("=")
         if not name or not (number.isascii() and number.isdigit()):
             raise OnnxError(f"--dim {text!r} found; NAME=NUMBER needed")
+        if dims.get(name, int(number)) != int(number):
+            raise OnnxError(f"--dim {text!r} found beside {name}={dims[name]}; one of them needed")
         dims[name] = int(number)
     return dims
 
@@ -63,10 +65,14 @@ def import_(
     from soapstone.cli import _print_json, _reported  # it imports this module
 
     with _reported(debug):
-        from soapstone.frontend.onnx import from_onnx
+        from soapstone.files import check_targets
+        from soapstone.frontend.onnx import OnnxError, from_onnx
         from soapstone.ir.files import save_graph
         from soapstone.ir.tensor import Role
 
+        if target.suffix != ".json":
+            raise OnnxError(f"file {str(target)!r}: suffix {target.suffix!r} found, .json needed")
+        check_targets(target)
         model = from_onnx(file)
         graph = model.graph(_dims(dim))
         weights = model.weights
@@ -106,6 +112,10 @@ def export(
         from soapstone.frontend.onnx.export import OPSET
         from soapstone.ir.files import load_graph, load_layouts
 
+        if target.suffix == ".json":
+            raise OnnxError(
+                f"file {str(target)!r}: suffix '.json' found, that of an ONNX file needed"
+            )
         version = OPSET if opset is None else opset
         outside = True if external_data else None
         if source.endswith(".json"):

@@ -65,12 +65,16 @@ def optimize(
     from soapstone.cli import _print_json, _reported  # it imports this module
 
     with _reported(debug):
+        from soapstone.files import check_targets
         from soapstone.frontend.optimize import optimize as search
         from soapstone.frontend.optimize import training_graph_of
         from soapstone.frontend.progress import staged
-        from soapstone.ir import storage
 
-        storage.check_targets(output, report, save_chain)
+        check_targets(output, report, save_chain)
+        if training and output is not None and output.suffix.lower() == ".onnx":
+            raise ValueError(
+                f"file {str(output)!r}: a training graph found, which ONNX has none of"
+            )
         taken = training_graph_of(model, batch_size) if training else model
         with staged() as stages:
             result = search(

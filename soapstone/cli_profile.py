@@ -35,6 +35,7 @@ def show(
     from soapstone.cli import _print_json, _reported  # it imports this module
 
     with _reported(debug):
+        from soapstone.files import check_targets
         from soapstone.runtime.profile import Profile
         from soapstone.runtime.summary import summarise
         from soapstone.runtime.summary_text import compared, text
@@ -44,6 +45,7 @@ def show(
             raise ValueError(f"{len(files)} timelines found, one or two needed")
         if output is not None and len(files) > 1:
             raise ValueError("--output draws one timeline, two found")
+        check_targets(output)
         profiles = [Profile.load(path) for path in files]
         summaries = [summarise(profile, by) for profile in profiles]
         if output is not None:

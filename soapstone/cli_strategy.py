@@ -125,12 +125,12 @@ def search(
     from soapstone.cli import _print_json, _reported  # it imports this module
 
     with _reported(debug):
+        from soapstone.files import check_targets
         from soapstone.frontend import strategies
         from soapstone.frontend.progress import searching
-        from soapstone.ir import storage
         from soapstone.ir.deadline import Deadline
 
-        storage.check_targets(output, picture, timeline)
+        check_targets(output, picture, timeline)
         deadline = Deadline(_SECONDS if budget is None else budget)
         half = deadline.part(_MEASURING) if budget is not None else None
         graph, where = _prepared(model, machine, devices, batch_size, size, inference)
@@ -180,10 +180,10 @@ def simulate(
     from soapstone.cli import _print_json, _reported
 
     with _reported(debug):
+        from soapstone.files import check_targets
         from soapstone.frontend import strategies
-        from soapstone.ir import storage
 
-        storage.check_targets(timeline)
+        check_targets(timeline)
         graph, where = _prepared(model, machine, devices, batch_size, size, inference)
         given = strategies.given(graph, where, strategy)
         _measure(graph, where)
@@ -271,13 +271,13 @@ def measure_machine(
     from soapstone.cli import _print_json, _reported
 
     with _reported(debug):
+        from soapstone.files import check_targets
         from soapstone.frontend import strategies
-        from soapstone.ir import storage
         from soapstone.runtime.executors.links import measured_links
         from soapstone.runtime.start import default_executor, machine_of, rank_of
         from soapstone.search.cost.profile import measured_machine
 
-        storage.check_targets(output)
+        check_targets(output)
         executor = default_executor()
         links = None
         times: dict[int, float] = {}

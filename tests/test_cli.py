@@ -268,7 +268,7 @@ def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "neither train.npz nor" in error_of("train", tiny, "--data", tmp_path)
     assert "is no file" in error_of("predict", tiny, "--input", tmp_path)
     for option in ("--cpus", "--threads"):
-        assert "4,096 threads in all needed at most" in error_of("train", tiny, option, "100000")
+        assert "8,192 threads in all needed at most" in error_of("train", tiny, option, "100000")
     result = invoke("train", "nothing", "--debug")
     assert result.exit_code == 1 and isinstance(result.exception, AppError)
 

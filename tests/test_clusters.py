@@ -135,6 +135,8 @@ def test_strategies_on_the_command_line(tmp_path: Path) -> None:
         (("strategy", "search", "nothing", "-m", "p100"), "app 'nothing' found"),
         (("strategy", "search", "lenet", "-m", "p100", "--method", "luck"), "'luck' found"),
         (("strategy", "search", "lenet", "-m", "p100", "--size", "depth=3"), "'depth' found"),
+        (("strategy", "search", "lenet", "-m", "p100", "--size", "batch_size=3"), "one of none"),
+        (("strategy", "search", "lenet", "-m", "p100", "--devices", "9999999"), "1,024 needed"),
         (("strategy", "show", "none.json"), "none.json"),
         (("machine", "show", "cray"), "machine 'cray' found"),
     ],

@@ -251,12 +251,22 @@ from pathlib import Path
 import numpy as np
 from soapstone.frontend import checkpoint
 from soapstone.ir import storage
+from soapstone.runtime import Machine
+from soapstone.runtime.profile import Profile
+from soapstone.runtime.timeline_picture import save_picture
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    if sys.argv[1].endswith("json"):
+    name = Path(sys.argv[1]).name
+    if name == "a.json":
         storage.write(sys.argv[1], bytes(5000))
+    elif name == "machine.json":
+        Machine.local(cpus=100).save(sys.argv[1])
+    elif name == "timeline.json":
+        Profile(Machine.local(cpus=100), "long" * 1000).save(sys.argv[1])
+    elif name == "a.svg":
+        save_picture(Profile(Machine.local(cpus=100), "long" * 1000), sys.argv[1])
     else:
         checkpoint.save(sys.argv[1], {"x": np.zeros(5000)}, {})
 except OSError as error:
@@ -264,7 +274,9 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.json"])
+@pytest.mark.parametrize(
+    "name", ["a.npz", "a.safetensors", "a.json", "machine.json", "timeline.json", "a.svg"]
+)
 def test_a_disk_that_is_full_names_the_users_file_and_leaves_it(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"as it was")

@@ -338,9 +338,18 @@ class TestSymbolic:
         assert result.dims == {"b": 5} and "b = 5" in str(result)
         assert result.graph.tensors["x"].shape == (5, 3)
 
+    def test_an_original_that_is_kept_keeps_its_symbolic_batch(self, tmp_path: Path) -> None:
+        path = symbolic(tmp_path / "m.onnx", ("b", 3))
+        result = soapstone.optimize(path, machine="v100", batch_size=5)
+        assert not result.kept and "searched for b = 5 alone" in str(result)
+        assert result.save(tmp_path / "same.onnx") == ""
+        assert (tmp_path / "same.onnx").read_bytes() == path.read_bytes()
+
     def test_another_dim_needs_an_extent(self, tmp_path: Path) -> None:
         path = symbolic(tmp_path / "m.onnx", ("b", "t"))
         with pytest.raises(ValueError, match="axis 1 is t"):
             soapstone.optimize(path, machine="v100")
+        with pytest.raises(ValueError, match="dims: 's' found; symbolic dims are b, t"):
+            soapstone.optimize(path, machine="v100", dims={"t": 7, "s": 1})
         result = soapstone.optimize(path, machine="v100", dims={"t": 7})
         assert result.dims == {"b": 1, "t": 7}
