@@ -67,6 +67,8 @@ class Processor:
         _text(owner, "kind", self.kind)
         _text(owner, "memory", self.memory)
         _number(owner, "threads", self.threads, whole=True, least=1)
+        if self.threads > MOST_THREADS:
+            raise MachineError(f"{owner}: {self.threads:,} threads found, {MOST_THREADS:,} at most")
         _number(owner, "flops", self.flops, whole=False, least=0, optional=True)
         if not isinstance(self.node, str):
             raise MachineError(f"{owner}: field 'node' is {self.node!r}, a string needed")

@@ -25,7 +25,7 @@ def _dims(texts: list[str] | None) -> dict[str, int]:
     """
     from soapstone.frontend.onnx import OnnxError
 
-    dims = {}
+    dims: dict[str, int] = {}
     for text in texts or []:
         name, _, number = text.rpartition("=")
         if not name or not (number.isascii() and number.isdigit()):

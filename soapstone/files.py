@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 
-def write(path: str | Path, data: bytes | Callable[[IO[bytes]], object]) -> None:
+def write(path: str | os.PathLike[str], data: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a file whole or not at all: an interrupted write leaves the old contents.
 
     Args:
