@@ -352,6 +352,10 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
     scale = min(max(1.0, largest), SCALE)
     # A mean of infinities is NaN to kernels that subtract one of them first.
     infinite = any(np.isinf(known[n]).any() for node in graph.nodes for n in node.inputs)
+    # Minus infinity is NaN after a relu in oneDNN's epilogue (`descriptors.NAN_SAFE_RELU`).
+    rectified = any(node.attributes.get("activation") == "relu" for node in graph.nodes)
+    # Kernels do not read the keys that a query does not see; the reference has 0 times infinity.
+    causal = any(node.attributes.get("causal") for node in graph.nodes)
     coarsest = max((ABSOLUTE.get(array.dtype.name, 0.0) for array in known.values()), default=0.0)
     for name in dict.fromkeys(graph.outputs):
         value = known[name]
@@ -380,6 +384,8 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
             certain &= ~(np.abs(wide) > float(np.finfo(value.dtype).max) * 0.99) | np.isinf(wide)
             certain &= largest < HUGE
             certain &= ~(np.isinf(wide) & infinite)
+            certain &= ~((wide == 0) & infinite & rectified)
+            certain &= ~(np.isnan(wide) & infinite & causal)
             within = SLACK * spread + 4 * noise * np.abs(wide) + floor
         result[name] = Bounds(value, certain, within)
     return result
