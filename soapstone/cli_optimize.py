@@ -69,8 +69,11 @@ def optimize(
         from soapstone.frontend.optimize import optimize as search
         from soapstone.frontend.optimize import training_graph_of
         from soapstone.frontend.progress import staged
+        from soapstone.runtime import Machine
 
         check_targets(output, report, save_chain)
+        if threads is not None:
+            Machine.local(cpus=1, threads=threads)  # or says that there are too many
         if training and output is not None and output.suffix.lower() == ".onnx":
             raise ValueError(
                 f"file {str(output)!r}: a training graph found, which ONNX has none of"

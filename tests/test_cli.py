@@ -269,6 +269,7 @@ def test_errors_are_one_line(tiny: Path, tmp_path: Path) -> None:
     assert "is no file" in error_of("predict", tiny, "--input", tmp_path)
     for option in ("--cpus", "--threads"):
         assert "8,192 threads in all needed at most" in error_of("train", tiny, option, "100000")
+    assert "8,192 threads" in error_of("optimize", "absent.onnx", "--threads", "100000")
     result = invoke("train", "nothing", "--debug")
     assert result.exit_code == 1 and isinstance(result.exception, AppError)
 
