@@ -10,6 +10,7 @@ step, which the mapper has placed. The first difference stops all ranks, with on
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,7 @@ class Agreement:
         self._stop = stop
         self._events = 0
         self._numbers: weakref.WeakKeyDictionary[Region, int] = weakref.WeakKeyDictionary()
+        self._unused = itertools.count()  # how many are left depends on when they are collected
 
     def launch(
         self, task: object, name: str, grid: object, initialise: bool, arguments: Sequence[object]
@@ -164,7 +166,9 @@ class Agreement:
         return str(name)  # of another object only its class is known to be the same
 
     def _region(self, region: Region) -> str:
-        number = self._numbers.setdefault(region, len(self._numbers))
+        number = self._numbers.get(region)
+        if number is None:
+            number = self._numbers[region] = next(self._unused)
         return f"region {number} {region.name!r} {region.dtype} {region.shape}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from soapstone.frontend import checkpoint
+from soapstone.runtime import Region
+from soapstone.runtime.agreement import Agreement
 
 HERE = Path(__file__).parent
 BESIDE = Path(sys.executable).with_name("mpiexec")
@@ -146,6 +149,28 @@ def test_safe_mode_accepts_ranks_that_agree() -> None:
     done = ranks(2, HERE / "mpi_disagreements.py", "none")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"ended {[8.0 * x for x in range(6)]}"] * 2
+
+
+def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
+    told = []
+    for keep in (True, False):
+        heard: list[object] = []
+        held: list[Region] = []
+
+        def swap(values: dict[int, Any], heard: list[object] = heard) -> dict[int, Any]:
+            heard.append(values[1])
+            return values
+
+        agreement = Agreement(0, 2, swap, pytest.fail)
+        for _ in range(3):
+            region = Region((2,), "f8", "x")
+            agreement.host("read", region)
+            if keep:
+                held.append(region)
+            del region
+            gc.collect()
+        told.append(heard)
+    assert told[0] == told[1] and len(told[0]) == 3
 
 
 def test_wrong_use_is_told_once() -> None:
