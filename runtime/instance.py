@@ -395,9 +395,9 @@ class Instances:
     def boxes(self, cells: Array, offset: tuple[int, ...]) -> Iterator[Box]:
         """The boxes that make up a set, found greedily; `offset` is the cell its array starts at.
 
-        Empties the set.
+        Empties the set. The one cell of a region without elements is none.
         """
-        while cells.any():
+        while 0 not in self.shape and cells.any():
             start = tuple(int(i) for i in np.unravel_index(int(cells.argmax()), cells.shape))
             stop = [i + 1 for i in start]
             for axis in reversed(range(len(start))):

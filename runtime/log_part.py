@@ -202,7 +202,7 @@ class Part:
             if instance is not None:
                 state = regions[region]
                 cells = state.cells(instance.valid).copy()
-                found = state.boxes(cells, (0,) * cells.ndim) if region.size else ()
+                found = state.boxes(cells, (0,) * cells.ndim)
                 valid = [[list(a), list(b)] for a, b in found]
             array = storage.array
             name = self._region(region)

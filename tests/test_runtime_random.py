@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from runtime_programs import Program, ShuffledMapper, random_program
@@ -59,6 +61,11 @@ def test_random_scenario_equals_sequential_numpy(seed: int) -> None:
 
 def test_random_scenario_in_processes_equals_sequential_numpy() -> None:
     execute(scenario(13, "processes"))
+
+
+def test_nothing_is_copied_when_an_instance_without_elements_leaves(tmp_path: Path) -> None:
+    """The log says which bytes a copy uses, and the checker whether the instance has them."""
+    execute(scenario(3077, "local"), tmp_path / "run.log")
 
 
 def test_a_scenario_follows_from_its_seed() -> None:
