@@ -196,7 +196,7 @@ def test_profiled_steps(
 def test_bad_profile_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="skip: -1 found, an integer of 0 or more needed"):
         ProfileSteps("t.json", skip=-1)
-    with pytest.raises(FileNotFoundError, match="folder .* does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"folder .* does not exist"):
         drive([ProfileSteps(tmp_path / "absent" / "t.json")], [0.1])
 
 
