@@ -10,7 +10,7 @@ single-tower network); its images are 224x224. Below 128x128 the first convoluti
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": Adam(2e-4),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from soapstone import AdamW, Model, Tensor, run_app
 from soapstone.apps._attention import Blocks
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import texts
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import texts
 from soapstone.ir.graph import Initial
 
 OPTIONS = {

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from soapstone import SGD, Model, run_app
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import responses
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import responses
 
 OPTIONS = {
     "optimizer": SGD(0.05),

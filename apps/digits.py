@@ -6,8 +6,8 @@ Reaches about 98.5 % on the held-out fifth.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.frontend.data import Splits, digits
-from soapstone.frontend.schedules import cosine
+from soapstone.frontend.data.sets import Splits, digits
+from soapstone.frontend.training.schedules import cosine
 
 STEPS = 15 * 45  # epochs times steps; later ones stay at the final rate
 OPTIONS = {

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import SGD, Model, Tensor, run_app
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import clicks
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import clicks
 from soapstone.ir.graph import Initial
 
 OPTIONS = {

@@ -10,7 +10,7 @@ Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to do
 from __future__ import annotations
 
 from soapstone import SGD, Model, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": SGD(0.01, momentum=0.9),

@@ -7,7 +7,7 @@ float32, and `y`, (n,) integers.
 from __future__ import annotations
 
 from soapstone import SGD, Model, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": SGD(0.01),

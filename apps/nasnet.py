@@ -11,7 +11,7 @@ cells as its stem. Windows at stride 2 are padded evenly on both sides.
 from __future__ import annotations
 
 from soapstone import Adam, GraphError, Model, Tensor, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": Adam(1e-3),

@@ -10,8 +10,8 @@ in TASO (Jia et al., 2019), where each step has weights of its own.
 from __future__ import annotations
 
 from soapstone import Adam, Model, Tensor, run_app
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import signals
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import signals
 from soapstone.ir.graph import Initial
 
 OPTIONS = {

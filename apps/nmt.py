@@ -20,8 +20,8 @@ from soapstone.apps._recurrent import (
     steps_of,
     time_major,
 )
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import translations
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import translations
 
 OPTIONS = {
     "optimizer": Adam(1e-3),

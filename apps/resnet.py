@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import SGD, GraphError, Model, Tensor, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": SGD(0.05, momentum=0.9, weight_decay=1e-4),

@@ -11,16 +11,9 @@ vocabulary of Penn Treebank.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import (
-    dense_steps,
-    joined,
-    lstm,
-    lstm_cells,
-    steps_of,
-    time_major,
-)
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import sentences
+from soapstone.apps._recurrent import dense_steps, joined, lstm, lstm_cells, steps_of, time_major
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import sentences
 
 OPTIONS = {
     "optimizer": Adam(1e-3),

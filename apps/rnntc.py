@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
 from soapstone.apps._recurrent import lstm, lstm_cells, sru, steps_of, time_major
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import texts
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import texts
 
 OPTIONS = {
     "optimizer": Adam(1e-3),

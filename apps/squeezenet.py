@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from soapstone import Adam, GraphError, Model, Tensor, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": Adam(1e-3),

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from soapstone import Adam, Model, Tensor, run_app
 from soapstone.apps._attention import Blocks
-from soapstone.frontend.data import Splits
-from soapstone.frontend.synthetic import translations
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.data.synthetic import translations
 from soapstone.ir.graph import Initial
 
 OPTIONS = {

@@ -10,7 +10,7 @@ ICLR 2015 (configuration D; A, B and E are 11, 13 and 19 layers).
 from __future__ import annotations
 
 from soapstone import SGD, GraphError, Model, run_app
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = {
     "optimizer": SGD(0.01, momentum=0.9, weight_decay=5e-4),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from soapstone import Model, run_app
 from soapstone.apps import resnet
-from soapstone.frontend.data import Splits, images
+from soapstone.frontend.data.sets import Splits, images
 
 OPTIONS = resnet.OPTIONS
 

@@ -16,8 +16,8 @@ import numpy as np
 from harness import write
 
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task
-from soapstone.runtime.program import nothing_address
-from soapstone.runtime.transfer import NativeEntry
+from soapstone.runtime.analysis.transfer import NativeEntry
+from soapstone.runtime.tracing.program import nothing_address
 
 _ENTRY = NativeEntry(nothing_address(), 0, None)
 WIDTH, BODY, TURNS = 4, 6, 64

@@ -17,7 +17,7 @@ from harness import write
 
 def run(seed: int) -> dict[str, Any]:
     """Train once in a process of its own and return what the command line reports."""
-    command = [sys.executable, "-m", "soapstone.cli", "train", "digits", "--json"]
+    command = [sys.executable, "-m", "soapstone.cli.main", "train", "digits", "--json"]
     start = time.perf_counter()
     done = subprocess.run(
         [*command, "--seed", str(seed)], capture_output=True, text=True, check=True

@@ -21,8 +21,8 @@ from typing import Any
 
 import llvmlite.binding
 
-from soapstone.frontend import peer_process
-from soapstone.frontend.peer_process import Peer
+from soapstone.frontend.optimization import peer_process
+from soapstone.frontend.optimization.peer_process import Peer
 from soapstone.system import processor_name
 
 REST_S = 0.2  # before a round: threads of the peer before may still spin

@@ -21,13 +21,14 @@ import numpy as np
 from harness import tabulate
 
 from soapstone import SGD, Model
-from soapstone.frontend.session import Session
-from soapstone.frontend.strategies import graph_of, machine_of, measure_tasks
-from soapstone.frontend.training import training_graph
+from soapstone.engine.lower import lower
+from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.session import Session
+from soapstone.frontend.strategies.finding import graph_of, machine_of, measure_tasks
+from soapstone.frontend.training.trainer import training_graph
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load
-from soapstone.mappers.base import GraphMapper
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.stealing import WorkStealingMapper
 from soapstone.runtime import (
@@ -41,7 +42,6 @@ from soapstone.runtime import (
     Write,
     task,
 )
-from soapstone.runtime.lower import lower
 from soapstone.search.parallel import Options, search
 from soapstone.search.placement.streaming import least_recently_used, stream
 

@@ -17,11 +17,11 @@ from harness import write
 
 from soapstone.apps import alexnet, inception, resnet, vgg
 from soapstone.frontend.model import Model
-from soapstone.frontend.optimize import cost_model
+from soapstone.frontend.optimization.optimize import cost_model
 from soapstone.ir.tensor import Array, Role
-from soapstone.search.optimize.metaflow import metaflow
 from soapstone.search.optimize.search import Options, Searched, search
-from soapstone.search.substitution import rulefile
+from soapstone.search.rules import file as rulefile
+from soapstone.search.rules.metaflow import metaflow
 
 MODELS = {  # how it is built, and the paper's seconds: exhaustive, backtracking
     "alexnet": (lambda: alexnet.build(1, image_size=224), 5.0, 0.1),

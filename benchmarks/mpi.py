@@ -79,7 +79,7 @@ def timed(step: Callable[[], object]) -> Callable[[int], float]:
 def step_peer(model: str, executor: str) -> None:
     """One rank of soapstone."""
     from soapstone import SGD
-    from soapstone.frontend.callbacks import TrainingState
+    from soapstone.frontend.training.callbacks import TrainingState
 
     built = MODELS[model].ours()
     built.compile(SGD(RATE), loss=MODELS[model].loss, executor=executor, cpus=1)
@@ -178,9 +178,9 @@ def exchange_peer(kind: str, library: str, nbytes: int) -> None:
 def exchanges(kind: str, nbytes: int, repeats: int) -> Callable[[], object]:
     """Return the replay of a trace of so many exchanges between tasks that do nothing."""
     from soapstone.runtime import DefaultMapper, Partition, Read, Reduce, Region, Task, Write
-    from soapstone.runtime.program import nothing_address
-    from soapstone.runtime.start import machine_of, start
-    from soapstone.runtime.transfer import NativeEntry
+    from soapstone.runtime.analysis.transfer import NativeEntry
+    from soapstone.runtime.machines.start import machine_of, start
+    from soapstone.runtime.tracing.program import nothing_address
 
     def bind(context: object, arrays: object) -> NativeEntry:
         return NativeEntry(nothing_address(), 0, arrays)

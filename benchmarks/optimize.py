@@ -66,7 +66,8 @@ def optimized(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the report of optimising a model."""
     source = export(name, options.folder)
     target = options.folder / f"{name}.optimized.onnx"
-    command = [sys.executable, "-m", "soapstone.cli", "optimize", str(source), "-o", str(target)]
+    command = [sys.executable, "-m", "soapstone.cli.main", "optimize"]
+    command += [str(source), "-o", str(target)]
     command += ["--target", options.target, "--threads", str(options.threads), "--json"]
     command += ["--method", options.method]
     start = time.perf_counter()

@@ -33,7 +33,7 @@ from models import export
 import soapstone
 from soapstone.apps import inception, squeezenet
 from soapstone.frontend.model import Model
-from soapstone.frontend.optimize import OptimizeResult
+from soapstone.frontend.optimization.optimize import OptimizeResult
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import ExecutorCost

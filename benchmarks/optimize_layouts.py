@@ -50,13 +50,13 @@ class Way:
 
 def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
     """Return what each strategy makes of a model."""
+    from soapstone.engine.lower import plain
     from soapstone.frontend.onnx import from_onnx
-    from soapstone.frontend.optimize import all_orders, settled
-    from soapstone.runtime.lower import plain
+    from soapstone.frontend.optimization.optimize import all_orders, settled
     from soapstone.search.cost import ExecutorCost
-    from soapstone.search.optimize.rulebook import rulebook
     from soapstone.search.optimize.search import Options, search
-    from soapstone.search.substitution import rulefile
+    from soapstone.search.rules import file as rulefile
+    from soapstone.search.rules.rulebook import rulebook
 
     model = from_onnx(export(name, options.folder))
     graph, _ = model.graph_for(arrays(name))

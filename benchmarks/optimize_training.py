@@ -80,7 +80,7 @@ def batch(model: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 def peer(name: str, threads: int, step: Path | None) -> None:
     """Train with the original step, or with that of a file."""
-    from soapstone.frontend.callbacks import TrainingState
+    from soapstone.frontend.training.callbacks import TrainingState
 
     model = compiled(name, threads, step)
     inputs, labels = batch(model)
@@ -113,7 +113,7 @@ def rounds_of(
 def optimize(name: str, threads: int, path: Path, seconds: float) -> None:
     """Write what the optimiser makes of a step, and print its report."""
     import soapstone
-    from soapstone.frontend.optimize_training import Ground
+    from soapstone.frontend.optimization.training import Ground
 
     model = compiled(name, threads)
     ground = Ground(model.trainer.machine, model.trainer.mapper)

@@ -64,7 +64,7 @@ def serve(first: int, count: int, executor: str, checked: bool) -> None:
     speaks, ranks = True, 1
     folder = ""
     if executor == "mpi":
-        from soapstone.runtime.executors.mpi import connect
+        from soapstone.runtime.executors.mpi.executor import connect
 
         speaks, ranks = connect().Get_rank() == 0, connect().Get_size()
     if speaks:

@@ -25,7 +25,7 @@ def command(*arguments: str) -> tuple[dict[str, Any], float]:
     """Return what a command reports, and how long its process took."""
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "soapstone.cli", "rules", *arguments, "--json"],
+        [sys.executable, "-m", "soapstone.cli.main", "rules", *arguments, "--json"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

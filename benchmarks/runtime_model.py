@@ -27,8 +27,8 @@ from soapstone.runtime import (
     by_field,
     task,
 )
-from soapstone.runtime.program import nothing_address
-from soapstone.runtime.transfer import NativeEntry
+from soapstone.runtime.analysis.transfer import NativeEntry
+from soapstone.runtime.tracing.program import nothing_address
 
 _ENTRY = NativeEntry(nothing_address(), 0, None)
 NOOP = Task("noop", (ReadWrite,), bind=lambda context, arrays: _ENTRY)

@@ -20,7 +20,7 @@ from harness import serve, write
 
 from soapstone.native.memory import NO_ARGUMENTS, Entry
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
-from soapstone.runtime.program import nothing_address
+from soapstone.runtime.tracing.program import nothing_address
 from soapstone.system import resident_bytes
 
 _ENTRY = Entry(nothing_address(), NO_ARGUMENTS)

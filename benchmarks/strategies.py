@@ -33,20 +33,21 @@ from harness import tabulate
 
 from soapstone import SGD
 from soapstone.apps import lenet
-from soapstone.frontend.callbacks import Callback, TrainingState
-from soapstone.frontend.data import images
-from soapstone.frontend.strategies import graph_of
+from soapstone.engine.lower import channels_last
+from soapstone.frontend.data.sets import images
+from soapstone.frontend.strategies.finding import graph_of
+from soapstone.frontend.training.callbacks import Callback, TrainingState
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
-from soapstone.runtime.cluster import load_machine
-from soapstone.runtime.lower import channels_last
-from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, proposals, search
-from soapstone.search.parallel.arrays import FROM_DEVICE, MESSAGE, MOVED, TO_DEVICE
-from soapstone.search.parallel.choice import Settled, as_strategy
-from soapstone.search.parallel.initial import randomly
+from soapstone.runtime.machines.cluster import load_machine
+from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, search
+from soapstone.search.parallel.mcmc import proposals
+from soapstone.search.parallel.mcmc.initial import randomly
 from soapstone.search.parallel.methods import found_by
-from soapstone.search.parallel.problem import prepare
+from soapstone.search.parallel.problem.arrays import FROM_DEVICE, MESSAGE, MOVED, TO_DEVICE
+from soapstone.search.parallel.problem.choice import Settled, as_strategy
+from soapstone.search.parallel.problem.prepare import prepare
 from soapstone.system import peak_bytes
 
 Row = dict[str, Any]

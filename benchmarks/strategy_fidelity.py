@@ -30,18 +30,18 @@ from typing import Any
 import numpy as np
 from harness import tabulate
 
-from soapstone.frontend.step_times import Run, Step, Turns
-from soapstone.frontend.strategies import graph_of
-from soapstone.frontend.task_times import Cover, configured, linked, record, strategy_of
+from soapstone.frontend.strategies.finding import graph_of
+from soapstone.frontend.strategies.step_times import Run, Step, Turns
+from soapstone.frontend.strategies.task_times import Cover, configured, linked, record, strategy_of
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
-from soapstone.runtime.start import default_executor, rank_of
+from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import NAMED, Simulator
 from soapstone.search.parallel.covering import covering
-from soapstone.search.parallel.initial import data_parallel, randomly
-from soapstone.search.parallel.problem import Model, prepare
+from soapstone.search.parallel.mcmc.initial import data_parallel, randomly
+from soapstone.search.parallel.problem.prepare import Model, prepare
 
 # An app, samples of a step, and sizes: a step takes some milliseconds.
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {

@@ -178,10 +178,10 @@ def rounds_of(step: Callable[[], None], loss: Callable[[], float], baseline: int
 
 
 def soapstone_peer(model: str, cpus: int, threads: int) -> None:
-    import soapstone.frontend.training
+    import soapstone.frontend.training.trainer
     import soapstone.kernels.cpu  # noqa: F401  (the baseline holds the libraries)
     from soapstone import SGD
-    from soapstone.frontend.callbacks import TrainingState
+    from soapstone.frontend.training.callbacks import TrainingState
 
     built = MODELS[model].ours()
     baseline = resident_bytes()

@@ -13,15 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from soapstone.errors import fault
 from soapstone.files import check_targets
 from soapstone.frontend.arguments import count
-from soapstone.frontend.callbacks import Callback, Checkpoint, ProfileSteps
-from soapstone.frontend.checkpoint import check_exists
-from soapstone.frontend.data import Splits, read_splits
-from soapstone.frontend.errors import fault
-from soapstone.frontend.optimizers import optimizer as as_optimizer
+from soapstone.frontend.data.sets import Splits, read_splits
+from soapstone.frontend.training.callbacks import Callback, Checkpoint, ProfileSteps
+from soapstone.frontend.training.checkpoint import check_exists
+from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.runtime.errors import MemoryExhausted
-from soapstone.runtime.start import machine_of, rank_of
+from soapstone.runtime.machines.start import machine_of, rank_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model

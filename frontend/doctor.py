@@ -257,7 +257,7 @@ def _convolution() -> Check:
 
 def _check(name: str, given: Mapping[str, Any], inputs: tuple[Any, ...], expected: Any) -> Check:
     from soapstone.ir.spec import operator
-    from soapstone.kernels.cpu import native
+    from soapstone.kernels.cpu.substrate import native
     from soapstone.kernels.entry import Call
     from soapstone.kernels.select import run_reference, select
 

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from soapstone.frontend.batches import Batches
-from soapstone.frontend.constants import Constants
-from soapstone.frontend.npz import DataError
+from soapstone.engine.constants import Constants
+from soapstone.engine.expand import program
+from soapstone.engine.lower import fold_weights, lower, split_constants, stored
+from soapstone.engine.lower import plain as in_order
+from soapstone.engine.mapper import GraphMapper
+from soapstone.frontend.data.batches import Batches
+from soapstone.frontend.data.npz import DataError
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.mappers import load
-from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Machine, Region, Runtime, StoppedError, Trace
-from soapstone.runtime.expand import program
 from soapstone.runtime.forks import tell
-from soapstone.runtime.lower import fold_weights, lower, split_constants, stored
-from soapstone.runtime.lower import plain as in_order
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:

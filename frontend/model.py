@@ -23,11 +23,11 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role, TensorSpec
 
 if TYPE_CHECKING:
-    from soapstone.frontend.callbacks import Callback
     from soapstone.frontend.inference import InferenceSession
-    from soapstone.frontend.optimizers import Optimizer
-    from soapstone.frontend.saved import Loaded
-    from soapstone.frontend.training import Trainer, TrainingResult
+    from soapstone.frontend.training.callbacks import Callback
+    from soapstone.frontend.training.optimizers import Optimizer
+    from soapstone.frontend.training.saved import Loaded
+    from soapstone.frontend.training.trainer import Trainer, TrainingResult
     from soapstone.runtime import Machine
 
 Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
@@ -280,7 +280,7 @@ class Model(Layers):
             ChoiceError: when bound, a choice that cannot be repeated here.
             GraphError, StrategyError, MachineError: an argument that does not fit.
         """
-        from soapstone.frontend.training import Trainer
+        from soapstone.frontend.training.trainer import Trainer
 
         if seed is not None:
             self.seed = seed
@@ -391,7 +391,7 @@ class Model(Layers):
         """
         if self._trainer is not None:
             return self._trainer.load_checkpoint(path, strict)
-        from soapstone.frontend import saved
+        from soapstone.frontend.training import saved
 
         graph = self.graph
         specs = {name: graph.tensors[name] for name in self.carried}
@@ -401,7 +401,7 @@ class Model(Layers):
 
     def made_for(self, batch_size: int) -> dict[str, Any]:
         """Return what a checkpoint says of the model: its layers, and the hash of its graph."""
-        from soapstone.frontend.saved import layers
+        from soapstone.frontend.training.saved import layers
 
         graph = self.build(batch_size, training=True)
         return {
@@ -425,7 +425,7 @@ class Model(Layers):
         Raises:
             GraphError: the model was closed under mpi or legate, and its weights with it.
         """
-        from soapstone.frontend.initial import materialise
+        from soapstone.engine.initial import materialise
 
         found = dict(self.values)
         if self._trainer is not None:

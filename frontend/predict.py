@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soapstone.frontend import npz
 from soapstone.frontend.app import load_app
+from soapstone.frontend.data import npz
+from soapstone.frontend.data.npz import DataError
 from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.npz import DataError
 from soapstone.ir.tensor import Array
 
 

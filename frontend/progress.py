@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from soapstone.frontend.state import Callback, TrainingState
+from soapstone.frontend.training.state import Callback, TrainingState
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir import fields
+from soapstone.ir import json_fields as fields
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Node

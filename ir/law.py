@@ -4,7 +4,7 @@ A *form* is a symbol of the language of terms (`ir/term.py`): the operator with 
 by few parameters. Scalar multiplication is the form `smul` of the operator `mul`. A *law* is an
 equation of terms that holds for all tensors that fit both sides, under the conditions it names.
 Forms and laws are declared with their operator (`OpSpec.forms`, `OpSpec.laws`); laws are validated
-by `search/substitution/laws/validate.py`, and nothing is proved from anything else.
+by `rules/laws/validate.py`, and nothing is proved from anything else.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Law:
         name: unique among all laws: `matmul-associative`.
         text: `left = right`.
         where: conditions on extents and parameters, such as `dim(y,-4)*h = dim(w,-4)*g` or `odd(k)`
-            (`search/substitution/algebra/condition.py`).
+            (`search/rules/condition.py`).
         ranks: the ranks of its tensor variables for which it is said, such as `x=3 y=2`, all of
             which validation covers; none given means all of one rank, from 1 to 4. Constants of
             any rank are named too (`ones=2`).

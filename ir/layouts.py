@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from soapstone.ir import fields
+from soapstone.ir import json_fields as fields
 from soapstone.ir.errors import GraphError
 
 Order = tuple[int, ...]  # of axes, outermost first

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import fields
+from soapstone.ir import json_fields as fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 

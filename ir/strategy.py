@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from soapstone.ir import fields
+from soapstone.ir import json_fields as fields
 from soapstone.ir.configuration import (
     COLLECTIVES,
     Configuration,

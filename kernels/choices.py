@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from soapstone.ir import fields
+from soapstone.ir import json_fields as fields
 from soapstone.ir.errors import GraphError
 
 FORMAT, VERSION = "soapstone-choices", 1

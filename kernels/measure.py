@@ -23,7 +23,7 @@ from soapstone.cache.environment import digest
 from soapstone.cache.environment import environment as base_environment
 from soapstone.cache.sources import closure, modules_of, stamp
 from soapstone.cache.store import Store
-from soapstone.ir.deadline import Deadline
+from soapstone.deadline import Deadline
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import Variant, registered
 from soapstone.native.memory import call as native_call

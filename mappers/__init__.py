@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from soapstone.engine.mapper import GraphMapper
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.strategy import Strategy
-from soapstone.mappers.base import GraphMapper
 from soapstone.mappers.plugins import StrategyMapper
 from soapstone.runtime import MapperError
-from soapstone.runtime.named import made, mapper_class
-from soapstone.runtime.named import mapper_names as names
+from soapstone.runtime.model.named import made, mapper_class
+from soapstone.runtime.model.named import mapper_names as names
 
 __all__ = ["load", "names"]
 

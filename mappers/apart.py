@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from soapstone.engine.mapper import row_dims
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind, Operand
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
-from soapstone.mappers.base import row_dims
 
 PREFERENCE = 0.5  # samples are waited for, gradients travel while other layers compute
 EVEN = 1.25  # times the mean share of the bytes of tables that a processor may have

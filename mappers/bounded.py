@@ -18,7 +18,7 @@ class BoundedMemoryMapper(DataParallelMapper):
     The backing memory is the fastest reachable one of larger capacity. On a machine where
     processors work in its largest memory nothing is backed, and nothing leaves.
 
-    plan: of the graph that is launched (after `runtime.lower`); what it has sent away by the time
+    plan: of the graph that is launched (after `engine.lower`); what it has sent away by the time
     of a node leaves first. None: the least recently used.
     """
 

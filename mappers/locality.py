@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.mappers.base import Array
+from soapstone.engine.mapper import Array
 from soapstone.mappers.plugins import DataParallelMapper
 from soapstone.runtime import Launch, Machine
 

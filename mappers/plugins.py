@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from soapstone.engine.mapper import Array, GraphMapper, row_dims, touched_bytes
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.mappers.apart import configure_apart
-from soapstone.mappers.base import Array, GraphMapper, row_dims, touched_bytes
 from soapstone.runtime import Launch, Machine
 
 

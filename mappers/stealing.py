@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.mapper import Array
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Configuration
-from soapstone.mappers.base import Array
 from soapstone.mappers.plugins import DataParallelMapper
 from soapstone.runtime import Launch, Machine, Profile
-from soapstone.runtime.expand import NodeLaunch
 
 
 class WorkStealingMapper(DataParallelMapper):

@@ -6,17 +6,9 @@ imported when a trace is compiled.
 
 from __future__ import annotations
 
-from .core import Recording, Runtime
-from .dependent import (
-    by_field,
-    difference,
-    image,
-    image_ranges,
-    intersection,
-    preimage,
-    union,
-)
-from .errors import (
+from soapstone.runtime.analysis.nested import Scope
+from soapstone.runtime.core import Recording, Runtime
+from soapstone.runtime.errors import (
     BoundsError,
     LaunchError,
     MachineError,
@@ -30,18 +22,24 @@ from .errors import (
     TaskError,
     UnwrittenError,
 )
-from .fields import FieldRegion, FieldViews
-from .future import Future, FutureMap
-from .launch import Launch
-from .machine import Link, Machine, Memory, Processor
-from .mapper import DefaultMapper, Held, Layout, Mapper
-from .nested import Scope
-from .partition import Partition
-from .profile import Profile, estimate_offset
-from .region import Region
-from .sparse import IndexPartition
-from .statistics import Statistics
-from .task import (
+from soapstone.runtime.machines.machine import Link, Machine, Memory, Processor
+from soapstone.runtime.model.dependent import (
+    by_field,
+    difference,
+    image,
+    image_ranges,
+    intersection,
+    preimage,
+    union,
+)
+from soapstone.runtime.model.future import Future, FutureMap
+from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.mapper import DefaultMapper, Held, Layout, Mapper
+from soapstone.runtime.model.partition import Partition
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.region_fields import FieldRegion, FieldViews
+from soapstone.runtime.model.sparse import IndexPartition
+from soapstone.runtime.model.task import (
     Fields,
     PointContext,
     Privilege,
@@ -53,8 +51,10 @@ from .task import (
     Write,
     task,
 )
-from .trace import Trace
-from .view import View
+from soapstone.runtime.observe.profile import Profile, estimate_offset
+from soapstone.runtime.observe.statistics import Statistics
+from soapstone.runtime.observe.view import View
+from soapstone.runtime.tracing.trace import Trace
 
 __all__ = [
     "BoundsError",

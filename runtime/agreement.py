@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from .errors import MachineError, ReplicationError
-from .fields import FieldRegion
-from .future import Future, FutureMap
-from .operation import Operation
-from .partition import Partition
-from .region import Region
-from .sparse import IndexPartition
-from .task import Task
+from soapstone.runtime.analysis.operation import Operation
+from soapstone.runtime.errors import MachineError, ReplicationError
+from soapstone.runtime.model.future import Future, FutureMap
+from soapstone.runtime.model.partition import Partition
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.region_fields import FieldRegion
+from soapstone.runtime.model.sparse import IndexPartition
+from soapstone.runtime.model.task import Task
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Parts = Sequence[tuple[str, str]]  # of an event: what is compared, and what it is here

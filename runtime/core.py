@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from . import launch as launches
-from .automatic import Automatic
-from .capture import CaptureAnalysis, Recorder
-from .dependence import Analysis
-from .errors import LaunchError, RuntimeCoreError, StoppedError
-from .executors.local import LocalExecutor
-from .expansion import Expanded, Expander, Options, Step, needs_expansion
-from .fields import FieldRegion
-from .forks import tell
-from .future import Future, FutureMap
-from .host import Host
-from .machine import Machine
-from .mapper import Mapper
-from .memory import MemoryPool
-from .named import as_mapper
-from .nested import Level, Nest
-from .policy import ask, attach, name_of
-from .profile import Observer, Profile
-from .region import Region
-from .statistics import Statistics
-from .step import Fill, Request, Steps, issue, signature
-from .task import Task
-from .view import View
+from soapstone.runtime.analysis.dependence import Analysis
+from soapstone.runtime.analysis.expansion import Expanded, Expander, Options, Step, needs_expansion
+from soapstone.runtime.analysis.nested import Level, Nest
+from soapstone.runtime.analysis.policy import ask, attach, name_of
+from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
+from soapstone.runtime.executors.local import LocalExecutor
+from soapstone.runtime.forks import tell
+from soapstone.runtime.host import Host
+from soapstone.runtime.machines.machine import Machine
+from soapstone.runtime.machines.memory import MemoryPool
+from soapstone.runtime.model import launch as launches
+from soapstone.runtime.model.future import Future, FutureMap
+from soapstone.runtime.model.mapper import Mapper
+from soapstone.runtime.model.named import as_mapper
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.region_fields import FieldRegion
+from soapstone.runtime.model.task import Task
+from soapstone.runtime.observe.profile import Observer, Profile
+from soapstone.runtime.observe.statistics import Statistics
+from soapstone.runtime.observe.view import View
+from soapstone.runtime.tracing.automatic import Automatic
+from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder
+from soapstone.runtime.tracing.step import Fill, Request, Steps, issue, signature
 
 if TYPE_CHECKING:
-    from .log import Log
-    from .trace import Trace
+    from soapstone.runtime.observe.log import Log
+    from soapstone.runtime.tracing.trace import Trace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FORGET_EVERY = 512  # launches between two sweeps of ended users
@@ -279,7 +279,7 @@ class Runtime(Host):
 
     @contextmanager
     def _capturing(self, name: str) -> Iterator[Recording]:
-        from .trace import Trace
+        from soapstone.runtime.tracing.trace import Trace
 
         with self.turn:
             self.quiet("capture")
@@ -400,7 +400,7 @@ class Runtime(Host):
                 self._end_log()
 
     def _begin_log(self, path: str | os.PathLike[str]) -> None:
-        from .log import Log, LoggedSink
+        from soapstone.runtime.observe.log import Log, LoggedSink
 
         if self._log is not None:
             raise StoppedError("the runtime writes a log already")
@@ -433,7 +433,7 @@ class Runtime(Host):
         log = self._log
         if log is None:
             return profile
-        from .log import Both
+        from soapstone.runtime.observe.log import Both
 
         return log if profile is None else Both(log, profile)
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from .dependence import Analysis
-from .errors import LaunchError, RuntimeCoreError, StoppedError
-from .executors.local import LocalExecutor
-from .fields import FieldRegion
-from .forks import tell
-from .instance import Instance, Storage
-from .region import Region
-from .tiling import Box
+from soapstone.runtime.analysis.dependence import Analysis
+from soapstone.runtime.analysis.instance import Instance, Storage
+from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
+from soapstone.runtime.executors.local import LocalExecutor
+from soapstone.runtime.forks import tell
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.region_fields import FieldRegion
+from soapstone.runtime.model.tiling import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _INSIDE = (

@@ -1,9 +1,9 @@
 """All that depends on the operating system, each with what stands in for it where it is missing.
 
 Nothing else in the package asks for cores, memory, processes, shared memory or foreign libraries by
-a call that is not on Linux, macOS and Windows alike; `tests/test_platforms.py` looks for such calls
-in the whole tree. What is unknown is None or 0, and limits nothing. Only the standard library is
-imported.
+a call that is not on Linux, macOS and Windows alike; `tests/native/test_platforms.py` looks for
+such calls in the whole tree. What is unknown is None or 0, and limits nothing. Only the standard
+library is imported.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu import native
-from soapstone.kernels.cpu.elementwise import elementwise, fused_elementwise
+from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
+from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soapstone.frontend import checkpoint
+from soapstone.frontend.training import checkpoint
 from soapstone.runtime import Machine, Partition, ReadWrite, Region, Runtime, task
 
 

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from soapstone import InferenceSession, from_onnx
-from soapstone.frontend import checkpoint
-from soapstone.frontend.limits import VARIABLE
-from soapstone.frontend.npz import NpzFile
+from soapstone.frontend.data.npz import NpzFile
 from soapstone.frontend.predict import read_arrays
+from soapstone.frontend.training import checkpoint
+from soapstone.limits import VARIABLE
 
 ROOM = 1 << 29  # bytes
 

@@ -18,7 +18,7 @@ import numpy as np
 import strategy_training
 from runtime_scenarios import execute, scenario
 
-from soapstone.frontend.callbacks import TrainingState
+from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.runtime import (
     DefaultMapper,
     IndexPartition,
@@ -37,10 +37,10 @@ from soapstone.runtime import (
     Write,
     task,
 )
-from soapstone.runtime.executors.lanes import Faults
-from soapstone.runtime.executors.legate import LegateRuntime
-from soapstone.runtime.executors.legate_executor import agreed
-from soapstone.runtime.executors.legate_start import legate_machine, start_legate
+from soapstone.runtime.executors.legate.executor import agreed
+from soapstone.runtime.executors.legate.lanes import Faults
+from soapstone.runtime.executors.legate.runtime import LegateRuntime
+from soapstone.runtime.executors.legate.start import legate_machine, start_legate
 
 SHAPE = (13, 10)
 KEPT: list[Any] = []  # until the process ends

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from soapstone.runtime.executors.legate_start import LAUNCHERS
+from soapstone.runtime.executors.legate.start import LAUNCHERS
 
 STUB = Path(__file__).resolve().parent / "libcuda_stub.c"
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.runtime import ProfileError
-from soapstone.runtime.checker import Report, check, parse
-from soapstone.runtime.log import path_of_rank
+from soapstone.runtime.observe.checker import Report, check, parse
+from soapstone.runtime.observe.log import path_of_rank
 
 Records = list[dict[str, Any]]
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, Runtime, task
-from soapstone.runtime.start import machine_of, rank_of, start
+from soapstone.runtime.machines.start import machine_of, rank_of, start
 
 KIND = sys.argv[1]
 OTHER = rank_of("mpi") == 1

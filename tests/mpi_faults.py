@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from soapstone.runtime import DefaultMapper, Partition, Read, ReadWrite, Region, task
-from soapstone.runtime.start import machine_of, rank_of, start
+from soapstone.runtime.machines.start import machine_of, rank_of, start
 
 KIND, MODE = sys.argv[1:3]
 AFTER = int(sys.argv[3]) if len(sys.argv) > 3 else 8

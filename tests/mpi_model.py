@@ -12,7 +12,7 @@ from runtime_programs import ShuffledMapper
 from sparse_programs import Cases
 
 from soapstone.runtime import Partition, Read, ReadWrite, Region, Runtime, Scope, by_field, task
-from soapstone.runtime.start import machine_of, start
+from soapstone.runtime.machines.start import machine_of, start
 
 
 @task

@@ -14,8 +14,8 @@ from log_edits import refuse_an_edit
 from runtime_scenarios import execute, scenario
 
 from soapstone.runtime import core
-from soapstone.runtime.executors.mpi import connect, rank
-from soapstone.runtime.executors.neighbours import Neighbours
+from soapstone.runtime.executors.mpi.executor import connect, rank
+from soapstone.runtime.executors.mpi.neighbours import Neighbours
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from runtime_faults import Outcome, Wrong
 
-from soapstone.frontend import checkpoint
+from soapstone.frontend.training import checkpoint
 
 HERE = Path(__file__).parent
 STEPS = 12  # of a training that is killed

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from operator_checks import parse
 
+from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.session import Session
 from soapstone.frontend.inference import InferenceSession
-from soapstone.frontend.session import Session
 from soapstone.ir.dims import Affine, Kind, Product, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
@@ -32,7 +33,6 @@ from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, rounded, spec_o
 from soapstone.kernels import select
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import Variant
-from soapstone.mappers.base import GraphMapper
 from soapstone.runtime import Launch, Machine, Region
 
 MOST_POINTS = 20_000  # of one operator: graphs are many, so each is small

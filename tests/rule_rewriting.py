@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from soapstone.ir.term import Term, instantiate, size, subterms, variables
-from soapstone.search.substitution.algebra.language import commutative
-from soapstone.search.substitution.enumeration.recheck import Recheck
-from soapstone.search.substitution.enumeration.reduce import replaced
+from soapstone.rules.enumeration.recheck import Recheck
+from soapstone.rules.enumeration.reduce import replaced
+from soapstone.search.rules.language import commutative
 
 Terms = tuple[Term, ...]
 

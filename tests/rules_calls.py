@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.term import Value
-from soapstone.search.substitution.algebra import language
+from soapstone.search.rules import language
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PAPER = {

@@ -15,10 +15,10 @@ from dataclasses import replace
 from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, is_variable, subterms
-from soapstone.search.substitution.algebra import language
-from soapstone.search.substitution.algebra.shapes import kinds
-from soapstone.search.substitution.laws.domain import differing
-from soapstone.search.substitution.laws.validate import validate
+from soapstone.rules.laws.domain import differing
+from soapstone.rules.laws.validate import validate
+from soapstone.search.rules import language
+from soapstone.search.rules.shapes import kinds
 
 OTHER = {
     **dict.fromkeys(("add", "sub", "mul", "div"), ("add", "sub", "mul", "div")),

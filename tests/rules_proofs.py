@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 
 from soapstone.ir.law import Law
-from soapstone.ir.term import (
-    Term,
-    parse,
-)
-from soapstone.search.substitution.algebra.proof import Step
-from soapstone.search.substitution.proving.check import missing_guards, replay
+from soapstone.ir.term import Term, parse
+from soapstone.rules.proving.check import missing_guards, replay
+from soapstone.search.rules.proof import Step
 
 LAWS = {
     law.name: law

@@ -21,7 +21,7 @@ import runtime_programs
 from runtime_scenarios import Run, Scenario, scenario
 
 from soapstone.runtime import Machine, MemoryExhausted, Runtime
-from soapstone.runtime.start import start
+from soapstone.runtime.machines.start import start
 
 KINDS = ("raise", "bind", "question", "delay", "memory", "interrupt")
 

@@ -26,7 +26,7 @@ from soapstone.runtime import (
     Task,
     Write,
 )
-from soapstone.runtime.transfer import copy_entry
+from soapstone.runtime.analysis.transfer import copy_entry
 
 BEFORE: list[Callable[[str], None]] = []  # called with what comes: a body, a bind, a question
 VARIANTS = ("first", "second")  # of native tasks

@@ -24,8 +24,8 @@ from runtime_programs import (
 )
 
 from soapstone.runtime import IndexPartition, Machine, Partition, Region, Runtime, Trace
-from soapstone.runtime.checker import check_log
-from soapstone.runtime.start import machine_of, start
+from soapstone.runtime.machines.start import machine_of, start
+from soapstone.runtime.observe.checker import check_log
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -404,7 +404,7 @@ def execute(given: Scenario, log: Path | None = None) -> dict[str, int]:
     Raises: Difference, and whatever the runtime raises.
     """
     if given.setup.executor == "mpi":
-        from soapstone.runtime.executors import mpi
+        from soapstone.runtime.executors.mpi import executor as mpi
     with given.setup.runtime() as runtime:
         with contextlib.nullcontext() if log is None else runtime.log(log):
             Run(runtime, given).run()

@@ -12,12 +12,12 @@ import numpy as np
 
 from soapstone import Adam, Model
 from soapstone.ir.strategy import Strategy
-from soapstone.runtime.cluster import load_machine
-from soapstone.search.parallel import proposals
-from soapstone.search.parallel.choice import as_strategy
-from soapstone.search.parallel.initial import randomly
-from soapstone.search.parallel.problem import prepare
-from soapstone.search.parallel.walker import Walker
+from soapstone.runtime.machines.cluster import load_machine
+from soapstone.search.parallel.mcmc import proposals
+from soapstone.search.parallel.mcmc.initial import randomly
+from soapstone.search.parallel.mcmc.walker import Walker
+from soapstone.search.parallel.problem.choice import as_strategy
+from soapstone.search.parallel.problem.prepare import prepare
 
 
 def network(executor: str = "local", cpus: int = 2, strategy: Strategy | None = None) -> Model:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.rules_elementwise import BINARY, PARAMETRIC, UNARY
-from soapstone.frontend.onnx.rules_reduction import REDUCTIONS
+from soapstone.frontend.onnx.rules.elementwise import BINARY, PARAMETRIC, UNARY
+from soapstone.frontend.onnx.rules.reduction import REDUCTIONS
 from soapstone.frontend.onnx.tensors import ONNX_OF
 from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
-from soapstone.ir.ops.fused import program_steps
+from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import TensorSpec
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from soapstone.frontend.limits import check_bytes
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.ir.tensor import Array
+from soapstone.limits import check_bytes
 
 _TYPES = onnx.TensorProto
 ONNX_OF = {

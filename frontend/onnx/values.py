@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from soapstone.frontend.limits import check_bytes
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.limits import check_bytes
 
 if TYPE_CHECKING:
     from soapstone.frontend.onnx.call import Call

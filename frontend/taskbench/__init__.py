@@ -5,8 +5,8 @@ Performance", SC 2020. `graph` has the patterns, `kernels` what a task does, `pr
 on a runtime, `metg` measures the minimum effective task granularity.
 """
 
-from .graph import PATTERNS, TaskGraph
-from .metg import Metg, metg
-from .program import BODIES, KERNELS, Program
+from soapstone.frontend.taskbench.graph import PATTERNS, TaskGraph
+from soapstone.frontend.taskbench.metg import Metg, metg
+from soapstone.frontend.taskbench.program import BODIES, KERNELS, Program
 
 __all__ = ["BODIES", "KERNELS", "PATTERNS", "Metg", "Program", "TaskGraph", "metg"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.cache.compiled import njit
-from soapstone.kernels.cpu.native import f64p, helper, i64p, native, pack, stack, words
+from soapstone.kernels.cpu.substrate.native import f64p, helper, i64p, native, pack, stack, words
 from soapstone.kernels.entry import Entry
 
 Array = np.ndarray[Any, np.dtype[Any]]

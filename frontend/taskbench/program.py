@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from soapstone.frontend.taskbench import kernels
+from soapstone.frontend.taskbench.graph import TaskGraph, uniform
 from soapstone.runtime import (
     LaunchError,
     Partition,
@@ -25,9 +27,6 @@ from soapstone.runtime import (
     Task,
     Write,
 )
-
-from . import kernels
-from .graph import TaskGraph, uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Body = Literal["native", "python", "pure"]

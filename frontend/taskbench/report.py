@@ -6,12 +6,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from soapstone.frontend.taskbench.graph import TaskGraph
+from soapstone.frontend.taskbench.metg import metg, summary, timed
+from soapstone.frontend.taskbench.program import Body, Program
 from soapstone.runtime import DefaultMapper, Machine
-from soapstone.runtime.start import machine_of, start
-
-from .graph import TaskGraph
-from .metg import metg, summary, timed
-from .program import Body, Program
+from soapstone.runtime.machines.start import machine_of, start
 
 _UNITS = {"compute": "GFLOP/s", "imbalance": "GFLOP/s", "memory": "GB/s", "empty": "G tasks/s"}
 

@@ -23,20 +23,25 @@ import numpy as np
 from soapstone import system
 from soapstone.native import memory
 from soapstone.native.memory import FUNCTION, Entry
-
-from ..agreement import Agreement
-from ..errors import BodyError, MapperError, MemoryExhausted, StoppedError, TaskError
-from ..forks import FORKED, tell
-from ..instance import Storage
-from ..machine import PROCESS, Machine, Processor
-from ..memory import MemoryPool
-from ..operation import Operation
-from ..profile import Observer, Profile
-from ..scalar import captured
-from ..task import EntryLike, PointContext, identity, status_text
-from ..world import World
-from .processes import WorkerProcess
-from .stealing import Stealing
+from soapstone.runtime.agreement import Agreement
+from soapstone.runtime.analysis.instance import Storage
+from soapstone.runtime.analysis.operation import Operation
+from soapstone.runtime.errors import (
+    BodyError,
+    MapperError,
+    MemoryExhausted,
+    StoppedError,
+    TaskError,
+)
+from soapstone.runtime.executors.process.processes import WorkerProcess
+from soapstone.runtime.executors.stealing import Stealing
+from soapstone.runtime.forks import FORKED, tell
+from soapstone.runtime.machines.machine import PROCESS, Machine, Processor
+from soapstone.runtime.machines.memory import MemoryPool
+from soapstone.runtime.machines.world import World
+from soapstone.runtime.model.scalar import captured
+from soapstone.runtime.model.task import EntryLike, PointContext, identity, status_text
+from soapstone.runtime.observe.profile import Observer, Profile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

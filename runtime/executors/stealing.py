@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from ..machine import Machine
-from ..operation import ALONE, Operation
+from soapstone.runtime.analysis.operation import ALONE, Operation
+from soapstone.runtime.machines.machine import Machine
 
 Queue = list[tuple[int, int, Operation]]  # a heap: (-priority, id, operation)
 

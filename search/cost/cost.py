@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from soapstone.ir.deadline import Deadline
+from soapstone.deadline import Deadline
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array

@@ -19,6 +19,8 @@ from typing import Any
 from soapstone.cache.environment import digest
 from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import Store
+from soapstone.engine.expand import NodeLaunch, expand
+from soapstone.engine.lower import channels_last, fold_weights, lower, split_constants, views
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
@@ -27,8 +29,6 @@ from soapstone.kernels.cpu.onednn.library import threads
 from soapstone.kernels.entry import Call
 from soapstone.kernels.measure import made_of, until
 from soapstone.kernels.registry import variants
-from soapstone.runtime.expand import NodeLaunch, expand
-from soapstone.runtime.lower import channels_last, fold_weights, lower, split_constants, views
 from soapstone.search.cost import database as store
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.database import interleaved

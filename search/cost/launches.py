@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.lower import View, in_place, launched
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.ops.epilogue import wrapped
-from soapstone.ir.ops.fused import program_steps
+from soapstone.ir.ops.elementwise.epilogue import wrapped
+from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import aligned
-from soapstone.runtime.expand import NodeLaunch
-from soapstone.runtime.lower import View, in_place, launched
 
 Key = tuple[Any, ...]
 Make = Callable[[TensorSpec, tuple[int, ...]], Array]  # an array of a spec in an axis order

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from soapstone.ir import fields
+from soapstone.ir import json_fields as fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import DTYPES, Array

@@ -17,11 +17,11 @@ from functools import cache, partial
 
 import numpy as np
 
-from soapstone.ir.deadline import Deadline
+from soapstone.deadline import Deadline
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
 from soapstone.native import memory
-from soapstone.runtime.program import NativeProgram, assemble, nothing_address
+from soapstone.runtime.tracing.program import NativeProgram, assemble, nothing_address
 from soapstone.search.cost.database import ROUNDS, interleaved
 from soapstone.system import cache_bytes, preemptions
 
@@ -155,7 +155,7 @@ class Yardstick:
 
     def us(self) -> float:
         """Return what the product takes now in the calling thread, in microseconds."""
-        from soapstone.kernels.cpu.native import run
+        from soapstone.kernels.cpu.substrate.native import run
 
         if self._entry is None:
             return 0.0

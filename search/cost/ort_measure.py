@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from soapstone.ir.deadline import Deadline
+from soapstone.deadline import Deadline
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.search.cost.cost import PricingError

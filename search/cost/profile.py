@@ -12,8 +12,8 @@ import numpy as np
 
 from soapstone.ir.graph import GraphBuilder
 from soapstone.runtime import Machine
-from soapstone.runtime.machine import Link, Memory
-from soapstone.runtime.start import machine_of
+from soapstone.runtime.machines.machine import Link, Memory
+from soapstone.runtime.machines.start import machine_of
 from soapstone.search.cost.executor import ExecutorCost
 from soapstone.search.cost.tasks import MeasuredMachine
 
@@ -63,7 +63,7 @@ def measured_machine(
 def _links(machine: Machine, executor: str) -> tuple[Link, ...]:
     """Return a machine's links as measured: messages between ranks, else copies in memory."""
     if executor == "mpi":
-        from soapstone.runtime.executors.links import measured_links
+        from soapstone.runtime.executors.mpi.links import measured_links
 
         return measured_links(machine)[0]
     short, long = (_copy_s(size) for size in _SIZES)

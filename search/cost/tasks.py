@@ -13,9 +13,9 @@ from dataclasses import astuple, dataclass, field
 
 from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import Store
+from soapstone.engine.expand import Program
 from soapstone.kernels.registry import registered
 from soapstone.runtime import Machine
-from soapstone.runtime.expand import Program
 from soapstone.search.cost.database import database
 
 Degrees = tuple[int, ...]

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from soapstone.ir.deadline import Deadline, TimeUpError
+from soapstone.deadline import Deadline, TimeUpError
 from soapstone.ir.errors import GraphError
 from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied, everywhere
-from soapstone.search.optimize.rulebook import Rulebook
+from soapstone.search.rules.rulebook import Rulebook
 
 Values = tuple[int, ...]
 Price = Callable[[Values], float]

@@ -18,7 +18,7 @@ from soapstone.search.optimize.egraph import EGraph, Union
 from soapstone.search.optimize.match import Match, Matcher, Places, places
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied
-from soapstone.search.optimize.rulebook import Directed, Rulebook
+from soapstone.search.rules.rulebook import Directed, Rulebook
 
 _MOST = 8  # times the values of both graphs: steps after which a sequence is given up
 

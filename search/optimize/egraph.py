@@ -4,7 +4,7 @@ A class is named by its oldest value. Its members are its distinct nodes: operat
 classes, each kept as the first value that was made so. Applications whose operands are equal are
 congruent, and are one node. A pool's values say all there is to them (splits their sizes), so an
 e-graph adds nothing but equality (TENSAT, section 4). The e-graph that proves rules keeps every
-exact typed term instead (`substitution/proving/egraph.py`), which optimising has no use for.
+exact typed term instead (`rules/proving/egraph.py`), which optimising has no use for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from soapstone.ir.term import Term, Value
 from soapstone.search.optimize.match import Match, Matcher, Places, bound, build
 from soapstone.search.optimize.pool import Application, Items, Leaf, Pool
-from soapstone.search.optimize.rulebook import Directed
+from soapstone.search.rules.rulebook import Directed
 
 Values = tuple[int, ...]
 Key = tuple[str, Items, Values]

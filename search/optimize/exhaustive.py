@@ -23,7 +23,7 @@ from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Price, V
 from soapstone.search.optimize.pieces import moved
 from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.regions import Region, Regions
-from soapstone.search.optimize.rulebook import Rulebook
+from soapstone.search.rules.rulebook import Rulebook
 
 Choice = tuple[int, ...]  # a state of each region
 Numbers = npt.NDArray[np.float64]

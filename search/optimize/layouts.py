@@ -21,9 +21,9 @@ from types import MappingProxyType
 
 from networkx.utils import UnionFind
 
+from soapstone.engine.lower.layouts import CHANNELS_LAST, Order, images, passing, stored
+from soapstone.engine.lower.readers import takes_strides
 from soapstone.ir.graph import Graph
-from soapstone.runtime.lower.layouts import CHANNELS_LAST, Order, images, passing, stored
-from soapstone.runtime.lower.readers import takes_strides
 from soapstone.search.optimize.normal import Written
 from soapstone.search.optimize.pool import Pool
 

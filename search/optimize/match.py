@@ -18,12 +18,12 @@ from soapstone.ir.ops.forms import size_text
 from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, instantiate_value, is_variable, parse, subterms
 from soapstone.search.optimize.pool import Items, Leaf, Pool
-from soapstone.search.optimize.rulebook import Directed
-from soapstone.search.substitution.algebra import language
-from soapstone.search.substitution.algebra.infer import with_parameters
-from soapstone.search.substitution.algebra.sample import applies, completed
-from soapstone.search.substitution.algebra.shapes import Type, concrete, plain
-from soapstone.search.substitution.rules import Terms
+from soapstone.search.rules import language
+from soapstone.search.rules.infer import with_parameters
+from soapstone.search.rules.rule import Terms
+from soapstone.search.rules.rulebook import Directed
+from soapstone.search.rules.sample import applies, completed
+from soapstone.search.rules.shapes import Type, concrete, plain
 
 Seen = set[tuple[tuple[int, ...], tuple[int, ...]]]  # roots, and values of variables
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves, by name

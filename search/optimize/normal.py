@@ -3,7 +3,7 @@
 Rules know convolutions and products without bias, joins of two parts, and element-wise operators on
 equal shapes. So a bias becomes an addition of what it is broadcast to, and a concatenation or split
 of many parts becomes nested ones of two. Lowering puts all of it together again
-(`runtime/lower/`), so the form costs nothing.
+(`engine/lower/`), so the form costs nothing.
 """
 
 from __future__ import annotations

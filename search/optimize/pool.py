@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.term import Term, Value
-from soapstone.search.substitution.algebra import language
+from soapstone.search.rules import language
 
 Items = tuple[tuple[str, Any], ...]
 

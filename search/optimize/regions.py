@@ -23,7 +23,7 @@ from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pieces import Piece, copied
 from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.rewrite import applied
-from soapstone.search.optimize.rulebook import Directed, Rulebook
+from soapstone.search.rules.rulebook import Directed, Rulebook
 
 Values = tuple[int, ...]
 Operator = Values  # of the graph: known by its outputs

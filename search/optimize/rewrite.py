@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from soapstone.search.optimize.match import Match, Matcher, bound, build, places
 from soapstone.search.optimize.pool import Leaf, Pool
-from soapstone.search.optimize.rulebook import Directed
+from soapstone.search.rules.rulebook import Directed
 
 Values = tuple[int, ...]
 _MOST_SITES = 1024

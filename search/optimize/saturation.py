@@ -22,7 +22,7 @@ from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
 from soapstone.search.optimize.extraction import Extraction, NodePrices
 from soapstone.search.optimize.match import Match, Places, Seen, depth
 from soapstone.search.optimize.pool import Pool
-from soapstone.search.optimize.rulebook import Directed, Rulebook
+from soapstone.search.rules.rulebook import Directed, Rulebook
 
 _DEEP = 8  # operators above one another in a rule: no rule has more
 _RULES = 16  # of which each may take so much of the nodes in one iteration

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from soapstone.ir.deadline import Deadline
+from soapstone.deadline import Deadline
+from soapstone.engine.lower import channels_last, fold_weights, split_constants
+from soapstone.engine.lower.rebuild import called
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
-from soapstone.runtime.lower import channels_last, fold_weights, split_constants
-from soapstone.runtime.lower.rebuild import called
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import UNKNOWN
 from soapstone.search.optimize import normal
@@ -34,8 +34,8 @@ from soapstone.search.optimize.layouts import Chooser, Orders
 from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pieces import Order, Piece, copied, moved, pieces
 from soapstone.search.optimize.pool import Leaf, Pool
-from soapstone.search.optimize.rulebook import Rulebook
 from soapstone.search.optimize.saturation import saturate
+from soapstone.search.rules.rulebook import Rulebook
 
 Values = tuple[int, ...]
 METHODS = ("backtracking", "saturation", "exhaustive")

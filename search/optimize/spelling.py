@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from soapstone.engine.lower import merge_parts
+from soapstone.engine.lower.rebuild import again, called, rebuild, shell
+from soapstone.engine.lower.weights import fold_biases
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Role
-from soapstone.runtime.lower import merge_parts
-from soapstone.runtime.lower.rebuild import again, called, rebuild, shell
-from soapstone.runtime.lower.weights import fold_biases
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.pool import Pool
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from soapstone.deadline import Deadline
 from soapstone.ir.autodiff import gradients, pulled_back
-from soapstone.ir.deadline import Deadline
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array
@@ -21,9 +21,9 @@ from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, Wrapped
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import ENDS
 from soapstone.search.optimize.pool import Pool
-from soapstone.search.optimize.rulebook import Rulebook
 from soapstone.search.optimize.search import Options, Progress, Searched, Spent, search
 from soapstone.search.optimize.spelling import in_order_of, restored, spelled
+from soapstone.search.rules.rulebook import Rulebook
 
 Layouts = Mapping[str, tuple[int, ...]]
 

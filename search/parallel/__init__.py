@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from soapstone.search.parallel.initial import NAMED
+from soapstone.search.parallel.mcmc.initial import NAMED
+from soapstone.search.parallel.mcmc.options import Options
+from soapstone.search.parallel.mcmc.search import StrategyResult, search
 from soapstone.search.parallel.methods import METHODS, found_by
-from soapstone.search.parallel.operators import ParallelError
-from soapstone.search.parallel.options import Options
-from soapstone.search.parallel.search import StrategyResult, search
-from soapstone.search.parallel.simulate import Simulation, Simulator, simulate
+from soapstone.search.parallel.problem.operators import ParallelError
+from soapstone.search.parallel.simulation.simulate import Simulation, Simulator, simulate
 
 __all__ = [
     "METHODS",

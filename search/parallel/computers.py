@@ -14,12 +14,12 @@ import numpy as np
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.errors import StrategyError
 from soapstone.runtime import Machine, Memory, Processor
-from soapstone.runtime.machine import Link
+from soapstone.runtime.machines.machine import Link
 from soapstone.search.cost.tasks import MeasuredMachine
-from soapstone.search.parallel.initial import Parallel, computers_of, kinds_of_dims
-from soapstone.search.parallel.operators import Operator
-from soapstone.search.parallel.problem import Model, prepare
-from soapstone.search.parallel.timing import described
+from soapstone.search.parallel.mcmc.initial import Parallel, computers_of, kinds_of_dims
+from soapstone.search.parallel.problem.operators import Operator
+from soapstone.search.parallel.problem.prepare import Model, prepare
+from soapstone.search.parallel.problem.timing import described
 
 
 class Computers:

@@ -10,14 +10,14 @@ import math
 
 import numpy as np
 
+from soapstone.engine.expand import NodeLaunch
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
-from soapstone.runtime.expand import NodeLaunch
-from soapstone.search.parallel.initial import Parallel, kinds_of_dims
-from soapstone.search.parallel.operators import Operator
-from soapstone.search.parallel.problem import Model
+from soapstone.search.parallel.mcmc.initial import Parallel, kinds_of_dims
+from soapstone.search.parallel.problem.operators import Operator
+from soapstone.search.parallel.problem.prepare import Model
 
 _ORDER = (Parallel.SAMPLE, Parallel.PARAMETER, Parallel.ATTRIBUTE, Parallel.REDUCED)
 MOST = 24  # strategies: more configurations than a machine of few devices has

@@ -11,17 +11,17 @@ from typing import Any
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.runtime import Machine
-from soapstone.search.parallel import proposals
-from soapstone.search.parallel.choice import as_strategy
-from soapstone.search.parallel.exact import Exhaustive
-from soapstone.search.parallel.operators import ParallelError
-from soapstone.search.parallel.optcnn import optcnn
-from soapstone.search.parallel.options import Options
-from soapstone.search.parallel.problem import prepare
-from soapstone.search.parallel.search import Progress, StrategyResult, search
-from soapstone.search.parallel.simulate import Simulator
-from soapstone.search.parallel.space import check_space
-from soapstone.search.parallel.walker import Walker
+from soapstone.search.parallel.exact.optcnn import optcnn
+from soapstone.search.parallel.exact.optimum import Exhaustive
+from soapstone.search.parallel.exact.space import check_space
+from soapstone.search.parallel.mcmc import proposals
+from soapstone.search.parallel.mcmc.options import Options
+from soapstone.search.parallel.mcmc.search import Progress, StrategyResult, search
+from soapstone.search.parallel.mcmc.walker import Walker
+from soapstone.search.parallel.problem.choice import as_strategy
+from soapstone.search.parallel.problem.operators import ParallelError
+from soapstone.search.parallel.problem.prepare import prepare
+from soapstone.search.parallel.simulation.simulate import Simulator
 
 BEFORE = 15_000  # proposals of each Markov chain before an exhaustive search
 SEEDS = 4  # of those

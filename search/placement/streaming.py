@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.plan import Action, MemoryPlan, Step
-from soapstone.runtime.space import Space
+from soapstone.runtime.machines.space import Space
 
 
 def stream(graph: Graph, capacity_bytes: int) -> MemoryPlan:

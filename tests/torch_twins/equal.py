@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model
-from soapstone.frontend.losses import LABELS, add_loss
-from soapstone.frontend.session import Session
+from soapstone.engine.session import Session
+from soapstone.frontend.training.losses import LABELS, add_loss
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load as load_mapper

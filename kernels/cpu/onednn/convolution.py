@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from soapstone.kernels.cpu.copies import copy
-from soapstone.kernels.cpu.native import sequence
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,
@@ -50,6 +48,8 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
+from soapstone.kernels.cpu.substrate.copies import copy
+from soapstone.kernels.cpu.substrate.native import sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.memory import aligned_array

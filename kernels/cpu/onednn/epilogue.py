@@ -1,6 +1,7 @@
 """Products and convolutions with element-wise steps on the result, as oneDNN's post-operators.
 
-The other way to serve `with_epilogue` is in kernels/cpu/epilogue.py; measured cost decides.
+The other way to serve `with_epilogue` is in kernels/cpu/elementwise/epilogue.py; measured cost
+decides.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.epilogue import inner
+from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise
 from soapstone.kernels.cpu.onednn.descriptors import (
     ABS,

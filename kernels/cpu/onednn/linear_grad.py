@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from soapstone.kernels.cpu.layout import rows
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.matmul import product, product_variants
+from soapstone.kernels.cpu.substrate.layout import rows
 from soapstone.kernels.entry import Array, Call, Entry
 
 

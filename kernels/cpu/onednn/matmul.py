@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from soapstone.kernels.cpu.layout import merged, rows
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,
@@ -37,6 +36,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
+from soapstone.kernels.cpu.substrate.layout import merged, rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 

@@ -28,7 +28,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32, private_array
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
-from soapstone.kernels.cpu.rows import over_last_axis
+from soapstone.kernels.cpu.substrate.rows import over_last_axis
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 

@@ -238,9 +238,9 @@ def conv3d_grad_weight(call: Call) -> Entry | None:
 @variant(("conv_transpose2d", "conv_transpose3d"), "onednn")
 def conv_transpose(call: Call) -> Entry | None:
     """Return the entry of y = conv_transpose(x, w) + b."""
-    from soapstone.kernels.cpu.elementwise import bind_program
-    from soapstone.kernels.cpu.native import sequence
-    from soapstone.kernels.cpu.programs import compile_program
+    from soapstone.kernels.cpu.elementwise.machine import bind_program
+    from soapstone.kernels.cpu.elementwise.programs import compile_program
+    from soapstone.kernels.cpu.substrate.native import sequence
 
     x, w, *rest = call.inputs
     (y,) = call.outputs

@@ -26,7 +26,7 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
-from soapstone.kernels.cpu.products import Form
+from soapstone.kernels.cpu.products.forms import Form
 from soapstone.kernels.entry import Array, Entry
 
 

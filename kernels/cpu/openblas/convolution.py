@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.copies import copy, fill
-from soapstone.kernels.cpu.lanes import Lanes
-from soapstone.kernels.cpu.layout import float32, merged, private
-from soapstone.kernels.cpu.native import (
+from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
+from soapstone.kernels.cpu.openblas.library import attempt
+from soapstone.kernels.cpu.openblas.matmul import activated, joined
+from soapstone.kernels.cpu.openblas.products import product, sgemm
+from soapstone.kernels.cpu.substrate.copies import copy, fill
+from soapstone.kernels.cpu.substrate.lanes import Lanes
+from soapstone.kernels.cpu.substrate.layout import float32, merged, private
+from soapstone.kernels.cpu.substrate.native import (
     Native,
     i64p,
     native,
@@ -30,11 +34,7 @@ from soapstone.kernels.cpu.native import (
     stack,
     words,
 )
-from soapstone.kernels.cpu.opcodes import copy_floats, fill_floats, get, loop, put
-from soapstone.kernels.cpu.openblas.library import attempt
-from soapstone.kernels.cpu.openblas.matmul import activated, joined
-from soapstone.kernels.cpu.openblas.products import product, sgemm
-from soapstone.kernels.cpu.simd import vectorised
+from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select

@@ -13,9 +13,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from soapstone.kernels.cpu.copies import copy, fill
-from soapstone.kernels.cpu.layout import merged
-from soapstone.kernels.cpu.native import (
+from soapstone.kernels.cpu.openblas.library import attempt
+from soapstone.kernels.cpu.substrate.copies import copy, fill
+from soapstone.kernels.cpu.substrate.layout import merged
+from soapstone.kernels.cpu.substrate.native import (
     fixed_arity,
     native,
     noop,
@@ -24,8 +25,7 @@ from soapstone.kernels.cpu.native import (
     sequence,
     words,
 )
-from soapstone.kernels.cpu.openblas.library import attempt
-from soapstone.kernels.cpu.runs import row_offset
+from soapstone.kernels.cpu.substrate.runs import row_offset
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native.memory import aligned_array
 

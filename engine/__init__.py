@@ -1,0 +1,1 @@
+"""What turns a graph and a strategy into something that runs: lowering, launches, sessions."""

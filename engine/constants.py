@@ -1,0 +1,80 @@
+"""Constant operands of an inference graph, made when a kernel asks and kept by nobody else.
+
+Kernels pack weights in their own layout when they are bound, one after another, so no more than one
+weight need be in memory besides what is packed: those of a mapped file are copied out and its pages
+let go, and those that are computed from others are computed then.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.ir.graph import Graph
+from soapstone.ir.interpret import interpret
+from soapstone.ir.tensor import Array
+from soapstone.limits import check_bytes
+from soapstone.native.memory import address
+from soapstone.system import let_go
+
+
+class Constants(Mapping[str, Array]):
+    """Weights, and the outputs of a graph of weights alone; each is made anew when asked for."""
+
+    def __init__(self, weights: Mapping[str, Array], prologue: Graph) -> None:
+        self._weights = weights
+        self._prologue = prologue
+        self._made = {output for node in prologue.nodes for output in node.outputs}
+        total = sum(prologue.tensors[name].nbytes for name in prologue.outputs)
+        check_bytes(total, f"what the weights of graph {prologue.name!r} determine", DataError)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made or name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._made
+        yield from self._weights
+
+    def __len__(self) -> int:
+        return len(self._made) + len(self._weights)
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._made:
+            return resident(self._weights[name])
+        needed, nodes = {name}, []
+        for node in reversed(self._prologue.nodes):
+            if needed.intersection(node.outputs):
+                nodes.append(node)
+                needed.update(node.inputs)
+        roles = {n: role for n, role in self._prologue.roles.items() if n in needed}
+        graph = replace(self._prologue, nodes=tuple(nodes[::-1]), roles=roles, outputs=(name,))
+        return interpret(graph, {n: resident(self._weights[n]) for n in roles})[name]
+
+
+def resident(array: Array) -> Array:
+    """Return the array's contents, which nobody will change.
+
+    They are copied from arrays that may be written to, and from mapped files, whose pages are then
+    let go.
+    """
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap):
+        own = array.flags.aligned and not array.flags.writeable
+        return array if own else np.array(array, order="C")
+    copy = np.array(array, order="C")
+    if array.flags.c_contiguous:
+        offset = address(array) - address(np.frombuffer(base, np.uint8))
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            let_go(base, first, last - first)
+    return copy
+
+
+__all__ = ["Constants", "resident"]

@@ -1,0 +1,323 @@
+"""From a graph and a strategy to index launches: point tasks, their tiles and privileges.
+
+This is the one place where an operator meets its configuration. Executors launch what is made here,
+and a simulator prices the same launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from soapstone.engine.lower import View, in_place, launched, views
+from soapstone.ir.configuration import Configuration, Keep
+from soapstone.ir.dims import Ints, Signature
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.spec import Tile
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array
+from soapstone.kernels.choices import Choices
+from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.select import REFERENCE, run_reference, select
+from soapstone.runtime import (
+    MapperError,
+    Partition,
+    PointContext,
+    Privilege,
+    Read,
+    ReadWrite,
+    Reduce,
+    Region,
+    Runtime,
+    Task,
+    Write,
+)
+
+NO_VIEWS: Mapping[str, View] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One region argument of a launch: the region's name, every point's box, and the privilege."""
+
+    region: str
+    lo: Ints
+    hi: Ints
+    privilege: Privilege
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a node: every point's box in its own axes, and where its contents are.
+
+    They are in the launch's region argument numbered `argument`, seen through `view`, or they are
+    those of the constant named `constant`.
+    """
+
+    lo: Ints
+    hi: Ints
+    argument: int = -1
+    view: View | None = None
+    constant: str | None = None
+
+    def array(self, point: int, arrays: Sequence[Array], constants: Mapping[str, Array]) -> Array:
+        """Return a point's tile of the operand, given those of the launch's arguments."""
+        box: tuple[Any, ...] = tuple(slice(a, b) for a, b in zip(self.lo[point], self.hi[point]))
+        if self.constant is not None:
+            tile: Array = constants[self.constant][(*box, ...)]
+            return tile
+        array = arrays[self.argument]
+        if self.view is None or not self.view.steps:
+            return array
+        if len(self.lo) > 1:  # the tile is of all there is of its samples
+            return self.view.apply(array, int(self.hi[point][0] - self.lo[point][0]))
+        seen: Array = self.view.apply(array)[(*box, ...)]
+        return seen
+
+
+@dataclass(frozen=True)
+class NodeLaunch:
+    """A node as an index launch; an output that overwrites an input shares that one's argument."""
+
+    node: Node
+    signature: Signature
+    configuration: Configuration
+    grid: tuple[int, ...]
+    lo: Mapping[str, Ints]
+    hi: Mapping[str, Ints]
+    arguments: tuple[Argument, ...]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    variant: str | None = None
+
+    @property
+    def points(self) -> int:
+        return math.prod(self.grid)
+
+    def attributes(self, point: int) -> Mapping[str, Any]:
+        """Return the operator's attributes for one point's tile."""
+        spec = self.node.spec
+        if spec.localize is None:
+            return self.node.attributes
+        return spec.localize(self.node.attributes, self.tile(point))
+
+    def tile(self, point: int) -> Tile:
+        """Return the intervals and boxes of one point."""
+
+        def boxes(operands: Sequence[Operand]) -> tuple[tuple[Ints, Ints], ...]:
+            return tuple((operand.lo[point], operand.hi[point]) for operand in operands)
+
+        return Tile(
+            {name: (int(self.lo[name][point]), int(self.hi[name][point])) for name in self.lo},
+            boxes(self.inputs),
+            boxes(self.outputs),
+            tuple(operand.shape for operand in self.signature.inputs),
+            tuple(operand.shape for operand in self.signature.outputs),
+        )
+
+
+def expand(
+    graph: Graph,
+    strategy: Strategy,
+    constants: Set[str] = frozenset(),
+    seen: Mapping[str, View] = NO_VIEWS,
+) -> tuple[NodeLaunch, ...]:
+    """Return the launches of a lowered graph, in program order.
+
+    Every tensor is kept and moves as its readers need it: chosen resharding paths, recomputation
+    and offloading are refused rather than ignored.
+
+    Args:
+        constants: values that never change; they are no region arguments.
+        seen: values that are views of others (`engine.lower.views`); they are not launched.
+
+    Raises:
+        StrategyError: a configuration is not legal, or a choice is not carried out; names the
+            operator and the dim, or the value.
+    """
+    for value, keep in strategy.tensors.items():
+        if keep is not Keep.KEEP:
+            raise StrategyError(f"value {value!r}: {keep} found; tensors are only kept so far")
+    for value, consumer in strategy.reshards:
+        raise StrategyError(
+            f"value {value!r} to {consumer!r}: a resharding path found; paths are not chosen so far"
+        )
+    aliases = in_place(graph)
+    return tuple(
+        _node_launch(graph, strategy, node, aliases, constants, seen)
+        for node in graph.nodes
+        if launched(node, seen)
+    )
+
+
+def _node_launch(
+    graph: Graph,
+    strategy: Strategy,
+    node: Node,
+    aliases: Mapping[str, str],
+    constants: Set[str],
+    seen: Mapping[str, View],
+) -> NodeLaunch:
+    signature = graph.signature(node)
+    configuration = strategy.configuration(graph, node)
+    degrees = configuration.degrees
+    grid, lo, hi = signature.points(degrees, configuration.cuts)
+    points = math.prod(grid)
+    arguments: list[Argument] = []
+
+    def place(name: str, boxes: tuple[Ints, Ints], privilege: Privilege) -> Operand:
+        if name in constants:
+            return Operand(*boxes, constant=name)
+        view = seen.get(name)
+        region = name if view is None else view.root
+        box = boxes if view is None else _root_boxes(graph.tensors[region].shape, view, boxes)
+        arguments.append(Argument(region, *box, privilege))
+        return Operand(*boxes, argument=len(arguments) - 1, view=view)
+
+    inputs = [
+        place(name, operand.tiles(lo, hi, points), Read)
+        for name, operand in zip(node.inputs, signature.inputs)
+    ]
+    outputs: list[Operand] = []
+    for position, name in enumerate(node.outputs):
+        if name in aliases:
+            shared = inputs[node.inputs.index(aliases[name])]
+            arguments[shared.argument] = replace(arguments[shared.argument], privilege=ReadWrite)
+            outputs.append(shared)
+            continue
+        monoid = signature.monoid(position, degrees)
+        privilege = Write if monoid is None else Reduce(monoid)
+        outputs.append(place(name, signature.written(position, lo, hi, points), privilege))
+    return NodeLaunch(
+        node,
+        signature,
+        configuration,
+        grid,
+        lo,
+        hi,
+        tuple(arguments),
+        tuple(inputs),
+        tuple(outputs),
+        strategy.variants.get(node.name),
+    )
+
+
+def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Return the boxes in a view's root: the same samples where there are several, else all."""
+    points = len(boxes[0])
+    if view.box is not None:
+        first, past = np.array(view.box, np.int64)
+        return (first[None], past[None]) if view.steps else (boxes[0] + first, boxes[1] + first)
+    lo, hi = (
+        np.zeros((points, len(shape)), np.int64),
+        np.tile(np.array(shape, np.int64), (points, 1)),
+    )
+    if points > 1:
+        lo[:, 0], hi[:, 0] = boxes[0][:, 0], boxes[1][:, 0]
+    return lo, hi
+
+
+@dataclass
+class Program:
+    """The launches of a graph on concrete regions; records which variant served each node.
+
+    `choices` are those of the run: which variant serves each form of call.
+    """
+
+    launches: tuple[NodeLaunch, ...]
+    regions: dict[str, Region]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    variants: dict[str, str] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
+
+    def launch(self, runtime: Runtime) -> None:
+        """Launch every node once, in program order."""
+        for item in self.launches:
+            partitions = [
+                Partition.of(self.regions[a.region], a.lo, a.hi, item.grid or (1,))
+                for a in item.arguments
+            ]
+            runtime.launch(
+                self._task(item), *partitions, name=item.node.name, tag=item, initialise=True
+            )
+
+    def release(self) -> None:
+        """Forget the constants that no Python body reads: kernels keep what they need of them."""
+        read = {
+            operand.constant
+            for item in self.launches
+            if self.variants.get(item.node.name) == REFERENCE
+            for operand in item.inputs
+        }
+        self.constants = {name: self.constants[name] for name in read if name is not None}
+
+    def _task(self, item: NodeLaunch) -> Task:
+        """Return the task of a node: native variants where they serve, else the reference."""
+
+        def call(context: PointContext, arrays: Sequence[Array]) -> Call:
+            def tiles(operands: Sequence[Operand]) -> tuple[Array, ...]:
+                return tuple(o.array(context.point, arrays, self.constants) for o in operands)
+
+            return Call(
+                item.node.operator,
+                item.attributes(context.point),
+                tiles(item.inputs),
+                tiles(item.outputs),
+                context.processor.threads,
+                frozenset(i for i, o in enumerate(item.inputs) if o.constant is not None),
+            )
+
+        def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
+            chosen = context.variant or item.variant
+            try:
+                with self.choices.current():
+                    name, entry = select(call(context, arrays), context.processor.kind, chosen)
+            except ValueError as error:
+                if context.variant is None:
+                    raise
+                raise MapperError(
+                    f"task {item.node.name!r}: variant of point {context.point} on processor "
+                    f"{context.processor.name!r} is {context.variant!r}: {error}"
+                ) from None
+            self.variants[item.node.name] = name
+            return entry
+
+        def body(context: PointContext, *arrays: Array) -> None:
+            run_reference(call(context, arrays))
+
+        privileges = tuple(argument.privilege for argument in item.arguments)
+        return Task(item.node.operator, privileges, body, bind, context=True)
+
+
+def program(
+    graph: Graph,
+    strategy: Strategy,
+    persistent: Mapping[str, Region],
+    constants: Mapping[str, Array] = MappingProxyType({}),
+    *,
+    fuse: bool = True,
+    choices: Choices | None = None,
+) -> Program:
+    """Return the launches of a lowered graph with a region for each value.
+
+    Args:
+        persistent: regions that outlive a step, by value: the graph's inputs and outputs.
+        constants: the contents of inputs that never change, by value: they need no region.
+        fuse: look at reshaped and transposed values in place rather than launch a copy.
+        choices: of the run that the program is part of; by default one of its own.
+    """
+    regions = dict(persistent)
+    for value, old in in_place(graph).items():
+        regions[value] = regions[old]
+    seen = views(graph, strategy, constants.keys()) if fuse else {}
+    for name, spec in graph.tensors.items():
+        if name not in regions and name not in constants and name not in seen:
+            regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
+    launches = expand(graph, strategy, constants.keys(), seen)
+    return Program(launches, regions, constants, choices=choices or Choices())

@@ -1,0 +1,108 @@
+"""Concatenations without a launch: their parts are written in their place to begin with.
+
+A part qualifies where all that reads it beside the concatenation takes rows that lie apart in
+memory, as element-wise operators do; what does not qualify is copied into its place. A
+concatenation of another one's parts and more is a concatenation of that one and more, so the
+growing stacks of a dense block become one value, written once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soapstone.engine.lower.readers import takes_rows, takes_strides
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.strategy import Strategy
+
+Places = dict[str, tuple[str, tuple[int, ...]]]  # by value: the whole it is part of, first index
+
+
+def place_parts(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph whose concatenations are of parts that can be written in their place."""
+    graph = _nested(graph)
+    copies: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        if node.spec.view != "concat" or strategy.configuration(graph, node).degrees:
+            continue
+        good = {name for name in node.inputs if _qualifies(graph, strategy, node, name)}
+        sizes = {name: graph.tensors[name].nbytes for name in node.inputs}
+        if 2 * sum(sizes[name] for name in good) >= sum(sizes.values()):
+            copies[node.name] = set(node.inputs) - good
+    if not any(copies.values()):
+        return graph
+    nodes: list[Node] = []
+    builder = GraphBuilder(base=graph)
+    for node in graph.nodes:
+        inputs = list(node.inputs)
+        for index, name in enumerate(inputs):
+            if name in copies.get(node.name, ()):
+                shape = graph.tensors[name].shape
+                copy = builder.apply("broadcast", name, name=f"{name}.part", shape=shape)[0]
+                inputs[index] = copy
+                maker = builder.maker(copy)
+                nodes += [maker] if maker else []
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    return replace(graph, nodes=tuple(nodes), tensors=builder.build().tensors)
+
+
+def places(graph: Graph, strategy: Strategy) -> Places:
+    """Return where each part of a concatenation that needs no launch is written."""
+    found: Places = {}
+    for node in reversed(graph.nodes):
+        if node.spec.view != "concat" or strategy.configuration(graph, node).degrees:
+            continue
+        if not all(_qualifies(graph, strategy, node, name) for name in node.inputs):
+            continue
+        output = node.outputs[0]
+        rank = graph.tensors[output].rank
+        root, first = found.get(output, (output, (0,) * rank))
+        axis = node.attributes["axis"]
+        offset = first[axis]
+        for name in node.inputs:
+            found[name] = (root, (*first[:axis], offset, *first[axis + 1 :]))
+            offset += graph.tensors[name].shape[axis]
+    return found
+
+
+def _qualifies(graph: Graph, strategy: Strategy, node: Node, value: str) -> bool:
+    """Return whether a part of a concatenation may be written in its place."""
+    maker = graph.producers.get(value)
+    output = node.outputs[0]
+    if (
+        maker is None
+        or maker.spec.view not in (None, "concat")
+        or maker.spec.updates
+        or strategy.configuration(graph, maker).degrees
+        or node.inputs.count(value) > 1
+        or value in graph.outputs
+        or value in graph.updates.values()
+        or graph.tensors[value].size == 0
+        or not (takes_strides(maker) or strategy.layouts.get(value) == strategy.layouts.get(output))
+    ):
+        return False
+    readers = [reader for reader in graph.consumers[value] if reader.name != node.name]
+    return all(
+        (reader.spec.view in ("split", "slice") or takes_rows(graph, reader, value))
+        and not strategy.configuration(graph, reader).degrees
+        for reader in readers
+    )
+
+
+def _nested(graph: Graph) -> Graph:
+    """Return the graph where a concatenation that begins with the parts of an earlier one reads
+    that one instead."""
+    known: dict[tuple[str, ...], tuple[int, str]] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.spec.view == "concat":
+            axis = node.attributes["axis"]
+            for count in range(len(node.inputs) - 1, 1, -1):
+                prior = known.get(node.inputs[:count])
+                if prior is not None and prior[0] == axis:
+                    known[node.inputs] = (axis, node.outputs[0])
+                    node = replace(node, inputs=(prior[1], *node.inputs[count:]))
+                    break
+            else:
+                known[node.inputs] = (axis, node.outputs[0])
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))

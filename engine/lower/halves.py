@@ -1,0 +1,69 @@
+"""Half-precision operators whose configuration leaves partial results: in single precision.
+
+An operator computes halves in single precision and rounds once (`OpSpec.run`). Where the dim it
+reduces is split, what it rounds would be partial results, and the primitives of a composite would
+round every value between them. So the operands of such a node are cast up, and its results down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from soapstone.engine.lower.rebuild import again, rebuild, shell
+from soapstone.ir.dims import Affine, Operand
+from soapstone.ir.graph import Emitter, Graph, Node
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import WIDE
+
+
+def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with single-precision twins of half-precision nodes that leave partials."""
+    if not any(spec.is_half for spec in graph.tensors.values()):
+        return graph
+    split = {node.name for node in graph.nodes if _leaves_partials(graph, strategy, node)}
+    if not split:
+        return graph
+    builder = shell(graph)
+
+    def emit(node: Node) -> Sequence[str]:
+        if node.name not in split:
+            return again(builder, node)
+        signature = graph.signature(graph.by_name[node.name])
+        own = node.name in strategy.configurations
+        emitter = Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")
+
+        def cast(name: str, operand: Operand, to: str) -> str:
+            if builder.spec(name).dtype == to:
+                return name
+            return emitter("cast", name, rename=_renamed(operand), to=to)
+
+        inputs = []
+        for name, operand in zip(node.inputs, signature.inputs):
+            dtype = np.dtype(builder.spec(name).dtype)
+            inputs.append(cast(name, operand, WIDE.get(dtype, dtype).name))
+        made = builder.add(replace(node, inputs=tuple(inputs)))
+        return [cast(*each) for each in zip(made, signature.outputs, signature.dtypes)]
+
+    return rebuild(graph, builder, emit)
+
+
+def _leaves_partials(graph: Graph, strategy: Strategy, node: Node) -> bool:
+    if not any(graph.tensors[name].is_half for name in (*node.inputs, *node.outputs)):
+        return False
+    signature, degrees = graph.signature(node), strategy.configuration(graph, node).degrees
+    return signature.lowers(degrees) or any(
+        signature.monoid(output, degrees) for output in range(len(node.outputs))
+    )
+
+
+def _renamed(operand: Operand) -> dict[str, str]:
+    """Return the dim that each axis of an operand runs along, by the name `cast` has for it."""
+    return {
+        f"d{number}": axis.dim
+        if isinstance(axis, Affine) and axis == Affine(axis.dim, axis.extent)
+        else ""
+        for number, axis in enumerate(operand.axes)
+    }

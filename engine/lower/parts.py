@@ -1,0 +1,234 @@
+"""Splits and concatenations: as few as say the same, and parts that take no memory of their own.
+
+The parts of a split are boxes of its operand (`views.py`), unless a part must have memory of its
+own or too many of its readers would copy it for themselves: that part alone is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from soapstone.engine.lower.views import scan
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.strategy import Strategy
+
+JOINS = ("concat", "split")
+
+
+def merge_parts(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with chains of concatenations, and of splits, along one axis made one.
+
+    What is split and concatenated again, or the other way round, is neither; and an element-wise
+    operator on every part of a product is one on all of it, which can join the product's launch.
+    """
+    if not any(node.spec.view in JOINS for node in graph.nodes):
+        return graph
+    merger = _Merger(graph, strategy)
+    for node in graph.nodes:
+        merger.add(node)
+    graph = merger.graph_of()
+    while True:
+        found = ((node, _steps(graph, strategy, node)) for node in graph.nodes)
+        split, steps = next(((node, steps) for node, steps in found if steps), (None, ()))
+        if split is None:
+            return graph
+        graph = _hoisted(graph, split, steps)
+
+
+def copy_parts(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with a copy of each part of a split that cannot be seen in its operand.
+
+    A split of which no part can is launched.
+    """
+    while any(node.spec.view == "split" for node in graph.nodes):
+        _, refused = scan(graph, strategy)
+        splits = {
+            node.name: refused[node.name]
+            for node in graph.nodes
+            if len(refused.get(node.name, ())) in range(1, len(node.outputs))
+        }
+        if not splits:
+            break
+        graph = _with_copies(graph, splits)
+    return graph
+
+
+def _with_copies(graph: Graph, splits: dict[str, set[str]]) -> Graph:
+    builder = GraphBuilder(base=graph)
+    tensors = dict(graph.tensors)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        copied = splits.get(node.name, set())
+        seen = {value: builder.unique(f"{value}.part") for value in copied}
+        nodes.append(replace(node, outputs=tuple(seen.get(v, v) for v in node.outputs)))
+        for value, part in seen.items():
+            tensors[part] = spec = tensors[value]
+            items = (("shape", spec.shape),)
+            name = builder.unique(f"{value}.copy")
+            nodes.append(Node(name, "broadcast", (part,), (value,), items))
+    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+class _Merger:
+    """A graph rebuilt node by node, and what its values are called now."""
+
+    def __init__(self, graph: Graph, strategy: Strategy) -> None:
+        self.graph, self.strategy = graph, strategy
+        self.keep = {*graph.outputs, *graph.updates.values()}
+        self.called: dict[str, str] = {}
+        self.nodes: dict[str, Node] = {}  # by name
+        self.makers: dict[str, Node] = {}
+
+    def add(self, node: Node) -> None:
+        """Add a node, or say which values its results are."""
+        if not self.called.keys().isdisjoint(node.inputs):
+            node = replace(node, inputs=tuple(self.called.get(v, v) for v in node.inputs))
+        view = node.spec.view
+        if view == "concat":
+            node = self._concat(node)
+        if (view == "split" and self._split(node)) or (view == "concat" and self._same(node)):
+            return
+        self.nodes[node.name] = node
+        self.makers.update(dict.fromkeys(node.outputs, node))
+
+    def graph_of(self) -> Graph:
+        """Return the graph without the concatenations and splits that nothing reads any more."""
+        needed, nodes = set(self.keep), []
+        for node in reversed(self.nodes.values()):
+            if node.spec.view not in JOINS or needed.intersection(node.outputs):
+                nodes.append(node)
+                needed.update(node.inputs)
+        made = {*self.graph.roles, *(v for node in nodes for v in node.outputs)}
+        tensors = {name: spec for name, spec in self.graph.tensors.items() if name in made}
+        return replace(self.graph, nodes=tuple(nodes[::-1]), tensors=tensors)
+
+    def _behind(self, node: Node, value: str, view: str) -> Node | None:
+        """Return the maker of an operand if it is a view of that kind along the node's axis."""
+        maker = self.makers.get(value)
+        if maker is None or maker.spec.view != view:
+            return None
+        same = maker.attributes["axis"] == node.attributes["axis"]
+        first, second = (self.strategy.configuration(self.graph, n) for n in (maker, node))
+        return maker if same and first == second else None
+
+    def _alone(self, node: Node, value: str) -> bool:
+        """Return whether a node reads a value, once, that has no other use."""
+        names = [reader.name for reader in self.graph.consumers[value]]
+        return names == [node.name] and value not in self.keep and node.inputs.count(value) == 1
+
+    def _same(self, node: Node) -> bool:
+        """Let the result of a node of one operand be called as that; return whether it may."""
+        if len(node.inputs) > 1 or node.outputs[0] in self.keep:
+            return False
+        self.called[node.outputs[0]] = node.inputs[0]
+        return True
+
+    def _concat(self, node: Node) -> Node:
+        """Return a concatenation of its parts' parts, and of what a split of all of them splits."""
+        inputs: list[str] = []
+        for value in node.inputs:
+            inner = self._behind(node, value, "concat") if self._alone(node, value) else None
+            inputs += inner.inputs if inner else [value]
+        joined: list[str] = []
+        while inputs:
+            split = self._behind(node, inputs[0], "split")
+            if split is not None and tuple(inputs[: len(split.outputs)]) == split.outputs:
+                joined.append(split.inputs[0])
+                del inputs[: len(split.outputs)]
+            else:
+                joined.append(inputs.pop(0))
+        return replace(node, inputs=tuple(joined))
+
+    def _split(self, node: Node) -> bool:
+        """Return whether there are a split's results already, or a larger split now has them."""
+        (source,), axis, sizes = node.inputs, node.attributes["axis"], node.attributes["sizes"]
+        joined = self._behind(node, source, "concat")
+        if joined is not None and not self.keep.intersection(node.outputs):
+            found = tuple(self.graph.tensors[v].shape[axis] for v in joined.inputs)
+            if found == sizes:
+                self.called.update(zip(node.outputs, joined.inputs))
+                return True
+        outer = self._behind(node, source, "split")
+        if outer is None or not self._alone(node, source):
+            return False
+        at = outer.outputs.index(source)
+
+        def spliced(old: Sequence[object], new: Sequence[object]) -> tuple[object, ...]:
+            return (*old[:at], *new, *old[at + 1 :])
+
+        items = dict(outer.items) | {"sizes": spliced(outer.attributes["sizes"], sizes)}
+        outputs = tuple(map(str, spliced(outer.outputs, node.outputs)))
+        larger = replace(outer, outputs=outputs, items=tuple(sorted(items.items())))
+        self.nodes[outer.name] = larger
+        self.makers.update(dict.fromkeys(outputs, larger))
+        return True
+
+
+def _steps(graph: Graph, strategy: Strategy, split: Node) -> tuple[Node, ...]:
+    """Return the element-wise operator on each part of a product, if all of it may take it.
+
+    Its other operands are the same parts of other values.
+    """
+    if split.spec.view != "split" or len(graph.consumers[split.inputs[0]]) > 1:
+        return ()
+    maker = graph.producers.get(split.inputs[0])
+    kept = {*graph.outputs, *graph.updates.values()}
+    if maker is None or not maker.spec.epilogue or len(maker.outputs) > 1:
+        return ()
+    readers = [graph.consumers[value] for value in split.outputs]
+    if kept.intersection((split.inputs[0], *split.outputs)) or {1} != set(map(len, readers)):
+        return ()
+    steps = tuple(step for (step,) in readers)
+    first, form = steps[0], strategy.configuration(graph, maker)
+    if not first.spec.elementwise or first.spec.localize or len(first.outputs) > 1:
+        return ()
+    if graph.tensors[first.outputs[0]] != graph.tensors[split.outputs[0]]:
+        return ()
+    for position, value in enumerate(first.inputs):
+        other = graph.producers.get(value)
+        if other is None or (other.spec.view, other.items) != ("split", split.items):
+            return ()
+        if kept.intersection(other.outputs) or other.outputs.index(value):
+            return ()
+        if tuple(step.inputs[position : position + 1] for step in steps) != tuple(
+            (part,) for part in other.outputs
+        ):
+            return ()
+    same = all(
+        (step.operator, step.items, len(step.inputs))
+        == (first.operator, first.items, len(first.inputs))
+        and strategy.configuration(graph, step) == form
+        for step in steps
+    )
+    return steps if same else ()
+
+
+def _hoisted(graph: Graph, split: Node, steps: tuple[Node, ...]) -> Graph:
+    """Return the graph where what each part of a value goes through, all of it goes through.
+
+    The split comes last: where the last of the operands is made.
+    """
+    value = GraphBuilder(base=graph).unique(f"{split.name}.whole")
+    splits = {graph.producers[name].name: graph.producers[name] for name in steps[0].inputs}
+    sources = tuple(graph.producers[name].inputs[0] for name in steps[0].inputs)
+    whole = replace(steps[0], inputs=sources, outputs=(value,))
+    parts = replace(split, inputs=(value,), outputs=tuple(step.outputs[0] for step in steps))
+    gone = {step.name for step in steps} | {split.name}
+    left = len(splits)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.name in splits:
+            left -= 1
+            read = any(r.name not in gone for value in node.outputs for r in graph.consumers[value])
+            nodes += [node] if read else []
+            nodes += [whole, parts] if left == 0 else []
+        elif node.name not in gone:
+            nodes.append(node)
+    made = {*graph.roles, *(name for node in nodes for name in node.outputs)}
+    tensors = {**graph.tensors, value: graph.tensors[split.inputs[0]]}
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        tensors={name: spec for name, spec in tensors.items() if name in made},
+    )

@@ -1,0 +1,102 @@
+"""Updates of carried values: written in place where an operator allows, and as early as they can.
+
+A gradient lives only until its update, so gradients share memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.ops.training.update import MOST_STORED
+from soapstone.ir.strategy import Strategy
+
+
+def in_place(graph: Graph) -> dict[str, str]:
+    """Return, for each value that an update operator writes over its old value, that old value."""
+    result = {}
+    for name, value in graph.updates.items():
+        node = graph.producers.get(value)
+        if node is not None and node.overwrites.get(value) == name:
+            result[value] = name
+    return result
+
+
+def store_updates(graph: Graph) -> Graph:
+    """Return the graph with a copy for each next value that no operator writes in place."""
+    written = in_place(graph)
+    rest = {name: value for name, value in graph.updates.items() if value not in written}
+    if not rest:
+        return graph
+    builder = GraphBuilder(base=graph)
+    for name, value in rest.items():
+        builder.update(name, builder.apply("store", value, name, name=f"{name}.next")[0])
+    return builder.build()
+
+
+def merge_stores(graph: Graph, strategy: Strategy) -> Graph:
+    """Return the graph with the guarded stores of a place made one launch.
+
+    Stores that are split stay apart: their tiles are where the values are made.
+    """
+    groups: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
+    for node in graph.nodes:
+        if node.operator == "store" and len(node.inputs) == 3:
+            configuration = strategy.configuration(graph, node)
+            if configuration.points == 1:
+                groups.setdefault((node.inputs[2], configuration.devices), []).append(node)
+    last: dict[str, Node] = {}
+    gone: set[str] = set()
+    for (flag, _), found in groups.items():
+        for first in range(0, len(found), MOST_STORED):
+            some = found[first : first + MOST_STORED]
+            if len(some) == 1:
+                continue
+            pairs = tuple(name for node in some for name in node.inputs[:2])
+            outputs = tuple(node.outputs[0] for node in some)
+            last[some[-1].name] = replace(some[-1], inputs=(*pairs, flag), outputs=outputs)
+            gone.update(node.name for node in some)
+    if not gone:
+        return graph
+    nodes = [last.get(node.name, node) for node in graph.nodes]
+    return replace(graph, nodes=tuple(n for n in nodes if n.name in last or n.name not in gone))
+
+
+def hoist_updates(graph: Graph) -> Graph:
+    """Return the graph with each update right after its operands and the old value's readers.
+
+    A gradient then lives only until its update, so gradients share memory. Who reads a view of the
+    old value may read the old value itself.
+    """
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    keyed: list[tuple[int, bool, int, Node]] = []  # a node that moves comes after who was there
+    for index, node in enumerate(graph.nodes):
+        place = index
+        if node.spec.updates and not any(graph.consumers[o] for o in node.outputs):
+            before = [
+                position[reader.name]
+                for name in node.overwrites.values()
+                for reader in _readers(graph, name)
+                if reader is not node
+            ]
+            made = [
+                position[graph.producers[name].name]
+                for name in node.inputs
+                if name in graph.producers
+            ]
+            place = max([*before, *made], default=index)
+        keyed.append((place, place != index, index, node))
+    keyed.sort(key=lambda item: item[:3])
+    return replace(graph, nodes=tuple(node for *_, node in keyed))
+
+
+def _readers(graph: Graph, value: str) -> list[Node]:
+    """Return the nodes that read a value, or a value that may be a view of it."""
+    found: list[Node] = []
+    pending = [value]
+    while pending:
+        for reader in graph.consumers[pending.pop()]:
+            found.append(reader)
+            if reader.spec.view not in (None, "concat"):
+                pending += reader.outputs
+    return found

@@ -1,0 +1,277 @@
+"""Values that need no launch: reshapes, transposes and parts that are another look at memory.
+
+A reshape of a contiguous value costs nothing: its readers look at the old memory. A transpose is as
+free for readers that take any strides, such as matrix products; and where its operand is made by
+such an operator and read by nobody else, it is written transposed in the first place. A part of a
+value, made by a split or a slice, is a box of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from soapstone.engine.lower.concat import places
+from soapstone.engine.lower.readers import takes_rows, takes_strides
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, TensorSpec
+
+# ("reshape", shape), ("transpose", order), or ("slice", starts, then stops, then steps)
+Step = tuple[str, tuple[int, ...]]
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # first, past the last index
+
+
+@dataclass(frozen=True)
+class View:
+    """How a value is seen in the memory of another, its root: all of it or a box, then steps."""
+
+    root: str
+    steps: tuple[Step, ...] = ()
+    box: Box | None = None
+
+    @property
+    def part(self) -> bool:
+        """Whether it is of less than all of the root."""
+        return self.box is not None or any(kind == "slice" for kind, _ in self.steps)
+
+    def then(self, kind: str, argument: tuple[int, ...]) -> View:
+        """Return the view of this view; like steps in a row are one, so that long chains are short.
+
+        A reshape that follows another sees the same elements in the same order, and a transpose
+        that undoes the one before it leaves nothing.
+        """
+        before = self.steps[:-1]
+        last, old = self.steps[-1] if self.steps else ("", ())
+        if kind == last == "transpose":
+            argument = tuple(old[axis] for axis in argument)
+            if argument == tuple(range(len(argument))):
+                return replace(self, steps=before)
+        elif not kind == last == "reshape":
+            before = self.steps
+        return replace(self, steps=(*before, (kind, argument)))
+
+    def apply(self, array: Array, samples: int | None = None) -> Array:
+        """Return the view of the root's array; `samples` is the extent of axis 0 of a tile.
+
+        Raises:
+            ValueError: the array's strides do not allow it without a copy.
+        """
+        for kind, argument in self.steps:
+            if kind == "transpose":
+                array = array.transpose(argument)
+            elif kind == "slice":
+                starts, stops, steps = np.reshape(argument, (3, array.ndim)).tolist()
+                cut: tuple[Any, ...] = (*map(slice, starts, stops, steps), ...)
+                array = array[cut]
+            else:
+                shape = argument if samples is None else (samples, *argument[1:])
+                array = np.reshape(array, shape, copy=False)
+        return array
+
+
+def views(graph: Graph, strategy: Strategy, constants: Set[str] = frozenset()) -> dict[str, View]:
+    """Return the view of each value of a lowered graph that takes no memory of its own.
+
+    Constants have no memory in the runtime to look at.
+    """
+    return scan(graph, strategy, constants)[0]
+
+
+def scan(
+    graph: Graph, strategy: Strategy, constants: Set[str] = frozenset()
+) -> tuple[dict[str, View], dict[str, set[str]]]:
+    """Return the views, and for each node with several results those that cannot be views.
+
+    Such a node is launched where any of its results cannot.
+    """
+    found: dict[str, View] = {}
+    refused: dict[str, set[str]] = {}
+    for value, (root, first) in places(graph, strategy).items():
+        past = tuple(low + extent for low, extent in zip(first, graph.tensors[value].shape))
+        found[value] = View(root, box=(first, past))
+    keep = {*graph.outputs, *graph.updates.values()}
+    for node in graph.nodes:
+        if node.spec.view in (None, "concat") or node.inputs[0] in constants:
+            continue
+        source = node.inputs[0]
+        looks = _looks(graph, node, found.get(source, View(source)))
+        transposed = _written_through(graph, strategy, node, found.keys() | keep)
+        strict = transposed is not None
+        bad = {v for v in looks if not _allowed(graph, strategy, looks[v], v, keep, strict)}
+        if not bad:
+            found.update(looks)
+        elif transposed is not None:
+            found[source] = transposed
+        elif len(looks) > 1:
+            refused[node.name] = bad
+    return found, refused
+
+
+def _looks(graph: Graph, node: Node, behind: View) -> dict[str, View]:
+    """Return how a node that only looks at its operand sees it; empty where strides cannot."""
+    at = node.attributes
+    if node.spec.view == "transpose":
+        look = behind.then("transpose", tuple(at["permutation"]))
+    elif node.spec.view == "reshape":
+        look = behind.then("reshape", graph.tensors[node.outputs[0]].shape)
+    elif node.spec.view == "slice":
+        cuts = (at["starts"], at["stops"], at["steps"])
+        fine = all(by > 0 for by in at["steps"]) and graph.tensors[node.outputs[0]].size
+        return {node.outputs[0]: _cut(behind, *cuts)} if fine else {}
+    else:
+        return _split_looks(graph.tensors[node.inputs[0]], node, behind)
+    return {node.outputs[0]: look}
+
+
+def _split_looks(spec: TensorSpec, node: Node, behind: View) -> dict[str, View]:
+    """Return each part of a split as a box; an empty part has no place in memory."""
+    axis, sizes = node.attributes["axis"], node.attributes["sizes"]
+    if spec.size == 0 or 0 in sizes:
+        return {}
+    result = {}
+    for value, (low, high) in zip(
+        node.outputs, itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    ):
+        starts = tuple(low if i == axis else 0 for i in range(spec.rank))
+        stops = tuple(high if i == axis else extent for i, extent in enumerate(spec.shape))
+        result[value] = _cut(behind, starts, stops, (1,) * spec.rank)
+    return result
+
+
+def _cut(
+    behind: View, starts: tuple[int, ...], stops: tuple[int, ...], steps: tuple[int, ...]
+) -> View:
+    """Return the view of a part of a view: a box of the root where that is all there is to it."""
+    if behind.steps or any(by != 1 for by in steps):
+        return behind.then("slice", (*starts, *stops, *steps))
+    first = behind.box[0] if behind.box else (0,) * len(starts)
+    low, high = (tuple(a + b for a, b in zip(first, side)) for side in (starts, stops))
+    return replace(behind, box=(low, high))
+
+
+def _written_through(graph: Graph, strategy: Strategy, node: Node, taken: Set[str]) -> View | None:
+    """Return the view of a transpose's result in which its operand can be written, or None."""
+    source, value = node.inputs[0], node.outputs[0]
+    maker = graph.producers.get(source)
+    if (
+        node.spec.view != "transpose"
+        or maker is None
+        or source in taken
+        or len(graph.consumers[source]) > 1
+        or {value, source} & strategy.layouts.keys()
+        or not takes_strides(maker)
+    ):
+        return None
+    order = tuple(int(i) for i in np.argsort(node.attributes["permutation"]))
+    view = View(value, (("transpose", order),))
+    return view if _tiles_fit(graph, strategy, maker, source, view) else None
+
+
+def _allowed(
+    graph: Graph, strategy: Strategy, view: View, value: str, keep: Set[str], strict: bool
+) -> bool:
+    """Return whether a value may be a view: its root's strides and all its readers allow it.
+
+    A reshape or transpose of the view may always be launched as a copy of it; `strict` asks that
+    those be views too. What takes no rows that lie apart makes a copy of a part of its own accord,
+    which costs what a launched copy costs: one such reader is allowed.
+    """
+    if value in keep:
+        return False
+    try:
+        whole = _example(graph.tensors[view.root].shape, strategy.layouts.get(view.root))
+        box = tuple(map(slice, *view.box)) if view.box else ...
+        seen = view.apply(whole[box])
+    except ValueError:
+        return False
+    rows = view.part and _in_order(seen, strategy.layouts.get(value))
+    copies = 0
+    for reader in graph.consumers[value]:
+        if value in reader.overwrites.values() or not _tiles_fit(
+            graph, strategy, reader, value, view
+        ):
+            return False
+        if reader.spec.view in (None, "concat"):
+            if reader.spec.view is None and (seen.flags.c_contiguous or takes_strides(reader)):
+                continue
+            if not rows:
+                return False
+            copies += not takes_rows(graph, reader, value)
+        elif strict:
+            for name, look in _looks(graph, reader, view).items():
+                if not _allowed(graph, strategy, look, name, keep, strict):
+                    return False
+    return copies <= 1
+
+
+def _example(shape: tuple[int, ...], order: tuple[int, ...] | None) -> Array:
+    """Return an array with the strides of a value dense in the axis order; it is only looked at."""
+    axes = order or tuple(range(len(shape)))
+    strides, step = {}, 1
+    for axis in reversed(axes):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    one = np.empty(1, np.uint8)
+    return np.lib.stride_tricks.as_strided(one, shape, [strides[i] for i in range(len(shape))])
+
+
+def _in_order(seen: Array, order: tuple[int, ...] | None) -> bool:
+    """Return whether a view has its elements in the axis order, the last of them side by side."""
+    axes = order or range(seen.ndim)
+    strides = [seen.strides[axis] for axis in axes if seen.shape[axis] > 1]
+    return strides == sorted(strides, reverse=True) and strides[-1:] in ([], [seen.itemsize])
+
+
+def _tiles_fit(graph: Graph, strategy: Strategy, node: Node, value: str, view: View) -> bool:
+    """Return whether a node's tiles of a view are tiles of the root: all of it, or its samples."""
+    configuration = strategy.configuration(graph, node)
+    if not configuration.degrees:
+        return True
+    if view.part:
+        return not view.steps
+    samples = graph.tensors[view.root].shape[:1]
+    if not samples:  # a scalar has none
+        return False
+    for kind, argument in view.steps:
+        if (argument[:1] != samples) if kind == "reshape" else (argument[0] != 0):
+            return False
+    signature = graph.signature(node)
+    grid, lo, hi = signature.points(configuration.degrees, configuration.cuts)
+    operands = zip((*node.inputs, *node.outputs), (*signature.inputs, *signature.outputs))
+    shape = graph.tensors[value].shape
+    for name, operand in operands:
+        if name == value:
+            starts, stops = operand.tiles(lo, hi, math.prod(grid))
+            if starts[:, 1:].any() or (stops[:, 1:] != shape[1:]).any():
+                return False
+    return True
+
+
+def launched(node: Node, seen: Mapping[str, View]) -> bool:
+    """Return whether a node of a lowered graph is launched at all."""
+    if node.spec.view is None:
+        return True
+    if node.spec.view == "concat":
+        return not _in_place(node, seen)
+    source, value = node.inputs[0], node.outputs[0]
+    return value not in seen and not (source in seen and seen[source].root == value)
+
+
+def _in_place(node: Node, seen: Mapping[str, View]) -> bool:
+    """Return whether the parts of a concatenation lie one after the other in its memory."""
+    whole, axis = seen.get(node.outputs[0], View(node.outputs[0])), node.attributes["axis"]
+    low = None if whole.box is None else whole.box[0]
+    for name in node.inputs:
+        part = seen.get(name)
+        if part is None or part.box is None or part.root != whole.root or part.steps:
+            return False
+        if part.box[0] != (low or (0,) * len(part.box[0])):
+            return False
+        low = tuple(part.box[1][i] if i == axis else first for i, first in enumerate(part.box[0]))
+    return not whole.steps

@@ -1,0 +1,287 @@
+"""Passes for graphs whose weights never change: what can be computed from weights alone, once.
+
+Batch norm with fixed statistics goes into the weights before it; a product with constant columns
+becomes `linear`, which takes the bias too. Both leave operators on weights alone, which
+`split_constants` puts in a graph of their own, to be run when the weights are bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from soapstone.engine.lower.rebuild import again, rebuild, shell
+from soapstone.engine.lower.spelled import gelu_of, silu_of
+from soapstone.engine.lower.vectors import vector_over
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.tensor import Array, Role
+
+# The axis of the weights, operand 1, that runs over the result's channels; and the result's.
+CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, -1)}
+
+
+def fold_weights(graph: Graph, constants: Mapping[str, Array]) -> Graph:
+    """Return the graph with batch norms, scales and biases folded into constant weights."""
+    for rule, operators in _RULES:
+        if any(node.operator in operators for node in graph.nodes):
+            graph = _rewrite(graph, rule, constants)
+    return graph.pruned()
+
+
+def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
+    """Return the graph with biases, and activations behind them, in the products of weights.
+
+    weights: inputs that may change between runs, so nothing is made of their contents.
+    """
+    rules = ((_plain_product, ("matmul",)), (_bias, ("add",)), (_activation, _KEPT))
+    for rule, operators in rules:
+        if any(node.operator in operators for node in graph.nodes):
+            graph = _rewrite(graph, rule, {}, weights)
+    return graph.pruned()
+
+
+def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
+    """Return the graph of what constants alone determine, and the rest, which takes its outputs."""
+    known = set(constants)
+    first: list[Node] = []
+    rest: list[Node] = []
+    for node in graph.nodes:
+        fixed = known.issuperset(node.inputs) and not node.spec.updates
+        (first if fixed else rest).append(node)
+        known.update(node.outputs if fixed else ())
+    read = {*graph.outputs, *(name for node in rest for name in node.inputs)}
+    crossing = tuple(name for node in first for name in node.outputs if name in read)
+    sources = {name: role for name, role in graph.roles.items() if name in constants}
+    prologue = replace(graph, nodes=tuple(first), roles=sources, outputs=crossing, updates={})
+    roles = {n: role for n, role in graph.roles.items() if n in read or role is Role.INPUT}
+    roles |= dict.fromkeys(crossing, Role.PARAMETER)
+    return prologue.pruned(), replace(graph, nodes=tuple(rest), roles=roles).pruned()
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A graph being rebuilt, for a rule that may replace the next node."""
+
+    builder: GraphBuilder
+    constants: Mapping[str, Array]
+    fixed: set[str]  # values that constants alone determine
+    single: set[str]  # values with one reader and no other use
+
+    def host(self, value: str) -> Node | None:
+        """Return the product with constant weights that makes a value nobody else reads."""
+        node = self.builder.maker(value)
+        if (
+            node is None
+            or node.operator not in CHANNELS
+            or value not in self.single
+            or not self.fixed.issuperset(node.inputs[1:])
+            or node.attributes["activation"] is not None
+        ):
+            return None
+        return node
+
+    def constant(self, operator: str, *values: str, **attributes: Any) -> str:
+        """Emit an operator on constants."""
+        made = self.builder.apply(operator, *values, **attributes)[0]
+        self.fixed.add(made)
+        return made
+
+    def channel_vector(self, node: Node, value: str) -> str | None:
+        """Return a constant that varies over a product's channels only, as a vector; or None."""
+        shape = self.builder.spec(node.outputs[0]).shape
+        if value not in self.fixed:
+            return None
+        return vector_over(self, value, shape, CHANNELS[node.operator][1] % len(shape))
+
+    def again(self, node: Node, weights: str, bias: str | None) -> str:
+        """Emit a product with other weights and bias."""
+        inputs = (node.inputs[0], weights, *((bias,) if bias else ()))
+        attributes = {**node.attributes, "bias": bias is not None}
+        return self.builder.apply(node.operator, *inputs, name=node.name, **attributes)[0]
+
+    def scaled(self, node: Node, scale: str, shift: str | None) -> str:
+        """Emit a product whose result is scaled by, then shifted by, vectors over its channels."""
+        axis = CHANNELS[node.operator][0]
+        rank = self.builder.spec(node.inputs[1]).rank
+        channels = self.builder.spec(scale).shape[0]
+        shape = tuple(channels if i == axis else 1 for i in range(rank))
+        column = self.constant("reshape", scale, shape=shape)
+        weights = self.constant("mul", node.inputs[1], column)
+        bias = self.constant("mul", node.inputs[2], scale) if node.attributes["bias"] else None
+        if bias and shift:
+            bias = self.constant("add", bias, shift)
+        return self.again(node, weights, bias or shift)
+
+
+Rule = Callable[[_Site, Node], str | None]
+
+
+def _rewrite(
+    graph: Graph, rule: Rule, constants: Mapping[str, Array], weights: Set[str] = frozenset()
+) -> Graph:
+    """Return the graph with each node replaced where the rule returns another value for it."""
+    builder = shell(graph)
+    site = _Site(builder, constants, {*constants, *weights}, set())
+    keep = {*graph.outputs, *graph.updates.values()}
+
+    def emit(node: Node) -> Sequence[str]:
+        found = rule(site, node)
+        outputs = (found,) if found else again(builder, node)
+        if site.fixed.issuperset(node.inputs):
+            site.fixed.update(outputs)
+        for old, new in zip(node.outputs, outputs):
+            if old not in keep and len(graph.consumers[old]) == 1:
+                site.single.add(new)
+        return outputs
+
+    return rebuild(graph, builder, emit)
+
+
+def _number(site: _Site, node: Node) -> str | None:
+    """Arithmetic with one constant number is `affine`."""
+    if node.operator not in ("add", "sub", "mul", "div"):
+        return None
+    x, other = node.inputs
+    if x in site.constants and node.operator in ("add", "mul"):
+        x, other = other, x
+    spec, size = site.builder.spec(x), site.builder.spec(other)
+    if other not in site.constants or x in site.fixed or size.size != 1 or size.rank > spec.rank:
+        return None
+    number = float(site.constants[other].reshape(()))
+    if not spec.is_float or not math.isfinite(number) or (node.operator == "div" and not number):
+        return None
+    scale, shift = {
+        "add": (1.0, number),
+        "sub": (1.0, -number),
+        "mul": (number, 0.0),
+        "div": (1 / number if number else 0.0, 0.0),
+    }[node.operator]
+    return site.builder.apply("affine", x, name=node.name, scale=scale, shift=shift)[0]
+
+
+def _spelled(site: _Site, node: Node) -> str | None:
+    """Activations written as arithmetic are one operator."""
+    for name, find in (("gelu", gelu_of), ("silu", silu_of)):
+        x = find(node, site.builder.maker)
+        if x is not None:
+            return site.builder.apply(name, x, name=node.name)[0]
+    return None
+
+
+def _product(site: _Site, node: Node) -> str | None:
+    """`matmul` with a constant matrix on the right is `linear`."""
+    if node.operator != "matmul" or node.attributes["transpose_a"]:
+        return None
+    x, weights = node.inputs
+    if weights not in site.fixed or x in site.fixed or site.builder.spec(weights).rank != 2:
+        return None
+    if node.attributes["transpose_b"]:
+        weights = site.constant("transpose", weights, permutation=(1, 0))
+    return site.builder.apply("linear", x, weights, name=node.name, bias=False)[0]
+
+
+def _plain_product(site: _Site, node: Node) -> str | None:
+    """As `_product`, but nothing is transposed: that costs where it is done in every run."""
+    return None if node.attributes.get("transpose_b") else _product(site, node)
+
+
+def _batch_norm(site: _Site, node: Node) -> str | None:
+    """Fixed statistics scale and shift: in the product before, or as one multiply and add."""
+    if node.operator != "batch_norm_inference" or not site.fixed.issuperset(node.inputs[1:]):
+        return None
+    x, gamma, beta, mean, var = node.inputs
+    spread = site.constant("affine", var, shift=node.attributes["epsilon"])
+    scale = site.constant("mul", gamma, site.constant("power", spread, exponent=-0.5))
+    shift = site.constant("sub", beta, site.constant("mul", mean, scale))
+    host = site.host(x)
+    spec = site.builder.spec(x)
+    if host is not None and CHANNELS[host.operator][1] % spec.rank == 1:
+        return site.scaled(host, scale, shift)
+    shape = (spec.shape[1], *(1,) * (spec.rank - 2))
+    scale, shift = (site.constant("reshape", value, shape=shape) for value in (scale, shift))
+    product = site.builder.apply("mul", x, scale, name=f"{node.name}.scale")[0]
+    return site.builder.apply("add", product, shift, name=node.name)[0]
+
+
+def _operands(site: _Site, node: Node) -> tuple[Node, str] | None:
+    """Return the product and the vector over its channels that a node combines, or None."""
+    if len(node.inputs) != 2:
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        host = site.host(value)
+        if host is not None and site.builder.spec(node.inputs[0]).is_float:
+            vector = site.channel_vector(host, other)
+            if vector is not None:
+                return host, vector
+    return None
+
+
+def _scale(site: _Site, node: Node) -> str | None:
+    if node.operator == "affine":
+        return _scale_seen(site, node)
+    found = _operands(site, node) if node.operator == "mul" else None
+    return None if found is None else site.scaled(*found, None)
+
+
+def _scale_seen(site: _Site, node: Node) -> str | None:
+    """A number times a product, or times a reshaped or transposed look at one."""
+    looks: list[Node] = []
+    value = node.inputs[0]
+    while True:
+        host = site.host(value)
+        look = site.builder.maker(value)
+        if host is not None:
+            break
+        if look is None or look.spec.view not in ("reshape", "transpose"):
+            return None
+        if value not in site.single:
+            return None
+        looks.append(look)
+        value = look.inputs[0]
+    channels = site.builder.spec(value).shape[CHANNELS[host.operator][1]]
+    scale, shift = (
+        site.constant(
+            "full",
+            shape=(channels,),
+            value=node.attributes[name],
+            dtype=site.builder.spec(value).dtype,
+        )
+        for name in ("scale", "shift")
+    )
+    made = site.scaled(host, scale, shift if node.attributes["shift"] else None)
+    for look in reversed(looks):
+        made = site.builder.apply(look.operator, made, name=look.name, **look.attributes)[0]
+    return made
+
+
+def _bias(site: _Site, node: Node) -> str | None:
+    found = _operands(site, node) if node.operator == "add" else None
+    if found is None:
+        return None
+    host, vector = found
+    if host.attributes["bias"]:
+        vector = site.constant("add", host.inputs[2], vector)
+    return site.again(host, host.inputs[1], vector)
+
+
+def _activation(site: _Site, node: Node) -> str | None:
+    host = site.host(node.inputs[0]) if node.operator in _KEPT else None
+    if host is None or not host.attributes["bias"]:
+        return None
+    attributes = {**host.attributes, "activation": node.operator}
+    return site.builder.apply(host.operator, *host.inputs, name=host.name, **attributes)[0]
+
+
+_KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their result
+
+# Rules in the order in which they are applied, with the operators that each may replace.
+_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
+    (_number, ("add", "sub", "mul", "div")),
+    (_spelled, ("mul", "affine")),
+    (_product, ("matmul",)),
+    (_batch_norm, ("batch_norm_inference",)),
+    (_scale, ("mul", "affine")),
+    (_bias, ("add",)),
+)

@@ -1,0 +1,146 @@
+"""What a mapper of graphs is: a strategy for a graph, and the runtime's policies that follow it.
+
+A mapper plugin subclasses `GraphMapper` and overrides `configure`, or any policy of the runtime's
+mapper. Plugins are found through the entry-point group `soapstone.mappers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.lower import channels_last
+from soapstone.ir.dims import Kind
+from soapstone.ir.errors import GraphError, StrategyError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
+from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Region
+from soapstone.runtime.analysis.policy import ask, name_of
+from soapstone.runtime.model.mapper import by_point
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class GraphMapper(DefaultMapper):
+    """A mapper that configures every operator of a graph, then places the points as configured."""
+
+    name = "graph"
+
+    def __init__(self) -> None:
+        self._layouts: Mapping[str, tuple[int, ...]] = {}
+
+    def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
+        """Return the configuration of each node; a node left out runs as one point task."""
+        return {}
+
+    def strategy(self, graph: Graph, machine: Machine) -> Strategy:
+        """Return the whole strategy of a graph on a machine."""
+        return Strategy(
+            configurations={DEFAULT: Configuration(), **_configured(self, graph, machine)},
+            layouts=channels_last(graph),
+            model=graph.name,
+            model_hash=graph.structural_hash,
+            machine=machine.describe(),
+            provenance={"mapper": self.name},
+        )
+
+    def adopt(self, strategy: Strategy) -> None:
+        """Follow the layouts of a strategy in the launches that come next."""
+        self._layouts = strategy.layouts
+
+    def order(self, region: Region) -> tuple[int, ...] | None:
+        """The strategy's layout of the value, or C order."""
+        return self._layouts.get(region.name)
+
+    def place(self, launch: Launch, point: int) -> int:
+        """The configured device of a point, else blocks of consecutive points."""
+        devices = _devices(launch)
+        return devices[point] if devices else super().place(launch, point)
+
+    def place_all(self, launch: Launch) -> Array:
+        """The configured devices of all points, else blocks; what `place` says in a subclass."""
+        devices = () if by_point(self) else _devices(launch)
+        return np.asarray(devices, np.int64) if devices else super().place_all(launch)
+
+
+def _devices(launch: Launch) -> tuple[int, ...]:
+    tag = launch.tag
+    return tag.configuration.devices if isinstance(tag, NodeLaunch) else ()
+
+
+def strategy_of(mapper: GraphMapper, graph: Graph, machine: Machine) -> Strategy:
+    """Return what a mapper answers for a graph on a machine.
+
+    Raises:
+        MapperError: it raised something else, or the answer is no strategy; names both.
+        GraphError, StrategyError: what the mapper says of the graph or its strategy.
+    """
+    who = f"{name_of(mapper)}, graph {graph.name!r}"
+    found = _answer(mapper, who, "strategy", graph, machine)
+    if not isinstance(found, Strategy):
+        raise MapperError(f"{who}: strategy is {found!r}, needed a Strategy")
+    return found
+
+
+def _answer(mapper: GraphMapper, who: str, question: str, graph: Graph, machine: Machine) -> Any:
+    try:
+        return ask(mapper, who, question, graph, machine)
+    except MapperError as error:
+        if isinstance(error.__cause__, GraphError | MapperError):
+            raise error.__cause__ from None
+        raise
+
+
+def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str, Configuration]:
+    """Return the checked answer to `configure`."""
+    who = f"{name_of(mapper)}, graph {graph.name!r}"
+    found = _answer(mapper, who, "configure", graph, machine)
+    if not isinstance(found, Mapping):
+        raise MapperError(f"{who}: configure is {found!r}, needed a mapping of Configurations")
+    names = {node.name for node in graph.nodes}
+    for name, configuration in found.items():
+        if not isinstance(name, str) or name not in names:
+            raise MapperError(f"{who}: configure has {name!r}, needed names of its operators")
+        if not isinstance(configuration, Configuration):
+            raise MapperError(
+                f"{who}: configure of operator {name!r} is {configuration!r}, needed a "
+                "Configuration"
+            )
+    return dict(found)
+
+
+def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
+    """Return the bytes that all point tasks of a node touch; partial results count twice."""
+    signature = graph.signature(node)
+    _, lo, hi = signature.points(degrees)
+    points = math.prod(degrees.values())
+    total = 0
+    names = (*node.inputs, *node.outputs)
+    for position, (name, operand) in enumerate(zip(names, (*signature.inputs, *signature.outputs))):
+        starts, stops = operand.tiles(lo, hi, points)
+        elements = int((stops - starts).prod(axis=1).sum())
+        output = position - len(node.inputs)
+        partial = output >= 0 and signature.monoid(output, degrees) is not None
+        total += elements * np.dtype(graph.tensors[name].dtype).itemsize * (2 if partial else 1)
+    return total
+
+
+def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]:
+    """Return the dims but samples that cut a node into final tiles of at least `least` indices."""
+    signature = graph.signature(node)
+    found = []
+    for dim in signature.dims:
+        degrees = {dim.name: parts}
+        if dim.kind is not Kind.FREE or dim.extent < least * parts or signature.lowers(degrees):
+            continue
+        try:
+            signature.check(degrees)
+        except StrategyError:
+            continue
+        if all(signature.monoid(i, degrees) is None for i in range(len(signature.outputs))):
+            found.append(dim.name)
+    return found

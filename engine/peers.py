@@ -1,0 +1,54 @@
+"""Processes that measure together: those of a run over MPI, or this one alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.tensor import Array
+
+
+class Peers:
+    """The processes of an executor's run, who take turns alike: each asks the same, in one order.
+
+    Args:
+        executor: "mpi" for all ranks of the launcher; with any other this process is alone.
+
+    Raises:
+        MachineError: "mpi" without mpi4py or an MPI library.
+    """
+
+    def __init__(self, executor: str = "local") -> None:
+        self._comm: Any = None
+        if executor == "mpi":
+            from soapstone.runtime.executors.mpi.executor import connect
+
+            self._comm = connect()
+
+    def meet(self) -> None:
+        """Wait until every process has come here."""
+        if self._comm is not None:
+            self._comm.Barrier()
+
+    def all(self, found: Array) -> Array:
+        """Return the arrays of all processes, stacked: float64 (processes, *shape)."""
+        mine = np.ascontiguousarray(found, np.float64)
+        if self._comm is None:
+            return mine[None]
+        result = np.zeros((self._comm.Get_size(), *mine.shape))
+        self._comm.Allgather(mine, result)
+        return result
+
+    def first(self, found: Array | None) -> Array:
+        """Return the array of the first process; the others' are not looked at."""
+        result: Array | None = found if self._comm is None else self._comm.bcast(found)
+        assert result is not None
+        return result
+
+    def agreed(self, mine: bool) -> bool:
+        """Return what the first process says, so that a clock makes no two go different ways."""
+        return bool(self.all(np.array([mine]))[0, 0])
+
+
+__all__ = ["Peers"]

@@ -1,0 +1,356 @@
+"""Batches of samples: from arrays, from folders of npz files, and from the user's own iterators.
+
+The order of an epoch follows from (seed, epoch) alone, so a run resumed in the middle of an epoch
+meets the batches that the first run had left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from soapstone.frontend import arguments
+from soapstone.frontend.data.npz import DataError, NpzFile
+from soapstone.ir.tensor import Array
+
+Inputs = dict[str, Array]
+Batch = tuple[Inputs, Array | None]
+Spec = tuple[tuple[int, ...], np.dtype[Any]]  # shape and element type of one sample
+Specs = tuple[dict[str, Spec], Spec | None]
+Convert = Callable[[Batch], Batch]
+SINGLE = "x"  # the name of an input that was given without one
+_AT_ONCE = 1 << 28  # bytes of integers that are checked and cast as a whole
+KINDS = "biuf"  # bool, integers and floating point
+
+
+def permutation(seed: int, epoch: int, stream: int, count: int) -> Array:
+    """Return the order of `count` things in an epoch: counter based, the same on every machine."""
+    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
+    counter = np.array([0, 0, 0, stream], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).permutation(count)
+
+
+def numeric(name: str, value: Any) -> Array:
+    """Return the value as an array of numbers with one row a sample, copied only if it is no array.
+
+    Data of Legate (cuPyNumeric arrays) stay what they are.
+
+    Raises:
+        DataError: ragged, not numeric, or without a sample axis.
+    """
+    try:
+        array = value if hasattr(value, "__legate_data_interface__") else np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}") from None
+    if array.dtype.kind not in KINDS:
+        raise DataError(f"{name}: element type {array.dtype} found, numbers needed")
+    if array.ndim == 0:
+        raise DataError(f"{name}: a single number found, an array with one row a sample needed")
+    return array
+
+
+def named_arrays(x: Any, y: Any) -> tuple[Inputs, Array | None]:
+    """Return inputs by name and labels, all with the same number of rows.
+
+    Raises:
+        DataError: no input, arrays that are not numeric, or row counts that differ.
+    """
+    if isinstance(x, Mapping):
+        inputs = {str(name): numeric(f"input {name!r}", value) for name, value in x.items()}
+    else:
+        inputs = {SINGLE: numeric("x", x)}
+    if not inputs:
+        raise DataError("x: an empty dict found, one array or more needed")
+    labels = None if y is None else numeric("y", y)
+    first, rows = next((name, len(array)) for name, array in inputs.items())
+    for name, array in [*inputs.items(), *([] if labels is None else [("y", labels)])]:
+        if len(array) != rows:
+            raise DataError(f"{name}: {len(array)} rows found, {rows} needed as in input {first!r}")
+    return inputs, labels
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    @property
+    def steps(self) -> int | None:
+        """Batches in an epoch; None when only the end of the epoch tells."""
+
+    def specs(self) -> Specs | None:
+        """Return shape and type of a sample by input, and of a label; None before any is drawn."""
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `start` on."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows become batches."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+
+    def steps(self, rows: int) -> int:
+        """Return the number of batches of so many rows."""
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """Rows of arrays in memory: views when in order, one gather a batch when shuffled."""
+
+    inputs: Inputs
+    labels: Array | None
+    cut: Cut
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def steps(self) -> int | None:
+        return self.cut.steps(self.rows)
+
+    def specs(self) -> Specs | None:
+        labels = None if self.labels is None else _spec(self.labels)
+        return {name: _spec(array) for name, array in self.inputs.items()}, labels
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        size = self.cut.batch_size
+        order = permutation(self.cut.seed, epoch, 0, self.rows) if self.cut.shuffle else None
+        for step in range(start, self.cut.steps(self.rows)):
+            lo, hi = step * size, min((step + 1) * size, self.rows)
+            rows = slice(lo, hi) if order is None else order[lo:hi]
+            inputs = {name: array[rows] for name, array in self.inputs.items()}
+            yield inputs, None if self.labels is None else self.labels[rows]
+
+
+class FolderSource:
+    """Rows of npz files, one file in memory at a time.
+
+    Shuffling permutes the files, then the rows of each file; batches run on across files.
+    """
+
+    def __init__(self, path: Path, cut: Cut) -> None:
+        self.cut = cut
+        self.files = npz_files(path)
+        first = self.files[0]
+        for file in self.files[1:]:
+            file.check_like(first)
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def steps(self) -> int | None:
+        return self.cut.steps(self.rows)
+
+    def specs(self) -> Specs | None:
+        found = {n: (shape[1:], dtype) for n, (shape, dtype) in self.files[0].fields.items()}
+        labels = found.pop("y", None)
+        return found, labels
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        cut = self.cut
+        skip = start * cut.batch_size
+        remaining = cut.steps(self.rows) - start
+        kept: list[dict[str, Array]] = []  # pieces of the next batch, fewer rows than a batch
+        for number in self._order(epoch):
+            file = self.files[number]
+            if skip >= file.rows:
+                skip -= file.rows
+                continue
+            for piece in self._pieces(file, number, epoch, skip, sum(_rows(k) for k in kept)):
+                kept.append(piece)
+                if sum(_rows(k) for k in kept) == cut.batch_size and remaining > 0:
+                    remaining -= 1
+                    yield _joined(kept)
+                    kept = []
+            skip = 0
+        if kept and remaining > 0:
+            yield _joined(kept)
+
+    def _order(self, epoch: int) -> Iterable[int]:
+        count = len(self.files)
+        if not self.cut.shuffle:
+            return range(count)
+        return (int(n) for n in permutation(self.cut.seed, epoch, 0, count))
+
+    def _pieces(
+        self, file: NpzFile, number: int, epoch: int, skip: int, held: int
+    ) -> Iterator[dict[str, Array]]:
+        """Cut a file where batches end, given the rows already held for the first of them."""
+        arrays = file.read()
+        order = permutation(self.cut.seed, epoch, number + 1, file.rows)
+        size = self.cut.batch_size
+        lo, hi = skip, min(skip + size - held, file.rows)
+        while lo < hi:
+            rows = order[lo:hi] if self.cut.shuffle else slice(lo, hi)
+            yield {name: array[rows] for name, array in arrays.items()}
+            lo, hi = hi, min(hi + size, file.rows)
+
+
+def npz_files(path: Path) -> list[NpzFile]:
+    """Return a single npz file, or those of a folder by name, with what their headers say.
+
+    Raises:
+        DataError: nothing there, no npz file in the folder, or a bad file.
+    """
+    if path.is_dir():
+        files = sorted(path.glob("*.npz"))
+        if not files:
+            raise DataError(f"folder {str(path)!r}: no npz file found, one or more needed")
+        return [NpzFile.open(file) for file in files]
+    if not path.is_file():
+        raise DataError(f"{str(path)!r}: no such file or folder; npz files needed")
+    return [NpzFile.open(path)]
+
+
+def _spec(array: Array) -> Spec:
+    return array.shape[1:], array.dtype
+
+
+def _rows(arrays: Mapping[str, Array]) -> int:
+    return len(next(iter(arrays.values())))
+
+
+def _joined(pieces: list[dict[str, Array]]) -> Batch:
+    arrays = pieces[0]
+    if len(pieces) > 1:
+        arrays = {name: np.concatenate([piece[name] for piece in pieces]) for name in arrays}
+    labels = arrays.get("y")
+    return {name: array for name, array in arrays.items() if name != "y"}, labels
+
+
+class StreamSource:
+    """Batches that the user makes: (x, y) pairs, or x alone; their sizes and order are theirs.
+
+    A function is called once an epoch. A one-shot iterator, such as a generator, has one epoch.
+    """
+
+    def __init__(self, stream: Callable[[], Iterable[Any]] | Iterable[Any]) -> None:
+        self._stream = stream
+        self._spent = False
+
+    @property
+    def steps(self) -> int | None:
+        return len(self._stream) if isinstance(self._stream, Sequence) else None
+
+    def specs(self) -> Specs | None:
+        return None
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        stream = self._stream() if callable(self._stream) else self._stream
+        if isinstance(stream, Iterator) and not callable(self._stream):
+            if self._spent:
+                raise DataError(
+                    f"epoch {epoch}: x is an iterator that an earlier epoch used up; give a list,"
+                    " or a function that returns a new iterator"
+                )
+            self._spent = True
+        for number, item in enumerate(stream):
+            if number < start:
+                continue
+            pair = isinstance(item, tuple) and len(item) == 2
+            x, y = item if pair else (item, None)
+            try:
+                yield named_arrays(x, y)
+            except DataError as error:
+                raise DataError(f"batch {number}: {error}") from None
+
+
+def source(x: Any, y: Any, cut: Cut) -> Source:
+    """Return the source that fits what the user gave; see `Batches`."""
+    if isinstance(x, str | Path):
+        if y is not None:
+            raise DataError(f"y: labels of {str(x)!r} are read from its files; None needed")
+        return FolderSource(Path(x), cut)
+    pairs = isinstance(x, list | tuple) and len(x) > 0 and isinstance(x[0], tuple)
+    if pairs or callable(x) or (isinstance(x, Iterable) and not _is_array(x)):
+        if y is not None:
+            raise DataError("y: labels come with the batches of x; None needed")
+        return StreamSource(x)
+    return ArraySource(*named_arrays(x, y), cut)
+
+
+def _nbytes(held: ArraySource) -> int:
+    """Return the bytes of integers, which may have to be cast."""
+    arrays = [*held.inputs.values(), *([] if held.labels is None else [held.labels])]
+    return sum(array.nbytes for array in arrays if array.dtype.kind in "iu")
+
+
+def _is_array(x: object) -> bool:
+    return isinstance(x, Mapping | list | tuple) or hasattr(x, "__array__")
+
+
+class Batches:
+    """The batches of a data set, epoch by epoch.
+
+    Args:
+        x: (samples, …) array; a dict of arrays by input name; the path of an npz file or of a
+            folder of them, each with arrays `x` and `y`, or named inputs and `y`; a list, iterator
+            or function returning an iterator of (x, y) batches.
+        y: (samples, …) labels of arrays; None for other sources, and for data without labels.
+        batch_size: samples in a batch; the last one of an epoch may have fewer.
+        shuffle: draw a new order each epoch; batches that the user makes keep theirs.
+        seed: with the epoch's number, what the order follows from.
+        drop_last: leave out a last batch that is not full.
+
+    Raises:
+        DataError: arrays or files that cannot be batches; names the field and what was needed.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int = 64,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        batch_size = arguments.count("batch_size", batch_size, error=DataError)
+        self._source = source(x, y, Cut(batch_size, shuffle, seed, drop_last))
+        self._convert: Convert | None = None
+
+    @property
+    def steps(self) -> int | None:
+        """Batches in an epoch; None when only the end of the epoch tells."""
+        return self._source.steps
+
+    def __len__(self) -> int:
+        steps = self.steps
+        if steps is None:
+            raise TypeError("batches of an iterator have no length before they are drawn")
+        return steps
+
+    def specs(self) -> Specs | None:
+        """Return shape and type of a sample by input, and of a label; None before any is drawn."""
+        return self._source.specs()
+
+    def convert(self, function: Convert) -> None:
+        """Pass all that is drawn through a function: arrays in memory at once, others by batch."""
+        held = self._source
+        if isinstance(held, ArraySource) and _nbytes(held) <= _AT_ONCE:
+            self._source = ArraySource(*function((held.inputs, held.labels)), held.cut)
+        else:
+            self._convert = function
+
+    def epoch(self, number: int, start_batch: int = 0) -> Iterator[tuple[Inputs, Any]]:
+        """Yield (inputs by name, labels) of an epoch, from batch `start_batch` on.
+
+        Labels are None for data without labels. An input given without a name is called `x`.
+        """
+        batches = self._source.batches(number, start_batch)
+        return batches if self._convert is None else map(self._convert, batches)
+
+
+__all__ = ["Batches", "DataError"]

@@ -1,0 +1,105 @@
+"""Graphs that run for outputs and times: in sessions, as training steps, in ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from soapstone.frontend.inference import InferenceSession
+from soapstone.frontend.optimization.check import Arrays, inputs_of, median_us, taking
+from soapstone.frontend.optimization.training import Ground, StepRunner
+from soapstone.ir.graph import Graph
+from soapstone.ir.layouts import Layouts
+
+
+@dataclass(frozen=True)
+class Side:
+    """A graph, ready to run: on a target, or as a training step on a ground."""
+
+    graph: Graph
+    weights: Arrays
+    layouts: Layouts | None = None
+    target: str = "soapstone"
+    threads: int | None = None
+    ground: Ground | None = None
+
+
+class Runner(Protocol):
+    """A side that runs."""
+
+    def run(self, given: Arrays) -> Arrays | None:
+        """Return outputs, of a step the parameters after it too; None where it refuses."""
+
+    def state(self) -> Arrays:
+        """Return the parameters with which a step begins."""
+
+    def round(self) -> float:
+        """Return the median time of a run, in microseconds."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+def here(side: Side) -> Runner:
+    """Return a side that runs in this process."""
+    if side.ground is not None:
+        return StepRunner(side.graph, side.ground)
+    return _Session(side) if side.target == "soapstone" else _OnnxRuntime(side)
+
+
+class _Session:
+    """A graph in an inference session."""
+
+    def __init__(self, side: Side) -> None:
+        self._given = inputs_of(side.graph)
+        self._session = InferenceSession(
+            side.graph, side.weights, threads=side.threads, layouts=side.layouts
+        )
+        self.run = taking(self._session.run)
+
+    def state(self) -> Arrays:
+        return {}
+
+    def round(self) -> float:
+        return median_us(lambda: self._session.run(self._given))
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _OnnxRuntime:
+    """A graph in ONNX Runtime."""
+
+    def __init__(self, side: Side) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = side.threads or 0
+        self._given = inputs_of(side.graph)
+        self._session = onnxruntime.InferenceSession(
+            exported(side.graph, side.weights), options, providers=["CPUExecutionProvider"]
+        )
+        names = side.graph.outputs
+        self.run = taking(lambda given: dict(zip(names, self._session.run(None, dict(given)))))
+
+    def state(self) -> Arrays:
+        return {}
+
+    def round(self) -> float:
+        return median_us(lambda: self._session.run(None, self._given))
+
+    def close(self) -> None:
+        pass
+
+
+def exported(graph: Graph, weights: Arrays) -> bytes:
+    """Return a graph and its weights as the bytes of an ONNX file."""
+    from soapstone.frontend.onnx.export import onnx_graph
+    from soapstone.frontend.onnx.tensors import as_tensor
+
+    model, held = onnx_graph(graph, weights)
+    model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())
+    return bytes(model.SerializeToString())
+
+
+__all__ = ["Runner", "Side", "exported", "here"]

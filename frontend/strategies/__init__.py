@@ -1,0 +1,1 @@
+"""Strategies for models: found, measured, drawn."""

@@ -1,0 +1,220 @@
+"""Strategies for models: what to search for, on which machine, and what to show of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from soapstone.deadline import Deadline, TimeUpError
+from soapstone.frontend.app import AppError, load_app
+from soapstone.frontend.strategies.picture import save_picture
+from soapstone.frontend.strategies.task_times import Progress as Stage
+from soapstone.frontend.strategies.task_times import measure
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.errors import GraphError, StrategyError
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.runtime import Machine
+from soapstone.runtime.machines.cluster import load_machine
+from soapstone.runtime.machines.routes import routes
+from soapstone.search.cost.profile import measured_machine
+from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.parallel import NAMED, Options, Simulation, Simulator, found_by, simulate
+from soapstone.search.parallel.problem.prepare import prepare
+
+
+def graph_of(
+    model: str | Path,
+    batch_size: int | None = None,
+    *,
+    training: bool = True,
+    sizes: Mapping[str, Any] | None = None,
+) -> Graph:
+    """Return the graph of an app's name or script, an ONNX file, or a graph file.
+
+    Args:
+        batch_size: of an app; by default its own.
+        training: an app's training step rather than its inference graph.
+        sizes: what else the app's `build` takes, such as layers or hidden.
+
+    Raises:
+        AppError, GraphError, OSError: it is none of these, or the sizes do not fit.
+    """
+    path = Path(model)
+    if path.suffix == ".onnx":
+        from soapstone.frontend.onnx import from_onnx
+
+        return from_onnx(path).graph({})
+    if path.suffix == ".json" or path.is_dir():
+        from soapstone.ir.graph_files import load_graph
+
+        return load_graph(path)[0]
+    from soapstone.frontend.training.optimizers import optimizer
+    from soapstone.frontend.training.trainer import training_graph
+
+    app = load_app(model)
+    known = list(inspect.signature(app.build).parameters)[1:]  # the first is the batch size
+    for name in sizes or {}:
+        if name not in known:
+            raise AppError(
+                f"app {app.name!r}: size {name!r} found, one of {', '.join(known) or 'none'} needed"
+            )
+    size = app.options["batch_size"] if batch_size is None else batch_size
+    with app.build(size, **dict(sizes or {})) as made:
+        if not training:
+            return made.graph
+        options = app.options
+        chosen = optimizer(options["optimizer"])
+        forward = made.build(training=True)
+        return training_graph(forward, options["loss"], chosen, tuple(options["metrics"]))
+
+
+def machine_of(name: str | Path, devices: int | None = None) -> Machine:
+    """Return the machine of a name or file; `local` is this computer, measured.
+
+    Raises:
+        MachineError: there is none.
+    """
+    if str(name) == "local":
+        return measured_machine(devices)
+    return load_machine(name, devices)
+
+
+def measure_tasks(
+    graph: Graph,
+    machine: Machine,
+    progress: Stage | None = None,
+    deadline: Deadline | None = None,
+) -> int:
+    """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
+
+    What is measured until the deadline is kept; what is missing then is estimated.
+
+    Raises:
+        GraphError, StrategyError: the graph does not run here.
+    """
+    if not isinstance(machine, MeasuredMachine):
+        return 0
+
+    def say(stage: str, done: int, total: int | None) -> None:
+        if deadline is not None:
+            deadline.check()
+        if progress is not None:
+            progress(stage, done, total)
+
+    known = len(machine.times)
+    try:
+        return measure(graph, machine, say)
+    except TimeUpError:
+        return len(machine.times) - known
+
+
+def parse_sizes(texts: list[str] | None) -> dict[str, Any]:
+    """Return the sizes that texts such as `layers=2` or `unrolled=true` say.
+
+    Raises:
+        GraphError: a text of another form.
+    """
+    found: dict[str, Any] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise GraphError(f"size {text!r} found, NAME=VALUE needed")
+        if value.lower() in ("true", "false"):
+            found[name] = value.lower() == "true"
+        else:
+            try:
+                found[name] = int(value)
+            except ValueError:
+                found[name] = value
+    return found
+
+
+def imported(graph: Graph, machine: Machine, path: str | Path) -> dict[str, Configuration]:
+    """Return the configurations of a strategy file's operators.
+
+    Raises:
+        StrategyError: it cannot be read, or is for another graph or machine.
+    """
+    strategy = Strategy.load(path)
+    strategy.check(graph, machine.describe())
+    return dict(strategy.configurations)
+
+
+def given(graph: Graph, machine: Machine, strategy: str | Path) -> str | Strategy:
+    """Return data, model, expert or tensor, which are names, or the strategy of a file.
+
+    Raises:
+        StrategyError: neither, or a file that cannot be read or is for another graph or machine.
+    """
+    if str(strategy) in NAMED:
+        return str(strategy)
+    if not Path(strategy).is_file():
+        raise StrategyError(
+            f"strategy {str(strategy)!r} found; one of {', '.join(NAMED)}, or a file needed"
+        )
+    found = Strategy.load(strategy)
+    found.check(graph, machine.describe())
+    return found
+
+
+def simulated(graph: Graph, machine: Machine, strategy: str | Path | Strategy) -> Simulation:
+    """Return what a strategy costs: one that is known by name, a file's, or a given one.
+
+    Raises:
+        StrategyError, ParallelError: the strategy does not fit.
+    """
+    found = strategy if isinstance(strategy, Strategy) else given(graph, machine, strategy)
+    if isinstance(found, Strategy):
+        return simulate(graph, machine, found)
+    simulator = Simulator(prepare(graph, machine))
+    return simulator.simulate(NAMED[found](simulator.model))
+
+
+def machine_table(machine: Machine) -> str:
+    """Return a machine as text: processors, memories, links, and the routes between devices."""
+    lines = [f"machine {machine.name}"]
+    for processor in machine.processors:
+        where = f" in {processor.node}" if processor.node else ""
+        rate = f", {processor.flops / 1e9:,.1f} GFLOP/s" if processor.flops else ""
+        lines.append(
+            f"  processor {processor.name}: {processor.kind}, {processor.threads} threads,"
+            f" {processor.memory}{where}{rate}"
+        )
+    for memory in machine.memories:
+        rate = f", {memory.bytes_per_s / 1e9:,.1f} GB/s" if memory.bytes_per_s else ""
+        lines.append(f"  memory {memory.name}: {memory.capacity_bytes / 2**30:,.1f} GiB{rate}")
+    for link in machine.links:
+        shared = f", on {link.bus}" if link.bus else ""
+        lines.append(
+            f"  link {link.source} -> {link.target}: {link.bytes_per_s / 1e9:,.1f} GB/s,"
+            f" {link.latency_s * 1e6:,.1f} us{shared}"
+        )
+    found = routes(machine)
+    count = len(machine.processors)
+    ways = {
+        (round(found.latency_s[a, b] * 1e6, 2), round(1e-9 / found.s_per_byte[a, b], 2))
+        for a in range(count)
+        for b in range(count)
+        if found.s_per_byte[a, b] > 0
+    }
+    for latency, rate in sorted(ways):
+        lines.append(f"  routes of {latency} us and {rate} GB/s at the narrowest place")
+    return "\n".join(lines)
+
+
+__all__ = [
+    "Options",
+    "found_by",
+    "given",
+    "graph_of",
+    "imported",
+    "machine_of",
+    "machine_table",
+    "measure_tasks",
+    "parse_sizes",
+    "save_picture",
+    "simulated",
+]

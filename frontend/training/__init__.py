@@ -1,0 +1,1 @@
+"""Training: steps, optimisers, losses, callbacks, checkpoints."""

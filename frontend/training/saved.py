@@ -1,0 +1,169 @@
+"""What a checkpoint was made for, and what of it a model takes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soapstone.frontend.training import checkpoint
+from soapstone.frontend.training.checkpoint import CheckpointError
+from soapstone.frontend.training.optimizers import Optimizer
+from soapstone.ir.graph import Graph
+from soapstone.ir.graph_files import graph_to_json
+from soapstone.ir.tensor import Array, TensorSpec
+
+_SHOWN = 3  # differences that one error names
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a model took of a checkpoint.
+
+    Attributes:
+        taken: arrays that the model has now.
+        missing: parameters and states of the model that the file does not have; they stay.
+        left: arrays of the file that were not taken, and why.
+        position: whether step, epoch and place in the data were taken too.
+    """
+
+    taken: tuple[str, ...]
+    missing: tuple[str, ...]
+    left: Mapping[str, str]
+    position: bool
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.taken)} arrays taken, {len(self.missing)} missing"]
+        lines += [f"missing: {name}" for name in self.missing]
+        lines += [f"left: {name}: {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's name and settings, but for the learning rate, which may change."""
+    names = [item.name for item in fields(optimizer) if item.name != "learning_rate"]
+    return {"name": type(optimizer).__name__, **{name: getattr(optimizer, name) for name in names}}
+
+
+def layers(forward: Graph) -> dict[str, Any]:
+    """Return the layers of a model's graph by name, for JSON: operator, inputs and attributes."""
+    kept = ("operator", "inputs", "attributes")
+    nodes: list[dict[str, Any]] = graph_to_json(forward)["nodes"]
+    return {node["name"]: {key: node[key] for key in kept} for node in nodes}
+
+
+def differences(found: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
+    """Return in what two descriptions of training differ: layers, loss, optimizer and seed."""
+    # Layers that draw have seeds that follow from the model's, compared once or not at all.
+    drawn = "seed" in needed and found.get("seed") == needed["seed"]
+    result = _layer_differences(found["layers"], needed["layers"], () if drawn else ("seed",))
+    for name in ("loss", "seed"):
+        if name in needed and found.get(name) != needed[name]:
+            result.append(f"{name} {found.get(name)!r} found, {needed[name]!r} needed")
+    if "optimizer" in needed and found.get("optimizer") != needed["optimizer"]:
+        one, other = found.get("optimizer") or {}, needed["optimizer"]
+        for name in {**one, **other}:
+            if one.get(name) != other.get(name):
+                shown = "" if name == "name" else f"{name} "
+                result.append(
+                    f"optimizer: {shown}{one.get(name)!r} found, {other.get(name)!r} needed"
+                )
+                break
+    return result
+
+
+def _layer_differences(
+    found: Mapping[str, Any], needed: Mapping[str, Any], without: tuple[str, ...]
+) -> list[str]:
+    result = []
+    for name, layer in needed.items():
+        if name not in found:
+            result.append(f"layer {name!r} is missing")
+            continue
+        other = found[name]
+        for key in ("operator", "inputs"):
+            if other[key] != layer[key]:
+                result.append(f"layer {name!r}: {key} {other[key]!r} found, {layer[key]!r} needed")
+        one, two = other["attributes"], layer["attributes"]
+        for key in {**two, **one}:
+            if key not in without and one.get(key) != two.get(key):
+                what = f"{key} {one.get(key)!r} found, {two.get(key)!r} needed"
+                result.append(f"layer {name!r}: {what}")
+    return result + [f"layer {name!r} found, none needed" for name in found if name not in needed]
+
+
+def infinite(arrays: Mapping[str, Array]) -> list[str]:
+    """Return the names of arrays with values that are not finite, which no strict read takes."""
+    return [name for name, array in arrays.items() if not np.isfinite(array).all()]
+
+
+def read(
+    path: str | Path,
+    made_for_here: Callable[[int], Mapping[str, Any]],
+    specs: Mapping[str, TensorSpec],
+    strict: bool,
+) -> tuple[dict[str, Array], dict[str, Any], Loaded]:
+    """Return the arrays that a model takes of a checkpoint, its metadata, and what was done.
+
+    Args:
+        made_for_here: what the checkpoint should have been made for, by batch size; see
+            `differences`. Without an optimizer only parameters and states of the model are taken.
+        specs: the parameters and states that the model has.
+        strict: whether all must be as needed; else whatever has a name and a shape of the model's
+            is taken, and optimizer states only where the optimizer is the same.
+
+    Raises:
+        CheckpointError: the file cannot be read, or strict and not all is as needed; names what.
+    """
+    arrays, metadata = checkpoint.load(path)
+    label = f"checkpoint {str(path)!r}"
+    made_for = metadata.get("made_for")
+    if not isinstance(made_for, dict) or not isinstance(made_for.get("layers"), dict):
+        made_for = None
+    needed = made_for_here((made_for or {}).get("batch_size") or 1)
+    found = [] if made_for is None else differences(made_for, needed)
+    same_optimizer = made_for is None or made_for.get("optimizer") == needed.get("optimizer")
+    if strict:
+        if made_for is None:
+            warnings.warn(
+                f"{label} does not say what it was made for; only names and shapes are checked",
+                stacklevel=4,
+            )
+            if "seed" in needed and metadata.get("seed") != needed["seed"]:
+                found = [f"seed {metadata.get('seed')!r} found, {needed['seed']!r} needed"]
+        found += [f"array {name!r}: values that are not finite found" for name in infinite(arrays)]
+        if found:
+            more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise CheckpointError(
+                f"{label}: {'; '.join(found[:_SHOWN])}{more}"
+                " (strict=False takes what fits: model.load_checkpoint)"
+            )
+        own = arrays if "optimizer" in needed else {n: arrays[n] for n in arrays if n in specs}
+        checkpoint.check(own, {n: (spec.shape, spec.dtype) for n, spec in specs.items()})
+    taken, left = {}, {}
+    trained = set() if same_optimizer else _slots(arrays, needed)
+    for name, array in arrays.items():
+        spec = specs.get(name)
+        if spec is None:
+            left[name] = "not in this model"
+        elif array.shape != spec.shape:
+            left[name] = f"shape {array.shape} found, {spec.shape} needed"
+        elif name in trained:
+            left[name] = "of another optimizer"
+        else:
+            taken[name] = array.astype(spec.dtype, copy=False)
+    missing = tuple(name for name in specs if name not in taken)
+    done = Loaded(tuple(taken), missing, left, not (found or left or missing))
+    return taken, metadata, done
+
+
+def _slots(arrays: Mapping[str, Array], needed: Mapping[str, Any]) -> set[str]:
+    """Return the arrays that are no parameter or state of the model itself."""
+    return set(arrays) - set(needed["weights"])
+
+
+__all__ = ["Loaded", "differences", "layers", "read", "settings"]

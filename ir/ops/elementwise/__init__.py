@@ -1,0 +1,1 @@
+"""Operators element by element: arithmetic, activations, comparisons, chains of them."""

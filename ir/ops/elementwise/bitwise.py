@@ -1,0 +1,73 @@
+"""Bits of integers: and, or, xor, not, shifts. Dims: d0, d1, … by the output's axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from soapstone.ir.dims import Signature
+from soapstone.ir.ops.elementwise.pointwise import (
+    declare,
+    need_type,
+    nowhere,
+    pointwise,
+    result_type,
+)
+from soapstone.ir.spec import Attribute, Attributes, Case
+from soapstone.ir.tensor import Array, TensorSpec
+
+
+def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_type(inputs, "iub", "an integer type")
+    return pointwise(inputs, result_type(inputs))
+
+
+def _shift(attributes: Attributes, x: Array, y: Array) -> Array:
+    shift = np.left_shift if attributes["direction"] == "left" else np.right_shift
+    return np.asarray(shift(x, y), x.dtype)
+
+
+_CASES = (
+    Case(("int32 3 4", "int32 3 4")),
+    Case(("int64 2 3 4 >=-9", "int64 4 >=-9")),
+    Case(("uint8 2 1 3", "uint8 2 1")),
+    Case(("int16 3", "int16")),
+    Case(("int32 0 2", "int32 1 2")),
+)
+for _name, _onnx, _function in (
+    ("bitwise_and", "BitwiseAnd", np.bitwise_and),
+    ("bitwise_or", "BitwiseOr", np.bitwise_or),
+    ("bitwise_xor", "BitwiseXor", np.bitwise_xor),
+):
+    declare(
+        _name,
+        lambda a, x, y, f=_function: f(x, y),
+        nowhere,
+        inputs=("x", "y"),
+        onnx=_onnx,
+        cases=_CASES,
+        signature=_signature,
+    )
+declare(
+    "bitwise_not",
+    lambda a, x: np.bitwise_not(x),
+    nowhere,
+    onnx="BitwiseNot",
+    cases=(Case(("int32 3 4 >=-9",)), Case(("uint8 5",)), Case(("int64",)), Case(("int32 0 2",))),
+    signature=_signature,
+)
+declare(
+    "bit_shift",
+    _shift,
+    nowhere,
+    inputs=("x", "y"),
+    attributes={"direction": Attribute("str", choices=("left", "right"))},
+    onnx="BitShift",
+    cases=(
+        Case(("uint8 3 4", "uint8 3 4 <4"), {"direction": "left"}),
+        Case(("uint32 3 4", "uint32 4 <4"), {"direction": "right"}),
+        Case(("int64 3", "int64 <4"), {"direction": "right"}),
+        Case(("uint16 0 2", "uint16 1 2"), {"direction": "left"}),
+    ),
+    doc="x with its bits moved by y places",
+    signature=_signature,
+)

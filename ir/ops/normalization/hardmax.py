@@ -1,0 +1,53 @@
+"""`hardmax`: one where an axis has its first maximum, zero elsewhere. Dims: d0, d1, … by axis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.errors import ShapeError
+from soapstone.ir.ops.elementwise.pointwise import nowhere
+from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
+from soapstone.ir.tensor import Array, TensorSpec
+
+
+def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    x, axis = inputs[0], attributes["axis"]
+    if not -x.rank <= axis < x.rank:
+        raise ShapeError(f"input 0 has rank {x.rank} (shape {x.shape}); no axis {axis}")
+    table = DimTable()
+    operand = Operand(
+        tuple(along(table, f"d{d}", extent, "input 0") for d, extent in enumerate(x.shape))
+    )
+    whole = {f"d{axis % x.rank}": Kind.WHOLE}
+    return finish(table, [operand], [operand], [x.dtype], whole)
+
+
+def _hardmax(attributes: Attributes, x: Array) -> Array:
+    axis = attributes["axis"]
+    y = np.zeros_like(x)
+    if x.size:
+        place = np.expand_dims(np.argmax(x, axis), axis)
+        np.put_along_axis(y, place, 1, axis)
+    return y
+
+
+register(
+    OpSpec(
+        name="hardmax",
+        inputs=("x",),
+        signature=_signature,
+        reference=_hardmax,
+        attributes={"axis": Attribute("int", -1)},
+        gradient=nowhere,
+        onnx="Hardmax",
+        cases=(
+            Case(("3 5",), {}, ()),
+            Case(("2 3 4",), {"axis": 1}, ()),
+            Case(("4",), {"axis": 0}, ()),
+            Case(("int32 3 2",), {"axis": -2}, ()),
+            Case(("0 3",), {}, ()),
+        ),
+        doc="one at the first maximum along the axis, zero elsewhere",
+    )
+)

@@ -1,0 +1,286 @@
+"""Layer and root-mean-square normalisation over trailing axes, and their gradients.
+
+Dims: the leading ones b0, b1, …; the normalised ones, from `axis` on, are c, or c0, c1, … where
+there are several. Those are split only after lowering.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.errors import ShapeError
+from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.normalization import laws_sequence
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
+from soapstone.ir.tensor import Array, TensorSpec
+
+_AXIS = {"axis": Attribute("int", -1)}
+_EPSILON = {"epsilon": Attribute("float", 1e-5, minimum=0)}
+
+
+def leading(attributes: Attributes, rank: int) -> int:
+    """Return how many axes come before the normalised ones."""
+    axis = int(attributes.get("axis", -1))
+    return axis if axis >= 0 else rank + axis
+
+
+def _names(lead: int, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the leading and the normalised dims."""
+    count = rank - lead
+    last = ("c",) if count == 1 else tuple(f"c{axis}" for axis in range(count))
+    return tuple(f"b{axis}" for axis in range(lead)), last
+
+
+def _signature(
+    inputs: Sequence[TensorSpec], attributes: Attributes, pattern: str, outputs: str
+) -> Signature:
+    """Return the signature of operands each written as x (… c), s (…) or c (c)."""
+    need_float(inputs, *range(len(inputs)))
+    rank = inputs[0].rank
+    lead = leading(attributes, rank)
+    if not 0 <= lead < rank:
+        raise ShapeError(
+            f"input 0 has rank {rank} (shape {inputs[0].shape}), and so no axis"
+            f" {attributes.get('axis', -1)}"
+        )
+    first, last = _names(lead, rank)
+    names = {"x": (*first, *last), "s": first, "c": last}
+    table = DimTable()
+    operands = []
+    for position, (spec, letter) in enumerate(zip(inputs, pattern)):
+        need_rank(inputs, position, " ".join(names[letter]))
+        where = f"input {position}"
+        axes = (along(table, d, e, where) for d, e in zip(names[letter], spec.shape))
+        operands.append(Operand(tuple(axes)))
+
+    def operand(letter: str) -> Operand:
+        axes: tuple[Axis, ...] = tuple(Affine(d, table.extent(d)) for d in names[letter])
+        return Operand(axes)
+
+    made = [operand(letter) for letter in outputs]
+    kinds = dict.fromkeys(last, Kind.LOWERED)
+    return finish(table, operands, made, [inputs[0].dtype] * len(made), kinds)
+
+
+def _over(attributes: Attributes, x: Array) -> tuple[tuple[int, ...], tuple[int, ...], Array]:
+    """Return the leading axes, the normalised ones, and how many elements these have."""
+    lead = leading(attributes, x.ndim)
+    over = tuple(range(lead, x.ndim))
+    count = x.dtype.type(max(1, math.prod(x.shape[lead:])))
+    return tuple(range(lead)), over, count
+
+
+def _layer_norm(attributes: Attributes, x: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
+    lead, over, count = _over(attributes, x)
+    mean = x.sum(axis=over, keepdims=True) / count
+    centred = x - mean
+    var = (centred * centred).sum(axis=over, keepdims=True) / count
+    rstd = 1 / np.sqrt(var + x.dtype.type(attributes["epsilon"]))
+    shape = x.shape[: len(lead)]
+    return centred * rstd * gamma + beta, mean.reshape(shape), rstd.reshape(shape)
+
+
+def _layer_norm_grad(
+    attributes: Attributes, dy: Array, x: Array, gamma: Array, mean: Array, rstd: Array
+) -> tuple[Array, ...]:
+    lead, over, count = _over(attributes, x)
+    column = (*mean.shape, *(1,) * len(over))
+    normal = (x - mean.reshape(column)) * rstd.reshape(column)
+    scaled = dy * gamma
+    inner = scaled - scaled.sum(axis=over, keepdims=True) / count
+    inner = inner - normal * ((scaled * normal).sum(axis=over, keepdims=True) / count)
+    return inner * rstd.reshape(column), (dy * normal).sum(axis=lead), dy.sum(axis=lead)
+
+
+def _rms_norm(attributes: Attributes, x: Array, gamma: Array) -> tuple[Array, ...]:
+    lead, over, count = _over(attributes, x)
+    square = (x * x).sum(axis=over, keepdims=True) / count
+    rstd = 1 / np.sqrt(square + x.dtype.type(attributes["epsilon"]))
+    return x * rstd * gamma, rstd.reshape(x.shape[: len(lead)])
+
+
+def _rms_norm_grad(
+    attributes: Attributes, dy: Array, x: Array, gamma: Array, rstd: Array
+) -> tuple[Array, ...]:
+    lead, over, count = _over(attributes, x)
+    rstd = rstd.reshape(*rstd.shape, *(1,) * len(over))
+    normal, scaled = x * rstd, dy * gamma
+    inner = scaled - normal * ((scaled * normal).sum(axis=over, keepdims=True) / count)
+    return inner * rstd, (dy * normal).sum(axis=lead)
+
+
+class _Lowering:
+    """Emits the primitives of one node, whose dims follow the node's."""
+
+    def __init__(self, emit: Emitter, node: Node, x: str) -> None:
+        self.emit, self.shape = emit, emit.spec(x).shape
+        lead = leading(node.attributes, len(self.shape))
+        first, last = _names(lead, len(self.shape))
+        self.e = emit.renamed({f"d{axis}": d for axis, d in enumerate((*first, *last))})
+        self.lead, self.over = tuple(range(lead)), tuple(range(lead, len(self.shape)))
+
+    def mean(self, value: str) -> str:
+        """Emit the mean over the normalised axes, which are kept."""
+        total = self.e("reduce_sum", value, axes=self.over, keepdims=True)
+        count = max(1, math.prod(self.shape[axis] for axis in self.over))
+        return self.e("affine", total, scale=1 / count)
+
+    def column(self, value: str) -> str:
+        """Emit a statistic in a shape that broadcasts over x."""
+        shape = (*self.emit.spec(value).shape, *(1,) * len(self.over))
+        return self.emit("reshape", value, shape=shape)
+
+    def flat(self, value: str) -> str:
+        """Emit a kept mean without the axes of one."""
+        return self.emit("reshape", value, shape=self.shape[: len(self.lead)])
+
+    def total(self, value: str) -> str:
+        """Emit the sum over the leading axes."""
+        return self.e("reduce_sum", value, axes=self.lead, keepdims=False)
+
+    def rstd(self, square: str, epsilon: float) -> str:
+        return self.e("power", self.e("affine", square, shift=epsilon), exponent=-0.5)
+
+
+def _layer_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
+    x, gamma, beta = node.inputs
+    low = _Lowering(emit, node, x)
+    e = low.e
+    mean = low.mean(x)
+    centred = e("sub", x, mean)
+    rstd = low.rstd(low.mean(e("mul", centred, centred)), node.attributes["epsilon"])
+    y = e("add", e("mul", e("mul", centred, rstd), gamma), beta)
+    return [y, low.flat(mean), low.flat(rstd)]
+
+
+def _layer_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
+    dy, x, gamma, mean, rstd = node.inputs
+    low = _Lowering(emit, node, x)
+    e = low.e
+    mean, rstd = low.column(mean), low.column(rstd)
+    normal = e("mul", e("sub", x, mean), rstd)
+    scaled = e("mul", dy, gamma)
+    inner = e("sub", scaled, low.mean(scaled))
+    inner = e("sub", inner, e("mul", normal, low.mean(e("mul", scaled, normal))))
+    return [e("mul", inner, rstd), low.total(e("mul", dy, normal)), low.total(dy)]
+
+
+def _rms_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
+    x, gamma = node.inputs
+    low = _Lowering(emit, node, x)
+    rstd = low.rstd(low.mean(low.e("mul", x, x)), node.attributes["epsilon"])
+    return [low.e("mul", low.e("mul", x, rstd), gamma), low.flat(rstd)]
+
+
+def _rms_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
+    dy, x, gamma, rstd = node.inputs
+    low = _Lowering(emit, node, x)
+    e = low.e
+    rstd = low.column(rstd)
+    normal, scaled = e("mul", x, rstd), e("mul", dy, gamma)
+    inner = e("sub", scaled, e("mul", normal, low.mean(e("mul", scaled, normal))))
+    return [e("mul", inner, rstd), low.total(e("mul", dy, normal))]
+
+
+def _layer_norm_gradient(g: GradientContext) -> Sequence[str | None]:
+    x, gamma, _ = g.inputs
+    operands = (g.only_grad(), x, gamma, *g.outputs[1:])
+    return list(g.emit.all("layer_norm_grad", *operands, axis=g.attributes["axis"]))
+
+
+def _rms_norm_gradient(g: GradientContext) -> Sequence[str | None]:
+    operands = (g.only_grad(), *g.inputs, g.outputs[1])
+    return list(g.emit.all("rms_norm_grad", *operands, axis=g.attributes["axis"]))
+
+
+register(
+    OpSpec(
+        name="layer_norm",
+        inputs=("x", "gamma", "beta"),
+        outputs=("y", "mean", "rstd"),
+        signature=lambda inputs, a: _signature(inputs, a, "xcc", "xss"),
+        reference=_layer_norm,
+        attributes=_EPSILON | _AXIS,
+        gradient=_layer_norm_gradient,
+        lower=_layer_norm_lower,
+        flops_per_point=8,
+        forms=laws_sequence.LAYER_NORM_FORMS,
+        laws=laws_sequence.LAYER_NORM_LAWS,
+        onnx="LayerNormalization",
+        cases=(
+            Case(("4 6", "6", "6")),
+            Case(("2 3 5", "5", "5"), {"epsilon": 1e-3}),
+            Case(("5", "5", "5")),
+            Case(("2 1", "1", "1"), {}, ()),
+            Case(("0 3", "3", "3")),
+            Case(("2 3 2 4", "2 4", "2 4"), {"axis": -2}),
+            Case(("3 2 2", "3 2 2", "3 2 2"), {"axis": 0}),
+            Case(("2 3 4", "3 4", "3 4"), {"axis": 1}),
+        ),
+        doc="x normalised over its axes from `axis` on by mean and biased variance",
+    )
+)
+register(
+    OpSpec(
+        name="layer_norm_grad",
+        inputs=("dy", "x", "gamma", "mean", "rstd"),
+        outputs=("dx", "dgamma", "dbeta"),
+        signature=lambda inputs, a: _signature(inputs, a, "xxcss", "xcc"),
+        reference=_layer_norm_grad,
+        attributes=_AXIS,
+        lower=_layer_norm_grad_lower,
+        flops_per_point=12,
+        cases=(
+            Case(("4 6", "4 6", "6", "4", "4"), {}, (), positive=True),
+            Case(("2 3 5", "2 3 5", "5", "2 3", "2 3"), {}, (), positive=True),
+            Case(("5", "5", "5", "", ""), {}, (), positive=True),
+            Case(("0 3", "0 3", "3", "0", "0"), {}, (), positive=True),
+            Case(("2 3 4", "2 3 4", "3 4", "2", "2"), {"axis": -2}, (), positive=True),
+        ),
+    )
+)
+register(
+    OpSpec(
+        name="rms_norm",
+        inputs=("x", "gamma"),
+        outputs=("y", "rstd"),
+        signature=lambda inputs, a: _signature(inputs, a, "xc", "xs"),
+        reference=_rms_norm,
+        attributes=_EPSILON | _AXIS,
+        gradient=_rms_norm_gradient,
+        lower=_rms_norm_lower,
+        flops_per_point=5,
+        onnx="RMSNormalization",
+        cases=(
+            Case(("4 6", "6")),
+            Case(("2 3 5", "5"), {"epsilon": 1e-3}),
+            Case(("5", "5")),
+            Case(("0 3", "3")),
+            Case(("2 3 2 2", "3 2 2"), {"axis": 1}),
+        ),
+        doc="x divided by the root of its mean square over its axes from `axis` on, scaled",
+    )
+)
+register(
+    OpSpec(
+        name="rms_norm_grad",
+        inputs=("dy", "x", "gamma", "rstd"),
+        outputs=("dx", "dgamma"),
+        signature=lambda inputs, a: _signature(inputs, a, "xxcs", "xc"),
+        reference=_rms_norm_grad,
+        attributes=_AXIS,
+        lower=_rms_norm_grad_lower,
+        flops_per_point=9,
+        cases=(
+            Case(("4 6", "4 6", "6", "4"), {}, (), positive=True),
+            Case(("5", "5", "5", ""), {}, (), positive=True),
+            Case(("0 3", "0 3", "3", "0"), {}, (), positive=True),
+            Case(("2 3 4", "2 3 4", "3 4", "2"), {"axis": -2}, (), positive=True),
+        ),
+    )
+)

@@ -1,0 +1,291 @@
+"""Scaled dot-product attention, with a mask or causal or both, and its gradients.
+
+Dims: b, samples; heads; tq and tk, positions of queries and of keys; d, elements of both; dv,
+elements of values. Split over tk, d or dv the forward operator is lowered. The gradients take the
+logarithm of each row's sum, `lse`, to make the weights again, so that they split over tk as well.
+
+Source: Vaswani et al. 2017; the saved sums are those of Dao et al. 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
+from soapstone.ir.errors import ShapeError
+from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.products import attention_lower
+from soapstone.ir.ops.recurrent.rnn import CountedSpec
+from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
+from soapstone.ir.tensor import Array, TensorSpec
+
+_ATTRIBUTES = {"scale": Attribute("float", None), "causal": Attribute("bool", False)}
+_Q, _K, _V = "b tq heads d", "b tk heads d", "b tk heads dv"
+_Y, _LSE = "b tq heads dv", "b heads tq"
+_SCORES = ("b", "heads", "tq", "tk")
+
+
+def _mask_axes(table: DimTable, spec: TensorSpec, where: str) -> Operand:
+    """Return the axes of a mask, which broadcasts to (b, heads, tq, tk)."""
+    if spec.rank > 4:
+        raise ShapeError(f"{where} has rank {spec.rank} (shape {spec.shape}); at most 4 needed")
+    axes: list[Axis] = []
+    for name, extent in zip(_SCORES[4 - spec.rank :], spec.shape):
+        if extent == 1 and table.extent(name) != 1:
+            axes.append(Whole(1))
+        else:
+            axes.append(along(table, name, extent, where))
+    return Operand(tuple(axes))
+
+
+def _bind(
+    inputs: tuple[TensorSpec, ...],
+    texts: Sequence[str],
+    made: Sequence[str],
+    kinds: Mapping[str, Kind],
+) -> Signature:
+    """Return the signature of inputs named by `texts`, then perhaps a mask, which `made` may name.
+
+    Raises:
+        ShapeError: the inputs do not fit.
+    """
+    if not len(texts) <= len(inputs) <= len(texts) + 1:
+        raise ShapeError(f"{len(inputs)} inputs found, {len(texts)} or {len(texts) + 1} needed")
+    need_float(inputs, *range(len(inputs)))
+    table = DimTable()
+    operands = []
+    for position, (text, spec) in enumerate(zip(texts, inputs)):
+        need_rank(inputs, position, text)
+        where = f"input {position}"
+        axes = (along(table, name, e, where) for name, e in zip(text.split(), spec.shape))
+        operands.append(Operand(tuple(axes)))
+    if len(inputs) > len(texts):
+        where = f"input {len(texts)}"
+        operands.append(_mask_axes(table, inputs[-1], where))
+    results = []
+    for text in made:
+        names = text.split()
+        if text == "mask":
+            results.append(operands[-1])
+        else:
+            results.append(
+                Operand(tuple(along(table, name, table.extent(name), "output") for name in names))
+            )
+    return finish(table, operands, results, [inputs[0].dtype] * len(results), kinds)
+
+
+def scale_of(attributes: Attributes, width: int) -> float:
+    """Return the factor on the scores: the attribute, or one over the square root of d."""
+    scale = attributes["scale"]
+    return 1 / math.sqrt(max(width, 1)) if scale is None else float(scale)
+
+
+def _localize(attributes: Attributes, tile: Tile) -> Attributes:
+    ahead = tile.intervals["tq"][0] - tile.intervals["tk"][0]
+    return {**attributes, "ahead": ahead}
+
+
+def _scores(attributes: Attributes, q: Array, k: Array, mask: tuple[Array, ...]) -> Array:
+    """Return the scores (b, heads, tq, tk), minus infinity where a key is hidden."""
+    scale = q.dtype.type(scale_of(attributes, q.shape[-1]))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    for values in mask:
+        scores = scores + values
+    if attributes["causal"]:
+        queries, keys = np.arange(q.shape[1]), np.arange(k.shape[1])
+        hidden = keys[None, :] > queries[:, None] + attributes.get("ahead", 0)
+        scores = np.where(hidden, q.dtype.type(-np.inf), scores)
+    return np.asarray(scores)
+
+
+def _attention(
+    attributes: Attributes, q: Array, k: Array, v: Array, *mask: Array
+) -> tuple[Array, Array]:
+    scores = _scores(attributes, q, k, mask)
+    top = np.maximum(scores.max(axis=-1, initial=-np.inf), np.finfo(scores.dtype).min)
+    weights = np.exp(scores - top[..., None])
+    total = weights.sum(axis=-1)
+    y = np.einsum("bhqk,bkhd->bqhd", weights, v)
+    safe = np.where(total == 0, total.dtype.type(1), total)
+    with np.errstate(divide="ignore"):
+        lse = np.log(total) + top
+    return y / safe.swapaxes(1, 2)[..., None], lse
+
+
+def _weights(
+    attributes: Attributes, q: Array, k: Array, lse: Array, mask: tuple[Array, ...]
+) -> Array:
+    """Return the weights (b, heads, tq, tk), zero in rows of which every key is hidden."""
+    sums = np.maximum(lse, np.finfo(lse.dtype).min)
+    return np.asarray(np.exp(_scores(attributes, q, k, mask) - sums[..., None]))
+
+
+def _score_grad(weights: Array, dy: Array, v: Array, y: Array) -> Array:
+    """Return the gradient of the scores after scaling (b, heads, tq, tk)."""
+    inner = np.einsum("bqhd,bkhd->bhqk", dy, v)
+    rows = np.sum(dy * y, axis=-1).swapaxes(1, 2)
+    return np.asarray(weights * (inner - rows[..., None]))
+
+
+def _grad(
+    attributes: Attributes,
+    dy: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    y: Array,
+    lse: Array,
+    *mask: Array,
+) -> tuple[Array, Array, Array]:
+    weights = _weights(attributes, q, k, lse, mask)
+    dscores = _score_grad(weights, dy, v, y) * q.dtype.type(scale_of(attributes, q.shape[-1]))
+    dq = np.einsum("bhqk,bkhd->bqhd", dscores, k)
+    dk = np.einsum("bhqk,bqhd->bkhd", dscores, q)
+    return dq, dk, np.einsum("bhqk,bqhd->bkhd", weights, dy)
+
+
+def _mask_grad(
+    attributes: Attributes,
+    dy: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    y: Array,
+    lse: Array,
+    mask: Array,
+) -> Array:
+    made = _score_grad(_weights(attributes, q, k, lse, (mask,)), dy, v, y)
+    made = made.sum(axis=tuple(range(4 - mask.ndim)))
+    over = tuple(axis for axis, extent in enumerate(mask.shape) if extent != made.shape[axis])
+    return np.asarray(made.sum(axis=over, keepdims=True))
+
+
+def _gradient(g: GradientContext) -> Sequence[str | None]:
+    dy = g.only_grad()
+    q, k, v, *mask = g.inputs
+    operands = (dy, q, k, v, *g.outputs, *mask)
+    made: list[str | None] = list(g.emit.all("attention_grad", *operands, **g.attributes))
+    if mask:
+        made.append(g.emit("attention_mask_grad", *operands, **g.attributes))
+    return made
+
+
+def _flops(e: Mapping[str, int], products: int) -> float:
+    """Return the operations of that many products over all scores, and of the weights."""
+    return e["b"] * e["heads"] * e["tq"] * e["tk"] * (products * (e["d"] + e["dv"]) + 10.0)
+
+
+_GRAD_INPUTS = (_Y, _Q, _K, _V, _Y, _LSE)
+_LOWERED = {"tk": Kind.LOWERED, "d": Kind.LOWERED, "dv": Kind.LOWERED}
+_HEADS = ("2 3 2 4", "2 5 2 4", "2 5 2 3")
+_SQUARE = ("1 4 2 3", "1 4 2 3", "1 4 2 3")
+_GRAD_HEADS = ("2 3 2 3", *_HEADS, "2 3 2 3", "2 2 3")
+_GRAD_SQUARE = ("1 4 2 3", *_SQUARE, "1 4 2 3", "1 2 4")
+_CAUSAL = {"causal": True}
+
+register(
+    CountedSpec(
+        name="attention",
+        strided=True,
+        inputs=("q", "k", "v", "mask?"),
+        outputs=("y", "lse"),
+        signature=lambda inputs, a: _bind(inputs, (_Q, _K, _V), (_Y, _LSE), _LOWERED),
+        reference=_attention,
+        attributes=_ATTRIBUTES,
+        gradient=_gradient,
+        localize=_localize,
+        lower=attention_lower.forward,
+        operations=lambda e: _flops(e, 2),
+        onnx="Attention",
+        cases=(
+            Case(_HEADS),
+            Case(_SQUARE, _CAUSAL),
+            Case((*_HEADS, "3 5")),
+            Case((*_HEADS, "2 1 1 5"), {"scale": 0.3}),
+            Case((*_SQUARE, "2 4 4"), {"causal": True, "scale": 1.0}),
+            Case(("1 1 1 1", "1 1 1 1", "1 1 1 1")),
+            Case(("2 0 1 3", "2 4 1 3", "2 4 1 2")),
+            Case(("2 21 3 18", "2 35 3 18", "2 35 3 17", "1 3 21 35"), _CAUSAL, ()),
+        ),
+        doc="softmax(q k' scale + mask) v, and the logarithm of each row's sum (saved)",
+    )
+)
+register(
+    CountedSpec(
+        name="attention_grad",
+        strided=True,
+        inputs=("dy", "q", "k", "v", "y", "lse", "mask?"),
+        outputs=("dq", "dk", "dv"),
+        signature=lambda inputs, a: _bind(
+            inputs, _GRAD_INPUTS, (_Q, _K, _V), {"d": Kind.LOWERED, "dv": Kind.LOWERED}
+        ),
+        reference=_grad,
+        attributes=_ATTRIBUTES,
+        localize=_localize,
+        lower=attention_lower.backward,
+        operations=lambda e: _flops(e, 5),
+        cases=(
+            Case(_GRAD_HEADS, {}, ()),
+            Case(_GRAD_SQUARE, _CAUSAL, ()),
+            Case((*_GRAD_HEADS, "2 1 3 5"), {"scale": 0.3}, ()),
+            Case((*_GRAD_SQUARE, "1 4"), _CAUSAL, ()),
+            Case(("1 1 1 1", *("1 1 1 1",) * 4, "1 1 1"), {}, ()),
+        ),
+        doc="the gradients of queries, keys and values",
+    )
+)
+register(
+    CountedSpec(
+        name="attention_mask_grad",
+        inputs=("dy", "q", "k", "v", "y", "lse", "mask"),
+        outputs=("dmask",),
+        signature=lambda inputs, a: _bind(
+            inputs, _GRAD_INPUTS, ("mask",), {"d": Kind.WHOLE, "dv": Kind.WHOLE}
+        ),
+        reference=_mask_grad,
+        attributes=_ATTRIBUTES,
+        localize=_localize,
+        operations=lambda e: _flops(e, 2),
+        cases=(
+            Case((*_GRAD_HEADS, "3 5"), {}, ()),
+            Case((*_GRAD_HEADS, "2 1 3 1"), {"scale": 0.3}, ()),
+            Case((*_GRAD_SQUARE, "2 4 4"), _CAUSAL, ()),
+        ),
+        doc="the gradient of the mask, summed over the axes along which it is broadcast",
+    )
+)
+
+
+def _causal_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_float(inputs, 0)
+    need_rank(inputs, 0, "b heads tq tk")
+    table = DimTable()
+    axes = (along(table, n, e, "input 0") for n, e in zip(_SCORES, inputs[0].shape))
+    operand = Operand(tuple(axes))
+    return finish(table, [operand], [operand], [inputs[0].dtype])
+
+
+def _causal(attributes: Attributes, scores: Array) -> Array:
+    queries, keys = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
+    hidden = keys[None, :] > queries[:, None] + attributes.get("ahead", 0)
+    return np.where(hidden, scores.dtype.type(-np.inf), scores)
+
+
+register(
+    OpSpec(
+        name="hide_later",
+        inputs=("scores",),
+        signature=_causal_signature,
+        reference=_causal,
+        localize=_localize,
+        cases=(
+            Case(("1 2 3 3",), {}, ()),
+            Case(("2 1 2 4",), {}, ()),
+            Case(("1 1 3 1",), {}, ()),
+        ),
+        doc="scores (b, heads, tq, tk), minus infinity where the key stands after the query",
+    )
+)

@@ -1,0 +1,350 @@
+"""What the recurrent operators share, and the plain recurrence `rnn`.
+
+All are time-major. Dims: t, the steps, never split; n, the samples; k, the inputs' elements, split
+only after lowering; h, the state's elements, likewise; g, the columns of all gates, one gate after
+the other. A gradient operator makes the gradients before the gates' functions for all steps, so
+that each weight's gradient is one product over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from soapstone.ir.dims import Kind, Signature, einsum
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.ops.checks import need_count, need_float
+from soapstone.ir.ops.products.matmul import activate
+from soapstone.ir.spec import (
+    Attribute,
+    Attributes,
+    Case,
+    GradientContext,
+    OpSpec,
+    SignatureRule,
+    register,
+)
+from soapstone.ir.tensor import Array, TensorSpec
+
+REVERSE = {"reverse": Attribute("bool", False)}
+KINDS = {"t": Kind.WHOLE, "k": Kind.LOWERED, "h": Kind.LOWERED, "g": Kind.WHOLE}
+Extents = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class CountedSpec(OpSpec):
+    """An operator whose work is not proportional to its points: a sum of several products.
+
+    operations: from the dims' extents to arithmetic operations.
+    """
+
+    operations: Callable[[Extents], float] = field(default=lambda extents: 0.0)
+
+    def flops(self, signature: Signature) -> float:
+        return self.operations({dim.name: dim.extent for dim in signature.dims})
+
+
+def products(extents: Extents) -> float:
+    """Return the operations of x w and h r at every step."""
+    rows = extents.get("t", 1) * extents["n"]
+    columns = extents.get("g", extents["h"])
+    return 2.0 * rows * columns * (extents.get("k", 0) + extents["h"])
+
+
+def gated(text: str, gates: int) -> SignatureRule:
+    """Return the signature rule of a text as `einsum` takes it, where g is `gates` times h."""
+    left, right = text.split(" -> ")
+    terms = left.split(", ")
+
+    def rule(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+        need_count(inputs, len(terms))
+        need_float(inputs, *range(len(inputs)))
+        dtypes = [inputs[0].dtype] * len(right.split(", "))
+        signature = einsum(text, inputs, dtypes=dtypes, kinds=KINDS)
+        extents = {name: dim.extent for name, dim in signature.by_name.items()}
+        if "g" in extents and extents["g"] != gates * extents["h"]:
+            raise ShapeError(
+                f"dim g is {extents['g']}; {gates * extents['h']} needed,"
+                f" {gates} gates of dim h, which is {extents['h']}"
+            )
+        if extents.get("t", 1) < 1:
+            raise ShapeError("dim t is 0; 1 step or more needed")
+        return signature
+
+    return rule
+
+
+def step_order(steps: int, attributes: Attributes) -> Iterable[int]:
+    """Return the steps in the order in which they follow each other."""
+    return range(steps - 1, -1, -1) if attributes["reverse"] else range(steps)
+
+
+def refuse_saved(g: GradientContext, first: int) -> None:
+    """Check that no output from `first` on, which are saved values, takes part in the loss.
+
+    Raises:
+        GraphError: one does, and its gradient would be ignored.
+    """
+    for output, name in enumerate(g.grads[first:], first):
+        if name is not None:
+            raise GraphError(
+                f"{g.node.label}: output {output} is auxiliary and has no gradient,"
+                " but takes part in the loss"
+            )
+
+
+def grad_or_zeros(g: GradientContext, output: int) -> str:
+    """Return the gradient of an output (t n h or n h), zeros where nothing depends on it."""
+    found = g.grads[output]
+    if found is not None:
+        return found
+    spec = g.spec(g.outputs[output])
+    names = ("t", "n", "h")[3 - spec.rank :]
+    rename = {f"d{axis}": name for axis, name in enumerate(names)}
+    return g.emit("full", shape=spec.shape, dtype=spec.dtype, rename=rename)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Emits operators on values (…, n, h) of one step, which follow dims n and h.
+
+    `rank` is 2, or 3 where a first axis holds the one step.
+    """
+
+    emit: Emitter
+    rank: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("t", "n", "h")[3 - self.rank :]
+
+    def __call__(self, operator: str, *values: str, **attributes: object) -> str:
+        """Emit an element-wise operator."""
+        rename = {f"d{axis}": name for axis, name in enumerate(self.names)}
+        return self.emit(operator, *values, rename=rename, **attributes)
+
+    def _leading(self) -> dict[str, str]:
+        return {f"b{axis}": name for axis, name in enumerate(self.names[:-1])}
+
+    def product(self, x: str, w: str, *bias: str, k: str = "") -> str:
+        """Emit x w + b; x's last axis follows dim k."""
+        rename = {**self._leading(), "n": "h", "k": k}
+        return self.emit("linear", x, w, *bias, bias=bool(bias), rename=rename)
+
+    def back(self, dy: str, w: str, k: str = "h") -> str:
+        """Emit dy w'; the result's last axis follows dim k."""
+        return self.emit("linear_grad_input", dy, w, rename={**self._leading(), "n": "", "k": k})
+
+    def weight(self, x: str, dy: str, k: str = "") -> str:
+        """Emit x' dy summed over all rows; the result's first axis follows dim k."""
+        return self.emit("linear_grad_weight", x, dy, rename={**self._leading(), "n": "h", "k": k})
+
+    def total(self, dy: str) -> str:
+        """Emit the sum of dy over all rows."""
+        rename = {f"d{axis}": name for axis, name in enumerate(self.names)}
+        axes = tuple(range(self.rank - 1))
+        return self.emit("reduce_sum", dy, axes=axes, keepdims=False, rename=rename)
+
+    def parts(self, value: str, count: int) -> tuple[str, ...]:
+        """Emit the equal parts of a value's last axis."""
+        axis = self.rank - 1
+        size = self.emit.spec(value).shape[axis] // count
+        rename = {f"d{i}": name for i, name in enumerate(self.names[:-1])} | {f"d{axis}": ""}
+        return self.emit.all("split", value, axis=axis, sizes=(size,) * count, rename=rename)
+
+    def columns(self, weights: str, count: int) -> tuple[str, ...]:
+        """Emit the equal parts of the last axis of weights, which follow no dim."""
+        shape = self.emit.spec(weights).shape
+        sizes = (shape[-1] // count,) * count
+        rename = {f"d{axis}": "" for axis in range(len(shape))}
+        return self.emit.all("split", weights, axis=len(shape) - 1, sizes=sizes, rename=rename)
+
+    def joined(self, *values: str) -> str:
+        """Emit values side by side along the last axis."""
+        axis = self.rank - 1
+        rename = {f"d{i}": name for i, name in enumerate(self.names[:-1])} | {f"d{axis}": ""}
+        return self.emit("concat", *values, axis=axis, rename=rename)
+
+    def shaped(self, value: str, rank: int) -> str:
+        """Emit a value (n, h) as (1, n, h), or the other way round."""
+        rows, columns = self.emit.spec(value).shape[-2:]
+        shape = (1, rows, columns) if rank == 3 else (rows, columns)
+        rename = {"f0": "n", "f1": "h"} if rows != 1 else {"f0": "h"}
+        return self.emit("reshape", value, shape=shape, rename=rename)
+
+    def steps(self, value: str) -> tuple[str, ...]:
+        """Emit the steps (1, n, …) of a value (t, n, …)."""
+        sizes = (1,) * self.emit.spec(value).shape[0]
+        rename = {f"d{axis}": name for axis, name in enumerate(self.names)}
+        return self.emit.all("split", value, axis=0, sizes=sizes, rename=rename)
+
+    def stacked(self, values: Sequence[str]) -> str:
+        """Emit steps (1, n, …) as one value (t, n, …)."""
+        rename = {f"d{axis}": name for axis, name in enumerate(self.names)}
+        return self.emit("concat", *values, axis=0, rename=rename)
+
+
+# The values of the steps before, which are the left operand of the recurrent weights' gradient.
+
+
+def _previous(attributes: Attributes, y: Array, first: Array) -> Array:
+    if attributes["reverse"]:
+        return np.concatenate([y[1:], first[None]])
+    return np.concatenate([first[None], y[:-1]])
+
+
+register(
+    OpSpec(
+        name="previous_step",
+        strided=True,
+        inputs=("y", "first"),
+        signature=gated("t n h, n h -> t n h", 1),
+        reference=_previous,
+        attributes=REVERSE,
+        lower=lambda emit, node: _previous_lower(Rows(emit, 3), node),
+        flops_per_point=0,
+        cases=(
+            Case(("3 2 4", "2 4"), {}, ()),
+            Case(("3 2 4", "2 4"), {"reverse": True}, ()),
+            Case(("1 2 3", "2 3"), {}, ()),
+            Case(("2 0 3", "0 3"), {}, ()),
+        ),
+        doc="y a step later: (first, y[0], y[1], …), or (…, y[-1], first) in reverse",
+    )
+)
+
+
+def _previous_lower(rows: Rows, node: Node) -> Sequence[str]:
+    y, first = node.inputs
+    steps = list(rows.steps(y))
+    start = rows.shaped(first, 3)
+    kept = [*steps[1:], start] if node.attributes["reverse"] else [start, *steps[:-1]]
+    return [rows.stacked(kept)]
+
+
+def weight_gradients(
+    g: GradientContext, dgates: str, dproduct: str | None = None
+) -> tuple[str, str, str, str]:
+    """Return the gradients of x, w, r and b from those before the gates' functions.
+
+    `dproduct` is the gradient of the recurrent products, where it differs from `dgates`.
+    """
+    x, w, _, *_ = g.inputs
+    first = g.inputs[-1] if g.node.operator != "lstm" else g.inputs[4]
+    rows = Rows(g.emit, 3)
+    before = g.emit(
+        "previous_step", g.outputs[0], first, reverse=g.attributes["reverse"], rename={}
+    )
+    return (
+        rows.back(dgates, w, "k"),
+        rows.weight(x, dgates, "k"),
+        rows.weight(before, dproduct or dgates),
+        rows.total(dgates),
+    )
+
+
+# rnn
+
+
+def _rnn(
+    attributes: Attributes, x: Array, w: Array, r: Array, b: Array, h0: Array
+) -> tuple[Array, ...]:
+    y = np.matmul(x, w) + b
+    hidden = h0
+    for step in step_order(len(x), attributes):
+        hidden = y[step] = activate(attributes["activation"], y[step] + hidden @ r)
+    return y, hidden.copy()
+
+
+def _rnn_lower(emit: Emitter, node: Node) -> Sequence[str]:
+    x, w, r, b, h0 = node.inputs
+    rows = Rows(emit, 3)
+    made = list(rows.steps(rows.product(x, w, b, k="k")))
+    hidden = rows.shaped(h0, 3)
+    for step in step_order(len(made), node.attributes):
+        total = rows("add", made[step], rows.product(hidden, r))
+        hidden = made[step] = rows(node.attributes["activation"], total)
+    return [rows.stacked(made), rows.shaped(hidden, 2)]
+
+
+def _rnn_gradient(g: GradientContext) -> Sequence[str | None]:
+    given = (grad_or_zeros(g, 0), grad_or_zeros(g, 1), g.outputs[0], g.inputs[2])
+    dgates, dh0 = g.emit.all("rnn_grad", *given, **g.attributes)
+    return [*weight_gradients(g, dgates), dh0]
+
+
+def _rnn_grad(
+    attributes: Attributes, dy: Array, dh: Array, y: Array, r: Array
+) -> tuple[Array, Array]:
+    dgates = np.empty_like(dy)
+    for step in reversed(list(step_order(len(dy), attributes))):
+        total = dy[step] + dh
+        if attributes["activation"] == "relu":
+            dgates[step] = np.where(y[step] > 0, total, 0)  # 0 of a NaN too, as `relu_grad`
+        else:
+            dgates[step] = total * (1 - y[step] * y[step])
+        dh = dgates[step] @ r.T
+    return dgates, dh
+
+
+def _rnn_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
+    dy, dh, y, r = node.inputs
+    rows = Rows(emit, 3)
+    slope = f"{node.attributes['activation']}_grad"
+    made, values = list(rows.steps(dy)), rows.steps(y)
+    hidden = rows.shaped(dh, 3)
+    for step in reversed(list(step_order(len(made), node.attributes))):
+        made[step] = rows(slope, rows("add", made[step], hidden), values[step])
+        hidden = rows.back(made[step], r)
+    return [rows.stacked(made), rows.shaped(hidden, 2)]
+
+
+_ACTIVATION = {"activation": Attribute("str", "tanh", choices=("tanh", "relu"))}
+
+register(
+    CountedSpec(
+        name="rnn",
+        strided=True,
+        inputs=("x", "w", "r", "b", "h0"),
+        outputs=("y", "h"),
+        signature=gated("t n k, k h, h h, h, n h -> t n h, n h", 1),
+        reference=_rnn,
+        attributes={**REVERSE, **_ACTIVATION},
+        gradient=_rnn_gradient,
+        lower=_rnn_lower,
+        operations=products,
+        onnx="RNN",
+        cases=(
+            Case(("3 2 5", "5 4", "4 4", "4", "2 4")),
+            Case(("3 2 5", "5 4", "4 4", "4", "2 4"), {"reverse": True}),
+            Case(("2 3 2", "2 3", "3 3", "3", "3 3"), {"activation": "relu"}),
+            Case(("1 1 1", "1 1", "1 1", "1", "1 1")),
+            Case(("2 0 3", "3 2", "2 2", "2", "0 2")),
+            Case(("2 17 20", "20 33", "33 33", "33", "17 33"), {}, ()),
+        ),
+        doc="h = activation(x w + b + h r) over steps: all values, and the last one",
+    )
+)
+register(
+    CountedSpec(
+        name="rnn_grad",
+        strided=True,
+        inputs=("dy", "dh", "y", "r"),
+        outputs=("dgates", "dh0"),
+        signature=gated("t n h, n h, t n h, h h -> t n h, n h", 1),
+        reference=_rnn_grad,
+        attributes={**REVERSE, **_ACTIVATION},
+        lower=_rnn_grad_lower,
+        operations=products,
+        cases=(
+            Case(("3 2 4", "2 4", "3 2 4", "4 4"), {}, ()),
+            Case(("3 2 4", "2 4", "3 2 4", "4 4"), {"reverse": True, "activation": "relu"}, ()),
+            Case(("1 1 1", "1 1", "1 1 1", "1 1"), {}, ()),
+            Case(("2 17 33", "17 33", "2 17 33", "33 33"), {}, (), True),
+        ),
+        doc="the gradients before the activation at all steps, and of the first state",
+    )
+)

@@ -1,0 +1,196 @@
+"""Scaled dot-product attention and its gradients, on operands of any strides.
+
+Heads are shared out over the threads; on each of them products run single-threaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.products.forms import Form, plain
+from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
+from soapstone.kernels.cpu.substrate.layout import private
+from soapstone.kernels.cpu.substrate.native import Block, Native, noop, pack, parallel_for
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+LIMIT = 1 << 17  # scores of one block of queries, at most
+# The operands of a product: for each its rows, its columns, its buffer (see heads.py), and whether
+# it is taken transposed.
+Matrix = tuple[int, int, int, bool]
+Matrices = tuple[Matrix, Matrix, Matrix]
+Part = tuple[Block, list[Entry]]
+_SCORES, _GRADS, _KEY_SHARE, _VALUE_SHARE, _QUERIES, _KEYS, _VALUES, _RESULTS, _QUERY_GRADS = range(
+    1, 10
+)
+
+
+def _view(matrix: Matrix, buffers: Sequence[Array]) -> Array:
+    """Return the operand in its buffer, of which it takes the beginning."""
+    height, width, index, turned = matrix
+    view = buffers[index - 1][: height * width].reshape(height, width)
+    return view.T if turned else view
+
+
+def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
+    """Return a part's record: its buffers and its products on them; None where one fails."""
+    sizes = [1] * _QUERY_GRADS
+    for matrices in products:
+        for height, width, index, _ in matrices:
+            sizes[index - 1] = max(sizes[index - 1], height * width)
+    sizes[_GRADS - 1] = max(sizes[_GRADS - 1], rows)  # forward: the sums of a block's rows
+    buffers = [private(size) for size in sizes]
+    entries = []
+    for matrices in products:
+        a, b, y = (_view(matrix, buffers) for matrix in matrices)
+        entry = form(b, 1).product(a, y)
+        if entry is None:
+            return None
+        entries.append(entry)
+    return pack(len(entries), buffers, entries), entries
+
+
+def _ahead(call: Call, keys: int) -> int:
+    """Return how many keys after its own position a query sees."""
+    if not call.attributes["causal"]:
+        return keys + (1 << 40)
+    return int(call.attributes.get("ahead", 0))
+
+
+def _blocks(call: Call, tq: int, tk: int, rows: int) -> list[tuple[int, int]]:
+    """Return for each block of queries how many they are, and how many keys the last one sees."""
+    ahead = _ahead(call, tk)
+    ends = [min(tq, first + rows) for first in range(0, tq, rows)]
+    return [(hi - i * rows, max(1, min(tk, hi + ahead))) for i, hi in enumerate(ends)]
+
+
+def _mask_words(call: Call, first: int, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+    """Return the words of the mask, input `first`, or None if its rows have gaps."""
+    if len(call.inputs) <= first:
+        return (0, 0, 0, 0, 0)
+    mask = call.inputs[first]
+    spread = np.broadcast_to(mask, shape)
+    step = 4 if shape[3] == 1 else spread.strides[3]
+    if step not in (0, 4):
+        return None
+    return (mask, *spread.strides[:3], step)
+
+
+def _bind(
+    call: Call,
+    body: Native,
+    operands: Sequence[Array],
+    lse: Array,
+    mask: tuple[Any, ...],
+    rows: int,
+    blocks: Sequence[tuple[int, int]],
+    products: Sequence[Matrices],
+    items: int,
+    form: Form,
+) -> Entry | None:
+    q, k, v = operands[:3]
+    kinds = list(dict.fromkeys(blocks))
+    each = len(products) // len(kinds)
+    table = [(each * kinds.index(block), block[1]) for block in blocks]
+    given = call.attributes["scale"]
+    scale = 1 / math.sqrt(q.shape[3]) if given is None else float(given)
+    threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
+    parts = max(1, min(threads, items))
+    made = [_part(products, rows, form) for _ in range(parts)]
+    records = [part for part in made if part is not None]
+    if len(records) < parts:
+        return None
+    block = pack(
+        0,
+        (parts, items, q.shape[2], rows, len(blocks), q.shape[1], k.shape[1]),
+        (q.shape[3], v.shape[3], scale, _ahead(call, k.shape[1])),
+        [(array, array.strides[:3]) for array in operands],
+        mask,
+        (lse, lse.strides),
+        table,
+        [record for record, _ in records],
+    )
+    statuses = {code: text for entry in records[0][1] for code, text in entry.statuses.items()}
+    return parallel_for(body, block, items, parts, statuses)
+
+
+def _products(operator: str) -> Callable[[Bind], Bind]:
+    """Return a decorator that registers `bind(call, form)` where a library has products."""
+
+    def register(bind: Bind) -> Bind:
+        found = plain()
+        if found is not None:
+            variant(operator, found[0])(partial(in_rows(bind), form=found[1]))
+        return bind
+
+    return register
+
+
+@_products("attention")
+def attention(call: Call, form: Form) -> Entry | None:
+    """Return the entry of attention of all heads."""
+    from soapstone.kernels.cpu.attention.heads import forward
+
+    q, k, v = call.inputs[:3]
+    y, lse = call.outputs
+    samples, tq, heads, _ = q.shape
+    tk = k.shape[1]
+    if y.size == 0 and lse.size == 0:
+        return noop()
+    mask = _mask_words(call, 3, (samples, heads, tq, tk))
+    if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
+        return None
+    rows = _rows(call, tq, tk, LIMIT)
+    if samples * heads * -(-tq // rows) < call.threads:
+        rows = max(1, -(-tq // call.threads))
+    blocks = _blocks(call, tq, tk, rows)
+    d, dv = q.shape[3], v.shape[3]
+    products: list[Matrices] = []
+    for count, seen in dict.fromkeys(blocks):
+        scores = (count, seen, _SCORES, False)
+        products.append(((count, d, _QUERIES, False), (seen, d, _KEYS, True), scores))
+        products.append((scores, (seen, dv, _VALUES, False), (count, dv, _RESULTS, False)))
+    items = samples * heads * len(blocks)
+    return _bind(call, forward, (q, k, v, y), lse, mask, rows, blocks, products, items, form)
+
+
+@_products("attention_grad")
+def attention_grad(call: Call, form: Form) -> Entry | None:
+    """Return the entry of the gradients of queries, keys and values."""
+    from soapstone.kernels.cpu.attention.heads import backward
+
+    dy, q, k, v, y, lse = call.inputs[:6]
+    dq, dk, dv = call.outputs
+    samples, tq, heads, d = q.shape
+    tk = k.shape[1]
+    mask = _mask_words(call, 6, (samples, heads, tq, tk))
+    if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
+        return None
+    rows = _rows(call, tq, tk, LIMIT // 2)
+    blocks = _blocks(call, tq, tk, rows)
+    dv_width = v.shape[3]
+    products: list[Matrices] = []
+    for count, seen in dict.fromkeys(blocks):
+        scores, grads = (count, seen, _SCORES, False), (count, seen, _GRADS, False)
+        queries, results = (count, d, _QUERIES, False), (count, dv_width, _RESULTS, False)
+        products.append((queries, (seen, d, _KEYS, True), scores))
+        products.append((results, (seen, dv_width, _VALUES, True), grads))
+        products.append((grads, (seen, d, _KEYS, False), (count, d, _QUERY_GRADS, False)))
+        products.append(((*grads[:3], True), queries, (seen, d, _KEY_SHARE, False)))
+        products.append(((*scores[:3], True), results, (seen, dv_width, _VALUE_SHARE, False)))
+    operands = (q, k, v, y, dy, dq, dk, dv)
+    items = samples * heads
+    return _bind(call, backward, operands, lse, mask, rows, blocks, products, items, form)
+
+
+def _rows(call: Call, tq: int, tk: int, scores: int) -> int:
+    """Return how many queries a block has; fewer where a block need not see all keys."""
+    rows = max(64, scores // tk)
+    if call.attributes["causal"]:
+        rows = min(rows, max(64, -(-tq // 4)))
+    return min(tq, rows)

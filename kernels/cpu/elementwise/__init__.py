@@ -1,0 +1,1 @@
+"""The element-wise machine: chains of operators in one pass over memory."""

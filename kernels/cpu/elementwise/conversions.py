@@ -1,0 +1,199 @@
+"""Rows of numbers of any type to and from chunks of float32, in which the machine computes.
+
+Truth is the number 1. To integers by truncation, to bool by comparison with 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
+from soapstone.kernels.cpu.substrate.lanes import (
+    F32,
+    F64,
+    I8,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    load_lanes,
+    load_some,
+    store_lanes,
+    store_some,
+)
+from soapstone.kernels.cpu.substrate.native import f32p, routine
+from soapstone.kernels.cpu.substrate.simd import vectorised
+
+# Numbers of the types in argument blocks.
+KINDS = {"float32": 0, "bool": 1, "int32": 2, "int64": 3, "float64": 4, "uint8": 5}
+ITEM_BYTES = {"float32": 4, "bool": 1, "int32": 4, "int64": 8, "float64": 8, "uint8": 1}
+_BOOL, _INT32, _INT64, _FLOAT64 = 1, 2, 3, 4
+
+
+def _narrowed(value: Lanes, element: Any, truth: bool) -> Lanes:
+    if truth:
+        return value.compare("!=", 0.0).cast(I8)
+    if element == I8:
+        return value.cast(I32).cast(I8)
+    return value.cast(element)
+
+
+def _loader(element: Any) -> Any:
+    @vectorised
+    def run(to: Lanes, source: Lanes, n: Lanes) -> None:
+        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+            if mask is None:
+                value = load_lanes(source, i, element, width)
+            else:
+                value = load_some(source, i, mask, 0, element, width)
+            put(to, i, value.cast(F32), mask)
+
+        loop(n.builder, n, body, LANES)
+
+    return run
+
+
+def _storer(element: Any, truth: bool = False) -> Any:
+    @vectorised
+    def run(to: Lanes, source: Lanes, n: Lanes) -> None:
+        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+            value = _narrowed(get(source, i, width, mask), element, truth)
+            if mask is None:
+                store_lanes(to, i, value)
+            else:
+                store_some(to, i, value, mask)
+
+        loop(n.builder, n, body, LANES)
+
+    return run
+
+
+def _reader(element: Any) -> Any:
+    @vectorised
+    def run(source: Lanes) -> Lanes:
+        b = source.builder
+        value = Lanes(b, b.load(b.inttoptr(source.value, element.as_pointer())))
+        return value.cast(F32)
+
+    return run
+
+
+def _writer(element: Any, truth: bool = False) -> Any:
+    @vectorised
+    def run(to: Lanes, value: Lanes) -> None:
+        b = to.builder
+        made = _narrowed(value.cast(F32), element, truth)
+        b.store(made.value, b.inttoptr(to.value, ir.PointerType(element)))
+
+    return run
+
+
+_load_bytes, _load_int32, _load_int64, _load_float64 = map(_loader, (I8, I32, I64, F64))
+_read_byte, _read_int32, _read_int64, _read_float64 = map(_reader, (I8, I32, I64, F64))
+_store_bool, _write_bool = _storer(I8, True), _writer(I8, True)
+_store_bytes, _store_int32, _store_int64, _store_float64 = map(_storer, (I8, I32, I64, F64))
+_write_byte, _write_int32, _write_int64, _write_float64 = map(_writer, (I8, I32, I64, F64))
+
+
+@routine
+def read_number(kind: int, source: int) -> Any:
+    """The number of that type at the address, as float32."""
+    if kind == 0:
+        return f32p(source)[0]
+    if kind == _INT32:
+        return _read_int32(source)
+    if kind == _INT64:
+        return _read_int64(source)
+    if kind == _FLOAT64:
+        return _read_float64(source)
+    return _read_byte(source)
+
+
+@routine
+def _write_number(kind: int, target: int, value: float) -> None:
+    if kind == 0:
+        f32p(target)[0] = value
+    elif kind == _BOOL:
+        _write_bool(target, value)
+    elif kind == _INT32:
+        _write_int32(target, value)
+    elif kind == _INT64:
+        _write_int64(target, value)
+    elif kind == _FLOAT64:
+        _write_float64(target, value)
+    else:
+        _write_byte(target, value)
+
+
+@routine
+def _load_row(kind: int, target: int, source: int, n: int) -> None:
+    if kind == 0:
+        copy_floats(target, source, n)
+    elif kind == _INT32:
+        _load_int32(target, source, n)
+    elif kind == _INT64:
+        _load_int64(target, source, n)
+    elif kind == _FLOAT64:
+        _load_float64(target, source, n)
+    else:
+        _load_bytes(target, source, n)
+
+
+@routine
+def _store_row(kind: int, target: int, source: int, n: int) -> None:
+    if kind == 0:
+        copy_floats(target, source, n)
+    elif kind == _BOOL:
+        _store_bool(target, source, n)
+    elif kind == _INT32:
+        _store_int32(target, source, n)
+    elif kind == _INT64:
+        _store_int64(target, source, n)
+    elif kind == _FLOAT64:
+        _store_float64(target, source, n)
+    else:
+        _store_bytes(target, source, n)
+
+
+@routine
+def pack_rows(
+    kind: int, item: int, target: int, source: int, inner: int, down: int, rows: int, n: int
+) -> None:
+    """Copy rows of n numbers, `item` bytes each and strided in any way, to contiguous float32."""
+    if inner == item and down == n * item:
+        _load_row(kind, target, source, rows * n)
+        return
+    for r in range(rows):
+        to, at = target + r * n * 4, source + r * down
+        if inner == item:
+            _load_row(kind, to, at, n)
+        elif inner == 0:
+            fill_floats(to, read_number(kind, at), n)
+        elif kind == 0:
+            for c in range(n):
+                f32p(to)[c] = f32p(at + c * inner)[0]
+        else:
+            for c in range(n):
+                f32p(to)[c] = read_number(kind, at + c * inner)
+
+
+@routine
+def unpack_rows(
+    kind: int, item: int, target: int, source: int, inner: int, down: int, rows: int, n: int
+) -> None:
+    """The inverse of `pack_rows`."""
+    if inner == item and down == n * item:
+        _store_row(kind, target, source, rows * n)
+        return
+    for r in range(rows):
+        to, at = target + r * down, source + r * n * 4
+        if inner == item:
+            _store_row(kind, to, at, n)
+        elif kind == 0:
+            for c in range(n):
+                f32p(to + c * inner)[0] = f32p(at)[c]
+        else:
+            for c in range(n):
+                _write_number(kind, to + c * inner, f32p(at)[c])

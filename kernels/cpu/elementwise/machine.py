@@ -1,0 +1,281 @@
+"""The elementwise machine: any chain of elementwise operators in one pass over memory.
+
+A chain is a small program (see `opcodes`) run over chunks that stay in the first-level cache, so a
+fused chain costs what its inputs and outputs cost to stream, and needs no compilation. Operands
+may be strided and broadcast in any way; what is not contiguous is packed chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.elementwise.conversions import (
+    ITEM_BYTES,
+    KINDS,
+    pack_rows,
+    read_number,
+    unpack_rows,
+)
+from soapstone.kernels.cpu.elementwise.opcodes import CODES, WIDE, fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
+from soapstone.kernels.cpu.substrate.layout import walk
+from soapstone.kernels.cpu.substrate.native import (
+    call_entry,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    stack,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_DIRECT, _SPLAT, _PACK = 0, 1, 2
+_HEADER, _RECORD, _STEP = 12, 8, 7
+_MAX_OUTER, _MAX_REGISTERS = 8, 60
+_REGISTER_FLOATS = 6144  # of registers, in all: 24 KB of a 32 KB cache
+_STAGGER = 32  # between registers, which would else compete for the same sets of the cache
+_SHORT_ROW = 256  # rows shorter than this are packed several to a chunk
+
+
+@native("body")
+def _machine(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    externals, steps = w[0], w[1]
+    length, rows, rows_a_chunk, columns_a_chunk = w[2], w[3], w[4], w[5]
+    outer, spacing = w[6], w[7]
+    extents, records, program = w[8], w[9], w[10]
+    width = _RECORD + outer
+    registers = stack(24576)
+    place = words(stack(1536))
+    filled = words(stack(1536))
+    reach = words(stack(1536))
+    turn = words(stack(1536))
+    counter = words(stack(64))
+    frame = stack(128)
+    given = words(frame)
+    for r in range(w[11]):
+        place[externals + r] = registers + r * spacing * 4
+        turn[externals + r] = -1
+    for e in range(externals):
+        turn[e] = 0 if w[records + e * width + 3] == _SPLAT else -1
+        filled[e] = 0
+    column_chunks = (length + columns_a_chunk - 1) // columns_a_chunk
+    row_chunks = (rows + rows_a_chunk - 1) // rows_a_chunk
+    column = begin % column_chunks
+    rest = begin // column_chunks
+    row = rest % row_chunks
+    rest = rest // row_chunks
+    for d in range(outer - 1, -1, -1):
+        counter[d] = rest % w[extents + d]
+        rest = rest // w[extents + d]
+    for _ in range(begin, end):
+        r0 = row * rows_a_chunk
+        c0 = column * columns_a_chunk
+        nr = min(rows_a_chunk, rows - r0)
+        nc = min(columns_a_chunk, length - c0)
+        n = nr * nc
+        for e in range(externals):
+            at = records + e * width
+            inner, down = w[at + 1], w[at + 2]
+            address = w[at] + r0 * down + c0 * inner
+            for d in range(outer):
+                address += counter[d] * w[at + _RECORD + d]
+            if w[at + 3] == _DIRECT:
+                place[e] = address
+            else:
+                target = registers + w[at + 4] * spacing * 4
+                place[e] = target
+                if w[at + 5] != 0:
+                    filled[e] = address
+                elif w[at + 3] == _SPLAT:
+                    if filled[e] != address:
+                        fill_floats(target, read_number(w[at + 6], address), WIDE)
+                        filled[e] = address
+                elif down != 0 or filled[e] != address or reach[e] < n:
+                    # Rows that repeat one another are packed once.
+                    pack_rows(w[at + 6], w[at + 7], target, address, inner, down, nr, nc)
+                    filled[e] = address
+                    reach[e] = n
+        for s in range(steps):
+            at = program + s * _STEP
+            given[0] = place[w[at + 1]]
+            for k in range(3):
+                operand = w[at + 2 + k]
+                given[1 + k] = place[operand]
+                given[4 + k] = turn[operand]
+            given[7] = n
+            given[8] = w[at + 5]
+            given[9] = w[at + 6]
+            call_entry(w[at], frame)
+        for e in range(externals):
+            at = records + e * width
+            if w[at + 5] != 0 and w[at + 3] != _DIRECT:
+                down = w[at + 2]
+                unpack_rows(w[at + 6], w[at + 7], filled[e], place[e], w[at + 1], down, nr, nc)
+        column += 1
+        if column == column_chunks:
+            column = 0
+            row += 1
+            if row == row_chunks:
+                row = 0
+                for d in range(outer - 1, -1, -1):
+                    counter[d] += 1
+                    if counter[d] < w[extents + d]:
+                        break
+                    counter[d] = 0
+    return 0
+
+
+def _capacity(registers: int) -> int:
+    """How many floats a chunk holds when that many registers share the cache."""
+    if registers == 0:
+        return 4096
+    most = 1024 if registers <= 2 else 512
+    return min(most, (_REGISTER_FLOATS // registers - _STAGGER) // 16 * 16)
+
+
+def _kind(strides: Sequence[int], length: int, floats: bool, many: bool) -> int:
+    """How a chunk of the operand is reached; strides: (..., row, inner)."""
+    down, inner = strides[-2], strides[-1]
+    if floats and inner == 4 and (not many or down == 4 * length):
+        return _DIRECT
+    if inner == 0 and (not many or down == 0):
+        return _SPLAT
+    return _PACK
+
+
+def bind_program(
+    program: Program, inputs: Sequence[Array], outputs: Sequence[Array], threads: int
+) -> Entry | None:
+    """Return the entry that runs the program on the arrays, or None where the machine cannot.
+
+    inputs: broadcastable to the outputs; outputs: of one shape; of the program's types. An output
+    may be an input in place, with the same strides.
+    """
+    shape = outputs[0].shape
+    held = zip(program.types, (*inputs, *outputs), strict=True)
+    if any(a.dtype.name != kind or not a.flags.aligned for kind, a in held):
+        return None
+    if any(o.shape != shape for o in outputs):
+        return None
+    if np.broadcast_shapes(shape, *(a.shape for a in inputs)) != shape:
+        return None
+    if outputs[0].size == 0:
+        return noop()
+    arrays = [*inputs, *outputs]
+    made = walk(shape, arrays, lead=len(inputs))
+    extents = made.extents if len(made.extents) > 1 else (1, *made.extents)
+    strides = [s if len(made.extents) > 1 else (0, *s) for s in made.strides]
+    outer, rows, length = extents[:-2], extents[-2], extents[-1]
+    most = len(arrays) + program.registers
+    if len(outer) > _MAX_OUTER or most > _MAX_REGISTERS:
+        return None
+    many = rows > 1 and length < _SHORT_ROW and 2 * length <= _capacity(most)
+    floats = [kind == "float32" for kind in program.types]
+    kinds = [_kind(s, length, real, many) for s, real in zip(strides, floats)]
+    for i, last in enumerate(program.read):
+        if last < 0:
+            kinds[i] = _DIRECT  # never read: nothing to prepare
+    # An output written before an input that it lies over is last read is written back at the end.
+    for o, output in enumerate(outputs):
+        for i, x in enumerate(inputs):
+            if program.read[i] > program.written[o] and np.may_share_memory(output, x):
+                kinds[len(inputs) + o] = _PACK
+    packed = [e for e, kind in enumerate(kinds) if kind != _DIRECT]
+    registers = len(packed) + program.registers
+    capacity = _capacity(registers)
+    rows_a_chunk = min(rows, capacity // length) if many else 1
+    columns_a_chunk = length if many else min(length, capacity)
+
+    slots = {e: slot for slot, e in enumerate(packed)}
+    first_register = len(arrays) + len(packed)
+
+    def place(number: int) -> int:
+        return number if number >= 0 else first_register - 1 - number
+
+    width = _RECORD + len(outer)
+    extents_at = _HEADER
+    records_at = extents_at + len(outer)
+    steps_at = records_at + width * len(arrays)
+    records = [
+        (
+            a,
+            s[-1],
+            s[-2],
+            kinds[e],
+            slots.get(e, 0),
+            int(e >= len(inputs)),
+            KINDS[kind],
+            ITEM_BYTES[kind],
+            tuple(s[:-2]),
+        )
+        for e, (a, s, kind) in enumerate(zip(arrays, strides, program.types))
+    ]
+    steps = [
+        (
+            instruction(s.code).address,
+            *(place(number) for number in (s.to, s.a, s.b, s.c)),
+            float(s.p),
+            float(s.q),
+        )
+        for s in program.steps
+    ]
+    block = pack(
+        (len(arrays), len(steps), length, rows, rows_a_chunk, columns_a_chunk, len(outer)),
+        (capacity + _STAGGER, extents_at, records_at, steps_at, registers),
+        outer,
+        records,
+        steps,
+    )
+    chunks = -(-length // columns_a_chunk) * -(-rows // rows_a_chunk) * math.prod(outer)
+    # Arithmetic in the cache costs less than memory traffic: one thread does up to 100 KB.
+    nbytes = 4 * outputs[0].size * (len(arrays) + program.weight)
+    return parallel_for(_machine, block, chunks, useful_threads(threads, nbytes // 3))
+
+
+# Instructions that are operators too; and the operators that are other instructions, or several.
+_STEPS_ONLY = frozenset(
+    {"copy", "square", "truth", "fmod", "gelu_tanh", "gelu_tanh_grad", "pow_grad_x", "pow_grad_y"}
+    | {"add_relu", "mul_add", "mul_add_relu"}
+)
+OPERATORS = (
+    *(name for name in CODES if name not in _STEPS_ONLY),
+    *("cast", "selu", "selu_grad", "celu", "celu_grad", "accumulate", "pow_grad"),
+)
+
+
+@variant(OPERATORS, "numba")
+def elementwise(call: Call) -> Entry | None:
+    """One elementwise operator, as a program of one node."""
+    operands = tuple(range(len(call.inputs)))
+    return _bind(call, [(call.operator, operands, call.attributes)], (len(operands),))
+
+
+@variant("fused_elementwise", "numba")
+def fused_elementwise(call: Call) -> Entry | None:
+    """A chain of elementwise operators in one pass."""
+    nodes: list[Node] = [
+        (operator, tuple(operands), dict(attributes))
+        for operator, operands, attributes in call.attributes["program"]
+    ]
+    return _bind(call, nodes, tuple(call.attributes["results"]))
+
+
+def _bind(call: Call, nodes: Sequence[Node], results: Sequence[int]) -> Entry | None:
+    types = [array.dtype.name for array in call.inputs]
+    known = {
+        i: float(call.inputs[i].reshape(()))
+        for i in call.constants
+        if call.inputs[i].size == 1 and types[i] == "float32"
+    }
+    program = compile_program(len(call.inputs), nodes, results, types, known)
+    if program is None or len(results) != len(call.outputs):
+        return None
+    return bind_program(program, call.inputs, call.outputs, call.threads)

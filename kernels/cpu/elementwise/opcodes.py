@@ -1,0 +1,161 @@
+"""The instruction set of the elementwise machine: one compiled loop over a chunk an instruction.
+
+An instruction is a formula on lanes (see `formulas`). Each is compiled, or loaded from the cache,
+when a program first uses it, so that any chain of operators runs without being compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
+from soapstone.kernels.cpu.elementwise.formulas import CODES, INSTRUCTIONS, WIDE, Instruction
+from soapstone.kernels.cpu.substrate.lanes import (
+    F32,
+    I64,
+    LANES,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    store_lanes,
+    store_some,
+)
+from soapstone.kernels.cpu.substrate.native import Native, as_float, words
+from soapstone.kernels.cpu.substrate.simd import vectorised
+
+__all__ = [
+    "CODES",
+    "FRAME",
+    "INSTRUCTIONS",
+    "WIDE",
+    "Instruction",
+    "copy_floats",
+    "fill_floats",
+    "get",
+    "instruction",
+    "loop",
+    "put",
+]
+
+FRAME = 10  # words: to, a, b, c, their turns, n, p, q
+
+
+def loop(
+    builder: Any,
+    count: Lanes,
+    body: Callable[[Lanes, int, Lanes | None], None],
+    wide: int = WIDE,
+) -> None:
+    """Write a loop over lanes 0 … count-1: `body(i, width, mask)` does `width` lanes from i.
+
+    The bulk goes by wide vectors, so that the constants of a formula are loaded once for several
+    registers' worth of lanes; the mask, None in the bulk, guards the last lanes.
+    """
+
+    def stretch(start: Any, stop: Any, width: int, masked: bool) -> None:
+        before = builder.block
+        head, run, done = (builder.append_basic_block(name) for name in ("head", "run", "done"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        i = builder.phi(I64)
+        i.add_incoming(start, before)
+        builder.cbranch(builder.icmp_signed("<", i, stop), run, done)
+        builder.position_at_end(run)
+        at = Lanes(builder, i)
+        body(at, width, first(count - at, width) if masked else None)
+        i.add_incoming(builder.add(i, I64(width)), builder.block)
+        builder.branch(head)
+        builder.position_at_end(done)
+
+    full = builder.and_(count.value, I64(-wide))
+    stretch(I64(0), full, wide, False)
+    stretch(full, count.value, LANES, True)
+
+
+def get(p: Lanes, i: Lanes, width: int, mask: Lanes | None) -> Lanes:
+    """The lanes at p[i], or those of them that the mask admits."""
+    if mask is None:
+        return load_lanes(p, i, count=width)
+    return load_some(p, i, mask, count=width)
+
+
+def put(p: Lanes, i: Lanes, value: Lanes, mask: Lanes | None) -> None:
+    """Write the lanes at p[i], or those of them that the mask admits."""
+    if mask is None:
+        store_lanes(p, i, value)
+    else:
+        store_some(p, i, value, mask)
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _lanes_loop(
+    typing: Any,
+    code: Any,
+    to: Any,
+    a: Any,
+    b: Any,
+    c: Any,
+    turn_a: Any,
+    turn_b: Any,
+    turn_c: Any,
+    n: Any,
+    p: Any,
+    q: Any,
+) -> Any:
+    """Write the loop of the instruction whose number is the literal `code`."""
+    if not isinstance(code, types.IntegerLiteral):
+        return None
+    made = INSTRUCTIONS[code.literal_value]
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = [Lanes(builder, value) for value in args[1:]]
+        to, places, turns = lanes[0], lanes[1:4], lanes[4:7]
+        count, p, q = lanes[7], lanes[8].cast(F32), lanes[9].cast(F32)
+
+        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+            read = [
+                get(place, i & turn, width, mask)
+                for place, turn in zip(places[: made.arity], turns)
+            ]
+            read += read[:1] * (3 - made.arity)
+            put(to, i, made.formula(read[0], read[1], read[2], p, q), mask)
+
+        loop(builder, count, body, made.wide)
+        return context.get_dummy_value()
+
+    return types.void(code, *[types.int64] * 8, types.float64, types.float64), emit
+
+
+@cache
+def instruction(code: int) -> Native:
+    """Return the kernel that runs an instruction over the chunk that a frame of words describes.
+
+    Operand a is read at i & turn_a: -1 for an array, 0 for `WIDE` copies of one number.
+    """
+
+    def run(frame: Any) -> int:
+        w = words(frame)
+        p, q = as_float(w[8]), as_float(w[9])
+        _lanes_loop(code, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], p, q)
+        return 0
+
+    # Names of its own: compiled code is cached, and found again, by name.
+    run.__name__ = run.__qualname__ = f"instruction_{INSTRUCTIONS[code].name}"
+    return Native(run, "entry")
+
+
+@vectorised
+def copy_floats(to: Lanes, a: Lanes, n: Lanes) -> None:
+    """Copy n floats from address `a` to address `to`."""
+    loop(n.builder, n, lambda i, width, mask: put(to, i, get(a, i, width, mask), mask))
+
+
+@vectorised
+def fill_floats(to: Lanes, value: Lanes, n: Lanes) -> None:
+    """Write the float32 into n floats at address `to`."""
+    loop(n.builder, n, lambda i, width, mask: put(to, i, value.splat(width), mask))

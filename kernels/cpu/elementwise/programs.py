@@ -1,0 +1,241 @@
+"""Chains of elementwise operators as programs of the elementwise machine.
+
+An operator becomes one or a few instructions; results are written where they are wanted, and what
+is only passed on lives in a register, reused as soon as its value is dead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from soapstone.kernels.cpu.elementwise.conversions import KINDS
+from soapstone.kernels.cpu.elementwise.formulas import CODES, INSTRUCTIONS
+from soapstone.kernels.cpu.elementwise.simplify import Value, simplify
+
+# What an instruction's parameters p and q are: attributes of the operator, with their defaults.
+_PARAMETERS: Mapping[str, tuple[tuple[str, float], ...]] = {
+    "leaky_relu": (("alpha", 0.01),),
+    "leaky_relu_grad": (("alpha", 0.01),),
+    "thresholded_relu": (("alpha", 1.0),),
+    "thresholded_relu_grad": (("alpha", 1.0),),
+    "affine": (("scale", 1.0), ("shift", 0.0)),
+    "silu": (("alpha", 1.0),),
+    "silu_grad": (("alpha", 1.0),),
+    "hard_sigmoid": (("alpha", 0.2), ("beta", 0.5)),
+    "hard_sigmoid_grad": (("alpha", 0.2), ("beta", 0.5)),
+    "shrink": (("bias", 0.0), ("lambd", 0.5)),
+    "shrink_grad": (("bias", 0.0), ("lambd", 0.5)),
+    "clip": (("low", -math.inf), ("high", math.inf)),
+    "clip_grad": (("low", -math.inf), ("high", math.inf)),
+    "is_inf": (("detect_positive", 1.0), ("detect_negative", 1.0)),
+}
+_SELU = (("alpha", 1.6732631921768188), ("gamma", 1.0507010221481323))
+
+_FLOAT, _BOOL = "float32", "bool"
+_INTEGERS = ("int32", "int64", "uint8")
+_COMPARISONS = frozenset({"equal", "less", "less_equal", "greater", "greater_equal"})
+_LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
+_TESTS = frozenset({"is_nan", "is_inf"})
+
+_NOTHING: Mapping[int, float] = MappingProxyType({})
+Node = tuple[str, tuple[int, ...], Mapping[str, Any]]
+
+
+class Step(NamedTuple):
+    """One instruction. Places: n >= 0 is external n (inputs, then outputs), -1 - r register r."""
+
+    code: int
+    to: int
+    a: int
+    b: int
+    c: int
+    p: float
+    q: float
+
+
+@dataclass(frozen=True)
+class Program:
+    """A straight line of instructions.
+
+    `written[o]`: the step that writes output o; `read[i]`: the last step that reads input i;
+    `weight`: about how many streamed floats a lane's arithmetic is worth; `types`: of the inputs,
+    then of the outputs. Registers hold float32.
+    """
+
+    steps: tuple[Step, ...]
+    registers: int
+    written: tuple[int, ...]
+    read: tuple[int, ...]
+    weight: int
+    types: tuple[str, ...]
+
+
+def result_type(
+    operator: str, operands: Sequence[str], attributes: Mapping[str, Any]
+) -> str | None:
+    """Return the type of an operator's result on operands of these types.
+
+    None where arithmetic in float32 would not be the operator's meaning. Truth values count as the
+    numbers 0 and 1; integers only as what is cast, or an exponent.
+    """
+    kinds = set(operands)
+    if operator == "cast":
+        source, target = operands[0], str(attributes["to"])
+        exact = source in (_FLOAT, _BOOL) or target == _FLOAT
+        exact = exact or (target == _BOOL and source in _INTEGERS)
+        return target if exact and {source, target} <= KINDS.keys() else None
+    if operator in _COMPARISONS:
+        return _BOOL if kinds in ({_FLOAT}, {_BOOL}) else None
+    if operator in _LOGIC:
+        return _BOOL if kinds == {_BOOL} else None
+    if operator in _TESTS:
+        return _BOOL if kinds == {_FLOAT} else None
+    if operator == "where":
+        chosen = set(operands[1:])
+        return operands[1] if operands[0] == _BOOL and chosen in ({_FLOAT}, {_BOOL}) else None
+    if operator == "pow":
+        return _FLOAT if operands[0] == _FLOAT and operands[1] in (_FLOAT, *_INTEGERS) else None
+    return _FLOAT if operands[0] == _FLOAT and kinds <= {_FLOAT, _BOOL} else None
+
+
+def _expand(
+    operator: str, operands: tuple[int, ...], attributes: Mapping[str, Any], first: int
+) -> list[Value]:
+    """The values, numbered from `first`, of which the last is the operator's result."""
+
+    def number(name: str, default: float) -> float:
+        value = attributes.get(name)
+        return default if value is None else float(value)
+
+    if operator == "accumulate":
+        if len(operands) == 1:
+            return [("copy", operands, 0.0, 0.0)]
+        made: list[Value] = []
+        total = operands[0]
+        for operand in operands[1:]:
+            made.append(("add", (total, operand), 0.0, 0.0))
+            total = first + len(made) - 1
+        return made
+    if operator == "power":
+        return _power(operands[0], float(attributes["exponent"]), first)
+    if operator == "cast":
+        truth = attributes["to"] == _BOOL
+        return [("truth" if truth else "copy", operands, 0.0, 0.0)]
+    if operator in ("elu", "elu_grad"):
+        return [(operator, operands, number("alpha", 1.0), 1.0)]
+    if operator in ("celu", "celu_grad"):
+        alpha = number("alpha", 1.0)
+        scale = alpha if operator == "celu" else 1.0
+        return [(operator.replace("celu", "elu"), operands, scale, 1.0 / alpha)]
+    if operator in ("selu", "selu_grad"):
+        alpha, gamma = (number(*given) for given in _SELU)
+        elu = (operator.replace("selu", "elu"), operands, alpha, 1.0)
+        return [elu, ("affine", (first,), gamma, 0.0)]
+    if operator == "mod" and attributes.get("fmod"):
+        operator = "fmod"
+    if operator == "pow_grad":
+        operator = f"pow_grad_{attributes['operand']}"
+    if operator in ("gelu", "gelu_grad") and attributes.get("approximate", "none") == "tanh":
+        operator = operator.replace("gelu", "gelu_tanh")
+    named = [number(name, default) for name, default in _PARAMETERS.get(operator, ())]
+    p, q = (*named, 0.0, 0.0)[:2]
+    return [(operator, operands, p, q)]
+
+
+def _power(x: int, exponent: float, first: int) -> list[Value]:
+    if exponent == 0.5:
+        return [("sqrt", (x,), 0.0, 0.0)]
+    if exponent == 1.0:
+        return [("copy", (x,), 0.0, 0.0)]
+    if not (exponent.is_integer() and 1 <= abs(exponent) <= 8):
+        return [("power", (x,), exponent, 0.0)]
+    made: list[Value] = []
+    value, rest, result = x, int(abs(exponent)), None
+    while True:
+        if rest & 1:
+            if result is None:
+                result = value
+            else:
+                made.append(("mul", (result, value), 0.0, 0.0))
+                result = first + len(made) - 1
+        rest >>= 1
+        if not rest:
+            break
+        made.append(("square", (value,), 0.0, 0.0))
+        value = first + len(made) - 1
+    if exponent < 0:
+        made.append(("reciprocal", (x if result is None else result,), 0.0, 0.0))
+    return made
+
+
+def compile_program(
+    inputs: int,
+    nodes: Sequence[Node],
+    results: Sequence[int],
+    types: Sequence[str] | None = None,
+    known: Mapping[int, float] = _NOTHING,
+) -> Program | None:
+    """Return the program of the nodes, or None if it has an operator the machine does not know.
+
+    nodes: (operator, operands, attributes); operands and results number the inputs first, then
+    the nodes. types: of the inputs, float32 where none are given; known: the inputs that are one
+    number each, and never another.
+    """
+    numbers = list(range(inputs))
+    kinds = list(types or (_FLOAT,) * inputs)
+    values: list[Value] = []
+    for operator, operands, attributes in nodes:
+        kind = result_type(operator, [kinds[i] for i in operands], attributes)
+        made = _expand(
+            operator, tuple(numbers[i] for i in operands), attributes, inputs + len(values)
+        )
+        if kind is None or any(name not in CODES for name, *_ in made):
+            return None
+        values.extend(made)
+        numbers.append(inputs + len(values) - 1)
+        kinds.append(kind)
+    if any(result < inputs and kinds[result] not in (_FLOAT, _BOOL) for result in results):
+        return None  # float32 does not hold every integer
+
+    values, ends = simplify(inputs, values, [numbers[result] for result in results], known)
+
+    # A result is written straight to its output, once; an input or a second copy is copied there.
+    home: dict[int, int] = {}
+    for output, value in enumerate(ends):
+        if value < inputs or value in home:
+            values.append(("copy", (value,), 0.0, 0.0))
+            value = inputs + len(values) - 1
+        home[value] = inputs + output
+
+    last = {v: i for i, (_, operands, _, _) in enumerate(values) for v in operands}
+    places = {i: i for i in range(inputs)} | home
+    free: list[int] = []
+    registers = 0
+    steps = []
+    for i, (name, operands, p, q) in enumerate(values):
+        value = inputs + i
+        # Lanes are read before they are written, so a step may write over its own operand.
+        for v in set(operands):
+            if places[v] < 0 and last[v] == i:
+                free.append(places[v])
+        if value not in places:
+            if not free:
+                registers += 1
+                free.append(-registers)
+            places[value] = free.pop()
+            if value not in last:
+                free.append(places[value])
+        a, b, c = (places[operands[min(k, len(operands) - 1)]] for k in range(3))
+        steps.append(Step(CODES[name], places[value], a, b, c, p, q))
+    weight = sum(INSTRUCTIONS[step.code].cost for step in steps)
+    written = tuple(
+        next(v - inputs for v, place in home.items() if place == inputs + o)
+        for o in range(len(results))
+    )
+    read = tuple(last.get(i, -1) for i in range(inputs))
+    held = (*kinds[:inputs], *(kinds[result] for result in results))
+    return Program(tuple(steps), registers, written, read, weight, held)

@@ -1,0 +1,322 @@
+"""Kernels that choose from all of an axis: argmax, argmin, top_k.
+
+Lines along the axis are shared out over threads. Where the axis is not the innermost in memory,
+argmax goes through it once for a chunk of neighbouring lines, so that memory is read in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
+from soapstone.kernels.cpu.substrate.lanes import load_lanes, load_some
+from soapstone.kernels.cpu.substrate.layout import is_float32, merge
+from soapstone.kernels.cpu.substrate.native import (
+    f32p,
+    helper,
+    i32p,
+    i64p,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    routine,
+    stack,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.substrate.runs import row_offset
+from soapstone.kernels.cpu.substrate.simd import (
+    F32,
+    I32,
+    LANES,
+    Lanes,
+    load,
+    max_lanes,
+    splat,
+    vectorised,
+    vmax,
+    where,
+)
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_CHUNK = 256  # neighbouring lines that are gone through together
+_LEAST = -0x80000000
+
+
+class Lines(NamedTuple):
+    """The lines along an axis: `columns` neighbours at `steps`, and a table of the other dims."""
+
+    columns: int
+    steps: Sequence[int]
+    rows: int
+    rank: int
+    table: tuple[Any, ...]
+
+
+def lines_along(shape: Sequence[int], arrays: Sequence[Array], axis: int) -> Lines:
+    """Return the lines of arrays that have this shape but for the axis, x first."""
+    dims = [d for d in range(len(shape)) if d != axis]
+    dims.sort(key=lambda d: -abs(arrays[0].strides[d]))
+    extents, strides = merge(
+        [shape[d] for d in dims], [[a.strides[d] for d in dims] for a in arrays]
+    )
+    columns, steps = 1, [0] * len(arrays)
+    if abs(strides[0][-1]) < abs(arrays[0].strides[axis]):
+        columns, steps = extents[-1], [s[-1] for s in strides]
+        extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
+    return Lines(columns, steps, math.prod(extents), len(extents), (extents, strides))
+
+
+# ---------------------------------------------------------------------------------- argmax, argmin
+@helper
+def _takes(value: float, best: float, last: int) -> bool:
+    """Whether a value takes the place of the best before it; NaN is above all numbers."""
+    if last != 0:
+        return value >= best or value != value
+    return value > best or (value != value and best == best)
+
+
+@routine
+def _run_takes(x: int, n: int, negate: int, last: int) -> Any:
+    """Where of n contiguous floats the one is that takes the place of all: chunk by chunk."""
+    sign = np.float32(-1.0) if negate != 0 else np.float32(1.0)
+    best, chunk = f32p(x)[0] * sign, 0
+    for start in range(0, n, 256):
+        count = min(256, n - start)
+        top = _greatest(x + start * 4, sign, count)
+        if _takes(top, best, last):
+            best, chunk = top, start
+    stop = min(n, chunk + 256)
+    found = chunk
+    for i in range(chunk, stop):
+        value = f32p(x)[i] * sign
+        if value == best or (value != value and best != best):
+            found = i
+            if last == 0:
+                break
+    return found
+
+
+@routine
+def _greatest(x: int, sign: Any, n: int) -> Any:
+    full = n & -16
+    tops = splat(-np.inf)
+    for i in range(0, full, 16):
+        tops = vmax(load(x, i) * sign, tops)
+    top = max_lanes(tops)
+    for i in range(full, n):
+        value = f32p(x)[i] * sign
+        if value > top or value != value:
+            top = value
+    return top
+
+
+@vectorised
+def _take_each(
+    best: Lanes, where_best: Lanes, x: Lanes, sign: Lanes, last: Lanes, index: Lanes, n: Lanes
+) -> None:
+    """Let n floats at x take the places of those in `best`, where they do."""
+    b = n.builder
+
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        value = get(x, i, width, mask) * sign.cast(F32).splat(width)
+        old = get(best, i, width, mask)
+        unordered = value.compare("!=", value)
+        first = (value > old) | (unordered & old.compare("==", old))
+        latest = (value >= old) | unordered
+        late = b.icmp_signed("!=", last.value, last.like(0).value)
+        takes = Lanes(b, b.select(late, latest.value, first.value))
+        if mask is None:
+            places = load_lanes(where_best, i, I32, width)
+        else:
+            places = load_some(where_best, i, mask, 0, I32, width)
+        put(best, i, where(takes, value, old), mask)
+        put(where_best, i, where(takes, index.cast(I32).splat(width), places), mask)
+
+    loop(b, n, body, LANES)
+
+
+# Words: 0 x, 1 y, 2 length, 3 x's step along the axis, 4 whether the minimum is sought, 5 whether
+# the last of equals is, 6 columns, 7 and 8 steps of both from one to the next, 9 chunks of them,
+# 10 rank, 11.. extents, strides of both.
+@native("body")
+def _arg(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    length, step, last, rank = w[2], w[3], w[5], w[10]
+    sign = np.float32(-1.0) if w[4] != 0 else np.float32(1.0)
+    tops, places = stack(1024), stack(1024)
+    best, place = f32p(tops), i32p(places)
+    for item in range(begin, end):
+        row, column = item // w[9], item % w[9] * 256
+        n = min(256, w[6] - column)
+        x = w[0] + row_offset(w, 11, 11 + rank, rank, row) + column * w[7]
+        y = w[1] + row_offset(w, 11, 11 + 2 * rank, rank, row) + column * w[8]
+        if n == 1 and step == 4 and length >= 64:
+            i64p(y)[0] = _run_takes(x, length, w[4], last)
+            continue
+        if n == 1:
+            top, index = f32p(x)[0] * sign, 0
+            for i in range(1, length):
+                value = f32p(x + i * step)[0] * sign
+                if _takes(value, top, last):
+                    top, index = value, i
+            i64p(y)[0] = index
+            continue
+        for j in range(n):
+            best[j] = f32p(x + j * w[7])[0] * sign
+            place[j] = 0
+        for i in range(1, length):
+            x += step
+            if w[7] == 4:
+                _take_each(tops, places, x, sign, last, i, n)
+                continue
+            for j in range(n):
+                value = f32p(x + j * w[7])[0] * sign
+                if _takes(value, best[j], last):
+                    best[j] = value
+                    place[j] = np.int32(i)
+        for j in range(n):
+            i64p(y + j * w[8])[0] = np.int64(place[j])
+    return 0
+
+
+@variant(("argmax", "argmin"), "numba")
+def arg(call: Call) -> Entry | None:
+    """Where the maximum or minimum along the axis is."""
+    (x,), (y,), a = call.inputs, call.outputs, call.attributes
+    if not is_float32(x) or x.shape[a["axis"]] >= 1 << 31:
+        return None
+    if y.size == 0:
+        return noop()
+    axis = a["axis"]
+    kept = y if a["keepdims"] else np.expand_dims(y, axis)
+    lines = lines_along(x.shape, [x, kept], axis)
+    chunks = -(-lines.columns // _CHUNK)
+    block = pack(
+        (x, y, x.shape[axis], x.strides[axis], call.operator == "argmin", a["select_last_index"]),
+        (lines.columns, lines.steps, chunks, lines.rank, lines.table),
+    )
+    threads = useful_threads(call.threads, x.nbytes)
+    return parallel_for(_arg, block, lines.rows * chunks, threads)
+
+
+# ------------------------------------------------------------------------------------------ top_k
+@helper
+def _key(value: Any, place: int, largest: int) -> Any:
+    """The bits of a float as a number of the same order: NaN above all, both zeros equal."""
+    f32p(place)[0] = value + np.float32(0.0)
+    bits = np.int64(i32p(place)[0])
+    key = bits if bits >= 0 else -(bits & 0x7FFFFFFF) - 1
+    if value != value:
+        key = np.int64(0x7FFFFFFF)
+    return key if largest != 0 else -key - 1
+
+
+@helper
+def _better(key: Any, index: int, other: Any, other_index: int) -> Any:
+    return key > other or (key == other and index < other_index)
+
+
+@routine
+def _sift(keys: int, key_step: int, ids: int, id_step: int, at: int, n: int) -> None:
+    """Let the element at a place of the heap, whose root is the worst, sink to where it belongs."""
+    key, index = np.int64(i32p(keys + at * key_step)[0]), i64p(ids + at * id_step)[0]
+    while 2 * at + 1 < n:
+        child = 2 * at + 1
+        worst, place = np.int64(i32p(keys + child * key_step)[0]), i64p(ids + child * id_step)[0]
+        if child + 1 < n:
+            other = np.int64(i32p(keys + (child + 1) * key_step)[0])
+            other_place = i64p(ids + (child + 1) * id_step)[0]
+            if _better(worst, place, other, other_place):
+                child, worst, place = child + 1, other, other_place
+        if not _better(key, index, worst, place):
+            break
+        i32p(keys + at * key_step)[0] = np.int32(worst)
+        i64p(ids + at * id_step)[0] = place
+        at = child
+    i32p(keys + at * key_step)[0] = np.int32(key)
+    i64p(ids + at * id_step)[0] = index
+
+
+@routine
+def _heap(keys: int, key_step: int, ids: int, id_step: int, n: int) -> None:
+    for at in range(n // 2 - 1, -1, -1):
+        _sift(keys, key_step, ids, id_step, at, n)
+
+
+@routine
+def _sort_heap(keys: int, key_step: int, ids: int, id_step: int, n: int) -> None:
+    """The best first."""
+    for last in range(n - 1, 0, -1):
+        key, index = i32p(keys)[0], i64p(ids)[0]
+        i32p(keys)[0] = i32p(keys + last * key_step)[0]
+        i64p(ids)[0] = i64p(ids + last * id_step)[0]
+        i32p(keys + last * key_step)[0] = key
+        i64p(ids + last * id_step)[0] = index
+        _sift(keys, key_step, ids, id_step, 0, last)
+
+
+# Words: 0 x, 1 values, 2 indices, 3 length, 4 k, 5, 6 and 7 steps along the axis, 8 whether the
+# greatest are sought, 9 whether they are sorted, 10 rank, 11.. extents, strides of the three.
+@native("body")
+def _top_k(block: Any, begin: int, end: int) -> int:
+    # The outputs themselves are the heap; keys stand where values will.
+    w = words(block)
+    k, step, key_step, id_step, largest, rank = w[4], w[5], w[6], w[7], w[8], w[10]
+    place = stack(64)
+    for row in range(begin, end):
+        x = w[0] + row_offset(w, 11, 11 + rank, rank, row)
+        keys = w[1] + row_offset(w, 11, 11 + 2 * rank, rank, row)
+        ids = w[2] + row_offset(w, 11, 11 + 3 * rank, rank, row)
+        for i in range(k):
+            key = _key(f32p(x + i * step)[0], place, largest)
+            i32p(keys + i * key_step)[0] = np.int32(key)
+            i64p(ids + i * id_step)[0] = i
+        _heap(keys, key_step, ids, id_step, k)
+        limit = f32p(x + i64p(ids)[0] * step)[0]
+        for i in range(k, w[3]):
+            value = f32p(x + i * step)[0]
+            if (value <= limit) if largest != 0 else (value >= limit):
+                continue  # most are; NaN is not
+            key = _key(f32p(x + i * step)[0], place, largest)
+            if key > np.int64(i32p(keys)[0]):  # of equals the first stays
+                i32p(keys)[0] = np.int32(key)
+                i64p(ids)[0] = i
+                _sift(keys, key_step, ids, id_step, 0, k)
+                limit = f32p(x + i64p(ids)[0] * step)[0]
+        if w[9] == 0:  # in order of index: all keys alike
+            for i in range(k):
+                i32p(keys + i * key_step)[0] = 0
+            _heap(keys, key_step, ids, id_step, k)
+        _sort_heap(keys, key_step, ids, id_step, k)
+        for i in range(k):
+            f32p(keys + i * key_step)[0] = f32p(x + i64p(ids + i * id_step)[0] * step)[0]
+    return 0
+
+
+@variant("top_k", "numba")
+def top_k(call: Call) -> Entry | None:
+    """The k greatest or least elements along the axis, and where they are."""
+    (x,), (values, indices), a = call.inputs, call.outputs, call.attributes
+    if not is_float32(x, values):
+        return None
+    if values.size == 0:
+        return noop()
+    axis = a["axis"]
+    arrays = (x, values, indices)
+    dims = sorted((d for d in range(x.ndim) if d != axis), key=lambda d: -abs(x.strides[d]))
+    extents, strides = merge(
+        [x.shape[d] for d in dims], [[v.strides[d] for d in dims] for v in arrays]
+    )
+    block = pack(
+        (x, values, indices, x.shape[axis], a["k"], [v.strides[axis] for v in arrays]),
+        (a["largest"], a["sorted"], len(extents), extents, strides),
+    )
+    threads = useful_threads(call.threads, x.nbytes)
+    return parallel_for(_top_k, block, math.prod(extents), threads)

@@ -1,0 +1,1 @@
+"""Normalisations, softmax and dropout."""

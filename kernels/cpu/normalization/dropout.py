@@ -1,0 +1,106 @@
+"""Dropout whose draw depends on the seed, the step and the place in the whole tensor alone.
+
+Nothing is stored: the gradient draws the same bits again. Each element's number is the row-major
+one of the whole tensor, whatever the layout and the tile.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
+from soapstone.kernels.cpu.substrate.copies import copy
+from soapstone.kernels.cpu.substrate.lanes import F32, I64, LANES, Lanes, where
+from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.native import (
+    as_float,
+    i64p,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    sequence,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.kernels.cpu.substrate.spans import span, span_at, span_step, spans
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+# SplitMix64's finaliser on a weighted sum, as in `ir.ops.normalization.dropout.random_bits`.
+_INDEX, _SEED, _STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_MASK = 2**64 - 1
+
+
+@vectorised
+def _drop(
+    to: Lanes, x: Lanes, n: Lanes, start: Lanes, step: Lanes, threshold: Lanes, scale: Lanes
+) -> None:
+    """Write n elements; their weighted sums are start, start + step, …"""
+    builder, factor = n.builder, scale.cast(F32)
+
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        iota = Lanes(builder, ir.Constant(ir.VectorType(I64, width), list(range(width))))
+        z = iota * step + (start + i * step)
+        z = (z ^ (z >> 30)) * _MIX_1
+        z = (z ^ (z >> 27)) * _MIX_2
+        kept = ((z ^ (z >> 31)) >> 32) >= threshold
+        put(to, i, where(kept, get(x, i, width, mask) * factor, 0.0), mask)
+
+    loop(builder, n, body, 2 * LANES)
+
+
+@native("body")
+def _dropout(block: Any, begin: int, end: int) -> int:
+    # w: table of spans, x, y, step, weights of the seed, the step and the index, threshold, scale
+    w = words(block)
+    t = words(w[0])
+    weight, threshold, scale = w[6], w[7], as_float(w[8])
+    base = w[4] + i64p(w[3])[0] * w[5]
+    stride = span_step(t, 3, 2)
+    for item in range(begin, end):
+        row, stop, column, n = span(t, item)
+        while row < stop:
+            x = w[1] + span_at(t, 0, row) + column * 4
+            y = w[2] + span_at(t, 1, row) + column * 4
+            index = span_at(t, 2, row) + column * stride
+            _drop(y, x, n, base + index * weight, stride * weight, threshold, scale)
+            row += 1
+    return 0
+
+
+def _turned(x: Array, y: Array) -> bool:
+    """Whether the dim that is contiguous in y lies apart in x."""
+    return any(n > 1 and to == y.itemsize != at for n, to, at in zip(x.shape, y.strides, x.strides))
+
+
+@variant("dropout", "numba")
+def dropout(call: Call) -> Entry | None:
+    """x scaled by 1 / (1 - rate), or 0 where the draw says so."""
+    (x, step), (y,) = call.inputs, call.outputs
+    if not is_float32(x, y) or step.dtype != np.int64:
+        return None
+    if y.size == 0:
+        return noop()
+    if _turned(x, y):  # rows of one element would take 50 times as long
+        moved = copy(y, x, call.threads)
+        drawn = dropout(replace(call, inputs=(y, step)))
+        return None if moved is None or drawn is None else sequence((moved, drawn))
+    a = call.attributes
+    whole = a.get("full_shape", x.shape)
+    steps = [math.prod(whole[d + 1 :]) for d in range(x.ndim)]
+    first = sum(o * s for o, s in zip(a.get("origin", (0,) * x.ndim), steps))
+    # first * INDEX goes into the constant part of the weighted sum
+    constant = (a["seed"] * _SEED + first * _INDEX) & _MASK
+    threshold = math.ceil(a["rate"] * 2**32)
+    made = spans(x.shape, (x, y), numbers=[steps])
+    block = pack((made.block, x, y, step, constant, _STEP, _INDEX, threshold, 1 / (1 - a["rate"])))
+    threads = useful_threads(call.threads, 4 * x.nbytes)
+    return parallel_for(_dropout, block, made.items, threads)

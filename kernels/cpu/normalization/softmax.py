@@ -1,0 +1,149 @@
+"""Softmax, its logarithm and their gradients over any axis.
+
+Where the axis is contiguous, a row is passed over two or three times while it is in the cache.
+Otherwise sixteen neighbouring columns go down the axis together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from soapstone.kernels.cpu.substrate.layout import is_float32, merge
+from soapstone.kernels.cpu.substrate.mathematics import vexp, vlog
+from soapstone.kernels.cpu.substrate.native import (
+    native,
+    noop,
+    pack,
+    parallel_for,
+    routine,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.substrate.rowmath import (
+    exp_sum,
+    exp_sum_into,
+    load_wide,
+    logarithm,
+    row_dot,
+    row_max,
+    row_sum,
+    scale_row,
+    scaled_difference,
+    shift_row,
+    store_wide,
+)
+from soapstone.kernels.cpu.substrate.runs import row_offset
+from soapstone.kernels.cpu.substrate.simd import load_first, splat, store_first, vmax
+from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.registry import variant
+
+_KINDS = {"softmax": 0, "log_softmax": 1, "softmax_grad": 2, "log_softmax_grad": 3}
+
+# Words of the block: 0 kind, 1 extent of the axis, 2-4 its strides, 5 columns, 6 blocks of columns,
+# 7 rank, 8-10 addresses of x (or dy), y (of gradients) and the result, 11.. extents and strides.
+_TABLE = 11
+
+
+@routine
+def _log_gradient_row(to: int, dy: int, y: int, n: int, total: float) -> None:
+    full = n & -64
+    for i in range(0, full, 64):
+        store_wide(to, i, load_wide(dy, i) - vexp(load_wide(y, i)) * total)
+    for i in range(full, n, 16):
+        value = load_first(dy, i, n - i) - vexp(load_first(y, i, n - i)) * total
+        store_first(to, i, value, n - i)
+
+
+@native("body")
+def _rows(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    kind, n, rank = w[0], w[1], w[7]
+    for row in range(begin, end):
+        x = w[8] + row_offset(w, _TABLE, _TABLE + rank, rank, row)
+        y = w[9] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, row)
+        to = w[10] + row_offset(w, _TABLE, _TABLE + 3 * rank, rank, row)
+        if kind == 0:
+            total = exp_sum_into(to, x, row_max(x, n), n)
+            scale_row(to, to, n, 1.0 / total)
+        elif kind == 1:
+            largest = row_max(x, n)
+            shift_row(to, x, n, largest, logarithm(exp_sum(x, largest, n)))
+        elif kind == 2:
+            scaled_difference(to, y, x, n, row_dot(x, y, n))
+        else:
+            _log_gradient_row(to, x, y, n, row_sum(x, n))
+    return 0
+
+
+@native("body")
+def _columns(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    kind, n, sx, sy, st, columns, blocks, rank = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+    for item in range(begin, end):
+        row, first = item // blocks, (item % blocks) * 16
+        m = min(16, columns - first)
+        x = w[8] + row_offset(w, _TABLE, _TABLE + rank, rank, row) + first * 4
+        y = w[9] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, row) + first * 4
+        to = w[10] + row_offset(w, _TABLE, _TABLE + 3 * rank, rank, row) + first * 4
+        total = splat(0.0)
+        if kind < 2:
+            largest = splat(-float("inf"))
+            for i in range(n):
+                largest = vmax(largest, load_first(x + i * sx, 0, m))
+            for i in range(n):
+                value = load_first(x + i * sx, 0, m) - largest
+                power = vexp(value)
+                total = total + power
+                store_first(to + i * st, 0, power if kind == 0 else value, m)
+            if kind == 0:
+                factor = 1.0 / total
+                for i in range(n):
+                    store_first(to + i * st, 0, load_first(to + i * st, 0, m) * factor, m)
+            else:
+                shift = vlog(total)
+                for i in range(n):
+                    store_first(to + i * st, 0, load_first(to + i * st, 0, m) - shift, m)
+        elif kind == 2:
+            for i in range(n):
+                total = total + load_first(x + i * sx, 0, m) * load_first(y + i * sy, 0, m)
+            for i in range(n):
+                value = load_first(x + i * sx, 0, m) - total
+                store_first(to + i * st, 0, load_first(y + i * sy, 0, m) * value, m)
+        else:
+            for i in range(n):
+                total = total + load_first(x + i * sx, 0, m)
+            for i in range(n):
+                value = vexp(load_first(y + i * sy, 0, m)) * total
+                store_first(to + i * st, 0, load_first(x + i * sx, 0, m) - value, m)
+    return 0
+
+
+@variant(tuple(_KINDS), "numba")
+def softmax(call: Call) -> Entry | None:
+    """Softmax or its logarithm over one axis, or the gradient of either."""
+    x, y, to = call.inputs[0], call.inputs[-1], call.outputs[0]
+    if not is_float32(x, y, to):
+        return None
+    if to.size == 0:
+        return noop()
+    arrays = (x, y, to)
+    axis = call.attributes["axis"] % x.ndim
+    extent = x.shape[axis]
+    others = sorted((d for d in range(x.ndim) if d != axis), key=lambda d: -abs(to.strides[d]))
+    extents, strides = merge(
+        [x.shape[d] for d in others], [[a.strides[d] for d in others] for a in arrays]
+    )
+    contiguous = extent == 1 or all(a.strides[axis] == 4 for a in arrays)
+    columns = 1
+    if not contiguous and all(s[-1] == 4 for s in strides):
+        columns = extents[-1]
+        extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
+    blocks = -(-columns // 16)
+    block = pack(
+        (_KINDS[call.operator], extent, *(a.strides[axis] for a in arrays), columns, blocks),
+        (len(extents), *arrays, extents, strides),
+    )
+    items = math.prod(extents) * blocks
+    threads = useful_threads(call.threads, 4 * x.nbytes)
+    return parallel_for(_rows if contiguous else _columns, block, items, threads)

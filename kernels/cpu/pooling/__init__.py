@@ -1,0 +1,1 @@
+"""Pooling along one to three axes."""

@@ -1,0 +1,227 @@
+"""Forward pooling of dense channels-last images, in two passes over an output row.
+
+First the rows of a window become one, in runs that know no pixels; then its columns. Nine elements
+of a 3x3 window thus cost six reads, or fewer. Maxima look for NaN in the first pass only: a row
+that has one, as in a diverged step alone, is done again by windows.
+
+Blocks are those of `pooling_windows`; word 38 is the floats of a row of x, 39 of a pixel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.pooling.window_loops import (
+    any_lane,
+    larger,
+    max_rows_of_windows,
+    output_row,
+    unordered,
+    window_rows,
+)
+from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
+from soapstone.kernels.cpu.substrate.native import f32p, i64p, native, routine, stack, words
+from soapstone.kernels.cpu.substrate.simd import load, splat, store
+
+MOST_FLOATS = 65536  # of a row of x
+
+
+@routine
+def _max_down(to: int, rows: Any, count: int, n: int) -> Any:
+    """Write the largest of the rows, n floats; tell whether one is NaN."""
+    full = n & -64
+    first = rows[0]
+    zero = splat(0.0)
+    nan = unordered(zero, zero)
+    for i in range(0, full, 64):
+        a0, a1, a2, a3 = (
+            load(first, i),
+            load(first, i + 16),
+            load(first, i + 32),
+            load(first, i + 48),
+        )
+        nan = nan | unordered(a0, a1) | unordered(a2, a3)
+        for r in range(1, count):
+            p = rows[r]
+            u, v = load(p, i), load(p, i + 16)
+            nan = nan | unordered(u, v)
+            a0, a1 = larger(u, a0), larger(v, a1)
+            u, v = load(p, i + 32), load(p, i + 48)
+            nan = nan | unordered(u, v)
+            a2, a3 = larger(u, a2), larger(v, a3)
+        store(to, i, a0)
+        store(to, i + 16, a1)
+        store(to, i + 32, a2)
+        store(to, i + 48, a3)
+    for i in range(full, n, 16):
+        mask = first_lanes(n - i)
+        a0 = load_where(first, i, mask)
+        nan = nan | unordered(a0, a0)
+        for r in range(1, count):
+            u = load_where(rows[r], i, mask)
+            nan = nan | unordered(u, u)
+            a0 = larger(u, a0)
+        store_where(to, i, a0, mask)
+    return any_lane(nan)
+
+
+@routine
+def _max_across(to: int, at: int, n: int, taps: int, step: int) -> None:
+    """Write the largest of `taps` runs of n floats, `step` bytes apart; none is NaN."""
+    full = n & -64
+    for i in range(0, full, 64):
+        a0, a1, a2, a3 = load(at, i), load(at, i + 16), load(at, i + 32), load(at, i + 48)
+        p = at
+        for _ in range(1, taps):
+            p += step
+            a0, a1 = larger(load(p, i), a0), larger(load(p, i + 16), a1)
+            a2, a3 = larger(load(p, i + 32), a2), larger(load(p, i + 48), a3)
+        store(to, i, a0)
+        store(to, i + 16, a1)
+        store(to, i + 32, a2)
+        store(to, i + 48, a3)
+    for i in range(full, n, 16):
+        mask = first_lanes(n - i)
+        a0 = load_where(at, i, mask)
+        p = at
+        for _ in range(1, taps):
+            p += step
+            a0 = larger(load_where(p, i, mask), a0)
+        store_where(to, i, a0, mask)
+
+
+@routine
+def _add_down(to: int, rows: Any, count: int, n: int) -> None:
+    """Write the sum of the rows, n floats."""
+    full = n & -64
+    first = rows[0]
+    for i in range(0, full, 64):
+        a0, a1, a2, a3 = (
+            load(first, i),
+            load(first, i + 16),
+            load(first, i + 32),
+            load(first, i + 48),
+        )
+        for r in range(1, count):
+            p = rows[r]
+            a0, a1 = a0 + load(p, i), a1 + load(p, i + 16)
+            a2, a3 = a2 + load(p, i + 32), a3 + load(p, i + 48)
+        store(to, i, a0)
+        store(to, i + 16, a1)
+        store(to, i + 32, a2)
+        store(to, i + 48, a3)
+    for i in range(full, n, 16):
+        mask = first_lanes(n - i)
+        a0 = load_where(first, i, mask)
+        for r in range(1, count):
+            a0 += load_where(rows[r], i, mask)
+        store_where(to, i, a0, mask)
+
+
+@routine
+def _add_across(to: int, at: int, n: int, taps: int, step: int, share: float) -> None:
+    """Write the sum of `taps` runs of n floats, `step` bytes apart, times the share."""
+    s = splat(share)
+    full = n & -64
+    for i in range(0, full, 64):
+        a0, a1, a2, a3 = load(at, i), load(at, i + 16), load(at, i + 32), load(at, i + 48)
+        p = at
+        for _ in range(1, taps):
+            p += step
+            a0, a1 = a0 + load(p, i), a1 + load(p, i + 16)
+            a2, a3 = a2 + load(p, i + 32), a3 + load(p, i + 48)
+        store(to, i, a0 * s)
+        store(to, i + 16, a1 * s)
+        store(to, i + 32, a2 * s)
+        store(to, i + 48, a3 * s)
+    for i in range(full, n, 16):
+        mask = first_lanes(n - i)
+        a0 = load_where(at, i, mask)
+        p = at
+        for _ in range(1, taps):
+            p += step
+            a0 += load_where(p, i, mask)
+        store_where(to, i, a0 * s, mask)
+
+
+@routine
+def _alike(w: Any, ow: int) -> int:
+    """How many windows from `ow` on read one pixel after the other, all of the same kernel."""
+    along = i64p(w[30])
+    last = ow + 1
+    if w[16] != 4 * w[39]:
+        return 1
+    while (
+        last < w[2]
+        and along[3 * last] == along[3 * last - 3] + 1
+        and along[3 * last + 1] == along[3 * ow + 1]
+        and along[3 * last + 2] == along[3 * ow + 2]
+    ):
+        last += 1
+    return last - ow
+
+
+@native("body")
+def max_rows(block: Any, begin: int, end: int) -> int:
+    """Items: pooled rows of every image."""
+    w = words(block)
+    rows, places = i64p(stack(8192)), i64p(stack(8192))
+    row = stack(262144)
+    along, channels = i64p(w[30]), w[39]
+    pixel = 4 * channels
+    for item in range(begin, end):
+        count = window_rows(w, item, rows, places)
+        if count == 0 or _max_down(row, rows, count, w[38]):
+            max_rows_of_windows(block, item, item + 1)
+            continue
+        y = w[5] + output_row(w, item, 12)
+        ow = 0
+        while ow < w[2]:
+            alike = _alike(w, ow)
+            taps = along[3 * ow + 2] - along[3 * ow + 1]
+            to = y + ow * w[16]
+            if taps == 0:
+                for c in range(channels * alike):
+                    f32p(to)[c] = -np.inf
+            else:
+                at = row + (along[3 * ow] + along[3 * ow + 1] * w[27]) * pixel
+                _max_across(to, at, channels * alike, taps, w[27] * pixel)
+            ow += alike
+    return 0
+
+
+@native("body")
+def average_rows(block: Any, begin: int, end: int) -> int:
+    """Items: pooled rows of every image."""
+    w = words(block)
+    rows, places = i64p(stack(8192)), i64p(stack(8192))
+    row = stack(262144)
+    along, channels = i64p(w[30]), w[39]
+    pixel = 4 * channels
+    for item in range(begin, end):
+        count = window_rows(w, item, rows, places)
+        y = w[5] + output_row(w, item, 12)
+        share = f32p(w[31])[item // w[1] % w[0]] * f32p(w[32])[item % w[1]]
+        if count > 0:
+            _add_down(row, rows, count, w[38])
+        ow = 0
+        while ow < w[2]:
+            alike = _alike(w, ow)
+            taps = along[3 * ow + 2] - along[3 * ow + 1]
+            to = y + ow * w[16]
+            if taps == 0 or count == 0:
+                for c in range(channels * alike):
+                    f32p(to)[c] = 0.0
+                ow += alike
+                continue
+            # Averages that count the padding's end differ although the kernels inside do not.
+            whole = 1
+            while whole < alike and f32p(w[33])[ow + whole] == f32p(w[33])[ow]:
+                whole += 1
+            at = row + (along[3 * ow] + along[3 * ow + 1] * w[27]) * pixel
+            each = share * f32p(w[33])[ow]
+            _add_across(to, at, channels * whole, taps, w[27] * pixel, each)
+            ow += whole
+    return 0

@@ -1,0 +1,315 @@
+"""Products of one to four rows with constant weights, which read the weights at memory's speed.
+
+So few rows use each weight once or a few times, so time is what memory takes to deliver them. They
+are packed into panels of 64 columns, in the order in which a thread reads them: each thread goes
+through one contiguous piece of memory. What follows, bias included, is a program of the elementwise
+machine that runs on a panel's results at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from soapstone.kernels.cpu.elementwise.opcodes import fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
+from soapstone.kernels.cpu.products.panels_lanes import (
+    four_by_16,
+    four_by_32,
+    four_by_64,
+    one_by_16,
+    one_by_32,
+    one_by_64,
+    three_by_16,
+    three_by_32,
+    three_by_64,
+    two_by_16,
+    two_by_32,
+    two_by_64,
+)
+from soapstone.kernels.cpu.substrate.copies import copy
+from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.native import (
+    call_entry,
+    f32p,
+    helper,
+    native,
+    pack,
+    parallel_for,
+    sequence,
+    stack,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.memory import Address, address, aligned_array
+
+_ROWS = 4
+_WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones
+_MAX_PLACES = 32  # operands, y and registers of the program
+
+
+@helper
+def _product(rows: int, width: int, x: int, depth: int, weights: int, to: int) -> None:
+    if width == 64:
+        if rows == 1:
+            one_by_64(x, depth, weights, to)
+        elif rows == 2:
+            two_by_64(x, depth, weights, to)
+        elif rows == 3:
+            three_by_64(x, depth, weights, to)
+        else:
+            four_by_64(x, depth, weights, to)
+    elif width == 32:
+        if rows == 1:
+            one_by_32(x, depth, weights, to)
+        elif rows == 2:
+            two_by_32(x, depth, weights, to)
+        elif rows == 3:
+            three_by_32(x, depth, weights, to)
+        else:
+            four_by_32(x, depth, weights, to)
+    elif rows == 1:
+        one_by_16(x, depth, weights, to)
+    elif rows == 2:
+        two_by_16(x, depth, weights, to)
+    elif rows == 3:
+        three_by_16(x, depth, weights, to)
+    else:
+        four_by_16(x, depth, weights, to)
+
+
+# Words: 0 rows, 1 depth, 2 columns, 3 first column and width of each panel, 4 weights, 5 addresses
+# of the rows of x, 6 externals of the program (the product, operands, y), 7 its registers, 8 the
+# records of the externals but the first, 9 steps, 10 their words. A record: whether columns lie
+# side by side (else one number serves them all), then the addresses of the rows. A step: its
+# instruction, to, a, b, c, p, q.
+@helper
+def _finish(w: Any, row: int, product: int, column: int, count: int) -> None:
+    """Run the program on the first `count` results of a row of a panel."""
+    frame, places, turns, room = stack(128), stack(256), stack(256), stack(8192)
+    given, place, turn = words(frame), words(places), words(turns)
+    externals, records, steps = w[6], words(w[8]), words(w[10])
+    for e in range(externals + w[7]):
+        place[e], turn[e] = room + e * 256, -1
+    place[0] = product
+    for e in range(1, externals):
+        record = (e - 1) * 5
+        if records[record] != 0:
+            place[e] = records[record + 1 + row] + column * 4
+        else:
+            turn[e] = 0
+            fill_floats(place[e], f32p(records[record + 1 + row])[0], 64)
+    for s in range(w[9]):
+        step = s * 7
+        given[0] = place[steps[step + 1]]
+        for k in range(3):
+            operand = steps[step + 2 + k]
+            given[1 + k], given[4 + k] = place[operand], turn[operand]
+        given[7], given[8], given[9] = count, steps[step + 5], steps[step + 6]
+        call_entry(steps[step], frame)
+
+
+@native("body")
+def _panels(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    rows, depth, columns, cuts = w[0], w[1], w[2], w[3]
+    product = stack(1024)
+    for panel in range(begin, end):
+        column, width = words(cuts)[2 * panel], words(cuts)[2 * panel + 1]
+        _product(rows, width, w[5], depth, w[4] + column * depth * 4, product)
+        for row in range(rows):
+            _finish(w, row, product + row * 256, column, min(width, columns - column))
+    return 0
+
+
+# ------------------------------------------------------------------------------------- the weights
+class _Packed:
+    """Weights in panels; entries of equal weights share them."""
+
+    def __init__(self, w: Array, width: int) -> None:
+        depth, columns = w.shape
+        self.array = aligned_array((_ceil(columns, 16) * 16 * depth,), np.float32)
+        for column, wide in _cuts(columns, width):
+            panel = self.array[column * depth : (column + wide) * depth].reshape(depth, wide)
+            part = w[:, column : column + wide]
+            panel[:, : part.shape[1]] = part
+            panel[:, part.shape[1] :] = 0.0
+
+
+_PACKED: WeakValueDictionary[tuple[Any, ...], _Packed] = WeakValueDictionary()
+_PACKING = threading.Lock()
+
+
+def _packed(w: Array, width: int) -> _Packed:
+    """Return the packed weights, the same for the same numbers.
+
+    A network may use its weights at many steps; they must not come from memory at each.
+    """
+    digest = hashlib.blake2b(np.ascontiguousarray(w).data, digest_size=16).digest()
+    key = (w.shape, width, digest)
+    with _PACKING:
+        found = _PACKED.get(key)
+        if found is None:
+            found = _PACKED[key] = _Packed(w, width)
+        return found
+
+
+def _ceil(value: int, step: int) -> int:
+    return -(-value // step)
+
+
+def _cuts(columns: int, width: int) -> list[tuple[int, int]]:
+    """Return the first column and the width of each panel; the last ones are narrower."""
+    cuts = []
+    column = 0
+    while column < columns:
+        stop, wide = min(columns, column // width * width + width), width
+        while wide >= 32 and stop - column <= wide // 2:
+            wide //= 2
+        if wide == 64 and stop - column <= 48:
+            wide = 32
+        cuts.append((column, wide))
+        column += wide
+    return cuts
+
+
+# ---------------------------------------------------------------------------------------- the calls
+def _bind(
+    call: Call, x: Array, w: Array, operands: Sequence[Array], nodes: Sequence[Node]
+) -> Entry | None:
+    """Return the entry of the nodes on x @ w and the operands, or None where unserved.
+
+    The nodes number the product 0, then the operands, then themselves.
+    """
+    (y,) = call.outputs
+    rows = y.size // max(1, y.shape[-1]) if y.ndim else 0
+    if 1 not in call.constants or not is_float32(x, w, y, *operands) or w.ndim != 2:
+        return None
+    if not 1 <= rows <= _ROWS or x.ndim < 1 or 0 in (x.size, w.size):
+        return None
+    if x.shape[-1] != w.shape[0] or y.shape != (*x.shape[:-1], w.shape[1]):
+        return None
+    if y.strides[-1] != 4 and y.shape[-1] > 1:
+        return None
+    program = compile_program(1 + len(operands), nodes, (len(operands) + len(nodes),))
+    if program is None:
+        return None
+    if len(operands) + 2 + program.registers > _MAX_PLACES:
+        return None
+    try:
+        views = [np.broadcast_to(operand, y.shape) for operand in operands]
+    except ValueError:
+        return None
+    if any(view.strides[-1] not in (0, 4) and y.shape[-1] > 1 for view in views):
+        return None
+    entries: list[Entry] = []
+    if x.strides[-1] != 4 and x.shape[-1] > 1:
+        dense = aligned_array(x.shape, np.float32)
+        staged = copy(dense, x, call.threads)
+        if staged is None:
+            return None
+        entries.append(staged)
+        x = dense
+    entries.append(_entry(x, w, [*views, y], program, call.threads))
+    return sequence(entries)
+
+
+def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads: int) -> Entry:
+    """Return the entry; externals: operands, broadcast, then y."""
+    depth, columns = w.shape
+    threads = useful_threads(threads, w.nbytes)
+    # The threads' shares should be equal, and wide panels are better.
+    width = min(_WIDTHS, key=lambda wide: _ceil(_ceil(columns, wide), threads) * wide)
+    packed = _packed(w, width)
+    count = len(externals) + 1
+
+    def place(number: int) -> int:
+        return number if number >= 0 else count - 1 - number
+
+    records = [(int(a.strides[-1] == 4 or columns == 1), _rows(a)) for a in externals]
+    steps = [
+        (
+            instruction(step.code).address,
+            *(place(number) for number in (step.to, step.a, step.b, step.c)),
+            (float(step.p), float(step.q)),
+        )
+        for step in program.steps
+    ]
+    cuts = _cuts(columns, width)
+    block = pack(
+        *(x.size // depth, depth, columns, pack(*cuts), packed.array, pack(_rows(x))),
+        *(count, program.registers, pack(records), len(steps), pack(steps)),
+        keep=(packed,),
+    )
+    return parallel_for(_panels, block, len(cuts), threads)
+
+
+def _rows(array: Array) -> list[Address]:
+    """Return the addresses of the array's rows, padded to the most there can be."""
+    places = [
+        address(array, sum(i * step for i, step in zip(index, array.strides)))
+        for index in np.ndindex(array.shape[:-1])
+    ]
+    return places + [address(array)] * (_ROWS - len(places))
+
+
+def _inner(call: Call, follow: Sequence[Node], extra: Sequence[Array]) -> Entry | None:
+    """Return the entry of a product, then of nodes that number its result 0, then the extra."""
+    at = call.attributes
+    x, w, *operands = call.inputs
+    nodes: list[Node] = []
+    if call.operator == "matmul":
+        if min(x.ndim, w.ndim) < 2 or w.size != w.shape[-1] * w.shape[-2]:
+            return None
+        w = w.reshape(w.shape[-2:])
+        x = x.swapaxes(-1, -2) if at.get("transpose_a", False) else x
+        w = w.swapaxes(-1, -2) if at.get("transpose_b", False) else w
+    elif call.operator == "linear":
+        if len(operands) != bool(at.get("bias", False)):
+            return None
+        first = 1 + len(operands) + len(extra)
+        if operands:
+            nodes.append(("add", (0, 1), {}))
+        if at.get("activation") is not None:
+            nodes.append((at["activation"], (first if operands else 0,), {}))
+    else:
+        return None
+    before, own = len(operands), len(nodes)
+
+    def number(given: int) -> int:
+        if given == 0:
+            return before + len(extra) + own if own else 0
+        return given + before + (own if given > len(extra) else 0)
+
+    nodes.extend((name, tuple(map(number, given)), at) for name, given, at in follow)
+    return _bind(call, x, w, [*operands, *extra], nodes)
+
+
+@variant(("linear", "matmul"), "panels")
+def product(call: Call) -> Entry | None:
+    """Return the entry of a product of few rows with constant weights."""
+    return _inner(call, (), ())
+
+
+@variant("with_epilogue", "panels")
+def fused(call: Call) -> Entry | None:
+    """Return the entry of such a product with the steps on its result."""
+    at = call.attributes
+    arity = at["arity"]
+    inner = replace(
+        call,
+        operator=at["operator"],
+        attributes=dict(at["items"]),
+        inputs=call.inputs[:arity],
+        constants=frozenset(index for index in call.constants if index < arity),
+    )
+    follow = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
+    return _inner(inner, follow, call.inputs[arity:])

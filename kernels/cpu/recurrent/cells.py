@@ -1,0 +1,88 @@
+"""Single steps of recurrent layers, each in one entry."""
+
+from __future__ import annotations
+
+from soapstone.kernels.cpu.products.forms import Form
+from soapstone.kernels.cpu.recurrent import gates, gates_nas
+from soapstone.kernels.cpu.recurrent.gates import copy
+from soapstone.kernels.cpu.recurrent.layers import forms, in_rows
+from soapstone.kernels.cpu.substrate.layout import private
+from soapstone.kernels.cpu.substrate.native import noop, sequence
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+_ALONE = (0, 1)  # the order of one step
+
+
+def _sums(
+    call: Call, form: Form, biases: tuple[Array | None, Array | None]
+) -> tuple[list[Entry], Array, Array] | None:
+    """Return the entries of x w and h r, each with its bias, and where they write."""
+    x, h, _, w, _, _ = call.inputs
+    made: list[Entry] = []
+    sums = []
+    for position, a, bias in ((3, x, biases[0]), (4, h, biases[1])):
+        weights = form(call.inputs[position], call.threads, position in call.constants)
+        out = private(len(a), w.shape[1])
+        product = weights.product(a, out, bias)
+        if product is None:
+            return None
+        made += [*weights.prepare, product]
+        sums.append(out)
+    return made, sums[0], sums[1]
+
+
+@forms("lstm_cell")
+def lstm_cell(call: Call, form: Form) -> Entry | None:
+    """Return the entry of one step of a long short-term memory."""
+    x, h, c, _, _, b = call.inputs
+    y, cell, gate_values = call.outputs
+    if not x.size:
+        return noop() if not y.size else None
+    made = _sums(call, form, (b, None))
+    if made is None:
+        return None
+    entries, inputs, sums = made
+    state, kept = private(*h.shape), private(*c.shape)
+    results = gate_values[None], cell[None], y[None]
+    _, step = gates.lstm(inputs[None], sums, (state, kept), results, call.threads)
+    return sequence([*entries, copy(c, kept), step])
+
+
+@variant("lstm_cell_grad", "numba")
+@in_rows
+def lstm_cell_grad(call: Call) -> Entry | None:
+    """Return the entry of the gradients of one step of a long short-term memory."""
+    dy, dcell, gate_values, cell, c = call.inputs
+    dgates, dc = call.outputs
+    if not dy.size:
+        return noop()
+    none, kept = private(*c.shape), private(*c.shape)
+    none[...] = 0
+    given = dy[None], gate_values[None], cell[None]
+    made = dgates[None], private(*dgates.shape)
+    _, step = gates.lstm_grad(given, made, (none, kept), c, _ALONE, call.threads)
+    return sequence([copy(dcell, kept), step, copy(kept, dc)])
+
+
+@forms("nas_cell")
+def nas_cell(call: Call, form: Form) -> Entry | None:
+    """Return the entry of one step of the cell found by architecture search."""
+    x, _, c, _, _, b = call.inputs
+    if not x.size:
+        return noop() if not call.outputs[0].size else None
+    made = _sums(call, form, (None, b))
+    if made is None:
+        return None
+    entries, inputs, states = made
+    step = gates_nas.forward(inputs, states, c, call.outputs, call.threads)
+    return sequence([*entries, step])
+
+
+@variant("nas_cell_grad", "numba")
+@in_rows
+def nas_cell_grad(call: Call) -> Entry | None:
+    """Return the entry of the gradients of one step of the cell found by architecture search."""
+    if not call.inputs[0].size:
+        return noop()
+    return gates_nas.backward((*call.inputs, *call.outputs), call.threads)

@@ -1,0 +1,258 @@
+"""Recurrent layers over all steps in one entry: products by a library, gates by Numba.
+
+The inputs' products run over stretches of steps, whose sums stay in the cache until their gates
+need them; the recurrent ones run step by step. Which form of the weights is fastest depends on the
+sizes, so each is a variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial, wraps
+
+import numpy as np
+
+from soapstone.kernels.cpu.products.forms import Form, Weights
+from soapstone.kernels.cpu.products.forms import forms as all_forms
+from soapstone.kernels.cpu.recurrent import gates
+from soapstone.kernels.cpu.recurrent.gates import copy, repeat, rows_contiguous
+from soapstone.kernels.cpu.substrate import copies
+from soapstone.kernels.cpu.substrate.layout import float32, private, rows
+from soapstone.kernels.cpu.substrate.native import Block, noop, sequence
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+
+STRETCH = 512  # rows of an input product, where there are as many
+
+Bind = Callable[..., Entry | None]
+
+
+def in_rows(bind: Bind) -> Bind:
+    """Return a kernel of contiguous rows as one of any strides, by copies where there are none."""
+
+    @wraps(bind)
+    def staged(call: Call, **form: Form) -> Entry | None:
+        if not float32(call):
+            return None
+        operands = (*call.inputs, *call.outputs)
+        scattered = {i for i, array in enumerate(operands) if not rows_contiguous(array)}
+        if not scattered:
+            return bind(call, **form)
+        used = list(operands)
+        moves: tuple[list[Entry], list[Entry]] = ([], [])
+        for i in scattered:
+            used[i] = private(*operands[i].shape)
+            given = i < len(call.inputs)
+            ends = (used[i], operands[i]) if given else (operands[i], used[i])
+            moved = copies.copy(*ends, call.threads)
+            if moved is None:
+                return None
+            moves[0 if given else 1].append(moved)
+        count = len(call.inputs)
+        rest = call.constants - scattered
+        made = bind(
+            replace(call, inputs=(*used[:count],), outputs=(*used[count:],), constants=rest), **form
+        )
+        return None if made is None else sequence([*moves[0], made, *moves[1]])
+
+    return staged
+
+
+def forms(operator: str) -> Callable[[Bind], Bind]:
+    """Return a decorator that registers `bind(call, form)` as a variant for each form."""
+
+    def register(bind: Bind) -> Bind:
+        staged = in_rows(bind)
+        for name, form in all_forms().items():
+            variant(operator, name)(partial(staged, form=form))
+        return bind
+
+    return register
+
+
+class Steps:
+    """The entries of a recurrence under construction: x w + b by stretches, then steps of each."""
+
+    def __init__(self, call: Call, form: Form) -> None:
+        self.threads, self.form = call.threads, form
+        self.constants = call.constants
+        self.reverse = bool(call.attributes["reverse"])
+        self._entries: list[Entry] = []
+
+    def weights(self, call: Call, position: int) -> Weights:
+        """Return the weights at a position of the inputs."""
+        constant = position in self.constants
+        return self.form(call.inputs[position], self.threads, constant)
+
+    def add(self, *entries: Entry) -> None:
+        self._entries.extend(entries)
+
+    def run(
+        self,
+        steps: int,
+        stretch: int,
+        blocks: list[Block],
+        entries: list[Entry],
+        before: list[Entry],
+    ) -> None:
+        """Add the steps in order, each stretch of them after its entry of `before`, if any."""
+        bounds = [(lo, min(lo + stretch, steps)) for lo in range(0, steps, stretch)]
+        order = list(range(len(bounds)))
+        for number in order[::-1] if self.reverse else order:
+            lo, hi = bounds[number]
+            if before:
+                self.add(before[number])
+            first, stride = (hi - 1, -1) if self.reverse else (lo, 1)
+            self.add(repeat(hi - lo, first, stride, blocks, entries))
+
+    def entry(self, *weights: Weights) -> Entry:
+        """Return the entry of it all, the packing of weights first."""
+        prepared = [entry for w in weights for entry in w.prepare]
+        return sequence([*prepared, *self._entries])
+
+
+def stretch_of(x: Array) -> int:
+    """Return how many steps' input products run together."""
+    steps, samples = x.shape[:2]
+    parts = max(1, round(steps * samples / STRETCH))
+    return int(-(-steps // min(parts, steps)))
+
+
+def input_products(
+    x: Array, w: Weights, bias: Array | None, sums: Array, stretch: int
+) -> list[Entry] | None:
+    """Return the entries of x w + b, one a stretch of steps, or None where the form fails.
+
+    sums: (stretch, n, columns), dense: where each of them writes.
+    """
+    made: list[Entry] = []
+    dense: Array | None = None
+    for lo in range(0, len(x), stretch):
+        part = x[lo : lo + stretch]
+        out, flat = rows(sums[: len(part)]), rows(part)
+        if out is None:
+            return None
+        staged: list[Entry] = []
+        if flat is None:
+            if dense is None:
+                dense = private(stretch, *x.shape[1:])
+            staged = [copy(part, dense[: len(part)])]
+            flat = dense[: len(part)].reshape(len(out), -1)
+        product = w.product(flat, out, bias)
+        if product is None:
+            return None
+        made.append(sequence([*staged, product]))
+    return made
+
+
+@forms("lstm")
+def lstm(call: Call, form: Form) -> Entry | None:
+    """Return the entry of a long short-term memory over all steps."""
+    x, _, _, b, h0, c0 = call.inputs
+    y, h, c, gate_values, cells = call.outputs
+    if not x.size:
+        return noop() if not y.size else None
+    samples, width = h0.shape
+    build = Steps(call, form)
+    w, r = build.weights(call, 1), build.weights(call, 2)
+    stretch = stretch_of(x)
+    inputs, sums = private(stretch, samples, 4 * width), private(samples, 4 * width)
+    state, cell = private(samples, width), private(samples, width)
+    before = input_products(x, w, b, inputs, stretch)
+    recurrent = r.product(state, sums)
+    if before is None or recurrent is None:
+        return None
+    block, step = gates.lstm(inputs, sums, (state, cell), (gate_values, cells, y), call.threads)
+    build.add(copy(h0, state), copy(c0, cell))
+    build.run(len(x), stretch, [block], [recurrent, step], before)
+    build.add(copy(state, h), copy(cell, c))
+    return build.entry(w, r)
+
+
+@forms("lstm_grad")
+def lstm_grad(call: Call, form: Form) -> Entry | None:
+    """Return the entry of the gradients before the gates of all steps."""
+    dy, dh, dc, gate_values, cells, r, c0 = call.inputs
+    dgates, dh0, dc0 = call.outputs
+    if not dy.size:
+        return noop()
+    samples, width = dh.shape
+    build = Steps(call, form)
+    build.reverse = not build.reverse
+    back = form(r.swapaxes(0, 1), call.threads, 5 in call.constants)
+    dense = private(samples, 4 * width)
+    dstate, dcell = private(samples, width), private(samples, width)
+    product = back.product(dense, dstate)
+    if product is None:
+        return None
+    order = (0, 1) if build.reverse else (len(dy) - 1, -1)
+    block, step = gates.lstm_grad(
+        (dy, gate_values, cells), (dgates, dense), (dstate, dcell), c0, order, call.threads
+    )
+    build.add(copy(dh, dstate), copy(dc, dcell))
+    build.run(len(dy), len(dy), [block], [step, product], [])
+    build.add(copy(dstate, dh0), copy(dcell, dc0))
+    return build.entry(back)
+
+
+@forms("rnn")
+def rnn(call: Call, form: Form) -> Entry | None:
+    """Return the entry of a plain recurrence over all steps."""
+    x, _, _, b, h0 = call.inputs
+    y, h = call.outputs
+    if not x.size:
+        return noop() if not y.size else None
+    samples, width = h0.shape
+    build = Steps(call, form)
+    w, r = build.weights(call, 1), build.weights(call, 2)
+    dense = y if rows(y) is not None else private(*y.shape)
+    state, sums = private(samples, width), private(samples, width)
+    before = input_products(x, w, b, dense, len(x))
+    recurrent = r.product(state, sums)
+    if before is None or recurrent is None:
+        return None
+    relu = call.attributes["activation"] == "relu"
+    block, step = gates.rnn(dense, sums, state, relu, call.threads)
+    build.add(copy(h0, state))
+    build.run(len(x), len(x), [block], [recurrent, step], before)
+    if dense is not y:
+        build.add(copy(dense, y))
+    build.add(copy(state, h))
+    return build.entry(w, r)
+
+
+@forms("rnn_grad")
+def rnn_grad(call: Call, form: Form) -> Entry | None:
+    """Return the entry of the gradients before the activation of all steps."""
+    dy, dh, y, r = call.inputs
+    dgates, dh0 = call.outputs
+    if not dy.size:
+        return noop()
+    build = Steps(call, form)
+    build.reverse = not build.reverse
+    back = form(r.swapaxes(0, 1), call.threads, 3 in call.constants)
+    dense, dstate = private(*dh.shape), private(*dh.shape)
+    product = back.product(dense, dstate)
+    if product is None:
+        return None
+    relu = call.attributes["activation"] == "relu"
+    block, step = gates.rnn_grad((dy, y), (dgates, dense), dstate, relu, call.threads)
+    build.add(copy(dh, dstate))
+    build.run(len(dy), len(dy), [block], [step, product], [])
+    build.add(copy(dstate, dh0))
+    return build.entry(back)
+
+
+@variant("previous_step", "numba")
+@in_rows
+def previous_step(call: Call) -> Entry | None:
+    """Return the entry that moves the steps on by one."""
+    y, first = call.inputs
+    (out,) = call.outputs
+    if not out.size:
+        return noop()
+    reverse = bool(call.attributes["reverse"])
+    kept, start = (y[1:], out[-1]) if reverse else (y[:-1], out[0])
+    moved = [copy(kept, out[:-1] if reverse else out[1:])] if len(y) > 1 else []
+    return sequence([*moved, copy(first, np.asarray(start))])

@@ -1,0 +1,1 @@
+"""Reductions and the gradients of extremes."""

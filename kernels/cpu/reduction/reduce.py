@@ -1,0 +1,358 @@
+"""Reductions over any dims: sums (of absolute values, squares, powers), products, extremes.
+
+Dims are walked in memory order. Where the innermost is reduced, runs are folded into 64 lanes;
+where it is kept, rows are added to a row of totals, several at a time. Totals are float64, so a sum
+of float32 keeps their precision. How work is cut, and so every bit of a result, depends on shapes
+and threads only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.substrate.layout import is_float32, merge
+from soapstone.kernels.cpu.substrate.native import (
+    as_float,
+    f32p,
+    f64p,
+    helper,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    sequence,
+    stack,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.substrate.runs import (
+    ABSOLUTE,
+    MAX,
+    MIN,
+    POWERS,
+    PRODUCT,
+    SQUARE,
+    SUM,
+    advance,
+    gather,
+    powers_below,
+    powers_below_each,
+    reduce_row,
+    reduce_rows,
+    reduce_run,
+    row_offset,
+    start,
+)
+from soapstone.kernels.cpu.substrate.simd import (
+    load_doubles,
+    max_lanes,
+    min_lanes,
+    sum_lanes,
+    vectorised,
+    vmax,
+    vmin,
+)
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
+
+_PLAIN, _ROOT, _LOGARITHM, _ABOVE = range(4)  # what is done to a total at the end
+_MONOIDS = {
+    "reduce_sum": (SUM, _PLAIN),
+    "reduce_mean": (SUM, _PLAIN),
+    "reduce_max": (MAX, _PLAIN),
+    "reduce_min": (MIN, _PLAIN),
+    "reduce_prod": (PRODUCT, _PLAIN),
+    "reduce_l1": (ABSOLUTE, _PLAIN),
+    "reduce_sum_square": (SQUARE, _PLAIN),
+    "reduce_l2": (SQUARE, _ROOT),
+    "reduce_log_sum": (SUM, _LOGARITHM),
+}
+_IDENTITIES = {MAX: -math.inf, MIN: math.inf, PRODUCT: 1.0}
+_COLUMNS = 1024  # totals of a row: 8 KB of the cache
+_SEGMENT = 4096  # floats of a run between two looks at the counter
+_HEADER = 20
+_HUGE = 3.4028234663852886e38  # as in `runs`: an infinite top is taken for this
+
+_product_lanes = vectorised(lambda v: v.fold(lambda a, b: a * b))
+
+
+@helper
+def _fold(monoid: int, totals: int) -> Any:
+    a, b = load_doubles(totals, 0), load_doubles(totals, 16)
+    c, d = load_doubles(totals, 32), load_doubles(totals, 48)
+    if monoid == MAX:
+        return max_lanes(vmax(vmax(a, b), vmax(c, d)))
+    if monoid == MIN:
+        return min_lanes(vmin(vmin(a, b), vmin(c, d)))
+    if monoid == PRODUCT:
+        return _product_lanes((a * b) * (c * d))
+    return sum_lanes((a + b) + (c + d))
+
+
+@helper
+def _within(top: float) -> float:
+    if top > _HUGE:
+        return _HUGE
+    if top < -_HUGE:
+        return -_HUGE
+    return top
+
+
+@helper
+def _finish(last: int, total: float, top: int) -> Any:
+    """What is written for a total; `top` is the address of the maximum that powers are below."""
+    if last == _ROOT:
+        return math.sqrt(total)
+    if last == _LOGARITHM:
+        return math.log(total)
+    if last == _ABOVE:
+        return math.log(total) + _within(np.float64(f32p(top)[0]))
+    return total
+
+
+@native("body")
+def _reduce(block: Any, begin: int, end: int) -> int:
+    # An item is (kept row, chunk of columns, part of the reduced rows).
+    w = words(block)
+    monoid, scale, identity = w[0], as_float(w[1]), as_float(w[2])
+    x, y, inner_kept, length, inner, y_inner = w[3], w[4], w[5], w[6], w[7], w[8]
+    chunk, chunks, parts, partials, outputs = w[9], w[10], w[11], w[12], w[13]
+    kept, reduced, reduced_rows = w[14], w[15], w[16]
+    last_step, tops, group = w[17], w[18], w[19]
+    kept_extents = 20
+    kept_x = kept_extents + kept
+    kept_y = kept_x + kept
+    kept_top = kept_y + kept
+    reduced_extents = kept_top + kept
+    reduced_x = reduced_extents + reduced
+    totals = stack(8192)
+    buffer = stack(16384)
+    counter = words(stack(512))
+    t = f64p(totals)
+    for item in range(begin, end):
+        part = item % parts
+        column = item // parts % chunks * chunk
+        row = item // parts // chunks
+        source = x + row_offset(w, kept_extents, kept_x, kept, row)
+        target = y + row_offset(w, kept_extents, kept_y, kept, row)
+        top = tops + row_offset(w, kept_extents, kept_top, kept, row)
+        first = part * reduced_rows // parts
+        last = (part + 1) * reduced_rows // parts
+        if inner_kept != 0:
+            n = min(chunk, length - column)
+            for i in range((n + 15) & -16):
+                t[i] = identity
+            if inner == 4 and monoid != POWERS:
+                extent = w[reduced_x - 1]
+                number = first
+                while number < last:  # rows along the last reduced dim lie at equal steps
+                    count = min(min(last - number, extent - number % extent), group)
+                    at = source + column * 4
+                    at += row_offset(w, reduced_extents, reduced_x, reduced, number)
+                    reduce_rows(monoid, totals, at, w[reduced_x + reduced - 1], count, n)
+                    number += count
+            else:
+                start(w, reduced_extents, reduced, counter, first)
+                at = source + column * inner
+                at += row_offset(w, reduced_extents, reduced_x, reduced, first)
+                for _ in range(first, last):
+                    run = gather(buffer, at, inner, n)
+                    if monoid == POWERS:
+                        powers_below_each(buffer, run, top + column * 4, n)
+                        reduce_row(SUM, totals, buffer, n)
+                    else:
+                        reduce_row(monoid, totals, run, n)
+                    at = advance(w, reduced_extents, reduced_x, reduced, counter, at)
+            if parts > 1:
+                to = f64p(partials)
+                for i in range(n):
+                    to[part * outputs + row * length + column + i] = t[i]
+            elif y_inner == 4 and last_step == _PLAIN:
+                out = f32p(target + column * 4)
+                for i in range(n):
+                    out[i] = t[i] * scale
+            else:
+                for i in range(column, column + n):
+                    value = _finish(last_step, t[i - column] * scale, top + i * 4)
+                    f32p(target + i * y_inner)[0] = value
+        else:
+            for i in range(64):
+                t[i] = identity
+            # Reduced rows are cut into segments, so that one long run can be shared too.
+            segments = (length + 4095) // 4096
+            begin_row, segment = first // segments, first % segments
+            start(w, reduced_extents, reduced, counter, begin_row)
+            at = source + row_offset(w, reduced_extents, reduced_x, reduced, begin_row)
+            for _ in range(first, last):
+                n = min(4096, length - segment * 4096)
+                run = gather(buffer, at + segment * 4096 * inner, inner, n)
+                if monoid == POWERS:
+                    powers_below(buffer, run, _within(np.float64(f32p(top)[0])), n)
+                    reduce_run(SUM, totals, buffer, n)
+                else:
+                    reduce_run(monoid, totals, run, n)
+                segment += 1
+                if segment == segments:
+                    segment = 0
+                    at = advance(w, reduced_extents, reduced_x, reduced, counter, at)
+            value = _fold(monoid, totals)
+            if parts > 1:
+                f64p(partials)[part * outputs + row] = value
+            else:
+                f32p(target)[0] = _finish(last_step, value * scale, top)
+    return 0
+
+
+@native()
+def _join(block: Any) -> int:
+    """Fold the parts, in order."""
+    w = words(block)
+    monoid, scale = w[0], as_float(w[1])
+    y, length, y_inner, parts, outputs, kept = w[4], w[6], w[8], w[11], w[13], w[14]
+    partials = f64p(w[12])
+    last_step, tops = w[17], w[18]
+    if w[5] == 0:
+        length = 1
+    for row in range(outputs // length):
+        target = y + row_offset(w, 20, 20 + 2 * kept, kept, row)
+        top = tops + row_offset(w, 20, 20 + 3 * kept, kept, row)
+        for i in range(length):
+            total = partials[row * length + i]
+            for part in range(1, parts):
+                value = partials[part * outputs + row * length + i]
+                if monoid == PRODUCT:
+                    total *= value
+                elif monoid != MAX and monoid != MIN:
+                    total += value
+                elif value != value or (value > total) == (monoid == MAX):
+                    total = value
+            f32p(target + i * y_inner)[0] = _finish(last_step, total * scale, top + i * 4)
+    return 0
+
+
+def _axes(call: Call) -> tuple[int, ...]:
+    rank = call.inputs[0].ndim
+    axes = call.attributes.get("axes")
+    return tuple(range(rank)) if axes is None else tuple(sorted(int(a) % rank for a in axes))
+
+
+@variant(tuple(_MONOIDS), "numba")
+def reduce(call: Call) -> Entry | None:
+    """Sums, means, products, norms, maxima and minima over any dims."""
+    (x,), (y,) = call.inputs, call.outputs
+    if not is_float32(x, y):
+        return None
+    if y.size == 0:
+        return noop()
+    axes = _axes(call)
+    monoid, last = _MONOIDS[call.operator]
+    if x.size == 0:
+        if monoid in _IDENTITIES:
+            return None
+        x = np.zeros([max(1, extent) for extent in x.shape], np.float32)
+    count = float(call.attributes["count"]) if call.operator == "reduce_mean" else 1.0
+    kept = y.reshape(_kept_shape(x, axes))
+    return reduce_into(x, kept, axes, monoid, 1.0 / count, call.threads, last)
+
+
+@variant("reduce_log_sum_exp", "numba")
+def log_sum_exp(call: Call) -> Entry | None:
+    """The logarithm of the sum of powers, of x below its maximum: two passes."""
+    (x,), (y,) = call.inputs, call.outputs
+    if not is_float32(x, y) or x.size == 0:
+        return None if y.size else noop()
+    axes = _axes(call)
+    y = y.reshape(_kept_shape(x, axes))
+    top = aligned_array(y.shape, np.float32)
+    if y.ndim:  # a row of maxima is read as it is written: contiguous where a row of x is
+        order = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
+        shape = [y.shape[d] for d in order]
+        top = aligned_array(tuple(shape), np.float32).transpose(np.argsort(order))
+    first = reduce_into(x, top, axes, MAX, 1.0, call.threads)
+    then = reduce_into(x, y, axes, POWERS, 1.0, call.threads, _ABOVE, top)
+    return sequence([first, then]) if first and then else None
+
+
+def _kept_shape(x: Array, axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if d in axes else extent for d, extent in enumerate(x.shape))
+
+
+def reduce_into(
+    x: Array,
+    y: Array,
+    axes: tuple[int, ...],
+    monoid: int,
+    scale: float,
+    threads: int,
+    last: int = _PLAIN,
+    top: Array | None = None,
+) -> Entry | None:
+    """Return the entry of y = scale * (x reduced over the axes); y has extent 1 along them.
+
+    last: what is done to the totals at the end. top: of y's shape, what powers are below.
+    """
+    top = y if top is None else top
+    dims = sorted(range(x.ndim), key=lambda d: -abs(x.strides[d]))
+    dims = [d for d in dims if x.shape[d] != 1]
+    inner_kept = bool(dims) and dims[-1] not in axes
+    # The innermost dim and those merged with it are the run; the others are walked.
+    groups: dict[bool, list[int]] = {
+        kept: [d for d in dims if (d not in axes) == kept] for kept in (True, False)
+    }
+    run: list[int] = []
+    while dims and (dims[-1] not in axes) == inner_kept:
+        if run:
+            inner = run[0]
+            views = (x, y, top) if inner_kept else (x,)
+            if any(v.strides[dims[-1]] != v.strides[inner] * x.shape[inner] for v in views):
+                break
+        run.insert(0, dims.pop())
+    length = math.prod(x.shape[d] for d in run)
+    inner = x.strides[run[-1]] if run else 4
+    y_inner = y.strides[run[-1]] if run and inner_kept else 4
+    kept = [d for d in groups[True] if d not in run]
+    reduced = [d for d in groups[False] if d not in run]
+    kept_extents, kept_strides = merge(
+        [x.shape[d] for d in kept], [[v.strides[d] for d in kept] for v in (x, y, top)]
+    )
+    reduced_extents, reduced_strides = merge(
+        [x.shape[d] for d in reduced], [[x.strides[d] for d in reduced]]
+    )
+    if max(len(kept_extents), len(reduced_extents)) > 60:
+        return None
+    kept_rows, reduced_rows = math.prod(kept_extents), math.prod(reduced_extents)
+    threads = useful_threads(threads, x.nbytes)
+    if inner_kept:
+        chunk = min(_COLUMNS, max(128, -(-length // threads // 16) * 16))
+        chunks = -(-length // chunk)
+        outputs = kept_rows * length
+    else:
+        chunk, chunks, outputs = 1, 1, kept_rows
+        reduced_rows *= -(-length // _SEGMENT)
+    parts = 1 if kept_rows * chunks >= threads else min(threads, max(1, reduced_rows))
+    partials = aligned_array((outputs * parts if parts > 1 else 1,), np.float64, zero=True)
+    block = pack(
+        (
+            monoid,
+            float(scale),
+            _IDENTITIES.get(monoid, 0.0),
+            x,
+            y,
+            inner_kept,
+            length,
+            inner,
+            y_inner,
+        ),
+        (chunk, chunks, parts, partials, outputs, len(kept_extents), len(reduced_extents)),
+        (reduced_rows, last, top, max(16, 8192 // length)),
+        (kept_extents, kept_strides, reduced_extents, reduced_strides),
+    )
+    entry = parallel_for(_reduce, block, kept_rows * chunks * parts, threads)
+    if parts == 1:
+        return entry
+    join = Entry(_join.address, block)
+    return sequence([entry, join])

@@ -1,0 +1,239 @@
+"""What kernels do to one contiguous run of floats, and where a row of a strided array starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
+from soapstone.kernels.cpu.substrate.mathematics import exp
+from soapstone.kernels.cpu.substrate.native import f32p, helper, routine
+from soapstone.kernels.cpu.substrate.simd import (
+    F32,
+    LANES,
+    Lanes,
+    first,
+    load,
+    load_doubles,
+    load_first,
+    load_first_high,
+    load_first_low,
+    load_some,
+    store,
+    vectorised,
+    vmax,
+    vmin,
+    where,
+    widen,
+)
+
+SUM, MAX, MIN, PRODUCT, ABSOLUTE, SQUARE, POWERS = range(7)
+_HUGE = 3.4028234663852886e38  # the greatest float32: of an infinity, x - top would be no number
+
+
+@helper
+def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> Any:
+    """The offset in bytes of row number `index`; the tables lie at those words of the block."""
+    offset = 0
+    for d in range(rank - 1, 0, -1):
+        extent = w[extents + d]
+        offset += (index % extent) * w[strides + d]
+        index = index // extent
+    return offset + index * w[strides]
+
+
+@helper
+def advance(w: Any, extents: int, strides: int, rank: int, counter: Any, offset: int) -> int:
+    """The offset of the row after the one that the counter is at."""
+    for d in range(rank - 1, -1, -1):
+        counter[d] += 1
+        offset += w[strides + d]
+        if counter[d] < w[extents + d]:
+            break
+        offset -= w[strides + d] * counter[d]
+        counter[d] = 0
+    return offset
+
+
+@helper
+def start(w: Any, extents: int, rank: int, counter: Any, index: int) -> None:
+    """Set the counter to row number `index`."""
+    for d in range(rank - 1, -1, -1):
+        counter[d] = index % w[extents + d]
+        index = index // w[extents + d]
+
+
+@routine
+def gather(buffer: int, address: int, stride: int, n: int) -> int:
+    """The address of n contiguous floats: `address` itself, or the buffer they were copied to."""
+    if stride == 4 or n == 1:
+        return address
+    to = f32p(buffer)
+    for i in range(n):
+        to[i] = f32p(address + i * stride)[0]
+    return buffer
+
+
+def _along(combine: Any, tail: Any, of: Any) -> tuple[Any, Any, Any]:
+    """The loops of one monoid, over doubles that `of` makes of the elements.
+
+    Over a run into 64 lanes; of a row into as many totals; of rows at equal steps into as many
+    totals, which stay in registers from row to row.
+    """
+
+    @routine
+    def run(totals: int, x: int, n: int) -> None:
+        a, b = load_doubles(totals, 0), load_doubles(totals, 16)
+        c, d = load_doubles(totals, 32), load_doubles(totals, 48)
+        full = n & -64
+        for i in range(0, full, 64):
+            a = combine(a, of(widen(load(x, i))))
+            b = combine(b, of(widen(load(x, i + 16))))
+            c = combine(c, of(widen(load(x, i + 32))))
+            d = combine(d, of(widen(load(x, i + 48))))
+        for i in range(full, n, 16):
+            a = combine(a, of(widen(tail(x, i, n - i))))
+        store(totals, 0, a)
+        store(totals, 16, b)
+        store(totals, 32, c)
+        store(totals, 48, d)
+
+    @routine
+    def row(totals: int, x: int, n: int) -> None:
+        full = n & -16
+        for i in range(0, full, 16):
+            store(totals, i, combine(load_doubles(totals, i), of(widen(load(x, i)))))
+        if full < n:
+            rest = of(widen(tail(x, full, n - full)))
+            store(totals, full, combine(load_doubles(totals, full), rest))
+
+    @routine
+    def rows(totals: int, x: int, step: int, count: int, n: int) -> None:
+        full = n & -64
+        for i in range(0, full, 64):
+            a, b = load_doubles(totals, i), load_doubles(totals, i + 16)
+            c, d = load_doubles(totals, i + 32), load_doubles(totals, i + 48)
+            at = x
+            for _ in range(count):
+                a = combine(a, of(widen(load(at, i))))
+                b = combine(b, of(widen(load(at, i + 16))))
+                c = combine(c, of(widen(load(at, i + 32))))
+                d = combine(d, of(widen(load(at, i + 48))))
+                at += step
+            store(totals, i, a)
+            store(totals, i + 16, b)
+            store(totals, i + 32, c)
+            store(totals, i + 48, d)
+        for i in range(full, n, 16):
+            a = load_doubles(totals, i)
+            at = x
+            for _ in range(count):
+                a = combine(a, of(widen(tail(at, i, n - i))))
+                at += step
+            store(totals, i, a)
+
+    return run, row, rows
+
+
+@helper
+def _plus(a: Any, b: Any) -> Any:
+    return a + b
+
+
+@helper
+def _times(a: Any, b: Any) -> Any:
+    return a * b
+
+
+@helper
+def _itself(a: Any) -> Any:
+    return a
+
+
+@helper
+def _square(a: Any) -> Any:
+    return a * a
+
+
+_absolute = vectorised(lambda v: where(v < 0.0, -v, v))
+# Lanes past the end are 1, the identity of a product.
+_load_first_one = vectorised(lambda p, i, n: load_some(p, i, first(n), 1.0))
+
+sum_run, sum_row, _sum_rows = _along(_plus, load_first, _itself)
+_max_run, _max_row, _max_rows = _along(vmax, load_first_low, _itself)
+_min_run, _min_row, _min_rows = _along(vmin, load_first_high, _itself)
+_product_run, _product_row, _product_rows = _along(_times, _load_first_one, _itself)
+_absolute_run, _absolute_row, _absolute_rows = _along(_plus, load_first, _absolute)
+_square_run, _square_row, _square_rows = _along(_plus, load_first, _square)
+
+
+@routine
+def reduce_run(monoid: int, totals: int, x: int, n: int) -> None:
+    """Combine n floats at x into 64 float64 totals; `fold_run` makes one of them."""
+    if monoid == SUM:
+        sum_run(totals, x, n)
+    elif monoid == MAX:
+        _max_run(totals, x, n)
+    elif monoid == MIN:
+        _min_run(totals, x, n)
+    elif monoid == PRODUCT:
+        _product_run(totals, x, n)
+    elif monoid == ABSOLUTE:
+        _absolute_run(totals, x, n)
+    else:
+        _square_run(totals, x, n)
+
+
+@routine
+def reduce_row(monoid: int, totals: int, x: int, n: int) -> None:
+    """Combine n floats at x, each into its own float64 total; totals end on a multiple of 16."""
+    if monoid == SUM:
+        sum_row(totals, x, n)
+    elif monoid == MAX:
+        _max_row(totals, x, n)
+    elif monoid == MIN:
+        _min_row(totals, x, n)
+    elif monoid == PRODUCT:
+        _product_row(totals, x, n)
+    elif monoid == ABSOLUTE:
+        _absolute_row(totals, x, n)
+    else:
+        _square_row(totals, x, n)
+
+
+@routine
+def reduce_rows(monoid: int, totals: int, x: int, step: int, count: int, n: int) -> None:
+    """Do `reduce_row` of `count` rows of n floats, `step` bytes apart."""
+    if monoid == SUM:
+        _sum_rows(totals, x, step, count, n)
+    elif monoid == MAX:
+        _max_rows(totals, x, step, count, n)
+    elif monoid == MIN:
+        _min_rows(totals, x, step, count, n)
+    elif monoid == PRODUCT:
+        _product_rows(totals, x, step, count, n)
+    elif monoid == ABSOLUTE:
+        _absolute_rows(totals, x, step, count, n)
+    else:
+        _square_rows(totals, x, step, count, n)
+
+
+@vectorised
+def powers_below(to: Lanes, x: Lanes, top: Lanes, n: Lanes) -> None:
+    """Write exp(x - top) of n floats at x; `top` is a number."""
+
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        put(to, i, exp(get(x, i, width, mask) - top.cast(F32).splat(width)), mask)
+
+    loop(n.builder, n, body, LANES)
+
+
+@vectorised
+def powers_below_each(to: Lanes, x: Lanes, tops: Lanes, n: Lanes) -> None:
+    """Write exp(x - top) of n floats at x, and their own `tops` (an address)."""
+
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        top = get(tops, i, width, mask)
+        top = where(top > _HUGE, _HUGE, where(top < -_HUGE, -_HUGE, top))
+        put(to, i, exp(get(x, i, width, mask) - top), mask)
+
+    loop(n.builder, n, body, LANES)

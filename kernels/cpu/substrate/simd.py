@@ -1,0 +1,216 @@
+"""Short vectors in Numba code: sixteen lanes as values of type `Vector`, with their operators.
+
+`@vectorised` makes a function of `Lanes` callable from kernels; what kernels use most has its name
+here. Load and store take an address or a pointer, and an index in elements.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import lower_builtin, models, register_model
+
+from soapstone.kernels.cpu.substrate.lanes import (
+    F32,
+    F64,
+    I1,
+    I8,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    maximum,
+    minimum,
+    store_lanes,
+    store_some,
+    where,
+)
+from soapstone.kernels.cpu.substrate.native import fixed_arity
+
+# Formulas are written in names of `lanes`, which come along.
+__all__ = [
+    "F32",
+    "F64",
+    "I1",
+    "I8",
+    "I32",
+    "I64",
+    "LANES",
+    "Lanes",
+    "Vector",
+    "choose",
+    "first",
+    "load",
+    "load_bytes",
+    "load_doubles",
+    "load_first",
+    "load_first_high",
+    "load_first_low",
+    "load_lanes",
+    "load_some",
+    "max_lanes",
+    "maximum",
+    "min_lanes",
+    "minimum",
+    "narrow",
+    "splat",
+    "splat64",
+    "store",
+    "store_bytes",
+    "store_first",
+    "store_lanes",
+    "store_some",
+    "sum_lanes",
+    "vectorised",
+    "vmax",
+    "vmin",
+    "vsqrt",
+    "where",
+    "widen",
+]
+
+
+class Vector(types.Type):  # type: ignore[misc, unused-ignore]
+    """The Numba type of a vector of lanes."""
+
+    def __init__(self, element: Any, count: int) -> None:
+        self.element, self.count = element, count
+        super().__init__(f"Vector({element} x {count})")
+
+
+@register_model(Vector)  # type: ignore[untyped-decorator, unused-ignore]
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc, unused-ignore]
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        super().__init__(manager, kind, ir.VectorType(kind.element, kind.count))
+
+
+def _numba_type(value: Any) -> Any:
+    if value is None:
+        return types.void
+    kind = value.type
+    if isinstance(kind, ir.VectorType):
+        return Vector(kind.element, kind.count)
+    names = {"float": "float32", "double": "float64", "i64": "int64", "i32": "int32", "i8": "uint8"}
+    return getattr(types, names.get(str(kind), "boolean"))
+
+
+# ------------------------------------------------------------------------------------ from Numba
+def vectorised(function: Callable[..., Any]) -> Any:
+    """Return the function of lanes as one that Numba code can call.
+
+    Arguments may be vectors, numbers, pointers or addresses. The result type is found by a trial
+    run on a program that is thrown away.
+    """
+    arity = len(inspect.signature(function).parameters)
+
+    def write(context: Any, builder: Any, kinds: Any, values: Any) -> Any:
+        lanes = []
+        for kind, value in zip(kinds, values, strict=True):
+            if kind in (types.boolean,) and value.type != I1:
+                value = builder.trunc(value, I1)
+            lanes.append(Lanes(builder, value))
+        made = function(*lanes)
+        return None if made is None else made.value
+
+    def typer(typing: Any, *given: Any) -> Any:
+        from numba.core.registry import cpu_target
+
+        context = cpu_target.target_context
+        plain = [types.unliteral(kind) for kind in given]
+        shapes = [context.get_value_type(kind) for kind in plain]
+        trial = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), shapes), "trial")
+        builder = ir.IRBuilder(trial.append_basic_block())
+        result = _numba_type(write(context, builder, plain, trial.args))
+
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            made = write(context, builder, signature.args, args)
+            return context.get_dummy_value() if made is None else made
+
+        return result(*plain), emit
+
+    return fixed_arity(typer, arity)
+
+
+def _operator(sign: Any) -> None:
+    @infer_global(sign)  # type: ignore[untyped-decorator, unused-ignore]
+    class _Rule(AbstractTemplate):  # type: ignore[misc, unused-ignore]
+        def generic(self, args: Any, kws: Any) -> Any:
+            vectors = [a for a in args if isinstance(a, Vector)]
+            if not vectors:
+                return None
+            result = vectors[0]
+            if sign in _COMPARISONS:
+                result = Vector(I1, result.count)
+            others = (a for a in args if not isinstance(a, Vector))
+            if any(not isinstance(a, (types.Float, types.Integer)) for a in others):
+                return None
+            return signature(result, *args)
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = next(Lanes(builder, a) for a in args if isinstance(a.type, ir.VectorType))
+        lanes = []
+        for value in args:
+            one = Lanes(builder, value)
+            if not isinstance(value.type, ir.VectorType):
+                one = one.cast(vector.element)
+            lanes.append(one)
+        return sign(*lanes).value
+
+    if sign is operator.neg:
+        lower_builtin(sign, Vector)(lower)
+        return
+    for other in (types.Float, types.Integer):
+        lower_builtin(sign, Vector, other)(lower)
+        lower_builtin(sign, other, Vector)(lower)
+    lower_builtin(sign, Vector, Vector)(lower)
+
+
+_COMPARISONS = (operator.lt, operator.gt, operator.le, operator.ge)
+for _sign in (
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.neg,
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.and_,
+    operator.or_,
+    operator.xor,
+    *_COMPARISONS,
+):
+    _operator(_sign)
+
+
+# What kernels call: v = load(p, i), store(p, i, v), part(p, i, n): the first n lanes of p[i]….
+load = vectorised(lambda p, i: load_lanes(p, i))
+store = vectorised(lambda p, i, v: store_lanes(p, i, v))
+load_first = vectorised(lambda p, i, n: load_some(p, i, first(n)))
+store_first = vectorised(lambda p, i, v, n: store_some(p, i, v, first(n)))
+# The lanes past the end are minus or plus infinity, the identities of maximum and minimum.
+load_first_low = vectorised(lambda p, i, n: load_some(p, i, first(n), float("-inf")))
+load_first_high = vectorised(lambda p, i, n: load_some(p, i, first(n), float("inf")))
+load_bytes = vectorised(lambda p, i: load_lanes(p, i, I8))
+store_bytes = vectorised(lambda p, i, v: store_lanes(p, i, v.cast(I8)))
+load_doubles = vectorised(lambda p, i: load_lanes(p, i, F64))
+splat = vectorised(lambda x: x.cast(F32).splat())
+splat64 = vectorised(lambda x: x.cast(F64).splat())
+widen = vectorised(lambda v: v.cast(F64))
+narrow = vectorised(lambda v: v.cast(F32))
+choose = vectorised(where)
+vmax = vectorised(maximum)
+vmin = vectorised(minimum)
+vsqrt = vectorised(lambda v: v.call("llvm.sqrt"))
+sum_lanes = vectorised(lambda v: v.fold(lambda a, b: a + b))
+max_lanes = vectorised(lambda v: v.fold(maximum))
+min_lanes = vectorised(lambda v: v.fold(minimum))

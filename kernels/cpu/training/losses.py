@@ -1,0 +1,285 @@
+"""Mean squared error, binary cross-entropy, their gradients, and `is_finite`: one pass each.
+
+The sum of an item of work is a float64; items are added in order, whatever the threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.kernels.cpu.elementwise.opcodes import WIDE, get, loop, put
+from soapstone.kernels.cpu.substrate.lanes import (
+    F32,
+    LANES,
+    Lanes,
+    first,
+    load_lanes,
+    load_some,
+    where,
+)
+from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.mathematics import exp, log, sigmoid
+from soapstone.kernels.cpu.substrate.native import (
+    as_float,
+    bind,
+    f32p,
+    f64p,
+    native,
+    noop,
+    pack,
+    parallel_for,
+    routine,
+    sequence,
+    u8p,
+    useful_threads,
+    words,
+)
+from soapstone.kernels.cpu.substrate.rowmath import load_wide, splat_wide
+from soapstone.kernels.cpu.substrate.simd import load_first, splat, sum_lanes, vectorised
+from soapstone.kernels.cpu.substrate.spans import span, span_at, spans
+from soapstone.kernels.cpu.training.cross_entropy import add_partials
+from soapstone.kernels.entry import Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.memory import aligned_array
+
+_CLIP = float(np.float32(1e-7))
+_CLIP_HIGH = float(np.float32(1 - 1e-7))
+
+
+def _log1p(u: Lanes) -> Lanes:
+    """log(1 + u), right for small u too: Kahan's correction by (1 + u) - 1."""
+    w = u + 1.0
+    low = w - 1.0
+    none = low.compare("==", 0.0)
+    return where(none, u, log(w) * (u / where(none, 1.0, low)))
+
+
+def _clipped(p: Lanes) -> Lanes:
+    p = where(p < _CLIP, _CLIP, p)
+    return where(p > _CLIP_HIGH, _CLIP_HIGH, p)
+
+
+def _square(p: Lanes, t: Lanes) -> Lanes:
+    return (p - t) * (p - t)
+
+
+def _entropy(p: Lanes, t: Lanes) -> Lanes:
+    p = _clipped(p)
+    return -(t * log(p) + (1.0 - t) * _log1p(-p))
+
+
+def _entropy_of_logits(x: Lanes, t: Lanes) -> Lanes:
+    # where and not maximum, as NaN must stay
+    positive = where(x < 0.0, 0.0, x)
+    size = where(x < 0.0, x, -x)
+    return positive - x * t + _log1p(exp(size))
+
+
+def _of(formula: Any) -> tuple[Any, Any]:
+    """The formula on 64 pairs of lanes, and on the first n of 16 (0 past them)."""
+
+    def wide(p: Lanes, t: Lanes, i: Lanes) -> Lanes:
+        made: Lanes = formula(load_lanes(p, i, count=WIDE), load_lanes(t, i, count=WIDE))
+        return made
+
+    def rest(p: Lanes, t: Lanes, i: Lanes, n: Lanes) -> Lanes:
+        mask = first(n)
+        return where(mask, formula(load_some(p, i, mask), load_some(t, i, mask)), 0.0)
+
+    return vectorised(wide), vectorised(rest)
+
+
+_square_wide, _square_rest = _of(_square)
+_entropy_wide, _entropy_rest = _of(_entropy)
+_logits_wide, _logits_rest = _of(_entropy_of_logits)
+
+
+def _summed(wide: Any, rest: Any) -> Any:
+    @routine
+    def row(p: int, t: int, n: int) -> Any:
+        full = n & -64
+        total, last = splat_wide(0.0), splat(0.0)
+        for i in range(0, full, 64):
+            total = total + wide(p, t, i)
+        for i in range(full, n, 16):
+            last = last + rest(p, t, i, n - i)
+        return sum_lanes(total) + sum_lanes(last)
+
+    return row
+
+
+_square_row = _summed(_square_wide, _square_rest)
+_entropy_row = _summed(_entropy_wide, _entropy_rest)
+_logits_row = _summed(_logits_wide, _logits_rest)
+
+
+@native("body")
+def _sum(block: Any, begin: int, end: int) -> int:
+    # w: kind, table of spans, prediction, target, partial sums
+    w = words(block)
+    kind, t = w[0], words(w[1])
+    for item in range(begin, end):
+        total = 0.0
+        row, stop, column, n = span(t, item)
+        while row < stop:
+            p = w[2] + span_at(t, 0, row) + column * 4
+            q = w[3] + span_at(t, 1, row) + column * 4
+            if kind == 0:
+                total += np.float64(_square_row(p, q, n))
+            elif kind == 1:
+                total += np.float64(_entropy_row(p, q, n))
+            else:
+                total += np.float64(_logits_row(p, q, n))
+            row += 1
+        f64p(w[4])[item] = total
+    return 0
+
+
+def _mapped(formula: Any) -> Any:
+    def row(to: Lanes, p: Lanes, t: Lanes, n: Lanes, scale: Lanes) -> None:
+        factor = scale.cast(F32)
+
+        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+            value = formula(get(p, i, width, mask), get(t, i, width, mask))
+            put(to, i, value * factor, mask)
+
+        # The wider formulas would not fit in the registers.
+        loop(n.builder, n, body, 2 * LANES)
+
+    return vectorised(row)
+
+
+def _entropy_slope(p: Lanes, t: Lanes) -> Lanes:
+    p = _clipped(p)
+    return (p - t) / (p * (1.0 - p))
+
+
+def _target_slope(p: Lanes, t: Lanes) -> Lanes:
+    p = _clipped(p)
+    return _log1p(-p) - log(p)
+
+
+_slope_0 = _mapped(lambda p, t: p - t)
+_slope_1 = _mapped(_entropy_slope)
+_slope_2 = _mapped(lambda x, t: sigmoid(x) - t)
+_slope_3 = _mapped(_target_slope)
+_slope_4 = _mapped(lambda x, t: -x)
+
+
+@native("body")
+def _slope(block: Any, begin: int, end: int) -> int:
+    # w: kind, table of spans, prediction, target, result, dloss, scale
+    w = words(block)
+    kind, t = w[0], words(w[1])
+    scale = f32p(w[5])[0] * as_float(w[6])
+    for item in range(begin, end):
+        row, stop, column, n = span(t, item)
+        while row < stop:
+            p = w[2] + span_at(t, 0, row) + column * 4
+            q = w[3] + span_at(t, 1, row) + column * 4
+            to = w[4] + span_at(t, 2, row) + column * 4
+            if kind == 0:
+                _slope_0(to, p, q, n, scale)
+            elif kind == 1:
+                _slope_1(to, p, q, n, scale)
+            elif kind == 2:
+                _slope_2(to, p, q, n, scale)
+            elif kind == 3:
+                _slope_3(to, p, q, n, scale)
+            else:
+                _slope_4(to, p, q, n, scale)
+            row += 1
+    return 0
+
+
+@variant(("mse", "bce"), "numba")
+def loss(call: Call) -> Entry | None:
+    """The mean squared error or binary cross-entropy of two arrays of one shape."""
+    (p, t), (to,) = call.inputs, call.outputs
+    if not is_float32(p, t, to):
+        return None
+    scale = 1.0 / (call.attributes["count"] or max(p.size, 1))
+    if p.size == 0:
+        return bind(add_partials, 0, 0, scale, to)
+    made = spans(p.shape, (p, t))
+    partials = aligned_array((made.items,), np.float64, zero=True)
+    kind = 0 if call.operator == "mse" else 1 + call.attributes["from_logits"]
+    block = pack(kind, made.block, p, t, partials)
+    sums = parallel_for(_sum, block, made.items, useful_threads(call.threads, 2 * p.nbytes))
+    return sequence([sums, bind(add_partials, partials, made.items, scale, to)])
+
+
+@variant(("mse_grad", "bce_grad", "bce_target_grad"), "numba")
+def loss_grad(call: Call) -> Entry | None:
+    """The gradient of the prediction, or of the target of a binary cross-entropy."""
+    dloss, p, t, to = call.inputs[0], call.inputs[1], call.inputs[-1], call.outputs[0]
+    if not is_float32(dloss, p, t, to):
+        return None
+    if to.size == 0:
+        return noop()
+    scale = 1.0 / (call.attributes["count"] or p.size)
+    if call.operator == "mse_grad":
+        kind, scale = 0, 2 * scale
+    else:
+        kind = 1 + call.attributes["from_logits"] + 2 * (call.operator == "bce_target_grad")
+    made = spans(p.shape, (p, t, to))
+    block = pack(kind, made.block, p, t, to, dloss, scale)
+    threads = useful_threads(call.threads, 3 * p.nbytes)
+    return parallel_for(_slope, block, made.items, threads)
+
+
+# A finite number times zero is zero; infinity and NaN give NaN, which stays in the sum.
+
+
+@routine
+def _zero_if_finite(x: int, n: int) -> Any:
+    full = n & -64
+    total, last = splat_wide(0.0), splat(0.0)
+    for i in range(0, full, 64):
+        total = total + load_wide(x, i) * 0.0
+    for i in range(full, n, 16):
+        last = last + load_first(x, i, n - i) * 0.0
+    return sum_lanes(total) + sum_lanes(last)
+
+
+@native("body")
+def _finite(block: Any, begin: int, end: int) -> int:
+    # w: table of spans, x, sums
+    w = words(block)
+    t = words(w[0])
+    for item in range(begin, end):
+        total = 0.0
+        row, stop, column, n = span(t, item)
+        while row < stop:
+            total += np.float64(_zero_if_finite(w[1] + span_at(t, 0, row) + column * 4, n))
+            row += 1
+        f64p(w[2])[item] = total
+    return 0
+
+
+@native()
+def _all_finite(block: Any) -> int:
+    # w: sums, how many, result
+    w = words(block)
+    total = 0.0
+    for i in range(w[1]):
+        total += f64p(w[0])[i]
+    u8p(w[2])[0] = 1 if total == 0.0 else 0
+    return 0
+
+
+@variant("is_finite", "numba")
+def is_finite(call: Call) -> Entry | None:
+    """Whether no element is NaN or infinite."""
+    (x,), (to,) = call.inputs, call.outputs
+    if not is_float32(x) or to.dtype != np.bool_:
+        return None
+    if x.size == 0:
+        return bind(_all_finite, 0, 0, to)
+    made = spans(x.shape, (x,))
+    sums = aligned_array((made.items,), np.float64, zero=True)
+    block = pack(made.block, x, sums)
+    entry = parallel_for(_finite, block, made.items, useful_threads(call.threads, x.nbytes))
+    return sequence([entry, bind(_all_finite, sums, made.items, to)])

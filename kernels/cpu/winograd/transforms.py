@@ -1,0 +1,241 @@
+"""What Winograd's convolution does to sixteen channels: the two transforms and the product block.
+
+F(2x2, 3x3) takes the points 0, 1, -1 and infinity. F(4x4, 3x3) takes 0, 3/4, -3/4, 3/2, -3/2 and
+infinity: exact in float32, and four times as accurate as the usual 0, 1, -1, 2, -2.
+
+Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2016); for the points,
+Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from soapstone.kernels.cpu.substrate.lanes import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    Lanes,
+    load_lanes,
+    store_lanes,
+    where,
+)
+from soapstone.kernels.cpu.substrate.simd import vectorised
+
+NEAR, FAR = 0.75, 1.5  # the points of F(4x4), each with its negative
+PANEL = 32  # filters of a block of the product: two vectors
+STEPS = 4  # channels of one round of the product's loop
+AHEAD = 64  # lines of weights that are asked for before they are used
+
+
+def _input4(d: Sequence[Lanes]) -> list[Lanes]:
+    """Six values to the values at the six points: a row or column of B^T d B."""
+    near, far = NEAR * NEAR, FAR * FAR
+    even_near, odd_near = d[4] - d[2] * far, (d[3] - d[1] * far) * NEAR
+    even_far, odd_far = d[4] - d[2] * near, (d[3] - d[1] * near) * FAR
+    return [
+        d[4] - d[2] * (near + far) + d[0] * (near * far),
+        even_near + odd_near,
+        even_near - odd_near,
+        even_far + odd_far,
+        even_far - odd_far,
+        d[5] - d[3] * (near + far) + d[1] * (near * far),
+    ]
+
+
+def _output4(m: Sequence[Lanes]) -> list[Lanes]:
+    """Products at the six points to four results: a row or column of A^T m A."""
+    even_near, odd_near, even_far, odd_far = m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]
+    return [
+        m[0] + even_near + even_far,
+        odd_near * NEAR + odd_far * FAR,
+        even_near * NEAR**2 + even_far * FAR**2,
+        m[5] + odd_near * NEAR**3 + odd_far * FAR**3,
+    ]
+
+
+def _input2(d: Sequence[Lanes]) -> list[Lanes]:
+    return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[3] - d[1]]
+
+
+def _output2(m: Sequence[Lanes]) -> list[Lanes]:
+    return [m[0] + m[1] + m[2], m[1] - m[2] + m[3]]
+
+
+_FORMS = {2: (_input2, _output2), 4: (_input4, _output4)}
+
+
+def filter_transform(size: int) -> tuple[tuple[float, ...], ...]:
+    """Return G, the matrix that takes three taps to the points of F(size x size, 3x3)."""
+    points = [0.0, 1.0, -1.0] if size == 2 else [0.0, NEAR, -NEAR, FAR, -FAR]
+    rows = []
+    for p in points:
+        scale = 1.0
+        for q in points:
+            scale *= 1.0 if p == q else p - q
+        rows.append((1 / scale, p / scale, p * p / scale))
+    if size == 2:  # _input2 has the point 0 with the other sign
+        rows[0] = (1.0, 0.0, 0.0)
+    return (*rows, (0.0, 0.0, 1.0))
+
+
+def _rows(width: int, read: Callable[[int, int], Lanes], transform: Any) -> Iterator[list[Lanes]]:
+    """Yield the rows of the grid that is transformed along its columns, then along its rows.
+
+    Reading, arithmetic and what is done to a row alternate, to keep few values in registers.
+    """
+    columns = [transform([read(i, j) for i in range(width)]) for j in range(width)]
+    for row in zip(*columns):
+        yield transform(row)
+
+
+def _input(size: int) -> Any:
+    def form(x: Lanes, row: Lanes, column: Lanes, v: Lanes, point: Lanes) -> None:
+        """Write the values at the points of the tile at x; strides are in bytes."""
+        width = size + 2
+
+        def read(i: int, j: int) -> Lanes:
+            return load_lanes(x + row * i + column * j, 0)
+
+        for i, values in enumerate(_rows(width, read, _FORMS[size][0])):
+            for j, value in enumerate(values):
+                store_lanes(v + point * (width * i + j), 0, value)
+
+    return vectorised(form)
+
+
+def _finish(value: Lanes, low: Lanes, high: Lanes) -> Lanes:
+    """The value within bounds; NaN stays."""
+    value = where(value < low, low, value)
+    return where(value > high, high, value)
+
+
+def _results(size: int, m: Lanes, point: Lanes) -> Iterator[list[Lanes]]:
+    """Yield the rows of results of the products at m."""
+    width = size + 2
+    return _rows(width, lambda i, j: load_lanes(m + point * (width * i + j), 0), _FORMS[size][1])
+
+
+def _output(size: int) -> Any:
+    def form(
+        m: Lanes,
+        point: Lanes,
+        bias: Lanes,
+        y: Lanes,
+        row: Lanes,
+        column: Lanes,
+        low: Lanes,
+        high: Lanes,
+    ) -> None:
+        """Write the tile at y: transformed products plus bias, within bounds."""
+        b, low, high = load_lanes(bias, 0), low.cast(F32).splat(), high.cast(F32).splat()
+        for i, values in enumerate(_results(size, m, point)):
+            for j, value in enumerate(values):
+                store_lanes(y + row * i + column * j, 0, _finish(value + b, low, high))
+
+    return vectorised(form)
+
+
+def _output_add(size: int) -> Any:
+    def form(
+        m: Lanes,
+        point: Lanes,
+        bias: Lanes,
+        y: Lanes,
+        row: Lanes,
+        column: Lanes,
+        low: Lanes,
+        high: Lanes,
+        r: Lanes,
+        row_r: Lanes,
+        column_r: Lanes,
+        before: Lanes,
+    ) -> None:
+        """Write the tile at y: as `_output`, raised to `before` and added to the tile at r."""
+        b, low, high = load_lanes(bias, 0), low.cast(F32).splat(), high.cast(F32).splat()
+        floor = before.cast(F32).splat()
+        for i, values in enumerate(_results(size, m, point)):
+            for j, value in enumerate(values):
+                value = value + b
+                value = where(value < floor, floor, value)
+                value = value + load_lanes(r + row_r * i + column_r * j, 0)
+                store_lanes(y + row * i + column * j, 0, _finish(value, low, high))
+
+    return vectorised(form)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
+
+
+def _product(rows: int) -> Any:
+    def form(a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes) -> None:
+        """Write a block of `rows` tiles by PANEL filters: m = a b.
+
+        a: (channel blocks, tiles, 16), a block every `stride` bytes; b: (channels, PANEL); m:
+        (2, tiles, 16), a half every `stride_m` bytes. A round takes STEPS channels.
+        """
+        builder = a.builder
+        vector = ir.VectorType(F32, LANES)
+        head, body, done = (builder.append_basic_block(name) for name in ("head", "body", "done"))
+        entry = builder.block
+        builder.branch(head)
+        builder.position_at_end(head)
+        turn = builder.phi(I64)
+        turn.add_incoming(I64(0), entry)
+        zero = ir.Constant(vector, [0.0] * LANES)
+        sums = [[builder.phi(vector) for _ in range(2)] for _ in range(rows)]
+        for phi in (phi for pair in sums for phi in pair):
+            phi.add_incoming(zero, entry)
+        builder.cbranch(builder.icmp_signed("<", turn, rounds.value), body, done)
+        builder.position_at_end(body)
+        now = Lanes(builder, turn)
+        per = LANES // STEPS
+        at = a + (now >> (per.bit_length() - 1)) * stride + (now & (per - 1)) * (STEPS * 4)
+        weights = b + now * (STEPS * PANEL * 4)
+        totals: list[list[Any]] = [[Lanes(builder, phi) for phi in pair] for pair in sums]
+        for step in range(STEPS):
+            for line in range(2):
+                _prefetch(builder, (weights + (2 * step + line + AHEAD) * 64).value)
+            right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
+            for row in range(rows):
+                place = builder.inttoptr((at + (row * 64 + step * 4)).value, F32.as_pointer())
+                one = builder.load(place)
+                one.align = 4
+                left = Lanes(builder, one).splat()
+                totals[row] = [total + left * w for total, w in zip(totals[row], right)]
+        latch = builder.block
+        turn.add_incoming(builder.add(turn, I64(1)), latch)
+        for pair, made in zip(sums, totals):
+            for phi, total in zip(pair, made):
+                phi.add_incoming(total.value, latch)
+        builder.branch(head)
+        builder.position_at_end(done)
+        for row, pair in enumerate(sums):
+            for half, phi in enumerate(pair):
+                store_lanes(m + stride_m * half, row * LANES, Lanes(builder, phi))
+
+    return vectorised(form)
+
+
+input2, input4 = _input(2), _input(4)
+output2, output4 = _output(2), _output(4)
+output2_add, output4_add = _output_add(2), _output_add(4)
+ROWS = (4, 7, 8, 10, 12, 13, 14)
+(
+    product4,
+    product7,
+    product8,
+    product10,
+    product12,
+    product13,
+    product14,
+) = map(_product, ROWS)

@@ -1,0 +1,201 @@
+"""Addresses, and the memory behind them: the only place where an array becomes a number.
+
+Compiled code gets its arguments as a *block* of 64-bit words, some of which are addresses. Nothing
+keeps the memory of an address alive but the array it was taken of. So an `Address` holds that
+array, `pack` makes blocks that hold whatever their words point to, and an `Entry` is made of such a
+block: one whose arrays could be gone cannot be built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NO_STATUSES: Mapping[int, str] = MappingProxyType({})
+CHECKED = os.environ.get("SOAPSTONE_CHECKED", "0") not in ("", "0")  # see checked.py
+LINE = 64  # bytes of a cache line
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
+
+
+class Address(int):
+    """A number that is an address, with what keeps the memory there alive."""
+
+    owner: object
+
+    @staticmethod
+    def of(number: int, owner: object) -> Address:
+        """Return an address in memory that stays as long as `owner` does."""
+        made = Address(number)
+        made.owner = owner
+        return made
+
+
+def address(array: Array, offset: int = 0) -> Address:
+    """Return the address of an array's first element, or of what lies `offset` bytes after it.
+
+    Raises:
+        TypeError: what is given is no array. A NumPy scalar, which arithmetic makes of arrays of
+            rank 0, has memory that is gone at once.
+    """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"address of {type(array).__name__} {array!r}: an array needed")
+    return Address.of(array.ctypes.data + offset, array)
+
+
+def extent(array: Array) -> tuple[int, int]:
+    """Return the addresses of an array's lowest byte and of the one after its highest."""
+    first = int(address(array))
+    if array.size == 0:
+        return first, first
+    reach = [(count - 1) * step for count, step in zip(array.shape, array.strides)]
+    low, high = (sum(side(0, each) for each in reach) for side in (min, max))
+    return first + low, first + high + array.itemsize
+
+
+def aligned(nbytes: int, *, zero: bool = False) -> Array:
+    """Return memory at the boundary of a cache line: uint8 (nbytes,), zeros or whatever was there.
+
+    In checked mode guard zones lie around it, and what was there are NaNs.
+
+    Raises:
+        MemoryError: the system has no room.
+    """
+    if CHECKED:
+        from soapstone.native.checked import guarded
+
+        return guarded(nbytes, zero)
+    raw: Array = (np.zeros if zero else np.empty)(nbytes + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + nbytes]
+
+
+def aligned_array(shape: tuple[int, ...], dtype: Any, *, zero: bool = False) -> Array:
+    """Return a C-contiguous array at the boundary of a cache line."""
+    kind = np.dtype(dtype)
+    found: Array = aligned(math.prod(shape) * kind.itemsize, zero=zero).view(kind)
+    return found.reshape(shape)
+
+
+def spoil(array: Array | None) -> None:
+    """Fill memory whose contents count for nothing with NaNs; integers become -1."""
+    if array is not None:
+        array.reshape(-1).view(np.uint8)[:] = 0xFF
+
+
+class Block:
+    """The argument block of an entry: int64 words, and everything they point to.
+
+    keep: whatever has to outlive the words. arrays: those among it that compiled code is given.
+    """
+
+    __slots__ = ("address", "arrays", "keep", "words")
+
+    def __init__(self, words: list[int], keep: tuple[Any, ...], arrays: tuple[Array, ...]) -> None:
+        self.words: Array = np.array(words or [0], np.int64)
+        self.keep = keep
+        self.arrays = arrays
+        self.address = int(self.words.ctypes.data)
+
+
+def pack(*values: Any, keep: tuple[Any, ...] = ()) -> Block:
+    """Return a block of the values, one word each.
+
+    Arrays and blocks become addresses, entries two of them (function and block); integers and
+    booleans become themselves, floats the bits of a float64; tuples and lists are flattened. All
+    that is pointed to is kept, and so is what `keep` names: of objects that hold arrays for
+    compiled code in their `keep`, those too.
+
+    Raises:
+        TypeError: a value is a floating NumPy scalar, where an array may have been meant.
+    """
+    words: list[int] = []
+    kept: list[Any] = []
+    _add(values, words, kept)
+    kept += keep
+    return Block(words, tuple(kept), tuple(array for each in kept for array in _arrays(each)))
+
+
+def _add(values: Iterable[Any], words: list[int], kept: list[Any]) -> None:
+    """Append the words of values, and what has to be kept of them."""
+    for value in values:
+        if isinstance(value, np.ndarray):
+            kept.append(value)
+            words.append(address(value))
+        elif isinstance(value, Address):
+            kept.append(value.owner)
+            words.append(int(value))
+        elif isinstance(value, Entry):  # a tuple too
+            kept.append(value.arguments)
+            words += (value.address, value.block)
+        elif isinstance(value, Block):
+            kept.append(value)
+            words.append(value.address)
+        elif isinstance(value, tuple | list):
+            _add(value, words, kept)
+        elif isinstance(value, float):
+            words.append(int(np.float64(value).view(np.int64)))
+        elif isinstance(value, np.inexact):
+            raise TypeError(f"block: {type(value).__name__} {value!r}, a number or array needed")
+        else:
+            number = int(value)
+            words.append(number if number < 1 << 63 else number - (1 << 64))
+
+
+def _arrays(kept: Any) -> tuple[Array, ...]:
+    """Return the arrays that compiled code is given by what a block keeps."""
+    if isinstance(kept, Block):
+        return kept.arrays
+    held = kept if isinstance(kept, np.ndarray) else getattr(kept, "keep", None)
+    return (held,) if isinstance(held, np.ndarray) else ()
+
+
+def block_at(place: Address) -> Block:
+    """Return as a block what a library keeps at an address."""
+    made = Block([], (place.owner,), ())
+    made.address = int(place)
+    return made
+
+
+NO_ARGUMENTS = pack()
+
+
+class Entry(NamedTuple):
+    """Compiled code bound to concrete arrays: `int32 fn(void *block)`, where 0 means success.
+
+    `arguments` keeps all that its words point to; `statuses` explains the non-zero codes.
+    """
+
+    address: int
+    arguments: Block
+    statuses: Mapping[int, str] = NO_STATUSES
+
+    @property
+    def block(self) -> int:
+        """The address of the words."""
+        return self.arguments.address
+
+    @property
+    def keep(self) -> object:
+        """What has to live as long as the entry."""
+        return self.arguments
+
+
+def call(function: int, block: int) -> int:
+    """Call a native function without the interpreter lock, and return its status."""
+    return int(FUNCTION(function)(block))
+
+
+def run(entry: Entry) -> int:
+    """Run an entry from Python, without the interpreter lock, and return its status."""
+    if CHECKED:
+        from soapstone.native.checked import watched
+
+        entry = watched(entry)
+    return call(entry.address, entry.block)

@@ -1,0 +1,303 @@
+"""The verifier: every rule proved again, every derivation given to Z3, every stored proof replayed.
+
+Rules follow from operator properties in first-order logic (Jia et al., TASO, section 2.4). `verify`
+searches for a derivation from scratch and has Z3 check that the laws, as the stored derivation uses
+them, entail the rule; `check_file` replays stored derivations and needs neither.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soapstone.rules.algebra.canonical import identity
+from soapstone.rules.algebra.evaluate import extents
+from soapstone.rules.decide import EFFORT, counterexample
+from soapstone.rules.laws import domain
+from soapstone.rules.proving import check, entail, prove
+from soapstone.rules.proving.check import with_parameters
+from soapstone.rules.workers import Workers
+from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import language
+from soapstone.search.rules.proof import Candidate
+from soapstone.search.rules.rule import Rule, RuleError, RuleFile, laws_digest
+from soapstone.search.rules.sample import sample_types
+
+Progress = Callable[[str, int, "int | None"], None]
+TIMEOUT_S = 5.0  # of Z3, for one rule
+
+
+@dataclass
+class Verification:
+    """What became of the rules of a file: a rule that is neither proved nor refuted is unknown."""
+
+    rules: int = 0
+    proved: int = 0
+    refuted: int = 0
+    unknown: int = 0
+    seconds: float = 0.0
+    because: dict[str, str] = field(default_factory=dict)  # by rule, of those that are not proved
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {why}" for name, why in self.because.items()]
+        return "\n".join(
+            [
+                *lines,
+                f"{self.rules:,} rules: {self.proved:,} proved, {self.refuted:,} refuted,"
+                f" {self.unknown:,} unknown; {self.seconds:.1f} s",
+            ]
+        )
+
+
+def verify(
+    file: RuleFile,
+    *,
+    effort: int = EFFORT,
+    timeout_s: float = TIMEOUT_S,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Verification:
+    """Return what becomes of each rule, proved from scratch and entailed according to Z3."""
+    start = time.perf_counter()
+    report = Verification(rules=len(file.rules))
+    with Workers(processes) as workers:
+        for first in range(0, len(file.rules), 256):
+            if progress is not None:
+                progress("verify", first, len(file.rules))
+            chunk = file.rules[first : first + 256]
+            for rule, (verdict, why) in zip(
+                chunk, workers.map(verify_rule, chunk, effort, timeout_s)
+            ):
+                report.proved += verdict == "proved"
+                report.refuted += verdict == "refuted"
+                report.unknown += verdict == "unknown"
+                if verdict != "proved":
+                    report.because[rule.identity] = f"{verdict}: {why}"
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def verify_rule(rule: Rule, effort: int, timeout_s: float) -> tuple[str, str]:
+    """Return `proved`, `refuted` or `unknown`, and why."""
+    for ranks in rule.ranks:
+        found = counterexample(rule.source, rule.target, ranks, rule.guard)
+        if found is not None:
+            return "refuted", str(found)
+        try:
+            check.replay(rule.source, rule.target, ranks, rule.guard, rule.proof)
+        except check.CheckError as error:
+            return "unknown", f"the stored proof does not replay: {error}"
+    candidate = sample(rule)
+    if candidate is None:
+        return "unknown", "no shapes found at which both sides are typed"
+    if prove.prove(candidate, effort=effort) is None:
+        return "unknown", f"no derivation found at {dict(candidate.types)}"
+    verdict = entail.entailed(rule.source, rule.target, rule.proof, timeout_s)
+    return verdict, f"Z3 answers {verdict}"
+
+
+def sample(rule: Rule) -> Candidate | None:
+    """Return a rule at some shapes and parameters."""
+    rng = np.random.default_rng(zlib.crc32(rule.equation.encode()))
+    ranks = rule.ranks[0]
+    for values, types in sample_types(rule.source, rule.target, ranks, rule.guard, rng, 1):
+        return Candidate(
+            tuple(with_parameters(term, values) for term in rule.source),
+            tuple(with_parameters(term, values) for term in rule.target),
+            {str(term): extents(type_) for term, type_ in types.items()},
+            rule.spaces[0] if rule.spaces else "",
+        )
+    return None
+
+
+@dataclass
+class Checked:
+    """What replaying the proofs of a file found: `failed` has the error of each rule that fails."""
+
+    rules: int = 0
+    proofs: int = 0
+    steps: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    laws_unchanged: bool = True
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"rule {name}: {why}" for name, why in self.failed.items()]
+        if not self.laws_unchanged:
+            lines.append("the laws have changed since the file was written")
+        passed = self.rules - len(self.failed)
+        lines.append(
+            f"{passed:,} of {self.rules:,} rules pass, {self.proofs:,} proofs of {self.steps:,}"
+            f" steps; {self.seconds:.1f} s"
+        )
+        return "\n".join(lines)
+
+
+def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None = None) -> Checked:
+    """Return which rules of a file have proofs that replay."""
+    start = time.perf_counter()
+    report = Checked(rules=len(file.rules), laws_unchanged=file.laws == laws_digest())
+    with Workers(processes) as workers:
+        used = {step.law for rule in file.rules for chain in rule.proof for step in chain}
+        laws = [law for law in language.laws() if law.name in used]
+        domains = dict(zip((law.name for law in laws), workers.map(domain.of_law, laws)))
+        for first in range(0, len(file.rules), 256):
+            if progress is not None:
+                progress("check", first, len(file.rules))
+            chunk = file.rules[first : first + 256]
+            for rule, failure in zip(chunk, workers.map(_failure, chunk)):
+                failure = failure or _overclaimed(rule, domains)
+                if failure is not None:
+                    report.failed[rule.identity] = failure
+                report.proofs += len(rule.ranks)
+                report.steps += sum(map(len, rule.proof))
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def trusted(path: str | Path, *, processes: int = 1, progress: Progress | None = None) -> RuleFile:
+    """Return the rules of somebody's file, each of whose proofs replays.
+
+    A rule that the shipped file has, word for word, is not replayed again.
+
+    Raises:
+        RuleError: a field is wrong, or a proof fails; names the rule and the step.
+    """
+    file = rulefile.load(path)
+    shipped = rulefile.load().by_identity
+    own = tuple(rule for rule in file.rules if shipped.get(rule.identity) != rule)
+    report = check_file(replace(file, rules=own), processes=processes, progress=progress)
+    for name, failure in report.failed.items():
+        raise RuleError(f"file {str(path)!r}: rule {name}: not proved: {failure}")
+    return file
+
+
+def _failure(rule: Rule) -> str | None:
+    """Return why a rule's proof does not replay for one of its typings, None where it does."""
+    found = identity(rule.source, rule.target)
+    if rule.identity.partition("-")[0] != found:
+        return f"identity {rule.identity} found, {found} needed for {rule.equation}"
+    try:
+        check.replay(rule.source, rule.target, rule.ranks, rule.guard, rule.proof)
+    except check.CheckError as error:
+        return str(error)
+    return None
+
+
+def _overclaimed(rule: Rule, domains: Mapping[str, frozenset[str]]) -> str | None:
+    """Return what a rule says of its domain beyond what the laws of its proof show."""
+    known = domain.of_proof(rule.source, rule.proof, domains)
+    if set(rule.domain) <= set(known):
+        return None
+    said, shown = (", ".join(("reals", *words)) for words in (rule.domain, known))
+    return f"domain {said} found, {shown} is all that its proof shows"
+
+
+def derivation(rule: Rule) -> str:
+    """Return a rule's proof as text: a term a line, with the law that leads to the next."""
+    lines = []
+    for output, (chain, term, end) in enumerate(zip(rule.proof, rule.source, rule.target)):
+        lines.append(f"output {output}:" if len(rule.source) > 1 else "proof:")
+        lines.append(f"    {term}")
+        for step, instance in zip(chain, prove.replay(term, chain)):
+            term = term.replaced(instance.path, instance.after)
+            lines.append(f"  = {term}  by {step}")
+        if not chain:
+            lines.append(f"  = {end}  the same term")
+    return "\n".join(lines)
+
+
+@dataclass
+class LawReport:
+    """The laws, and what validation and consistency checks found.
+
+    obligations: the sizes and parameters at which laws hold. compared: at how many of them both
+    sides were compared; the others follow from these (`laws/slices.py`).
+    """
+
+    laws: list[dict[str, Any]]
+    failed: dict[str, str] = field(default_factory=dict)
+    validated: int = 0
+    obligations: int = 0
+    compared: int = 0
+    consistency: Mapping[str, Any] | None = None
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = max((len(law["name"]) for law in self.laws), default=0)
+        lines = []
+        for law in self.laws:
+            lines.append(f"{law['name']:<{width}}  {law['law']}")
+            if law.get("covered"):
+                lines.append(f"{'':<{width}}    {law['covered']}")
+        lines += [f"{name}: {why}" for name, why in self.failed.items()]
+        lines.append(f"{len(self.laws)} laws")
+        if self.validated:
+            valid = self.validated - len(self.failed)
+            lines[-1] += (
+                f", {valid} valid at {self.obligations:,} sizes ({self.compared:,} compared)"
+            )
+        if self.consistency is not None:
+            extra = [
+                name
+                for name, found in self.consistency["redundant"].items()
+                if not found["declared"]
+            ]
+            lines[-1] += f"; contradictions: {self.consistency['verdict']}"
+            lines.append(f"follow from others, undeclared: {', '.join(extra) or 'none'}")
+        lines.append(f"{self.seconds:.1f} s")
+        return "\n".join(lines)
+
+
+def law_report(
+    *,
+    validate: bool = False,
+    consistency: bool = False,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> LawReport:
+    """Return the laws with what validation and consistency checks, where asked for, find."""
+    start = time.perf_counter()
+    report = LawReport(
+        [{"name": law.name, "law": str(law), "source": law.source} for law in language.laws()]
+    )
+
+    def said(stage: str) -> Callable[[str, int, int], None] | None:
+        if progress is None:
+            return None
+        return lambda name, done, total: progress(stage, done, total)
+
+    if validate:
+        from soapstone.rules.laws.validate import validate_all
+
+        every = validate_all(processes=processes, progress=said("validate"))
+        for at, found in enumerate(every):
+            report.validated += 1
+            report.obligations += found.obligations
+            report.compared += found.compared
+            report.laws[at]["covered"] = found.covered
+            if not found.holds:
+                report.failed[found.law.name] = str(found)
+    if consistency:
+        from soapstone.rules.laws.consistency import report as relations
+
+        report.consistency = relations(processes=processes, progress=said("consistency"))
+        for name, where in report.consistency["contradiction"].items():
+            report.failed[name] = f"is false of numbers: {where}"
+    report.seconds = time.perf_counter() - start
+    return report

@@ -1,0 +1,1 @@
+"""From launches to operations: dependences, instances, copies, reductions, policies."""

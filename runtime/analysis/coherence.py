@@ -1,0 +1,421 @@
+"""Coherence: which instance a point uses, and the copies that make it valid there.
+
+A write makes the other instances stale; a read where the elements are not valid copies them from
+the nearest instance where they are. Validity is kept region by region, element by element.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soapstone.runtime.analysis import eviction, message
+from soapstone.runtime.analysis.instance import (
+    READ,
+    WRITE,
+    Cells,
+    Instance,
+    InstanceKey,
+    Instances,
+    Storage,
+    Use,
+    both,
+    minus,
+    union,
+)
+from soapstone.runtime.analysis.operation import Operation, Sink
+from soapstone.runtime.analysis.policy import Policy
+from soapstone.runtime.analysis.transfer import COPY
+from soapstone.runtime.errors import UnwrittenError
+from soapstone.runtime.machines.machine import Machine
+from soapstone.runtime.machines.space import Space
+from soapstone.runtime.machines.world import World
+from soapstone.runtime.model import tiling as geometry
+from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.mapper import Layout, Mapper, Order
+from soapstone.runtime.model.partition import Partition
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.tiling import Box, Tiling
+from soapstone.runtime.observe.statistics import Statistics
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_CUT_BYTES = 1 << 18  # larger copies are shared by several processors
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Some points of one argument that use one region through one tiling."""
+
+    argument: int
+    points: Array | None  # None: all, in order
+    region: Region
+    tiling: Tiling
+    access: int
+    squeeze: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """Points of a launch that use one instance through one tiling; None: all, in order."""
+
+    state: Instances
+    instance: Instance
+    tiling: Tiling
+    points: Array | None
+    access: int
+
+
+class Coherence:
+    """The instances of each region, found or made where the mapper wants them, kept valid."""
+
+    def __init__(
+        self, machine: Machine, mapper: Mapper, statistics: Statistics, sink: Sink, world: World
+    ) -> None:
+        self.machine = machine
+        self.world = world
+        self.mapper = mapper
+        self.statistics = statistics
+        self.sink = sink
+        self.regions: weakref.WeakKeyDictionary[Region, Instances] = weakref.WeakKeyDictionary()
+        self.next_id = 0
+        self.keep: list[Region] | None = None  # a capture keeps its regions alive
+        self.policy = Policy(machine, mapper, world)
+        self._bandwidth = {(link.source, link.target): link.bytes_per_s for link in machine.links}
+        self.launching: Launch | None = None  # the launch being analysed
+        self.pinned: set[int] = set()  # its storages
+        self.spaces = {  # of the memories that instances leave to make room
+            memory: Space(machine.memories[memory].capacity_bytes)
+            for memory, backing in enumerate(self.policy.backing)
+            if backing is not None
+        }
+        self.placed: list[tuple[weakref.ref[Region], Instance]] = []  # in those memories
+        self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
+
+    # -- instances
+
+    def state(self, region: Region) -> Instances:
+        """The instances of a region."""
+        found = self.regions.get(region)
+        if found is None:
+            found = self._begin(region)
+            self.regions[region] = found
+            if self.keep is not None:
+                self.keep.append(region)
+        return found
+
+    def _begin(self, region: Region) -> Instances:
+        return Instances(region)
+
+    def _layout(
+        self, asked: tuple[Launch, int], region: Region, memory: int
+    ) -> tuple[bool, Layout | None]:
+        """Whether an argument's instance in a memory is whole, and the layout it asks for."""
+        if region in self._buffers:
+            return self.policy.one_memory, None
+        found = self.policy.layout(*asked, region, memory)
+        return (
+            self.policy.whole(region, memory, asked[0]) if found is None else found.whole
+        ), found
+
+    def instance(
+        self,
+        region: Region,
+        memory: int,
+        box: Box | None = None,
+        layout: Layout | None = None,
+    ) -> Instance:
+        """The instance of a region in a memory, made if absent: whole, or of a tile's box.
+
+        layout: whose axis order is needed; None: of any order.
+        """
+        state = self.state(region)
+        whole = (tuple([0] * region.rank), region.shape)
+        if box == whole:
+            box = None
+        inside: Instance | None = None
+        for (where, part, lies), instance in state.by_key.items():
+            if where == memory and (layout is None or lies == layout.order):
+                if part is None:
+                    return instance
+                if inside is None and box is not None and _contains(part, box):
+                    inside = instance
+        if inside is not None:
+            return inside
+        order = self.policy.order(region, self.launching) if layout is None else layout.order
+        key: InstanceKey = (memory, box, order)
+        storage = self._storage(region, memory, whole if box is None else box, order)
+        fresh = not state.by_key and box is None and not region.transient
+        instance = Instance(storage, fresh, fresh)
+        state.by_key[key] = instance
+        if memory in self.spaces:
+            self.placed.append((weakref.ref(region), instance))
+        return instance
+
+    def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:
+        storage = Storage(region, memory, box, order)
+        if memory in self.spaces:
+            if not region.transient:
+                eviction.home(self, region, memory)  # what nobody has written is zero there
+            eviction.place(self, storage)
+        self.sink.allocate(storage)
+        return storage
+
+    def _locate(
+        self,
+        group: Group,
+        processors: list[int],
+        asked: tuple[Launch, int],
+        pieces: list[Piece],
+    ) -> Sequence[Use]:
+        """The instance each point of a group uses, valid for what it reads.
+
+        Returns the use of each point, in the group's order; `pieces` gets what to depend on.
+        """
+        region, tiling, access = group.region, group.tiling, group.access
+        state = self.state(region)
+        chosen = group.points
+        mine = processors if chosen is None else [processors[p] for p in chosen.tolist()]
+        memories = self.policy.memories(*asked, mine)
+        boxes = tiling.boxes
+        writes = bool(access & WRITE)
+        layouts = {memory: self._layout(asked, region, memory) for memory in sorted(set(memories))}
+        if len(layouts) == 1 and layouts[memories[0]][0]:
+            instance = self._pin(self.instance(region, memories[0], None, layouts[memories[0]][1]))
+            if access & READ:
+                self._acquire(state, region, instance, tiling, mine, asked[0])
+            pieces.append(Piece(state, instance, tiling, chosen, access))
+            return instance.uses(tiling, writes, group.squeeze)
+        by_instance: dict[int, tuple[Instance, list[int]]] = {}
+        for place, memory in enumerate(memories):
+            if tiling.volume[place]:
+                whole, layout = layouts[memory]
+                found = self.instance(region, memory, None if whole else boxes[place], layout)
+                instance = self._pin(found)
+                by_instance.setdefault(id(instance), (instance, []))[1].append(place)
+        uses: list[Use | None] = [None] * len(mine)
+        for instance, inside in by_instance.values():
+            places = np.array(inside, dtype=np.int64)
+            part = tiling.subset(places)
+            if access & READ:
+                self._acquire(state, region, instance, part, [mine[i] for i in inside], asked[0])
+            targets = places if chosen is None else chosen[places]
+            pieces.append(Piece(state, instance, part, targets, access))
+            for place in inside:
+                uses[place] = Use(instance.storage, boxes[place], writes, group.squeeze)
+        return [
+            use if use is not None else Use(None, boxes[place], writes, group.squeeze)
+            for place, use in enumerate(uses)
+        ]
+
+    def _pin(self, instance: Instance) -> Instance:
+        """Note that the launch being analysed uses an instance."""
+        self.pinned.add(id(instance.storage))
+        instance.used = self.next_id
+        return instance
+
+    def _acquire(
+        self,
+        state: Instances,
+        region: Region,
+        instance: Instance,
+        tiling: Tiling,
+        processors: list[int],
+        launch: Launch,
+    ) -> None:
+        """Make a tiling's union valid in an instance, by copies from wherever it is valid.
+
+        Each tile is copied by the processor of its first point; what several share, in equal parts.
+        """
+        missing = state.missing(instance, tiling)
+        if missing is not False:
+            tiles = dict(zip(reversed(tiling.boxes), reversed(processors)))
+            sharing = list(dict.fromkeys(processors))
+            for box in dict.fromkeys(tiling.boxes):
+                parts = [(box, tiles[box])] if len(tiles) > 1 else self._parts(region, box, sharing)
+                for part, processor in parts:
+                    self._fetch(state, region, instance, part, processor, launch)
+        state.read(instance, tiling)
+
+    def _fetch(
+        self,
+        state: Instances,
+        region: Region,
+        instance: Instance,
+        box: Box,
+        processor: int,
+        launch: Launch | None,
+    ) -> None:
+        """Copy what one box lacks; what nobody has was never written, and is zero."""
+        if any(low >= high for low, high in zip(*box)):
+            return
+        tile = geometry.single(region.shape, *box)
+        missing = state.missing(instance, tile)
+        if missing is False:
+            return
+        others = sorted(
+            (other for other in state if other is not instance), key=self._distance(instance)
+        )
+        while others:
+            state.mask(tile)
+            others = [o for o in others if both(missing, o.valid) is not False]
+            if not others:
+                break
+            chosen = self.policy.copy_source(launch, region, instance, others)
+            source = others.pop(chosen or 0)
+            found = both(missing, source.valid)
+            shared = state.cells(found).copy()
+            for piece in list(state.boxes(shared, (0,) * shared.ndim)):
+                self._copy(state, region, source, instance, piece, processor)
+            missing = state.missing(instance, tile)
+            if missing is False:
+                return
+        if instance.storage.offset is not None and not region.transient:
+            home = eviction.home(self, region, instance.storage.memory)
+            home.valid = union(home.valid, missing)
+            home.inherited = union(home.inherited, missing)
+            self._fetch(state, region, instance, box, processor, launch)
+            return
+        if region.transient and launch is not None:
+            raise UnwrittenError(
+                f"task {launch.name!r} reads transient region {region.name!r}, box "
+                f"{list(box[0])}..{list(box[1])}, before this step has written all of it"
+            )
+        instance.valid = union(instance.valid, missing)
+        instance.inherited = union(instance.inherited, missing)
+
+    def _distance(self, target: Instance) -> Any:
+        """Sources over the fastest link first; of equal ones that which can begin the soonest.
+
+        If every copy takes a turn of its source and its target, what one instance has and all
+        others want spreads over a binomial tree.
+        """
+        names = [memory.name for memory in self.machine.memories]
+
+        def key(source: Instance) -> tuple[float, int, int]:
+            if source.storage.memory == target.storage.memory:
+                return (0.0, 0, 0)
+            link = (names[source.storage.memory], names[target.storage.memory])
+            rate = self._bandwidth.get(link, 0.0)
+            return (1.0 / rate if rate else 1e30, source.turns, source.storage.memory)
+
+        return key
+
+    def _copy(
+        self,
+        state: Instances,
+        region: Region,
+        source: Instance,
+        target: Instance,
+        box: Box,
+        processor: int,
+    ) -> None:
+        """Issue one copy of a box between two instances."""
+        tile = geometry.single(region.shape, *box)
+        read = Use(source.storage, box, False, False)
+        written = Use(target.storage, box, True, False)
+        partition = internal_partition(region, tile)
+        self.statistics.copies += 1
+        self.statistics.bytes_copied += int(tile.volume[0]) * region.dtype.itemsize
+        if self.world.apart(source.storage.memory, target.storage.memory):
+            first = self._near(source.storage.memory)[0]
+            launches = message.launches(partition, self.world, source.storage, target.storage)
+            sides = [
+                (launches[0], first, (read,), source, READ),
+                (launches[1], processor, (written,), target, WRITE),
+            ]
+            for launch, place, uses, instance, access in sides:
+                self._emit(launch, place, uses, instance.depend(tile, self._next(), access))
+        else:
+            launch = Launch(
+                COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}"
+            )
+            ids = self._next()
+            edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
+            self._emit(launch, processor, (read, written), edges)
+        source.turns = target.turns = source.turns + 1
+        state.copied(source, target, tile)
+
+    def _next(self) -> Array:
+        """The id of the next operation, which `_emit` takes. Returns int64 (1,)."""
+        return np.array([self.next_id], dtype=np.int64)
+
+    def _emit(
+        self,
+        launch: Launch,
+        processor: int,
+        uses: tuple[Use, ...],
+        edges: Sequence[tuple[Array, Array]],
+    ) -> None:
+        """Hand on one operation that the runtime itself adds."""
+        operation = Operation(self.next_id, launch, 0, processor, uses, 0, None)
+        self.next_id += 1
+        none = np.zeros(0, dtype=np.int64)
+        sources = np.concatenate([none, *[a for a, _ in edges]])
+        targets = np.concatenate([none, *[b for _, b in edges]])
+        self.statistics.edges += int(sources.size)
+        self.sink.emit([operation], sources, targets)
+
+    def host_instance(self, region: Region) -> Instance:
+        """The whole instance of a region in this process' host memory, made if absent."""
+        return self.host_instances(region)[self.world.rank]
+
+    def host_instances(self, region: Region) -> list[Instance]:
+        """The whole instance in each process' host memory; what nobody has written is zero."""
+        fresh = not self.state(region).by_key
+        found = [self.instance(region, memory) for memory in self.world.hosts]
+        if fresh:
+            for instance in found:
+                instance.valid = instance.inherited = found[0].valid
+        return found
+
+    def complete(self, region: Region, instance: Instance, cells: Cells) -> None:
+        """Issue the copies that make a set of cells valid in an instance."""
+        state = self.state(region)
+        lacking = minus(cells, instance.valid)
+        if lacking is False:
+            return
+        near = self._near(instance.storage.memory)
+        work = state.cells(lacking).copy()
+        for box in list(state.boxes(work, (0,) * work.ndim)):
+            for part, processor in self._parts(region, box, near):
+                self._fetch(state, region, instance, part, processor, None)
+
+    def _near(self, memory: int) -> list[int]:
+        """The processors that work in a memory; where none does, all of the same process."""
+        homes = self.policy.homes
+        near = [p for p, home in enumerate(homes) if home == memory]
+        return near or [p for p, home in enumerate(homes) if not self.world.apart(home, memory)]
+
+    def _parts(self, region: Region, box: Box, processors: Sequence[int]) -> list[tuple[Box, int]]:
+        """A box cut along its longest axis over the processors that copy it, if it is large."""
+        extents = [high - low for low, high in zip(*box)]
+        count = len(processors)
+        if math.prod(extents) * region.dtype.itemsize <= _CUT_BYTES or max(extents) < count:
+            return [(box, processors[0])]
+        axis = extents.index(max(extents))
+        low, high = box
+        cuts = [low[axis] + extents[axis] * part // count for part in range(count + 1)]
+        return [
+            ((_at(low, axis, begin), _at(high, axis, end)), processor)
+            for begin, end, processor in zip(cuts, cuts[1:], processors)
+        ]
+
+
+def _at(corner: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*corner[:axis], value, *corner[axis + 1 :])
+
+
+def _contains(outer: Box, inner: Box) -> bool:
+    return all(a <= b for a, b in zip(outer[0], inner[0])) and all(
+        a >= b for a, b in zip(outer[1], inner[1])
+    )
+
+
+def internal_partition(region: Region, tiling: Tiling) -> Partition:
+    """A partition with a tiling of the runtime's own making: nothing to check."""
+    return Partition.cut(region, tiling, (tiling.points,))

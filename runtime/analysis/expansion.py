@@ -1,0 +1,491 @@
+"""From what users launch to what is analysed: one call becomes gathers, a launch, and scatters.
+
+Regions with several fields become one argument a field, futures become regions that are read, and
+tiles that are index sets become packed tiles of a transient region, filled before and written back
+after. Checks that need the user's view (which elements two arguments share) are made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from soapstone.runtime.analysis import gather
+from soapstone.runtime.analysis.transfer import COPY, FIRST, FoldPart, fold_task
+from soapstone.runtime.errors import LaunchError, PrivilegeError
+from soapstone.runtime.model.forms import Form, adapted
+from soapstone.runtime.model.future import Future, FutureMap, Host, Result
+from soapstone.runtime.model.launch import Launch, prepare
+from soapstone.runtime.model.partition import Partition
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.region_fields import FieldRegion
+from soapstone.runtime.model.sparse import IndexPartition
+from soapstone.runtime.model.task import Fields, Parameter, Privilege, Read, Task, Write, identity
+from soapstone.runtime.model.tiling import Shape, Tiling, intern
+from soapstone.runtime.tracing.step import Fill, Request
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Place = Region | Partition | IndexPartition
+Value = Future | FutureMap
+
+
+_EXPANDED = (FieldRegion, IndexPartition, Future, FutureMap)
+
+
+def needs_expansion(task: Task, arguments: Sequence[object]) -> bool:
+    """Whether a launch is over more than plain regions, partitions and scalars."""
+    if isinstance(task, Task) and not task.plain:
+        return True
+    for argument in arguments:
+        if isinstance(argument, Partition):
+            if isinstance(argument.region, FieldRegion):
+                return True
+        elif isinstance(argument, _EXPANDED):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a launch is given besides a task and its arguments; see `Runtime.launch`."""
+
+    grid: Sequence[int] | None = None
+    name: str = ""
+    tag: Hashable = None
+    initialise: bool = False
+
+
+@dataclass
+class Expanded:
+    """What one call becomes: requests in order, and the future of what it returns.
+
+    main: which of them is the launch that was asked for.
+    """
+
+    requests: list[Request]
+    result: Future | FutureMap | None = None
+    main: int = 0
+
+
+@dataclass
+class _Call:
+    """One call while it is put together."""
+
+    name: str
+    tag: Hashable
+    initialise: bool
+    grid: tuple[int, ...]
+    arguments: list[object] = field(default_factory=list)
+    privileges: list[Privilege] = field(default_factory=list)
+    before: list[Request] = field(default_factory=list)
+    after: list[Request] = field(default_factory=list)
+
+
+class Expander:
+    """Expands the calls of one host: a runtime, or the scope of a task that launches tasks.
+
+    blocks: into how many boxes a scatter cuts a region. nest: what opens the scopes of nested
+    tasks. steady: whether futures made now keep their values: those of a capture do not. step: the
+    futures of the step that traces itself, while one is recorded.
+    """
+
+    def __init__(self, host: Host, blocks: int, nest: object = None) -> None:
+        self.host = host
+        self.blocks = blocks
+        self.nest = nest
+        self.steady = True
+        self.step: Step | None = None
+
+    # -- calls
+
+    def expand(self, task: Task, arguments: Sequence[object], options: Options) -> Expanded:
+        """The requests of one call, and the future of what the task returns, if it does.
+
+        Raises: LaunchError, PrivilegeError, BoundsError.
+        """
+        if not isinstance(task, Task):
+            raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
+        name, tag, initialise = options.name or task.name, options.tag, options.initialise
+        parameters = parameters_of(task, name, arguments)
+        call = _Call(name, tag, initialise, _grid(name, options.grid, arguments))
+        if task.nested:
+            call.arguments.append(self.nest)
+        forms = [
+            self._argument(call, position, argument, parameter)
+            for position, (argument, parameter) in enumerate(zip(arguments, parameters))
+        ]
+        _check_sharing(name, arguments, parameters, initialise)
+        result = self._result(task, call) if task.returns is not None else None
+        if task.plain and all(form.kind in ("scalar", "region") for form in forms):
+            plain = not any(start for form in forms for start in form.starts)
+        else:
+            plain = False
+        made = task if plain else adapted(task, tuple(forms), tuple(call.privileges))
+        main = prepare(
+            made, call.arguments, grid=call.grid, name=name, tag=tag, initialise=initialise
+        )
+        return Expanded([*call.before, main, *call.after], result, len(call.before))
+
+    def _argument(self, call: _Call, position: int, argument: object, parameter: Parameter) -> Form:
+        """Take one argument into a call; how the task's body sees it."""
+        if isinstance(argument, Value):
+            tiles = self._value(call, argument)
+            if parameter is None:
+                call.arguments.append(tiles)
+                call.privileges.append(Read)
+                return Form("value")
+            if parameter is not Read:
+                raise LaunchError(
+                    f"task {call.name!r}: argument {position} is {argument!r} and has "
+                    f"{parameter!r}: a future is only read"
+                )
+            call.arguments.append(tiles)
+            call.privileges.append(Read)
+            return Form("row")
+        if parameter is None:
+            call.arguments.append(argument)
+            return Form("scalar")
+        assert isinstance(argument, Place)
+        holder = argument if isinstance(argument, Region) else argument.region
+        if isinstance(parameter, Fields) or isinstance(holder, FieldRegion):
+            if not isinstance(holder, FieldRegion):
+                raise LaunchError(
+                    f"task {call.name!r}: argument {position} is {argument!r}, needed a region "
+                    f"with fields ({parameter!r})"
+                )
+            if isinstance(parameter, Fields):
+                wanted = parameter.privileges
+            else:
+                wanted = tuple((name, parameter) for name in holder.fields)
+            missing = [name for name, _ in wanted if name not in holder.fields]
+            if missing:
+                raise LaunchError(
+                    f"task {call.name!r}: argument {position}, region {holder.name!r}, has fields "
+                    f"{', '.join(holder.fields)}; needed {', '.join(missing)}"
+                )
+            starts = tuple(
+                self._region(call, argument[name], privilege)  # type: ignore[index]
+                for name, privilege in wanted
+            )
+            return Form("fields", tuple(name for name, _ in wanted), starts)
+        return Form("region", ("",), (self._region(call, argument, parameter),))
+
+    def _region(self, call: _Call, argument: Place, privilege: Privilege) -> str | None:
+        """Take a region of one field into a call; returns the reduction its arrays start with."""
+        dense = argument.dense() if isinstance(argument, IndexPartition) else argument
+        if dense is not None or not isinstance(argument, IndexPartition):
+            call.arguments.append(dense)
+            call.privileges.append(privilege)
+            return None
+        region, sets, rest = argument.region, argument.sets, argument.rest
+        tiles = sets.packed(rest)
+        held = Region(tiles.shape, region.dtype, f"{region.name}.packed", transient=True)
+        packed = Partition.cut(held, tiles, argument.grid)
+        call.arguments.append(packed)
+        if privilege.reads:
+            boxes = Partition.cut(region, sets.boxes(rest), argument.grid)
+            task = gather.gather_task(sets)
+            call.before.append(_launch(task, (boxes, packed), f"{call.name}.gather", call.tag))
+        if not privilege.writes:
+            call.privileges.append(privilege)
+            return None
+        if privilege.reduction is None and not sets.disjoint:
+            one, two, element = sets.shared()
+            raise PrivilegeError(
+                f"task {call.name!r}: points {one} and {two} both have {privilege!r} on region "
+                f"{region.name!r}, and their tiles share element {element}"
+            )
+        if privilege.reduction is not None:
+            start = identity(privilege.reduction, region.dtype)
+            if call.initialise:
+                call.after.insert(0, Fill(region, start))
+        blocks = self.blocks if held.nbytes > gather.BLOCK_BYTES else 1
+        back = gather.scatter(sets, rest, blocks, privilege.reduction)
+        grid = (back.out.points,)
+        partitions = (
+            Partition.cut(held, back.packed, grid),
+            Partition.cut(region, back.out, grid),
+        )
+        call.after.append(_launch(back.task, partitions, f"{call.name}.scatter", call.tag))
+        call.privileges.append(privilege if privilege.reduction is None else Write)
+        return privilege.reduction
+
+    # -- futures
+
+    def _value(self, call: _Call, value: Value) -> Partition:
+        """The rows of a future's values that the points of a call read."""
+        if value.result.host is not self.host:
+            raise LaunchError(f"task {call.name!r}: {value!r} belongs to another runtime or task")
+        result = self._taken(call.before, value.result)
+        region = result.region
+        points = math.prod(call.grid)
+        if isinstance(value, FutureMap) and value.grid != call.grid:
+            raise LaunchError(
+                f"task {call.name!r}: {value!r} has grid {value.grid}, needed {call.grid}"
+            )
+        row = value.row if isinstance(value, Future) else None
+        return Partition.cut(region, _rows(region.shape, points, row), call.grid)
+
+    def _taken(self, before: list[Request], result: Result) -> Result:
+        """What holds the values of a result where this call can read them."""
+        if self.step is not None:
+            return self.step.take(result, self.host)
+        values = result.known
+        if values is not None and not result.held:
+            before.append(constant(result.region, values))
+            result.held = self.steady  # a capture writes them in each replay
+        return result
+
+    def _result(self, task: Task, call: _Call) -> Future | FutureMap:
+        """The future of what a task returns, whose rows its points write."""
+        assert task.returns is not None
+        points = math.prod(call.grid)
+        shape = (points, *task.returns.shape)
+        result = self._made(Region(shape, task.returns.dtype, f"{call.name}.value"))
+        call.arguments.append(Partition.cut(result.region, _rows(shape, points, None), call.grid))
+        call.privileges.append(Write)
+        return Future(result, 0) if points == 1 else FutureMap(result, call.grid)
+
+    def _made(self, region: Region) -> Result:
+        if self.step is not None:
+            return self.step.make(region, self.host)
+        return Result(self.host, region, self.steady)
+
+    def combine(self, values: FutureMap, reduction: str) -> Expanded:
+        """The requests that combine the values of a map in the order of points, and the future.
+
+        Raises: LaunchError for a reduction that the dtype does not have.
+        """
+        before: list[Request] = []
+        given = self._taken(before, values.result).region
+        identity(reduction, given.dtype)
+        out = Region((1, *given.shape[1:]), given.dtype, f"{given.name}.{reduction}")
+        task = _combination(reduction, given.shape[0])
+        made = self._made(out)
+        launch = _launch(task, (Partition.whole(out), Partition.whole(given)), out.name, None)
+        return Expanded([*before, launch], Future(made, 0), len(before))
+
+
+class Step:
+    """The futures of one run of a step that traces itself.
+
+    made: results of its launches, in order. taken: results from outside that it uses, and the
+    regions that stand for them: the step is the same whichever futures it is given.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Result] = []
+        self.written: list[Region] = []  # of each of these: a result that is settled has another
+        self.taken: list[tuple[Result, Result]] = []
+
+    def make(self, region: Region, host: Host) -> Result:
+        """A result of this step, not known before it has been run."""
+        result = Result(host, region, steady=False, pending=True)
+        self.made.append(result)
+        self.written.append(region)
+        return result
+
+    def take(self, result: Result, host: Host) -> Result:
+        """What stands for a result: itself when this step makes it."""
+        if result in self.made:
+            return result
+        for outside, inside in self.taken:
+            if outside is result:
+                return inside
+        region = result.region
+        inside = Result(host, Region(region.shape, region.dtype, "future"), steady=False)
+        self.taken.append((result, inside))
+        return inside
+
+    @property
+    def regions(self) -> list[Region]:
+        """Regions that are this run's own: another run of the step has others."""
+        return self.written + [inside.region for _, inside in self.taken]
+
+    def bring(self, first: Step) -> list[Request]:
+        """The requests that give the regions of the traced run what this one was given."""
+        found: list[Request] = []
+        for (outside, _), (_, inside) in zip(self.taken, first.taken, strict=True):
+            values = outside.known
+            if values is not None:
+                found.append(constant(inside.region, values))
+            else:
+                whole = (Partition.whole(outside.region), Partition.whole(inside.region))
+                found.append(_launch(COPY, whole, f"copy {outside.region.name}", None))
+        return found
+
+
+_CONSTANT = Task(
+    "constant",
+    (Write,),
+    body=lambda value, out: np.copyto(out, value),
+    parameters=(None, Write),
+    kind="fill",
+)
+
+
+def constant(region: Region, values: Array) -> Launch:
+    """The launch that writes known values to a region."""
+    whole = Partition.whole(region)
+    name = f"constant {region.name}"
+    return Launch(_CONSTANT, (whole,), (values,), (False, True), whole.grid, name)
+
+
+@cache
+def _combination(reduction: str, points: int) -> Task:
+    parts = [FoldPart(1, slice(point, point + 1), None, None) for point in range(points)]
+    return fold_task(reduction, FIRST, 1, [parts])
+
+
+@lru_cache(maxsize=1024)
+def _rows(shape: Shape, points: int, row: int | None) -> Tiling:
+    """The tiling whose points have one row each, in order; or all the same row."""
+    lo = np.zeros((points, len(shape)), dtype=np.int64)
+    hi = np.tile(np.array(shape, dtype=np.int64), (points, 1))
+    lo[:, 0] = np.arange(points) if row is None else row
+    hi[:, 0] = lo[:, 0] + 1
+    return intern(shape, lo, hi)
+
+
+def _launch(task: Task, partitions: tuple[Partition, ...], name: str, tag: Hashable) -> Launch:
+    layout = (True,) * len(partitions)
+    return Launch(task, partitions, (), layout, partitions[0].grid, name, tag)
+
+
+# -- checks
+
+
+def parameters_of(task: Task, name: str, arguments: Sequence[object]) -> Sequence[Parameter]:
+    """What the task declares of each argument.
+
+    Raises: LaunchError for another number of arguments, or another kind.
+    """
+    if task.parameters is None:
+        wanted = iter(task.privileges)
+        regions = sum(isinstance(argument, Place) for argument in arguments)
+        if regions != len(task.privileges):
+            raise LaunchError(
+                f"task {name!r}: found {regions} region arguments, needed {len(task.privileges)} "
+                f"({', '.join(map(repr, task.privileges))})"
+            )
+        return [next(wanted) if isinstance(a, Place) else None for a in arguments]
+    if len(arguments) != len(task.parameters):
+        raise LaunchError(
+            f"task {name!r}: found {len(arguments)} arguments, needed {len(task.parameters)}"
+        )
+    for position, (argument, parameter) in enumerate(zip(arguments, task.parameters)):
+        if isinstance(argument, Value):
+            continue
+        if isinstance(argument, Place) != (parameter is not None):
+            needed = "a scalar" if parameter is None else f"a region or partition ({parameter!r})"
+            raise LaunchError(
+                f"task {name!r}: argument {position} is {argument!r}, needed {needed}"
+            )
+    return task.parameters
+
+
+def _grid(name: str, grid: Sequence[int] | None, arguments: Sequence[object]) -> tuple[int, ...]:
+    """The common grid of a call's partitions, or of its future maps.
+
+    Raises: LaunchError for two grids.
+    """
+    common: tuple[int, ...] | None = None if grid is None else tuple(int(n) for n in grid)
+    if common is not None and (not common or any(degree < 1 for degree in common)):
+        raise LaunchError(f"task {name!r}: grid {common} needs extents >= 1")
+    for argument in arguments:
+        if isinstance(argument, Partition | IndexPartition):
+            if common is not None and common != argument.grid:
+                raise LaunchError(
+                    f"task {name!r}: partition of region {argument.region.name!r} has grid "
+                    f"{argument.grid}, needed {common}"
+                )
+            common = argument.grid
+    maps = [argument.grid for argument in arguments if isinstance(argument, FutureMap)]
+    return common or (maps[0] if maps else (1,))
+
+
+def region_uses(
+    arguments: Sequence[object], parameters: Sequence[Parameter]
+) -> Iterator[tuple[int, Place, Region, Privilege]]:
+    """Each region of one field that a call uses: argument, as it was given, region, privilege."""
+    for position, (argument, parameter) in enumerate(zip(arguments, parameters)):
+        if not isinstance(argument, Place) or parameter is None:
+            continue
+        holder = argument if isinstance(argument, Region) else argument.region
+        if not isinstance(holder, FieldRegion):
+            if not isinstance(parameter, Fields):
+                yield position, argument, holder, parameter
+        elif isinstance(parameter, Fields):
+            for name, privilege in parameter.privileges:
+                yield position, argument, holder[name], privilege
+        else:
+            for region in holder.fields.values():
+                yield position, argument, region, parameter
+
+
+def _check_sharing(
+    name: str, arguments: Sequence[object], parameters: Sequence[Parameter], initialise: bool
+) -> None:
+    """Two arguments may share elements only if neither writes in place; sparse ones checked here.
+
+    Raises: PrivilegeError.
+    """
+    if not any(isinstance(argument, IndexPartition) for argument in arguments):
+        return
+    uses: dict[Region, list[tuple[int, Place, Privilege]]] = {}
+    for position, place, region, privilege in region_uses(arguments, parameters):
+        uses.setdefault(region, []).append((position, place, privilege))
+    for region, mine in uses.items():
+        for b in range(1, len(mine)):
+            for a in range(b):
+                _check_pair(name, region, mine[a], mine[b], initialise)
+
+
+def _check_pair(
+    name: str,
+    region: Region,
+    first: tuple[int, Place, Privilege],
+    second: tuple[int, Place, Privilege],
+    initialise: bool,
+) -> None:
+    (a, one, p), (b, two, q) = first, second
+    if not any(isinstance(place, IndexPartition) for place in (one, two)):
+        return
+    reduced = p.reduction is not None and q.reduction is not None
+    if reduced and initialise:
+        raise PrivilegeError(
+            f"task {name!r}: region {region.name!r} is argument {a} with {p!r} and argument {b} "
+            f"with {q!r}, and the launch replaces its contents; use two launches"
+        )
+    if p.reduction == q.reduction and (reduced or not (p.writes or q.writes)):
+        return
+    if not reduced and not any(x.writes and x.reduction is None for x in (p, q)):
+        return
+    shared = np.logical_and(_mask(one), _mask(two))
+    if not shared.any():
+        return
+    element = [int(i) for i in np.unravel_index(int(shared.argmax()), region.shape)]
+    raise PrivilegeError(
+        f"task {name!r}: region {region.name!r} is argument {a} with {p!r} and argument {b} with "
+        f"{q!r}, and both have element {element}; use one ReadWrite argument, or tiles that do not "
+        "overlap"
+    )
+
+
+def _mask(place: Place) -> Array:
+    """The elements of a region that are in some tile. Returns bool (*shape)."""
+    region = place if isinstance(place, Region) else place.region
+    found = np.zeros(region.shape, dtype=bool)
+    if isinstance(place, IndexPartition):
+        found[place.sets.coordinates(place.sets.indices)] = True
+    elif isinstance(place, Partition):
+        for low, high in place.tiling.boxes:
+            found[tuple(slice(a, b) for a, b in zip(low, high))] = True
+    else:
+        found[...] = True
+    return found

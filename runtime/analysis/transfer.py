@@ -1,0 +1,220 @@
+"""Copies, fills and folds: the tasks the runtime itself issues, in NumPy and as native entries.
+
+Nothing here imports Numba until an entry is bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone.native.memory import Entry, pack
+from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write, identity
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FIRST, COMBINE, IDENTITY = 0, 1, 2
+NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+
+
+class FoldPart(NamedTuple):
+    """One partial result: what is at `place` of an argument, into a box of the output.
+
+    `target` and `source` are slices of the output and of the partial, or None for all of it.
+    """
+
+    argument: int
+    place: int | slice
+    target: tuple[slice, ...] | None
+    source: tuple[slice, ...] | None
+
+
+def collapsed(arrays: Sequence[Array]) -> tuple[list[int], list[list[int]]]:
+    """Extents and byte strides of arrays of one shape with as few axes as possible (at least 1).
+
+    Axes are put in the order of the first array's strides and merged where all arrays allow it.
+    """
+    shape = arrays[0].shape
+    if 0 in shape:
+        return [0], [[array.itemsize] for array in arrays]
+    axes = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    axes.sort(key=lambda axis: -abs(arrays[0].strides[axis]))
+    extents: list[int] = []
+    strides: list[list[int]] = [[] for _ in arrays]
+    for axis in axes:
+        extent, steps = shape[axis], [array.strides[axis] for array in arrays]
+        if extents and all(old[-1] == step * extent for old, step in zip(strides, steps)):
+            extents[-1] *= extent
+            for old, step in zip(strides, steps):
+                old[-1] = step
+        else:
+            extents.append(extent)
+            for old, step in zip(strides, steps):
+                old.append(step)
+    if not extents:
+        return [1], [[array.itemsize] for array in arrays]
+    return extents, strides
+
+
+def copy_entry(target: Array, source: Array) -> Entry:
+    """The native entry that copies between arrays of one shape and dtype (source may broadcast).
+
+    Raises: ValueError when shapes or dtypes differ.
+    """
+    from soapstone.native import transfer_kernels
+
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ValueError(
+            f"copy: source is {source.dtype} {source.shape}, target {target.dtype} {target.shape}"
+        )
+    unit = next(size for size in (8, 4, 2, 1) if target.itemsize % size == 0)
+    pieces = target.itemsize // unit
+    extents, (to, by) = collapsed([target, source])
+    if pieces > 1:
+        if to[-1] == by[-1] == target.itemsize:
+            extents[-1] *= pieces
+            to[-1] = by[-1] = unit
+        else:
+            extents.append(pieces)
+            to.append(unit)
+            by.append(unit)
+    block = pack(len(extents), unit, target, source, extents, to, by)
+    return Entry(int(transfer_kernels.copy_words.address), block)
+
+
+@contextmanager
+def folded(out: Array) -> Iterator[Array]:
+    """What to fold into: the array itself, or of halves a copy that is rounded once, at the end."""
+    if out.dtype != np.float16:
+        yield out
+        return
+    wide = out.astype(np.float32)
+    yield wide
+    with np.errstate(over="ignore", under="ignore"):
+        out[...] = wide
+
+
+def combine(reduction: str, out: Array, part: Array) -> None:
+    """`out = out (reduction) part`, element by element, bit-equal to the native fold."""
+    if reduction == "sum":
+        np.add(out, part, out=out)
+    elif reduction == "prod":
+        np.multiply(out, part, out=out)
+    else:
+        better = (out >= part) if reduction == "max" else (out <= part)
+        np.copyto(out, part, where=~(better | (out != out)))
+
+
+def fold_arrays(
+    reduction: str, mode: int, out: Array, parts: Sequence[tuple[Array, Array]]
+) -> None:
+    """Fold partials into `out` in order; parts: (target view, partial) pairs."""
+    if mode == IDENTITY:
+        out[...] = identity(reduction, out.dtype)
+    for place, (target, part) in enumerate(parts):
+        if place == 0 and mode == FIRST:
+            np.copyto(target, part)
+        else:
+            combine(reduction, target, part)
+
+
+def fold_entry(
+    reduction: str, mode: int, out: Array, parts: Sequence[tuple[Array, Array]]
+) -> Entry | None:
+    """The native entry of `fold_arrays`, or None for a dtype without a native kernel."""
+    if out.dtype.str[1:] not in NATIVE_FOLDS or not out.dtype.isnative:
+        return None
+    from soapstone.native import transfer_kernels
+
+    stages: list[tuple[Any, ...]] = []
+
+    def stage(how: int, target: Array, given: Sequence[Array]) -> None:
+        extents, strides = collapsed([target, *given])
+        head = (how, len(given), len(extents), target, extents, strides[0])
+        stages.append((*head, list(zip(given, strides[1:]))))
+
+    same = all(target.shape == out.shape for target, _ in parts)
+    if same:
+        stage(mode, out, [part for _, part in parts])
+    else:
+        if mode == IDENTITY:
+            stage(IDENTITY, out, [])
+        for target, part in parts:
+            stage(COMBINE, target, [part])
+    start = identity(reduction, out.dtype)
+    kernel = transfer_kernels.fold_kernel(out.dtype.str, reduction, start.item())
+    return Entry(int(kernel.address), pack(len(stages), stages))
+
+
+def _copy(source: Array, target: Array) -> None:
+    np.copyto(target, source)
+
+
+def _bind_copy(context: PointContext, arrays: Sequence[Array]) -> Entry:
+    return copy_entry(arrays[1], arrays[0])
+
+
+COPY = Task("copy", (Read, Write), body=_copy, bind=_bind_copy, kind="copy")
+
+
+def _fill(value: Any, target: Array) -> None:
+    target[...] = value
+
+
+def _bind_fill(context: PointContext, arrays: Sequence[Array]) -> Entry:
+    target = arrays[0]
+    value = np.full((1,) * target.ndim, context.scalars[0], dtype=target.dtype)
+    return copy_entry(target, np.broadcast_to(value, target.shape))
+
+
+FILL = Task("fill", (Write,), body=_fill, bind=_bind_fill, parameters=(None, Write), kind="fill")
+
+
+@dataclass(frozen=True, eq=False)
+class FoldTask(Task):
+    """A task of folds that says what they fold. parts: of each point, in order."""
+
+    reduction: str = "sum"
+    parts: Sequence[Sequence[FoldPart]] = ()
+
+
+def fold_task(
+    reduction: str, mode: int, arguments: int, parts: Sequence[Sequence[FoldPart]]
+) -> Task:
+    """The task whose point f folds `parts[f]` into its first argument.
+
+    arguments: how many arrays of partials follow the output; each holds partials along axis 0.
+    """
+
+    def views(context: PointContext, arrays: Sequence[Array]) -> list[tuple[Array, Array]]:
+        out = arrays[0]
+        found = []
+        for part in parts[context.point]:
+            given = arrays[part.argument][part.place, ...]
+            found.append(
+                (
+                    out if part.target is None else out[part.target],
+                    given if part.source is None else given[part.source],
+                )
+            )
+        return found
+
+    def body(context: PointContext, *arrays: Array) -> None:
+        with folded(arrays[0]) as out:
+            fold_arrays(reduction, mode, out, views(context, (out, *arrays[1:])))
+
+    def bind(context: PointContext, arrays: Sequence[Array]) -> Entry | None:
+        return fold_entry(reduction, mode, arrays[0], views(context, arrays))
+
+    output = ReadWrite if mode == COMBINE else Write
+    privileges = (output, *[Read] * arguments)
+    return FoldTask(
+        *("fold", privileges, body, bind),
+        context=True,
+        kind="fold",
+        reduction=reduction,
+        parts=parts,
+    )

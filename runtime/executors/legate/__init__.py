@@ -1,0 +1,1 @@
+"""The runtime under NVIDIA's Legate."""

@@ -1,0 +1,1 @@
+"""One process a rank, over MPI."""

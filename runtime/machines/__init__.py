@@ -1,0 +1,1 @@
+"""Machines, described and real: processors, memories, links, processes."""

@@ -1,0 +1,348 @@
+"""Machines: processors, memories and the links between them, real or only described."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from soapstone.files import write
+from soapstone.runtime.errors import MachineError
+from soapstone.system import physical_bytes, usable_cores
+
+VERSION = 1
+MOST_THREADS = 8192  # of one process: the system refuses more sooner or later, or ends it
+PROCESS = "process"  # the kind of processors whose Python bodies run in a process of their own
+_T = TypeVar("_T")
+
+
+def _text(owner: str, name: str, found: object) -> None:
+    if not isinstance(found, str) or not found:
+        raise MachineError(f"{owner}: field {name!r} is {found!r}, a non-empty string needed")
+
+
+def _number(
+    owner: str, name: str, found: object, *, whole: bool, least: float, optional: bool = False
+) -> None:
+    if optional and found is None:
+        return
+    kind = "an integer" if whole else "a finite number"
+    good = isinstance(found, int) if whole else isinstance(found, int | float)
+    if good and not isinstance(found, bool):
+        value = float(found)  # type: ignore[arg-type]
+        if math.isfinite(value) and value >= least:
+            return
+    also = " or null" if optional else ""
+    raise MachineError(f"{owner}: field {name!r} is {found!r}, {kind} >= {least:g}{also} needed")
+
+
+@dataclass(frozen=True)
+class Processor:
+    """One worker: `threads` hardware threads that run one point task at a time.
+
+    `kind` "process" runs Python bodies in a process of its own, out of the interpreter's lock.
+    `memory` names the memory its instances live in by default; `flops` is its peak rate in
+    floating-point operations a second, or None when unknown; `node` is the computer it is in, empty
+    where there is but one.
+
+    Raises: MachineError.
+    """
+
+    name: str
+    kind: str = "cpu"
+    threads: int = 1
+    memory: str = "system"
+    flops: float | None = None
+    node: str = ""
+
+    def __post_init__(self) -> None:
+        _text("processor", "name", self.name)
+        owner = f"processor {self.name!r}"
+        _text(owner, "kind", self.kind)
+        _text(owner, "memory", self.memory)
+        _number(owner, "threads", self.threads, whole=True, least=1)
+        if self.threads > MOST_THREADS:
+            raise MachineError(f"{owner}: {self.threads:,} threads found, {MOST_THREADS:,} at most")
+        _number(owner, "flops", self.flops, whole=False, least=0, optional=True)
+        if not isinstance(self.node, str):
+            raise MachineError(f"{owner}: field 'node' is {self.node!r}, a string needed")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory of `capacity_bytes`, read and written at `bytes_per_s` (None when unknown).
+
+    Raises: MachineError.
+    """
+
+    name: str
+    capacity_bytes: int
+    bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _text("memory", "name", self.name)
+        owner = f"memory {self.name!r}"
+        _number(owner, "capacity_bytes", self.capacity_bytes, whole=True, least=1)
+        _number(owner, "bytes_per_s", self.bytes_per_s, whole=False, least=0, optional=True)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A one-way link between two memories or switches: seconds of latency and bytes a second.
+
+    Links that name the same `bus` share its bandwidth: a half-duplex cable is two links on a bus.
+
+    Raises: MachineError.
+    """
+
+    source: str
+    target: str
+    latency_s: float
+    bytes_per_s: float
+    bus: str = ""
+
+    def __post_init__(self) -> None:
+        _text("link", "source", self.source)
+        _text("link", "target", self.target)
+        owner = f"link {self.source!r} -> {self.target!r}"
+        _number(owner, "latency_s", self.latency_s, whole=False, least=0)
+        _number(owner, "bytes_per_s", self.bytes_per_s, whole=False, least=1e-300)
+        if not isinstance(self.bus, str):
+            raise MachineError(f"{owner}: field 'bus' is {self.bus!r}, a string needed")
+
+
+def _parse(kind: type[_T], what: str, found: object) -> _T:
+    """One dataclass from one JSON object: unknown and missing keys are errors."""
+    if not isinstance(found, Mapping):
+        raise MachineError(f"{what}: found {type(found).__name__}, an object needed")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in found:
+        if key not in known:
+            raise MachineError(f"{what}: unknown field {key!r}; known: {', '.join(known)}")
+    needed = {
+        field.name
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.default is MISSING
+    }
+    for name in known:
+        if name in needed and name not in found:
+            raise MachineError(f"{what}: field {name!r} is missing")
+    return kind(**found)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processors, memories and links; order is meaning: processor index i is `processors[i]`.
+
+    The first memory is the host memory: what Python reads and writes. `switches` are where links
+    meet that hold no data; a copy between memories takes the fastest way over them (`routes`).
+
+    Raises: MachineError for duplicate names, unknown memories or an empty machine.
+    """
+
+    name: str
+    processors: tuple[Processor, ...]
+    memories: tuple[Memory, ...]
+    links: tuple[Link, ...] = ()
+    switches: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _text("machine", "name", self.name)
+        owner = f"machine {self.name!r}"
+        wanted = (("processors", Processor), ("memories", Memory), ("links", Link))
+        for name, kind in wanted:
+            found = tuple(getattr(self, name))
+            object.__setattr__(self, name, found)
+            if not found and name != "links":
+                raise MachineError(f"{owner}: field {name!r} is empty, at least one needed")
+            for item in found:
+                if not isinstance(item, kind):
+                    raise MachineError(
+                        f"{owner}: field {name!r} holds {item!r}, a {kind.__name__} needed"
+                    )
+        object.__setattr__(self, "switches", tuple(self.switches))
+        for switch in self.switches:
+            _text(owner, "switches", switch)
+        places = [*(item.name for item in self.memories), *self.switches]
+        for name, names in (
+            ("processors", [item.name for item in self.processors]),
+            ("memories or switches", places),
+            ("links", [(item.source, item.target) for item in self.links]),
+        ):
+            for item, count in Counter(names).items():
+                if count > 1:
+                    raise MachineError(f"{owner}: field {name!r} has {item!r} more than once")
+        present = {memory.name for memory in self.memories}
+        for processor in self.processors:
+            if processor.memory not in present:
+                raise MachineError(
+                    f"{owner}: processor {processor.name!r}: field 'memory' is "
+                    f"{processor.memory!r}, needed one of {sorted(present)}"
+                )
+        ends = set(places)
+        for link in self.links:
+            for name, end in (("source", link.source), ("target", link.target)):
+                if end not in ends:
+                    raise MachineError(
+                        f"{owner}: link {link.source!r} -> {link.target!r}: field {name!r} is "
+                        f"{end!r}, needed one of {sorted(ends)}"
+                    )
+            if link.source == link.target:
+                raise MachineError(f"{owner}: link from {link.source!r} to itself")
+
+    @property
+    def host(self) -> Memory:
+        """The memory that Python reads and writes: the first."""
+        return self.memories[0]
+
+    @staticmethod
+    def local(
+        cpus: int | None = None,
+        threads: int = 1,
+        memory_bytes: int | None = None,
+        memories: int = 1,
+        processes: bool = False,
+    ) -> Machine:
+        """This computer: `cpus` processors (default: all cores) of `threads` threads each.
+
+        With `memories` > 1 the processors are spread over separate memories, linked pairwise:
+        all are this computer's memory, so this is for testing copies. `memory_bytes` is the
+        capacity of each (default: physical memory, or the control group's limit where that is
+        lower, divided equally). What other processes use of it counts when memory is claimed.
+        With `processes`, Python bodies run in a process for each processor.
+
+        Raises: MachineError.
+        """
+        _number("Machine.local", "threads", threads, whole=True, least=1)
+        if cpus is None:
+            cpus = max(1, usable_cores() // threads)
+        _number("Machine.local", "cpus", cpus, whole=True, least=1)
+        if cpus * threads > MOST_THREADS:
+            raise MachineError(
+                f"Machine.local: {cpus:,} processors of {threads:,} threads found,"
+                f" {MOST_THREADS:,} threads in all needed at most"
+            )
+        _number("Machine.local", "memories", memories, whole=True, least=1)
+        if memory_bytes is None:
+            memory_bytes = physical_bytes() // memories
+        kind = PROCESS if processes else "cpu"
+        names = ["system"] if memories == 1 else [f"memory{m}" for m in range(memories)]
+        return Machine(
+            name="local",
+            processors=tuple(
+                Processor(f"cpu{p}", kind, threads, memory=names[p * memories // cpus])
+                for p in range(cpus)
+            ),
+            memories=tuple(Memory(name, memory_bytes) for name in names),
+            links=tuple(
+                Link(a, b, latency_s=1e-6, bytes_per_s=10e9) for a in names for b in names if a != b
+            ),
+        )
+
+    def bounded(self, memory_bytes: int) -> Machine:
+        """This machine with a memory of `memory_bytes` between its processors and each memory.
+
+        Processors of "system" then work in "system.bounded", as those of a device do in its own
+        memory; mappers that stream (`bounded_memory`) run more in it than it holds.
+
+        Raises: MachineError.
+        """
+        _number("Machine.bounded", "memory_bytes", memory_bytes, whole=True, least=1)
+        used = list(dict.fromkeys(processor.memory for processor in self.processors))
+        rates = {memory.name: memory.bytes_per_s or 10e9 for memory in self.memories}
+        return replace(
+            self,
+            processors=tuple(replace(p, memory=f"{p.memory}.bounded") for p in self.processors),
+            memories=(*self.memories, *(Memory(f"{name}.bounded", memory_bytes) for name in used)),
+            links=(
+                *self.links,
+                *(
+                    Link(*ends, latency_s=1e-6, bytes_per_s=rates[name])
+                    for name in used
+                    for ends in ((name, f"{name}.bounded"), (f"{name}.bounded", name))
+                ),
+            ),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """A stable dictionary of everything in the machine; `from_json` reads it back."""
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "processors": [
+                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.processors
+            ],
+            "memories": [
+                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.memories
+            ],
+            "links": [{f.name: getattr(item, f.name) for f in fields(item)} for item in self.links],
+            "switches": list(self.switches),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine as a JSON-ready dictionary (versioned)."""
+        return self.describe()
+
+    @staticmethod
+    def from_json(data: object) -> Machine:
+        """The machine a dictionary describes.
+
+        Raises: MachineError naming the field, what was found and what was needed.
+        """
+        if not isinstance(data, Mapping):
+            raise MachineError(f"machine: found {type(data).__name__}, an object needed")
+        known = {"version", "name", "processors", "memories", "links", "switches"}
+        for key in data:
+            if key not in known:
+                raise MachineError(f"machine: unknown field {key!r}; known: {sorted(known)}")
+        for key in ("version", "name", "processors", "memories"):
+            if key not in data:
+                raise MachineError(f"machine: field {key!r} is missing")
+        version = data["version"]
+        if version != VERSION or isinstance(version, bool):
+            raise MachineError(f"machine: field 'version' is {version!r}, {VERSION} needed")
+        lists: dict[str, list[Any]] = {}
+        for key in ("processors", "memories", "links", "switches"):
+            found = data.get(key, [])
+            if not isinstance(found, list):
+                raise MachineError(
+                    f"machine: field {key!r} is {type(found).__name__}, a list needed"
+                )
+            lists[key] = found
+        return Machine(
+            name=data["name"],
+            processors=tuple(
+                _parse(Processor, f"processors[{i}]", item)
+                for i, item in enumerate(lists["processors"])
+            ),
+            memories=tuple(
+                _parse(Memory, f"memories[{i}]", item) for i, item in enumerate(lists["memories"])
+            ),
+            links=tuple(_parse(Link, f"links[{i}]", item) for i, item in enumerate(lists["links"])),
+            switches=tuple(lists["switches"]),
+        )
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Machine:
+        """The machine in a JSON file.
+
+        Raises: MachineError for a file that is not JSON or not a machine; OSError.
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise MachineError(f"machine file {os.fspath(path)}: not JSON: {error}") from error
+        try:
+            return Machine.from_json(data)
+        except MachineError as error:
+            raise MachineError(f"machine file {os.fspath(path)}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the machine to a JSON file that `load` reads, whole or not at all."""
+        write(path, (json.dumps(self.to_json(), indent=2) + "\n").encode())

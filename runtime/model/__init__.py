@@ -1,0 +1,1 @@
+"""What programs are made of: regions, partitions, tasks, launches, futures, mappers."""

@@ -1,0 +1,176 @@
+"""Index launches: a task over the common grid of its partitions, checked before it is analysed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soapstone.runtime.errors import LaunchError, PrivilegeError
+from soapstone.runtime.model.partition import Partition
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.scalar import FIXED, captured, loose
+from soapstone.runtime.model.task import Privilege, Task, identity
+from soapstone.runtime.model.tiling import Tiling, overlaps
+
+_PLACE = (Region, Partition)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Launch:
+    """One launch: every point p of `grid` runs `task` on tile p of each partition.
+
+    `layout` says of each argument, in order, whether it is a region; `tag` is whatever the
+    launcher wants its mapper to see. `initialise` makes reductions replace a region's contents.
+    `changeable`: some scalars could be changed by a body, so each call gets copies.
+    """
+
+    task: Task
+    partitions: tuple[Partition, ...]
+    scalars: tuple[Any, ...]
+    layout: tuple[bool, ...]
+    grid: tuple[int, ...]
+    name: str
+    tag: Hashable = None
+    initialise: bool = False
+    changeable: bool = False
+
+    @property
+    def points(self) -> int:
+        """The number of point tasks."""
+        return math.prod(self.grid)
+
+
+def _describe(tiling: Tiling, point: int) -> str:
+    low, high = tiling.boxes[point]
+    return f"{list(low)}..{list(high)}"
+
+
+def _check_writers(name: str, region: Region, tiling: Tiling, privilege: Privilege) -> None:
+    if tiling.disjoint:
+        return
+    first, second = overlaps(tiling, tiling)
+    pair = int(np.nonzero(first < second)[0][0])
+    i, j = int(first[pair]), int(second[pair])
+    raise PrivilegeError(
+        f"task {name!r}: points {i} and {j} both have {privilege!r} on region {region.name!r}, "
+        f"and their boxes {_describe(tiling, i)} and {_describe(tiling, j)} overlap"
+    )
+
+
+def _check_pairs(
+    name: str, partitions: Sequence[Partition], privileges: Sequence[Privilege]
+) -> None:
+    """Two arguments on one region may share elements only if neither writes in place."""
+    for b in range(1, len(partitions)):
+        for a in range(b):
+            if partitions[a].region is not partitions[b].region:
+                continue
+            one, two = privileges[a], privileges[b]
+            direct = [p.writes and p.reduction is None for p in (one, two)]
+            if not any(direct):
+                continue
+            first, second = overlaps(partitions[a].tiling, partitions[b].tiling)
+            if first.size:
+                i, j = int(first[0]), int(second[0])
+                raise PrivilegeError(
+                    f"task {name!r}: region {partitions[a].region.name!r} is argument {a} with "
+                    f"{one!r} (point {i}, box {_describe(partitions[a].tiling, i)}) and argument "
+                    f"{b} with {two!r} (point {j}, box {_describe(partitions[b].tiling, j)}); "
+                    "use one ReadWrite argument, or boxes that do not overlap"
+                )
+
+
+def _check_arguments(task: Task, name: str, arguments: Sequence[object]) -> tuple[bool, ...]:
+    layout = tuple([isinstance(argument, _PLACE) for argument in arguments])
+    if task.parameters is not None:
+        if len(arguments) != len(task.parameters):
+            raise LaunchError(
+                f"task {name!r}: found {len(arguments)} arguments, needed {len(task.parameters)}"
+            )
+        for position, (found, wanted) in enumerate(zip(layout, task.parameters)):
+            if found != (wanted is not None):
+                needed = "a scalar" if wanted is None else f"a region or partition ({wanted!r})"
+                raise LaunchError(
+                    f"task {name!r}: argument {position} is {arguments[position]!r}, "
+                    f"needed {needed}"
+                )
+    regions = sum(layout)
+    if regions != len(task.privileges):
+        raise LaunchError(
+            f"task {name!r}: found {regions} region arguments, "
+            f"needed {len(task.privileges)} ({', '.join(map(repr, task.privileges))})"
+        )
+    for position, (argument, region) in enumerate(zip(arguments, layout)):
+        if not region and isinstance(argument, np.ndarray) and argument.ndim:
+            raise LaunchError(
+                f"task {name!r}: argument {position} is an array of shape {argument.shape}; "
+                "write it to a region, and pass the region"
+            )
+    return layout
+
+
+def prepare(
+    task: Task,
+    arguments: Sequence[object],
+    *,
+    grid: Sequence[int] | None = None,
+    name: str = "",
+    tag: Hashable = None,
+    initialise: bool = False,
+) -> Launch:
+    """The checked launch of a task over its arguments: partitions, regions (whole) and scalars.
+
+    Raises: LaunchError for wrong counts, kinds, grids or dtypes; PrivilegeError for two points
+    that touch the same elements when one of them writes.
+    """
+    if not isinstance(task, Task):
+        raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
+    name = name or task.name
+    layout = _check_arguments(task, name, arguments)
+    common: tuple[int, ...] | None = None
+    if grid is not None:
+        common = tuple(int(degree) for degree in grid)
+        if not common or any(degree < 1 for degree in common):
+            raise LaunchError(f"task {name!r}: grid {common} needs extents >= 1")
+    for argument in arguments:
+        if isinstance(argument, Partition):
+            if common is None:
+                common = argument.grid
+            elif common != argument.grid:
+                raise LaunchError(
+                    f"task {name!r}: partition of region {argument.region.name!r} has grid "
+                    f"{argument.grid}, needed {common}"
+                )
+    common = common or (1,)
+    partitions = tuple(
+        Partition.whole(argument, common) if isinstance(argument, Region) else argument
+        for argument in arguments
+        if isinstance(argument, _PLACE)
+    )
+    scalars = []
+    changeable = False
+    for argument, region in zip(arguments, layout):
+        if not region:
+            if type(argument) not in FIXED:
+                argument = captured(argument)
+                changeable = changeable or loose(argument)
+            scalars.append(argument)
+    for partition, privilege in zip(partitions, task.privileges):
+        if privilege.reduction is not None:
+            try:
+                identity(privilege.reduction, partition.region.dtype)
+            except LaunchError as error:
+                raise LaunchError(
+                    f"task {name!r}: region {partition.region.name!r}: {error}"
+                ) from None
+        elif privilege.writes:
+            _check_writers(name, partition.region, partition.tiling, privilege)
+    if len({id(partition.region) for partition in partitions}) < len(partitions):
+        _check_pairs(name, partitions, task.privileges)
+    return Launch(
+        task, partitions, tuple(scalars), layout, common, name, tag, initialise, changeable
+    )

@@ -1,0 +1,233 @@
+"""Mappers decide every policy and no result: who runs a point, where its instances live.
+
+The runtime asks; a mapper answers with indices and names; wrong answers are refused. A mapper
+subclasses `DefaultMapper` and overrides what it wants to decide; what it leaves alone is not even
+asked. The questions are those of Legion's mapper interface (Bauer 2014, chapter 5), over regions.
+
+Every process of a distributed run asks its mapper the same questions in the same order, and needs
+the same answers: an answer may depend on the launch, on the answers before it and on the view, and
+not on time, on random numbers without a fixed seed, or on what one process alone has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from soapstone.runtime.machines.machine import Machine, Processor
+from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.tiling import Box
+from soapstone.runtime.observe.view import View
+from soapstone.runtime.tracing.step import Request
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Order = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the instance of a region argument lies in its memory.
+
+    order: its axes, outermost first; None is C order. whole: one instance of the whole region, or
+    one of each tile's box. An instance that is there already, holds the box and has the order is
+    used either way.
+    """
+
+    order: Order = None
+    whole: bool = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """What a mapper sees of an instance: a box of a region in a memory; `nbytes` is its size."""
+
+    region: Region
+    memory: str
+    box: Box
+    order: Order
+    nbytes: int
+
+    def __str__(self) -> str:
+        low, high = self.box
+        return f"{self.region.name!r} {list(low)}..{list(high)} in {self.memory!r}"
+
+
+@runtime_checkable
+class Mapper(Protocol):
+    """The policy questions of the runtime."""
+
+    # Where points run
+
+    def attach(self, machine: Machine) -> None:
+        """Learn the machine; called once by each runtime that uses this mapper."""
+
+    def observe(self, view: View) -> None:
+        """Learn where the runtime can be looked at; called once, after `attach`."""
+
+    def place(self, launch: Launch, point: int) -> int:
+        """The index of the processor that runs a point."""
+
+    def place_all(self, launch: Launch) -> Array:
+        """The processor index of every point. Returns int64 (points,)."""
+
+    def slices(self, launch: Launch) -> Array | None:
+        """The slice of every point, int64 (points,); None: each point is one of its own.
+
+        The points of a slice are on one processor; an idle processor takes them together.
+        """
+
+    def stealable(self, launch: Launch) -> bool:
+        """Whether an idle processor may take ready points of a launch from the one placed."""
+
+    def variant(self, launch: Launch, point: int, processor: Processor) -> str | None:
+        """The kernel variant of a point, or None to leave it to the task."""
+
+    def priority(self, launch: Launch) -> int:
+        """The priority of a launch among those that are ready; higher runs first."""
+
+    # Where instances live
+
+    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
+        """The memory that holds region argument `argument` of points on a processor."""
+
+    def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
+        """How the instance of a region argument lies in a memory."""
+
+    def order(self, region: Region) -> Order:
+        """The axis order of a region's instances, where no launch asks for another."""
+
+    def whole_instances(self, region: Region, memory: str) -> bool:
+        """Whether a memory holds one instance of the whole region, or one of each tile's box."""
+
+    def copy_source(
+        self, launch: Launch | None, target: Held, sources: tuple[Held, ...]
+    ) -> int | None:
+        """Which of the valid instances to copy from (an index); None: the nearest.
+
+        Asked again as long as something is still missing. launch: None for a copy that the runtime
+        makes for itself or for the host.
+        """
+
+    def backing(self, memory: str) -> str | None:
+        """The memory that instances return to when a memory is full; None: they stay.
+
+        Asked once. Not asked of the memory that the host reads and writes: what is there stays.
+        """
+
+    def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
+        """Which instance (an index into `held`) leaves a memory where `nbytes` are needed.
+
+        held: those that the launch does not use, least recently used first. Asked again as long as
+        the bytes do not suffice. Never asked where there is no backing memory.
+        """
+
+    # What is compiled
+
+    def trace(self, sequence: Sequence[Request], seen: int) -> bool:
+        """Whether a sequence of launches and fills that was found to repeat becomes a trace.
+
+        seen: how often it has been found so far.
+        """
+
+
+def by_point(mapper: Mapper) -> bool:
+    """Whether a mapper places point by point: `place` is overridden, and `place_all` not after it.
+
+    Of the two, the one that the more derived class defines is what the mapper says.
+    """
+    return "place_all" not in getattr(mapper, "__dict__", {}) and _by_point(type(mapper))
+
+
+@lru_cache(maxsize=256)
+def _by_point(kind: type) -> bool:
+    owner = next(one for one in kind.__mro__ if vars(one).keys() & {"place", "place_all"})
+    return "place_all" not in vars(owner)
+
+
+@lru_cache(maxsize=256)
+def _blocks(points: int, processors: int) -> Array:
+    """Blocks of consecutive points on each processor. Returns int64 (points,)."""
+    found: Array = np.arange(points, dtype=np.int64) * processors // points
+    return found
+
+
+class DefaultMapper:
+    """Blocks of consecutive points on each processor; everything in the processor's memory."""
+
+    machine: Machine
+    view: View
+
+    def attach(self, machine: Machine) -> None:
+        """Learn the machine."""
+        self.machine = machine
+
+    def observe(self, view: View) -> None:
+        """Keep the view."""
+        self.view = view
+
+    def place(self, launch: Launch, point: int) -> int:
+        """Point i of n goes to processor `i * processors // n`."""
+        return point * len(self.machine.processors) // launch.points
+
+    def place_all(self, launch: Launch) -> Array:
+        """The processor of every point; asks `place` when a subclass overrides it."""
+        if by_point(self):
+            answers = [self.place(launch, point) for point in range(launch.points)]
+            return np.array(answers, dtype=np.int64)
+        return _blocks(launch.points, len(self.machine.processors)).copy()
+
+    def slices(self, launch: Launch) -> Array | None:
+        """Each point is a slice of its own."""
+        return None
+
+    def stealable(self, launch: Launch) -> bool:
+        """Points stay where they were placed."""
+        return False
+
+    def variant(self, launch: Launch, point: int, processor: Processor) -> str | None:
+        """No choice: the task decides."""
+        return None
+
+    def priority(self, launch: Launch) -> int:
+        """All launches are equal."""
+        return 0
+
+    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
+        """The processor's own memory."""
+        return processor.memory
+
+    def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
+        """What `order` and `whole_instances` say of the region."""
+        region = launch.partitions[argument].region
+        return Layout(self.order(region), self.whole_instances(region, memory))
+
+    def order(self, region: Region) -> Order:
+        """C order."""
+        return None
+
+    def whole_instances(self, region: Region, memory: str) -> bool:
+        """One instance of the whole region in each memory."""
+        return True
+
+    def copy_source(
+        self, launch: Launch | None, target: Held, sources: tuple[Held, ...]
+    ) -> int | None:
+        """The nearest: of the same memory, else over the fastest link."""
+        return None
+
+    def backing(self, memory: str) -> str | None:
+        """Instances stay: a memory that is full is an error."""
+        return None
+
+    def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
+        """The least recently used."""
+        return 0
+
+    def trace(self, sequence: Sequence[Request], seen: int) -> bool:
+        """Whatever was found to repeat becomes a trace."""
+        return True

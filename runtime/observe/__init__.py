@@ -1,0 +1,1 @@
+"""What a run tells: logs and their checker, profiles, timelines, counts."""

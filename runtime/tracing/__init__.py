@@ -1,0 +1,1 @@
+"""Steps captured, compiled into native programs, and replayed."""

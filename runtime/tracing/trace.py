@@ -1,0 +1,453 @@
+"""Traces: a captured step compiled into native programs, and replayed.
+
+Compiling plans the arena, orders whoever reuses bytes, binds the entries at their final addresses
+and builds the arrays of the native loops. A replay runs no Python between native entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soapstone.native import memory as native_memory
+from soapstone.runtime.analysis import eviction
+from soapstone.runtime.analysis.instance import Cells, Instance, Instances
+from soapstone.runtime.analysis.message import joined, split
+from soapstone.runtime.analysis.operation import Operation
+from soapstone.runtime.errors import BodyError, MapperError, RuntimeCoreError, TaskError
+from soapstone.runtime.executors.local import as_task_error, bound, checked_message
+from soapstone.runtime.model.task import EntryLike, status_text
+from soapstone.runtime.observe.profile import Observer, Profile
+from soapstone.runtime.tracing.bucket import buckets
+from soapstone.runtime.tracing.capture import (
+    CaptureAnalysis,
+    Recorder,
+    install_results,
+    restore_needs,
+)
+from soapstone.runtime.tracing.lifetime import ArenaLayout, lay_out
+from soapstone.runtime.tracing.overlap import overlapped
+from soapstone.runtime.tracing.patience import patient
+
+if TYPE_CHECKING:
+    from soapstone.runtime.core import Runtime
+    from soapstone.runtime.model.region import Region
+    from soapstone.runtime.tracing.step import Request
+
+Array = np.ndarray[Any, np.dtype[Any]]
+STOPPED = -2  # of an entry that waits for another process: something else has failed
+
+
+class _Arena:
+    """The bytes of a trace's transient instances in one memory."""
+
+    __slots__ = ("__weakref__", "buffer")
+
+    def __init__(self) -> None:
+        self.buffer: Array | None = None
+
+
+class Trace:
+    """A compiled step of a runtime.
+
+    operations: everything a replay runs, by id. edges: int64 (edges, 2), the dependences of the
+    analysis and of reused bytes, each once. order: ids in the order in which workers run theirs.
+    """
+
+    def __init__(self, runtime: Runtime, name: str, analysis: CaptureAnalysis, sink: Recorder):
+        self.name = name
+        self._runtime = runtime
+        self._analysis = analysis
+        self._regions = analysis.persistent()
+        self._raised: dict[int, BaseException] = {}
+        self._left: list[tuple[Instances, int, list[tuple[Instance, Cells]]]] | None = None
+        self._entries: list[EntryLike | None] = [None] * len(sink.operations)
+        self.operations = sink.operations
+        analysed = sink.edges()
+        # Offsets that the analysis decided hold in program order.
+        self._placed = any(
+            use.storage is not None and use.storage.offset is not None
+            for operation in self.operations
+            for use in operation.uses
+        )
+        several = runtime.executor.world.size > 1
+        if several:
+            analysed = joined(self.operations, analysed)
+        count = len(self.operations)
+        self.order = list(range(count)) if self._placed else _order(self.operations, analysed)
+        if several:
+            analysed = self._take_part(analysed)
+        self.layout: ArenaLayout = self._lay_out(analysed)
+        pairs = np.concatenate([analysed, self.layout.edges])
+        self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
+        self._arenas = self._allocate()
+        self._program = self._assemble()
+        for state in analysis.regions.values():
+            for instance in state:
+                instance.forget()  # only compiling needed them
+
+    # -- compiling
+
+    def _lay_out(self, analysed: Array) -> ArenaLayout:
+        """The arenas; where memory allows it no worker waits for bytes that another still uses."""
+        memories = len(self._runtime.machine.memories)
+        world = self._runtime.executor.world
+        if self._placed:
+            return lay_out(self.operations, self.order, memories)
+        if world.size == 1 and len({operation.processor for operation in self.operations}) > 1:
+            order, lasts = overlapped(self.operations, self.order, analysed)
+            found = lay_out(self.operations, order, memories, lasts)
+            free = [self._runtime.memory.free(memory) for memory in range(memories)]
+            if all(plan.peak_bytes <= room for plan, room in zip(found.plans, free)):
+                self.order = order
+                return found
+        return lay_out(self.operations, self.order, memories)
+
+    def _take_part(self, whole: Array) -> Array:
+        """Keep this process' part of the step, in the order that all processes follow."""
+        world = self._runtime.executor.world
+        together: dict[int, int] = {}
+        if not self._placed:
+            self.order = patient(self.operations, self.order, whole, world)
+            self.order, together = buckets(self.operations, whole, self.order)
+        self.operations, found, self.order = split(
+            self.operations, whole, self.order, world, together
+        )
+        return found
+
+    def _allocate(self) -> list[_Arena]:
+        arenas = []
+        for memory, plan in enumerate(self.layout.plans):
+            if memory in self._analysis.spaces:
+                for storage, _ in self.layout.placed[memory]:
+                    self._runtime.memory.allocate(storage)
+                continue
+            arena = _Arena()
+            if plan.peak_bytes:
+                held = sorted(self.layout.placed[memory], key=lambda item: -item[0].nbytes)
+                most = ", ".join(f"{s.name or '?'} {s.nbytes} bytes" for s, _ in held[:5])
+                pool = self._runtime.memory
+                what = f"the arena of trace {self.name!r} (largest: {most})"
+                pool.claim(arena, memory, plan.peak_bytes, what)
+                arena.buffer = pool.buffer(memory, plan.peak_bytes, False, what)
+                for storage, offset in self.layout.placed[memory]:
+                    storage.attach(arena.buffer[offset : offset + storage.nbytes])
+            else:
+                for storage, _ in self.layout.placed[memory]:
+                    storage.attach(np.zeros(0, dtype=np.uint8))
+            arenas.append(arena)
+        return arenas
+
+    def _assemble(self) -> Any:
+        from soapstone.runtime.tracing import program, python_entry
+
+        by_processor: dict[int, list[Operation]] = {}
+        for operation in self.operations:
+            by_processor.setdefault(operation.processor, []).append(operation)
+        addresses = [0] * len(self.operations)
+        blocks = [0] * len(self.operations)
+        idle = program.nothing_address()
+        control = program.control_words()
+        self._messages = self._runtime.executor.messages(self.operations, control)
+        calls = self._calls = python_entry.Calls(len(self.operations))
+
+        def bind(mine: Sequence[Operation]) -> Callable[[], None]:
+            def work() -> None:
+                for operation in mine:
+                    entry = self._bind(operation)
+                    number = operation.id
+                    self._entries[number] = entry
+                    if entry is not None:
+                        addresses[number], blocks[number] = entry.address, entry.block
+                    elif operation.idle:
+                        addresses[number] = idle
+                    else:
+                        addresses[number] = python_entry.entry_address()
+                        blocks[number] = calls.block(number, self._prepare(operation))
+
+            return work
+
+        jobs = {processor: bind(mine) for processor, mine in by_processor.items()}
+        self._runtime.executor.run_all(jobs, _pass)
+        predecessors: list[list[int]] = [[] for _ in self.operations]
+        for source, target in self.edges.tolist():
+            predecessors[target].append(source)
+        processors = [operation.processor for operation in self.operations]
+        return program.assemble(self.order, processors, predecessors, addresses, blocks, control)
+
+    def _prepare(self, operation: Operation) -> Callable[[], bool]:
+        """The call of an operation's Python body, its arrays and context made once.
+
+        Returns a function that tells whether it succeeded, and keeps what the body raises.
+        """
+        number = operation.processor
+        try:
+            call = self._runtime.executor.prepared(operation, number, operation.arrays())
+        except BodyError as error:
+            processor = self._runtime.machine.processors[number]
+            raise as_task_error(operation, processor, error) from error
+        raised = self._raised
+
+        def guarded() -> bool:
+            try:
+                call()
+            except BaseException as error:
+                raised[operation.id] = error
+                return False
+            return True
+
+        return guarded
+
+    def _bind(self, operation: Operation) -> EntryLike | None:
+        """The entry of an operation, or None when its Python body (or nothing) runs.
+
+        Raises: TaskError when binding fails.
+        """
+        message = self._messages.get(operation.id)
+        if message is not None:
+            return checked_message(message) if native_memory.CHECKED else message
+        task = operation.launch.task
+        if task.bind is None or operation.idle:
+            return None
+        processor = self._runtime.machine.processors[operation.processor]
+        try:
+            entry = bound(operation, processor, operation.arrays())
+        except MapperError:
+            raise
+        except Exception as error:
+            raise as_task_error(operation, processor, error) from error
+        if entry is None and task.body is None:
+            raise TaskError(
+                operation.launch.name,
+                operation.point,
+                processor.name,
+                "bind gave no entry, and the task has no Python body",
+            )
+        return entry
+
+    # -- replaying
+
+    @property
+    def requests(self) -> list[Request]:
+        """The launches and fills that were captured."""
+        return self._analysis.requests
+
+    @property
+    def regions(self) -> Mapping[Region, Instances]:
+        """The regions that the step uses, and their instances."""
+        return self._analysis.regions
+
+    def replay(self, profile: bool | Profile | None = False) -> Profile | None:
+        """Run the step once, after all that was launched and before what other threads launch.
+
+        profile: True for a timeline of this replay, or a timeline to add it to. Returns it.
+
+        Raises: TaskError when an entry fails (the trace can be replayed again); StoppedError when
+        the runtime is closed or stopped; KeyboardInterrupt, after all workers have stopped.
+        """
+        runtime = self._runtime
+        with runtime.turn:
+            runtime.quiet("replay")
+            if runtime.agreement is not None:
+                runtime.agreement.event(f"replay of trace {self.name!r}")
+            if profile is True:
+                profile = Profile.here(runtime.machine, runtime.executor.world, self.name)
+            timeline = profile or None
+            settled = not runtime.many_instances
+            try:
+                if runtime.many_instances:
+                    self._restore()
+                try:
+                    self._run(runtime.observed(timeline))
+                except BaseException:
+                    runtime.failed(self.name)
+                    with contextlib.suppress(RuntimeCoreError):  # of what follows from the first
+                        if runtime.many_instances:
+                            self._install()
+                            settled = True
+                    raise
+                if runtime.many_instances:
+                    self._install()
+                    settled = True
+            except KeyboardInterrupt as error:
+                if not settled:
+                    runtime.interrupted(error)
+                raise
+            runtime.statistics.steps_replayed += 1
+            return timeline
+
+    def fits(self) -> bool:
+        """Whether the instances it was compiled for are still those of the runtime."""
+        main = self._runtime.analysis
+        for region in self._regions:
+            mine = main.state(region).by_key
+            for key, instance in self._analysis.regions[region].by_key.items():
+                now = mine.get(key)
+                if now is None or now.storage is not instance.storage:
+                    return False
+        return True
+
+    def _restore(self) -> None:
+        """Make the precondition hold, unless nothing has changed since the last replay."""
+        runtime = self._runtime
+        runtime.claim_live()
+        if eviction.leave_all(runtime.analysis):
+            runtime.executor.wait()
+        if self._left is not None and all(
+            len(state.by_key) == count and all(i.valid is valid for i, valid in instances)
+            for state, count, instances in self._left
+        ):
+            return
+        made = restore_needs(runtime.analysis, self._analysis, self._regions)
+        runtime.statistics.fixup_copies += made
+        runtime.executor.wait()
+        self._left = None
+
+    def _install(self) -> None:
+        """Record what the step wrote, and how it left the validity of every region."""
+        runtime = self._runtime
+        if self._left is None:
+            install_results(runtime.analysis, self._analysis, self._regions)
+            runtime.publish_live()
+            states = {region: runtime.analysis.state(region) for region in self._regions}
+            theirs = self._analysis.regions
+            if all(not state.live or theirs[region].live for region, state in states.items()):
+                self._left = [
+                    (
+                        state,
+                        len(state.by_key),
+                        [] if state.sole else [(instance, instance.valid) for instance in state],
+                    )
+                    for state in states.values()
+                ]
+
+    def _run(self, timeline: Observer | None) -> None:
+        program = self._program
+        if not program.workers:  # of several processes, this one has nothing to do
+            if timeline is not None:
+                timeline.add_replay(self, [])
+            return
+        program.reset()
+        self._raised.clear()
+        if native_memory.CHECKED:
+            for arena in self._arenas:  # nothing outlives a replay there
+                native_memory.spoil(arena.buffer)
+        stamps: list[Array | None] = [
+            np.zeros((mine.fn.size, 3), dtype=np.int64) if timeline is not None else None
+            for mine in program.workers
+        ]
+
+        def worker(number: int) -> Callable[[], None]:
+            return lambda: program.run(number, stamps[number])
+
+        jobs = {mine.processor: worker(n) for n, mine in enumerate(program.workers)}
+        self._runtime.executor.run_all(jobs, program.abort)
+        failures = program.failures()
+        if failures:
+            self._fail(failures)
+        if timeline is None:
+            return
+        workers = [
+            ([self.operations[i] for i in mine.operations.tolist()], stamped)
+            for mine, stamped in zip(program.workers, stamps)
+            if stamped is not None
+        ]
+        timeline.add_replay(self, workers)
+
+    def _fail(self, failures: list[tuple[int, int]]) -> None:
+        executor = self._runtime.executor
+        place = {number: position for position, number in enumerate(self.order)}
+        own = [(number, status) for number, status in failures if status != STOPPED]
+        if not own and executor.fault is not None:
+            executor.check()
+        number, status = min(own or failures, key=lambda failure: place[failure[0]])
+        operation = self.operations[number]
+        processor = self._runtime.machine.processors[operation.processor]
+        raised = self._raised.get(number)
+        if raised is not None:
+            error = as_task_error(operation, processor, raised)
+        else:
+            entry = self._entries[number]
+            reason = status_text(entry, status) if entry is not None else f"status {status}"
+            error = TaskError(operation.launch.name, operation.point, processor.name, reason)
+        executor.stop(error)
+        raise error
+
+    # -- reporting
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes of all arenas together."""
+        return sum(plan.peak_bytes for plan in self.layout.plans)
+
+    def describe(self) -> dict[str, Any]:
+        """What the trace holds: operations by kind, dependences, waits, bytes in each memory."""
+        kinds: dict[str, int] = {}
+        for operation in self.operations:
+            kinds[operation.kind] = kinds.get(operation.kind, 0) + 1
+        program = self._program
+        python = sum(
+            entry is None and not operation.idle
+            for entry, operation in zip(self._entries, self.operations)
+        )
+        names = [memory.name for memory in self._runtime.machine.memories]
+        return {
+            "name": self.name,
+            "operations": kinds,
+            "python_entries": python,
+            "edges": len(self.edges),
+            "reuse_edges": len(self.layout.edges),
+            "waits": int(sum(mine.wait_word.size for mine in program.workers)),
+            "workers": [
+                {
+                    "processor": self._runtime.machine.processors[mine.processor].name,
+                    "entries": int(mine.fn.size),
+                }
+                for mine in program.workers
+            ],
+            "memories": {
+                name: {
+                    "peak_bytes": plan.peak_bytes,
+                    "bound_bytes": plan.bound_bytes,
+                    "blocks": len(plan.offsets),
+                }
+                for name, plan in zip(names, self.layout.plans)
+            },
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Trace({self.name!r}: {len(self.operations)} operations on "
+            f"{len(self._program.workers)} workers, arena {self.peak_bytes} bytes)"
+        )
+
+
+def _pass() -> None:
+    """Binding cannot be interrupted half-way."""
+
+
+def _order(operations: Sequence[Operation], edges: Array) -> list[int]:
+    """Program order, or an order by priority among the operations that are ready."""
+    if len({operation.priority for operation in operations}) < 2:
+        return list(range(len(operations)))
+    successors: list[list[int]] = [[] for _ in operations]
+    need = [0] * len(operations)
+    for source, target in edges.tolist():
+        successors[source].append(target)
+        need[target] += 1
+    ready = [(-o.priority, o.id) for o in operations if need[o.id] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, number = heapq.heappop(ready)
+        order.append(number)
+        for after in successors[number]:
+            need[after] -= 1
+            if need[after] == 0:
+                heapq.heappush(ready, (-operations[after].priority, after))
+    return order

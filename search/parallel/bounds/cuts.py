@@ -1,0 +1,220 @@
+"""What must cross between groups of devices, and the least step that leaves: a bound by traffic.
+
+A product iterates over a space of indices, of which group c of the devices does a share f_c. Where
+each dim is in two of its three operands, any part of the space needs so many elements of the three
+that their counts multiply to the square of the part's size at least (Loomis and Whitney 1949; of
+distributed products: Irony, Toledo and Tiskin 2004), and of each its share at least. What several
+groups need crosses between them, there as a value or a gradient and back as the other; it leaves a
+group over its links.
+
+A group that does a share of an operator takes time for it: the greater the shares, the less
+crosses and the longer is a chain of operators. Any strategy's step is at least each of the two, so
+at least every mean of them with weights w and 1 - w, and the least of such a mean is the sum of
+what is least for each operator by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.ir.dims import Kind, Operand, Whole
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.tensor import Role
+from soapstone.runtime import Machine
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.prepare import Model
+
+SHARES = np.geomspace(1e-6, 1.0, 600)
+WEIGHTS = np.linspace(0.0, 1.0, 51)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Disjoint groups of devices: how many, the most devices of one, bytes a ns that leave all."""
+
+    count: int
+    devices: int
+    bytes_per_ns: float
+
+
+def groups_of(machine: Machine) -> list[Groups]:
+    """Return the machine's computers as groups, and its memories, where links lie between them."""
+    ways: dict[str, dict[str, float]] = {}
+    for link in machine.links:
+        ways.setdefault(link.source, {})[link.target] = link.bytes_per_s / 1e9
+        ways.setdefault(link.target, {})
+    memories = {memory.name for memory in machine.memories}
+    found = []
+    for names in (
+        [processor.node for processor in machine.processors],
+        [processor.memory for processor in machine.processors],
+    ):
+        members = Counter(names)
+        homes: dict[str, set[str]] = {}
+        for name, processor in zip(names, machine.processors):
+            homes.setdefault(name, set()).add(processor.memory)
+        if len(members) < 2 or sum(map(len, homes.values())) > len(set().union(*homes.values())):
+            continue
+        leaving = sum(_leaving(ways, own, memories) for own in homes.values())
+        found.append(Groups(len(members), max(members.values()), leaving))
+    return found
+
+
+def _leaving(ways: Mapping[str, Mapping[str, float]], own: set[str], memories: set[str]) -> float:
+    """Return at least the bytes a ns that can leave some memories for others.
+
+    Those of the narrowest of a few cuts: around the memories, and around them and the switches
+    that are one link away, two links away and so on.
+    """
+    around, narrowest = set(own), math.inf
+    while True:
+        edge = {
+            (place, other)
+            for place in around
+            for other in ways.get(place, {})
+            if other not in around
+        }
+        narrowest = min(narrowest, sum(ways[place][other] for place, other in edge))
+        grown = {other for _, other in edge if other not in memories}
+        if not grown:
+            return narrowest
+        around |= grown
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product's index space, and its operands x, w and y.
+
+    Attributes:
+        indices: of each operand, the points of its dims.
+        nbytes: of each operand, what crosses in a step for each index that one more group needs.
+    """
+
+    indices: tuple[float, ...]
+    nbytes: tuple[float, ...]
+
+    def crossing(self) -> Array:
+        """Return the vertices of a convex curve: mean share, least bytes that cross. (n, 2)."""
+        each = np.array([self._repeated(share) for share in SHARES])
+        # Between two shares at least as much is repeated as for the upper.
+        return _lower_hull(np.stack([[0.0, *SHARES], [*each, 0.0]], axis=1))
+
+    def _repeated(self, share: float) -> float:
+        """Return the least bytes that groups with this share of the space have more than once.
+
+        A group has its share of each operand times a factor of at least 1, and by the inequality
+        the factors multiply to 1 / share; where an operand is free, its factor is all that.
+        """
+        costs = sorted(n * each for n, each in zip(self.indices, self.nbytes))
+        for count in (3, 2, 1):
+            level: float = (math.prod(costs[:count]) / share) ** (1 / count)
+            if level >= costs[count - 1]:
+                break
+        return count * level - sum(costs[:count])
+
+
+def _lower_hull(points: Array) -> Array:
+    """Return the lower convex hull of points in order of their first coordinate."""
+    hull: list[Array] = []
+    for point in points:
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2], hull[-1]
+            if (y1 - y0) * (point[0] - x0) < (point[1] - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append(point)
+    return np.array(hull)
+
+
+def product_of(graph: Graph, node: Node) -> Product | None:
+    """Return a node's product, or None where it is none.
+
+    A value that several nodes read crosses once for all: each is charged a part.
+    """
+    signature = graph.signature(node)
+    if len(signature.inputs) < 2 or not signature.outputs:
+        return None
+    extents = {d.name: d.extent for d in signature.dims if d.kind is not Kind.WHOLE}
+    operands = (*signature.inputs[:2], signature.outputs[0])
+    names = (*node.inputs[:2], node.outputs[0])
+    pairs = all(sum(name in operand.dims for operand in operands) == 2 for name in extents)
+    lowered = {dim.name for dim in signature.dims if dim.kind is Kind.LOWERED}
+    if not pairs or lowered & operands[2].dims:
+        return None
+    indices, nbytes = [], []
+    for operand, name in zip(operands, names):
+        points = math.prod(extents[dim] for dim in operand.dims if dim in extents)
+        gathered = any(isinstance(axis, Whole) and axis.gathered for axis in operand.axes)
+        each = 0.0 if gathered else _elements(operand, extents) / points
+        indices.append(float(points))
+        itemsize = np.dtype(graph.tensors[name].dtype).itemsize
+        nbytes.append(each * itemsize * _crossings(graph, node, name))
+    return Product(tuple(indices), tuple(nbytes))
+
+
+def _elements(operand: Operand, extents: Mapping[str, int]) -> int:
+    """Return how many elements of an operand different points of its dims have for themselves."""
+    return math.prod(
+        min(axis.extent, math.prod(extents[dim] for dim in axis.dims if dim in extents))
+        if any(dim in extents for dim in axis.dims)
+        else axis.extent
+        for axis in operand.axes
+    )
+
+
+def _crossings(graph: Graph, node: Node, name: str) -> float:
+    """Return how often an element crosses in a step for each further group that needs it."""
+    trained = any(other.origin == node.name for other in graph.nodes)
+    readers = [
+        item for item in graph.consumers[name] if item.origin is None and not item.overwrites
+    ]
+    if name in node.outputs:
+        return 2.0 if trained else 1.0  # partial results come together, their gradient is dealt out
+    if graph.roles.get(name) is Role.PARAMETER:
+        return 2.0 / len(readers) if trained else 0.0  # gradients, and what they update
+    if name not in graph.producers or not graph.producers[name].inputs:
+        return 0.0
+    maker = graph.producers[name].name
+    back = any(other.origin == maker for other in graph.nodes)
+    return (1.0 + (trained and back)) / len(readers)
+
+
+def cut_ns(model: Model, path: Sequence[int], launches_ns: Array, uncut_ns: Array) -> float:
+    """Return a lower bound of the step of every strategy, 0 where links join no groups.
+
+    Args:
+        path: the tasks of a chain. launches_ns, uncut_ns: of each task, beside its arithmetic and
+            of that in one piece on the fastest device.
+    """
+    products = {}
+    for number, item in enumerate(model.operators):
+        found = product_of(model.graph, item.node) if item.source is None else None
+        if found is not None:
+            products[number] = found.crossing()
+    best = 0.0
+    for groups in groups_of(model.machine):
+        along = dict.fromkeys(products, 0.0)
+        rest = 0.0
+        for task in path:
+            operator = model.tasks[task][0]
+            rest += launches_ns[task]
+            if operator in along:
+                along[operator] += uncut_ns[task] / groups.devices
+            else:
+                rest += uncut_ns[task] / len(model.machine.processors)
+        total = WEIGHTS * rest
+        for number, hull in products.items():
+            shares = np.unique(np.clip(hull[:, 0], 1 / groups.count, 1.0))
+            crosses = np.interp(shares, hull[:, 0], hull[:, 1]) / groups.bytes_per_ns
+            means = np.outer(WEIGHTS, along[number] * shares) + np.outer(1 - WEIGHTS, crosses)
+            total += means.min(axis=1)
+        best = max(best, float(total.max()))
+    return best
+
+
+__all__ = ["Groups", "Product", "cut_ns", "groups_of", "product_of"]

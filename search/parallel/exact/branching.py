@@ -1,0 +1,272 @@
+"""Branch and bound over tables, compiled: what a strategy begun takes at least.
+
+A step is a longest path: of tasks, of messages between them, and of the order in which a device
+runs its tasks. A bound leaves paths out, never one too many in; here they are
+
+    begin ──► forward points of operators that have a configuration    (`end`, exact but for waits
+          ──► a way through the rest of the network, forward and back  (`rest`)     on channels)
+          ──► their backward points, and the updates                   (`away`)
+
+Paths go from point to point, by the least delays of `tables.py`, and along devices. What is left is
+known by configuration before the search (`pairs.py`): `rest` is the least way from each forward to
+each backward point of an operator through any operators that read it, `reach` the same through any
+before it. Both are tables by operator, minimal over its neighbours' configurations; and a pair of
+neighbours whose own best way is too long cannot be in any strategy that is looked for, and is left
+out of all that follows. What is left after that is searched depth first (`search`).
+
+Operators come in the order of their forward tasks. Devices are told apart only as far as strategies
+do: a configuration is tried if no renaming of devices that leaves those before it as they are makes
+it an earlier one; tables are kept for one configuration of all that renamings make of it.
+"""
+
+from __future__ import annotations
+
+from soapstone.search.parallel.exact.exact_arrays import (
+    ALIVE,
+    BACKWARD,
+    DELAYS,
+    ORDERED,
+    SOURCE,
+    TARGET,
+    Path,
+    Tree,
+)
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry
+from soapstone.search.parallel.problem.tables import NEVER
+
+
+@compiled
+def _pair(x: Tree, y: Path, edge: int, row: int) -> int:
+    """Return which pair of an edge a row makes with what is chosen of its first operator."""
+    a = y.chosen[x.edges[edge, SOURCE]]
+    target = x.edges[edge, TARGET]
+    rows = x.first[target + 1] - x.first[target]
+    found: int = x.kind[a] * rows + x.image[row, x.turned[a]]
+    return found
+
+
+@compiled
+def _forward(x: Tree, y: Path, op: int, row: int) -> None:
+    """Set when an operator's forward points end, after those of all before it."""
+    devices = x.placed.shape[1]
+    ordered = x.flags[op, ORDERED] != 0
+    now = y.free[op + 1]
+    for device in range(devices):
+        now[device] = y.free[op, device] if ordered else ZERO
+    final = ZERO
+    for point in range(x.points[row]):
+        begins = now[x.placed[row, point]]
+        for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
+            edge = x.before[at]
+            other = x.edges[edge, SOURCE]
+            delays = x.delays[x.edges[edge, DELAYS] + _pair(x, y, edge, row), 0]
+            for i in range(x.points[y.chosen[other]]):
+                begins = max(begins, y.end[other, i] + delays[i, point])
+        ends = begins + x.ahead[row, point]
+        y.end[op, point] = ends
+        now[x.placed[row, point]] = ends
+        final = max(final, ends)
+    if x.ahead_late[row] > 0:
+        for point in range(x.points[row]):
+            y.end[op, point] = final + x.ahead_late[row]
+    if not ordered:
+        for device in range(devices):
+            now[device] = y.free[op, device]
+
+
+@compiled
+def _backward(x: Tree, y: Path, op: int, row: int) -> None:
+    """Set the longest ways from where an operator's backward points may begin."""
+    devices = x.placed.shape[1]
+    count = x.points[row]
+    ways = devices + 1
+    follow = y.follow[op + 1]
+    for device in range(devices):
+        for k in range(ways):
+            follow[device, k] = y.follow[op, device, k]
+    away = y.away[op]
+    for point in range(count):
+        for k in range(ways):
+            away[point, k] = NEVER
+    if not x.flags[op, BACKWARD]:
+        return
+    for point in range(count):
+        shared = x.shared[x.kept_first[op] + x.kind[row], point]
+        away[point, devices] = max(x.tail[row, point], shared)
+        for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
+            edge = x.before[at]
+            other = x.edges[edge, SOURCE]
+            a = y.chosen[other]
+            pair = _pair(x, y, edge, row)
+            delays = x.delays[x.edges[edge, DELAYS] + pair, 1]
+            for i in range(x.points[a]):
+                for k in range(ways):
+                    away[point, k] = max(away[point, k], delays[point, i] + y.away[other, i, k])
+                if x.partner[op] == other:
+                    joint = x.joint[x.joint_first[op] + pair, i] + x.back[a, i]
+                    away[point, devices] = max(away[point, devices], delays[point, i] + joint)
+    if x.back_late[row] > 0:
+        for k in range(ways):
+            final = NEVER
+            for point in range(count):
+                final = max(final, away[point, k])
+            for point in range(count):
+                away[point, k] = final + x.back_late[row]
+    for point in range(count - 1, -1, -1):
+        device = x.placed[row, point]
+        later = point + 1
+        while later < count and x.placed[row, later] != device:
+            later += 1
+        for k in range(ways):
+            if later < count:
+                away[point, k] = max(away[point, k], away[later, k])
+            elif x.flags[op, ORDERED]:
+                away[point, k] = max(away[point, k], y.follow[op, device, k])
+            elif k == device:
+                away[point, k] = max(away[point, k], ZERO)
+            away[point, k] += x.back[row, point]
+        if x.flags[op, ORDERED]:
+            for k in range(ways):
+                follow[device, k] = away[point, k]
+
+
+@compiled
+def _longest(x: Tree, y: Path, op: int, row: int) -> int:
+    """Return the longest of the ways known when an operator gets a configuration."""
+    devices = x.placed.shape[1]
+    longest = ZERO
+    load, work = y.load[op + 1], y.work[op + 1]
+    for device in range(devices):
+        load[device] = max(y.load[op, device] + x.updates[row, device], x.lasts[row, device])
+        work[device] = y.work[op, device] + x.updates[row, device]
+    other = x.partner[op]
+    if other >= 0:
+        a = y.chosen[other]
+        rows = x.first[op + 1] - x.first[op]
+        pair = x.joint_first[op] + x.kind[a] * rows + x.image[row, x.turned[a]]
+        names = x.renamings[x.turned[a]]
+        for device in range(devices):
+            load[device] = max(load[device], x.joint_lasts[pair, names[device]])
+        number = x.kept_first[other] + x.kind[a]
+        for s in range(x.points[a]):
+            for e in range(x.points[a]):
+                way = y.end[other, s] + x.rest[number, s, e] + x.back[a, e] + x.joint[pair, e]
+                longest = max(longest, way)
+    number = x.kept_first[op] + x.kind[row]
+    count = x.points[row]
+    for s in range(count):
+        work[x.placed[row, s]] += x.ahead[row, s] + x.back[row, s]
+        longest = max(longest, y.end[op, s])
+        for e in range(count):
+            way = y.end[op, s] + x.rest[number, s, e]
+            if way < 0:
+                continue
+            for device in range(devices):
+                longest = max(longest, way + y.away[op, e, device] + load[device])
+            longest = max(longest, way + y.away[op, e, devices])
+    for device in range(devices):
+        longest = max(longest, work[device])
+    found: int = longest
+    return found
+
+
+@compiled
+def _allowed(x: Tree, y: Path, op: int, row: int) -> bool:
+    """Return whether no renaming that is left makes an earlier one of a row; set those after it."""
+    own = row - x.first[op]
+    for renaming in range(x.image.shape[1]):
+        y.fixed[op + 1, renaming] = ZERO
+        if y.fixed[op, renaming]:
+            image = x.image[row, renaming]
+            if image < own:
+                return False
+            y.fixed[op + 1, renaming] = image == own
+    return True
+
+
+@compiled
+def _candidate(x: Tree, y: Path, op: int) -> int:
+    """Return the next configuration to try, or -1."""
+    rows = x.first[op + 1] - x.first[op]
+    begin = x.before_ptr[op]
+    while y.cursor[op] < rows:
+        i = y.cursor[op]
+        y.cursor[op] += 1
+        if begin == x.before_ptr[op + 1]:
+            row = x.first[op] + i
+        else:
+            edge = x.before[begin]
+            a = y.chosen[x.edges[edge, SOURCE]]
+            if not x.alive[x.edges[edge, ALIVE] + x.kind[a] * rows + i]:
+                continue
+            row = x.first[op] + x.image[x.first[op] + i, x.opposite[x.turned[a]]]
+        good = True
+        for at in range(begin + 1, x.before_ptr[op + 1]):
+            edge = x.before[at]
+            good = good and x.alive[x.edges[edge, ALIVE] + _pair(x, y, edge, row)] != 0
+        if good and _allowed(x, y, op, row):
+            found: int = row
+            return found
+    return NONE
+
+
+@entry
+def bounds(x: Tree, y: Path, rows: Array, found: Array) -> None:
+    """Write what a strategy takes at least when the first, the first two, ... are chosen."""
+    for op in range(rows.shape[0]):
+        _forward(x, y, op, rows[op])
+        _backward(x, y, op, rows[op])
+        y.chosen[op] = rows[op]
+        found[op] = _longest(x, y, op, rows[op])
+
+
+@entry
+def begin(x: Tree, y: Path, rows: Array, depth: int) -> None:
+    """Set the first operators' rows, and let the search go on from there."""
+    for op in range(depth):
+        _allowed(x, y, op, rows[op])
+        _forward(x, y, op, rows[op])
+        _backward(x, y, op, rows[op])
+        _longest(x, y, op, rows[op])
+        y.chosen[op] = rows[op]
+    y.counts[0] = depth
+    y.cursor[depth] = ZERO
+
+
+@entry
+def search(x: Tree, y: Path, bottom: int, top: int, limit: int, visits: int) -> bool:
+    """Go on with the search for strategies begun that may take less than a limit; list them.
+
+    Args:
+        bottom, top: how many operators have a row already, and are to have one.
+
+    Returns whether it has come to its end; else the list is full, or so many have been begun.
+    """
+    stop = y.counts[1] + visits
+    y.counts[2] = ZERO
+    while y.counts[0] >= bottom:
+        op = y.counts[0]
+        if y.counts[1] >= stop or y.counts[2] >= y.leaves.shape[0]:
+            return False
+        row = _candidate(x, y, op)
+        if row < 0:
+            y.counts[0] -= 1
+            continue
+        y.counts[1] += 1
+        _forward(x, y, op, row)
+        _backward(x, y, op, row)
+        if _longest(x, y, op, row) >= limit:
+            continue
+        y.chosen[op] = row
+        if op + 1 == top:
+            for i in range(top):
+                y.leaves[y.counts[2], i] = y.chosen[i]
+            y.counts[2] += 1
+        else:
+            y.counts[0] += 1
+            y.cursor[op + 1] = ZERO
+    return True
+
+
+__all__ = ["begin", "bounds", "search"]

@@ -1,0 +1,249 @@
+"""One Markov chain over strategies, compiled (Jia, section 3.5).
+
+A proposal changes the configuration of one operator, at random as in the paper or by a move that
+keeps what is good about it, or those of all equal operators, or of all that share parameters. It is
+accepted if it is faster, else with a probability that falls with the difference. The threshold is
+drawn first, so that a simulation stops as soon as it must be passed. `descend` tries given
+configurations in turn instead, and keeps what is faster.
+
+Where memory is scarce (`Chain.pending`) both stop with CHECK at each change that is fast enough:
+`Walker` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.search.parallel.mcmc.chain_arrays import Chain, share
+from soapstone.search.parallel.mcmc.proposals import CLASS, MOVES, propose
+from soapstone.search.parallel.problem import choice as choices
+from soapstone.search.parallel.problem.arrays import (
+    CHANNEL,
+    CUT,
+    GIVER,
+    HEAD,
+    MESSAGE,
+    NEED,
+    OVERFLOW,
+    POINTS,
+    SEND,
+    TASKS,
+    Array,
+    Choice,
+    Problem,
+    Scratch,
+)
+from soapstone.search.parallel.problem.compiling import (
+    NONE,
+    ONE,
+    ZERO,
+    compiled,
+    entry,
+    integer,
+    put,
+)
+from soapstone.search.parallel.simulation.schedule import (
+    PASSED,
+    State,
+    accept,
+    first_affected,
+    reject,
+    simulate,
+)
+
+# what a chain stopped for, or what became of a proposal
+BUDGET, FULL, CHECK, NO, YES = (integer(outcome) for outcome in range(5))
+
+
+@entry
+def keep_best(c: Choice, k: Chain, cost: int) -> None:
+    """Note the strategy as the best so far."""
+    k.cost[1] = cost
+    k.counts[4] = k.counts[0]
+    for op in range(c.operators.shape[0]):
+        put(k.best[op], c.operators[op], c.operators.shape[1])
+        put(k.best_placed[op], c.placed[op], c.placed.shape[1])
+        put(k.best_cuts[op], c.cuts[op], c.cuts.shape[1])
+
+
+@compiled
+def _crowded(c: Choice, part: Any) -> bool:
+    """Return whether more than 1 / part of a pool is taken."""
+    return bool(
+        c.top[MESSAGE] > c.messages.shape[0] // part
+        or c.top[GIVER] > c.givers.shape[0] // part
+        or c.top[SEND] > c.sends.shape[0] // part
+        or c.top[NEED] > c.needs.shape[0] // part
+        or c.top[CHANNEL] > c.channels.shape[0] // part
+        or c.top[HEAD] > c.head.shape[0] // part
+    )
+
+
+@compiled
+def _weigh(p: Problem, c: Choice, load: Array, op: int, sign: int) -> None:
+    """Add the work of an operator's tasks to that of their devices."""
+    for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+        for point in range(c.operators[op, POINTS]):
+            load[c.placed[op, point]] += sign * c.task_ns[task, point]
+
+
+@entry
+def weigh(p: Problem, c: Choice, k: Chain) -> None:
+    """Set the work of each device."""
+    for device in range(p.devices.shape[0]):
+        k.load[0, device] = 0
+    for op in range(p.operators.shape[0]):
+        _weigh(p, c, k.load[0], op, ONE)
+
+
+@compiled
+def _roomy(p: Problem, c: Choice, s: Scratch, t: State) -> bool:
+    """Make all messages anew if pools are half full; return whether that has made room."""
+    if _crowded(c, np.int64(2)):
+        choices.reconnect_all(p, c, s)
+        if c.top[OVERFLOW] or _crowded(c, np.int64(3)):
+            return False
+        simulate(p, c, t, ZERO, NONE)
+        accept(p, t, ZERO)
+    return True
+
+
+@compiled
+def _judge(
+    p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, threshold: int, delta: bool
+) -> int:
+    """Derive what was proposed, and accept it unless it is above the threshold."""
+    put(k.load[1], k.load[0], p.devices.shape[0])
+    for i in range(s.collected[0]):
+        _weigh(p, b, k.load[1], s.lists[0, i], NONE)
+    choices.change(p, c, s)
+    for i in range(s.collected[0]):
+        _weigh(p, c, k.load[1], s.lists[0, i], ONE)
+    for device in range(p.devices.shape[0]):
+        if k.load[1, device] > threshold:  # whatever has to move
+            k.counts[3] += 1
+            choices.put_back(p, c, b, s)
+            return NO
+    choices.reconnect(p, c, s)
+    if c.top[OVERFLOW]:
+        choices.undo(p, c, b, s)
+        return FULL
+    first = first_affected(p, s) if delta else ZERO
+    k.counts[2] += 1
+    k.counts[5] += first
+    cost = simulate(p, c, t, first, threshold)
+    k.pending[1], k.pending[2], k.pending[3] = threshold, first, cost
+    if k.pending[0] and cost != PASSED:
+        return CHECK
+    return _decide(p, c, b, s, t, k, cost)
+
+
+@compiled
+def _decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
+    """End the proposal that was simulated: its cost is known, PASSED if above the threshold."""
+    if cost == PASSED:
+        k.counts[6] += 1
+        reject(t)
+        choices.undo(p, c, b, s)
+        return NO
+    accept(p, t, k.pending[2])
+    put(k.load[0], k.load[1], p.devices.shape[0])
+    k.counts[1] += 1
+    k.moves[k.pending[4], 1] += 1
+    k.cost[0] = cost
+    if cost < k.cost[1]:
+        keep_best(c, k, cost)
+    return YES
+
+
+@entry
+def decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
+    """End the proposal that stopped with CHECK, at this cost."""
+    return _decide(p, c, b, s, t, k, cost if cost <= k.pending[1] else PASSED)
+
+
+@entry
+def walk(
+    p: Problem,
+    c: Choice,
+    b: Choice,
+    s: Scratch,
+    t: State,
+    k: Chain,
+    temperature: float,
+    proposals: int,
+    delta: bool,
+) -> int:
+    """Make so many proposals; return FULL, with nothing lost, when a pool must be made larger.
+
+    Args:
+        temperature: the rise in nanoseconds that is accepted with probability 1 / e.
+        delta: whether passes begin where the change does.
+    """
+    for _ in range(proposals):
+        if not _roomy(p, c, s, t):
+            return FULL
+        u = share(k.random)
+        move = 0
+        while move < MOVES - 1 and u >= k.weights[move]:
+            move += 1
+        threshold = k.cost[0] + int(-np.log(1.0 - share(k.random)) * temperature)
+        k.counts[0] += 1
+        k.moves[move, 0] += 1
+        k.pending[4] = move
+        if not propose(p, c, b, s, k, move):
+            choices.put_back(p, c, b, s)
+            continue
+        outcome = _judge(p, c, b, s, t, k, threshold, delta)
+        if outcome in (FULL, CHECK):
+            return outcome
+    return BUDGET
+
+
+@entry
+def descend(
+    p: Problem,
+    c: Choice,
+    b: Choice,
+    s: Scratch,
+    t: State,
+    k: Chain,
+    group: Array,
+    degrees: Array,
+    placed: Array,
+    row: Array,
+    last: int,
+    delta: bool,
+) -> int:
+    """Give the operators of a group one configuration after another; keep what is faster.
+
+    Args:
+        group: equal operators. degrees, placed: configurations, as rows of `Choice.operators` and
+            `Choice.placed`. row: (1), the next to try; last: the one to stop before.
+    """
+    while row[0] < last:
+        if not _roomy(p, c, s, t):
+            return FULL
+        at = row[0]
+        row[0] += 1
+        k.counts[0] += 1
+        k.pending[4] = CLASS
+        choices.affected(p, s, group[0], True)
+        for i in range(1, group.shape[0]):
+            choices.affected(p, s, group[i], False)
+        choices.save(p, c, b, s)
+        for i in range(group.shape[0]):
+            c.cuts[group[i], CUT] = -1
+            put(c.operators[group[i]], degrees[at], degrees.shape[1])
+            put(c.placed[group[i]], placed[at], placed.shape[1])
+        outcome = _judge(p, c, b, s, t, k, k.cost[0] - 1, delta)
+        if outcome == FULL:
+            row[0] = at
+        if outcome in (FULL, CHECK):
+            return outcome
+    return BUDGET
+
+
+__all__ = ["BUDGET", "CHECK", "FULL", "decide", "descend", "keep_best", "walk", "weigh"]

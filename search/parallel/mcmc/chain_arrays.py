@@ -1,0 +1,72 @@
+"""The arrays of a Markov chain, and how it draws from its random numbers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.compiling import compiled
+from soapstone.search.parallel.problem.packing import packed
+
+AFFORDED = 8  # operators that a change of a whole class has on average
+
+
+@packed
+class Chain(NamedTuple):
+    """A chain's place: random numbers, costs and counts.
+
+    random: uint64 (1). cost: int64 [now, best]. counts: int64 [proposals, accepted, simulations,
+    those not simulated, proposals at the best, tasks that passes did not begin with, passes cut
+    short]. load: (2, devices), work of each device, now and as proposed. pending: int64 [whether
+    memory is scarce, threshold, first place, time, move] of the proposal that waits for CHECK.
+    """
+
+    random: Array
+    cost: Array
+    counts: Array
+    weights: Array  # (MOVES): cumulative shares of moves
+    free: Array  # operators that may be chosen, those with a configuration of their own
+    group_of: Array  # (operators, 2): their class, and those that share their parameters
+    group_ptr: Array  # operators of each group
+    members: Array
+    peer_ptr: Array  # operators that share a value with an operator
+    peers: Array
+    axes: Array  # (peers, dims): the peer's dim that cuts what they share as each of its own does
+    path: Array  # (2, AFFORDED): operators that are changed together, and the place of their peer
+    divisors: Array  # numbers of points tried first
+    best: Array  # operators of the best choice
+    best_placed: Array
+    best_cuts: Array
+    load: Array
+    pending: Array
+    moves: Array  # (MOVES, 2): how often proposed and accepted
+
+
+@compiled
+def _next(random: Array) -> int:
+    """Return 63 random bits (xorshift64*; Vigna 2016)."""
+    x = random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    random[0] = x
+    found: int = np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(1))  # type: ignore[assignment]
+    return found
+
+
+@compiled
+def below(random: Array, limit: Any) -> int:
+    """Draw an integer from 0 on, below a limit."""
+    found: int = _next(random) % limit
+    return found
+
+
+@compiled
+def share(random: Array) -> float:
+    """Draw a number from 0 on, below 1."""
+    return float(_next(random) >> 10) / 9007199254740992.0
+
+
+__all__ = ["AFFORDED", "Chain", "below", "share"]

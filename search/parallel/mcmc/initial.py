@@ -1,0 +1,268 @@
+"""Strategies to begin a search with: data and model parallelism, what experts do, random ones.
+
+Jia, section 3.7.2. Experts parallelize convolutional networks by samples, and their dense layers by
+output channels (Krizhevsky, One weird trick, 2014); recurrent networks by samples across computers,
+and within one by layers, each on a device (Wu et al., Google's NMT system, 2016).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+import numpy as np
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.dims import Dim, Kind
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.tensor import Role
+from soapstone.runtime import Machine
+from soapstone.search.cost.launches import work
+from soapstone.search.parallel.problem.operators import Operator
+from soapstone.search.parallel.problem.prepare import Model
+
+Configurations = Mapping[str, Configuration]
+
+
+class Parallel(StrEnum):
+    """What splitting a dim of an operator divides (Jia, section 3.3), or leaves to be summed."""
+
+    SAMPLE = "sample"
+    ATTRIBUTE = "attribute"
+    PARAMETER = "parameter"
+    REDUCED = "reduced"
+
+
+def kinds_of_dims(graph: Graph, node: Node, sample: str | None) -> dict[str, Parallel]:
+    """Return what each dim of an operator that may be split is."""
+    signature = graph.signature(node)
+    weights = {
+        dim
+        for name, operand in zip(node.inputs, signature.inputs)
+        if graph.roles.get(name) is Role.PARAMETER
+        for dim in operand.dims
+    }
+    made = signature.outputs[0].dims
+    found = {}
+    for dim in signature.dims:
+        if dim.kind is Kind.WHOLE:
+            continue
+        if dim.name == sample:
+            found[dim.name] = Parallel.SAMPLE
+        elif dim.name not in made:
+            found[dim.name] = Parallel.REDUCED
+        elif dim.name in weights:
+            found[dim.name] = Parallel.PARAMETER
+        else:
+            found[dim.name] = Parallel.ATTRIBUTE
+    return found
+
+
+def data_parallel(model: Model) -> Configurations:
+    """Return the strategy that splits every operator over samples, one part a device."""
+    return _by_samples(model, list(range(len(model.machine.processors))))
+
+
+def one_computer(model: Model) -> Configurations:
+    """Return the strategy that splits every operator over samples on the first computer alone."""
+    return _by_samples(model, computers_of(model.machine)[0])
+
+
+def computers_of(machine: Machine) -> list[list[int]]:
+    """Return the numbers of the processors of each computer."""
+    members: dict[str, list[int]] = {}
+    for number, processor in enumerate(machine.processors):
+        members.setdefault(processor.node, []).append(number)
+    return list(members.values())
+
+
+def _by_samples(model: Model, devices: list[int]) -> Configurations:
+    samples = model.graph.sample_dims
+    return {
+        item.name: _split(model, item, samples.get(item.name), devices) for item in _chosen(model)
+    }
+
+
+def model_parallel(model: Model) -> Configurations:
+    """Return the strategy that gives each device operators in program order, equal in work."""
+    devices = len(model.machine.processors)
+    chosen = _chosen(model)
+    flops = [
+        sum(work(model.graph, node)[0] for node in (*item.ahead, *item.back)) for item in chosen
+    ]
+    total, done, found = sum(flops) or 1.0, 0.0, {}
+    for item, cost in zip(chosen, flops):
+        device = min(devices - 1, int((done + cost / 2) / total * devices))
+        found[item.name] = Configuration({}, (device,))
+        done += cost
+    return found
+
+
+def expert(model: Model) -> Configurations:
+    """Return what experts do with a network of its kind."""
+    return _layers(model) if is_recurrent(model) else _one_weird_trick(model)
+
+
+def is_recurrent(model: Model) -> bool:
+    """Return whether several operators share a parameter, as the steps of a recurrent layer do."""
+    graph = model.graph
+    readers = [
+        sum(node.origin is None and not node.overwrites for node in graph.consumers[name])
+        for name in graph.inputs(Role.PARAMETER)
+    ]
+    return max(readers, default=0) > 1
+
+
+def _one_weird_trick(model: Model) -> Configurations:
+    """Return samples for all but dense layers, which are split by output channels."""
+    devices = len(model.machine.processors)
+    samples = model.graph.sample_dims
+    found = dict(data_parallel(model))
+    for item in _chosen(model):
+        signature = model.graph.signature(item.node)
+        sample = samples.get(item.name)
+        if any(len(operand.axes) > 3 for operand in signature.inputs):
+            continue
+        kinds = kinds_of_dims(model.graph, item.node, sample)
+        columns = [name for name, kind in kinds.items() if kind is Parallel.PARAMETER]
+        reduced = [name for name, kind in kinds.items() if kind is Parallel.REDUCED]
+        if columns and reduced:
+            found[item.name] = _split(model, item, columns[-1], range(devices))
+    return found
+
+
+def _layers(model: Model) -> Configurations:
+    """Return samples across computers, and layers dealt out to the devices of each."""
+    graph, groups = model.graph, computers_of(model.machine)
+    samples = graph.sample_dims
+    layer_of = _layer_numbers(model)
+    found = {}
+    for item in _chosen(model):
+        devices = [group[layer_of[item.name] % len(group)] for group in groups]
+        found[item.name] = _split(model, item, samples.get(item.name), devices)
+    return found
+
+
+def _layer_numbers(model: Model) -> dict[str, int]:
+    """Return the layer of each operator: those with the same parameters, or what they feed."""
+    graph = model.graph
+    number: dict[tuple[str, ...], int] = {}
+    layers: dict[str, int] = {}
+    last = 0
+    for item in model.operators:
+        own = tuple(sorted(n for n in item.node.inputs if graph.roles.get(n) is Role.PARAMETER))
+        if own and item.source is None:
+            last = number.setdefault(own, len(number))
+        else:
+            makers = [graph.producers[n].name for n in item.node.inputs if n in graph.producers]
+            last = max((layers[name] for name in makers if name in layers), default=last)
+        for node in item.ahead:
+            layers[node.name] = last
+    return layers
+
+
+def tensor_parallel(model: Model) -> Configurations:
+    """Return samples and output channels together: rows of devices by samples, columns by channels.
+
+    The tensor parallelism of Shoeybi et al., Megatron-LM, 2019: within a computer by channels,
+    across computers by samples; operators without channels by samples alone.
+    """
+    samples = model.graph.sample_dims
+    computers = computers_of(model.machine)
+    inside = len(model.machine.processors) // len(computers)
+    found = dict(data_parallel(model))
+    for item in _chosen(model):
+        sample = samples.get(item.name)
+        kinds = kinds_of_dims(model.graph, item.node, sample)
+        columns = [n for n, kind in kinds.items() if kind is Parallel.PARAMETER]
+        reduced = [n for n, kind in kinds.items() if kind is Parallel.REDUCED]
+        if not (columns and reduced and sample):
+            continue
+        dims = model.graph.signature(item.node).by_name
+        order = [dim.name for dim in model.graph.signature(item.node).dims]
+        wanted = {sample: len(computers), columns[-1]: inside}
+        degrees = {
+            name: min(wanted[name], dims[name].extent)
+            for name in order
+            if name in wanted and min(wanted[name], dims[name].extent) > 1
+        }
+        if list(degrees) == [sample, columns[-1]] and _legal(model, item, degrees):
+            found[item.name] = Configuration(degrees, tuple(range(math.prod(degrees.values()))))
+    return found
+
+
+def randomly(model: Model, seed: int) -> Configurations:
+    """Return a strategy in which every operator has random degrees and devices."""
+    random = np.random.default_rng(seed)
+    devices = len(model.machine.processors)
+    found = {}
+    for item in _chosen(model):
+        signature = model.graph.signature(item.node)
+        degrees: dict[str, int] = {}
+        left = int(random.integers(1, devices + 1))
+        for dim in random.permutation(np.array(signature.dims, object)):
+            most = min(left, dim.extent)
+            choices = [d for d in range(1, most + 1) if left % d == 0]
+            if dim.kind is Kind.WHOLE or not choices:
+                continue
+            degree = int(random.choice(choices))
+            if degree > 1 and _legal(model, item, degrees | {dim.name: degree}):
+                degrees[dim.name] = degree
+                left //= degree
+        ordered = {dim.name: degrees[dim.name] for dim in signature.dims if dim.name in degrees}
+        points = math.prod(ordered.values())
+        found[item.name] = Configuration(
+            ordered, tuple(int(d) for d in random.permutation(devices)[:points])
+        )
+    return found
+
+
+def _chosen(model: Model) -> list[Operator]:
+    return [item for item in model.operators if item.source is None]
+
+
+def _legal(model: Model, item: Operator, degrees: Mapping[str, int]) -> bool:
+    try:
+        model.graph.signature(item.node).check(degrees, item.node.spec.lower is not None)
+    except StrategyError:
+        return False
+    return True
+
+
+def _split(
+    model: Model, item: Operator, name: str | None, devices: range | list[int]
+) -> Configuration:
+    """Return one dim cut over devices, as far as its extent goes; whole where it cannot be cut."""
+    dim: Dim | None = model.graph.signature(item.node).by_name.get(name or "")
+    if dim is None or dim.kind is Kind.WHOLE:
+        return Configuration({}, (devices[0],))
+    degree = min(len(devices), dim.extent)
+    if degree < 2 or not _legal(model, item, {dim.name: degree}):
+        return Configuration({}, (devices[0],))
+    return Configuration({dim.name: degree}, tuple(devices[:degree]))
+
+
+NAMED: Mapping[str, Callable[[Model], Configurations]] = {
+    "data": data_parallel,
+    "model": model_parallel,
+    "expert": expert,
+    "tensor": tensor_parallel,
+    "computer": one_computer,
+}
+
+__all__ = [
+    "NAMED",
+    "Configurations",
+    "Parallel",
+    "computers_of",
+    "data_parallel",
+    "expert",
+    "is_recurrent",
+    "kinds_of_dims",
+    "model_parallel",
+    "one_computer",
+    "randomly",
+    "tensor_parallel",
+]

@@ -1,0 +1,363 @@
+"""What a Markov chain proposes, compiled: another configuration of some operators.
+
+That of one operator, at random as in the paper (Jia, section 3.5) or by a move that keeps what is
+good about it, or those of all equal operators, of all that share parameters, or of a path or a run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, Chain, below
+from soapstone.search.parallel.problem import choice as choices
+from soapstone.search.parallel.problem.arrays import (
+    BOUNDS,
+    CUT,
+    DEGREES,
+    DIMS,
+    EXTENT,
+    FREE,
+    KIND,
+    NODE,
+    OK,
+    POINTS,
+    Array,
+    Choice,
+    Problem,
+    Scratch,
+)
+from soapstone.search.parallel.problem.arrays import CLASS as ITS_CLASS
+from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, put
+from soapstone.search.parallel.problem.geometry import legal
+
+# kinds of moves
+RANDOM, DEVICES, DEGREE, COPY, CLASS, UNIFORM, UNEVEN, TWIN, SHIFT, ALONG, MOVES = range(11)
+INFORMED = {
+    RANDOM: 0.1,
+    DEVICES: 0.2,
+    DEGREE: 0.1,
+    COPY: 0.25,
+    ALONG: 0.1,
+    CLASS: 0.05,
+    UNEVEN: 0.05,
+    TWIN: 0.1,
+    SHIFT: 0.05,
+}
+PLAIN = {UNIFORM: 1.0}  # the paper's
+
+
+def cumulative(shares: dict[int, float]) -> Array:
+    """Return the cumulative shares of moves."""
+    weights = np.zeros(MOVES)
+    for move, share in shares.items():
+        weights[move] = share
+    found: Array = np.cumsum(weights) / weights.sum()
+    return found
+
+
+@compiled
+def _points(p: Problem, c: Choice, op: int) -> int:
+    points = 1
+    for dim in range(p.operators[op, DIMS]):
+        points *= c.operators[op, DEGREES + dim]
+    return points
+
+
+@compiled
+def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
+    """Draw degrees: a number of points, and its prime factors dealt out to dims that may take it.
+
+    Every legal choice of degrees with at most one point a device can be drawn.
+    """
+    c.cuts[op, CUT] = -1
+    for _ in range(64):
+        for dim in range(p.operators[op, DIMS]):
+            c.operators[op, DEGREES + dim] = 1
+        if below(k.random, np.int64(8)) == 0:
+            left = 1 + below(k.random, len(p.devices))
+        else:
+            left = k.divisors[below(k.random, k.divisors.shape[0])]
+        factor = 2
+        good = True
+        while left > 1:
+            if factor * factor > left:
+                factor = left
+            if left % factor:
+                factor += 1
+                continue
+            left //= factor
+            count = 0
+            for dim in range(p.operators[op, DIMS]):
+                wide = c.operators[op, DEGREES + dim] * factor <= p.operators[op, EXTENT + dim]
+                count += p.operators[op, OK + dim] and wide
+            if count == 0:
+                good = False
+                break
+            pick = below(k.random, count)
+            for dim in range(p.operators[op, DIMS]):
+                wide = c.operators[op, DEGREES + dim] * factor <= p.operators[op, EXTENT + dim]
+                if p.operators[op, OK + dim] and wide:
+                    if pick == 0:
+                        c.operators[op, DEGREES + dim] *= factor
+                        break
+                    pick -= 1
+        if good and legal(p, p.operators[op, NODE], c.operators[op, DEGREES:]):
+            return
+    for dim in range(p.operators[op, DIMS]):
+        c.operators[op, DEGREES + dim] = 1
+
+
+@compiled
+def _place(p: Problem, c: Choice, k: Chain, op: int) -> None:
+    """Draw devices: mostly neighbours in order, or evenly spaced; sometimes any, even the same."""
+    points = c.operators[op, POINTS]
+    pick = below(k.random, np.int64(16))
+    if pick < 8:
+        blocks = max(1, len(p.devices) // points)
+        first = below(k.random, blocks) * points
+        for i in range(points):
+            c.placed[op, i] = (first + i) % len(p.devices)
+    elif pick < 11:
+        stride = max(1, len(p.devices) // points)
+        first = below(k.random, stride)
+        for i in range(points):
+            c.placed[op, i] = (first + i * stride) % len(p.devices)
+    elif pick < 13:
+        first = below(k.random, len(p.devices))
+        for i in range(points):
+            c.placed[op, i] = (first + i) % len(p.devices)
+    elif pick < 15:  # distinct devices in any order
+        for i in range(points):
+            while True:
+                device = below(k.random, len(p.devices))
+                known = False
+                for j in range(i):
+                    known = known or c.placed[op, j] == device
+                if not known:
+                    break
+            c.placed[op, i] = device
+    else:
+        for i in range(points):
+            c.placed[op, i] = below(k.random, len(p.devices))
+
+
+@compiled
+def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
+    """Give an operator another's degrees, dim by dim, and devices; return whether that is legal."""
+    if p.operators[source, DIMS] != p.operators[target, DIMS]:
+        return False
+    for dim in range(p.operators[source, DIMS]):
+        degree = c.operators[source, DEGREES + dim]
+        if degree > p.operators[target, EXTENT + dim] or (
+            degree > 1 and not p.operators[target, OK + dim]
+        ):
+            return False
+    if not legal(p, p.operators[target, NODE], c.operators[source, DEGREES:]):
+        return False
+    put(c.operators[target], c.operators[source], c.operators.shape[1])
+    put(c.placed[target], c.placed[source], c.placed.shape[1])
+    put(c.cuts[target], c.cuts[source], c.cuts.shape[1])
+    cut = c.cuts[source, CUT]
+    if cut >= 0 and p.operators[source, EXTENT + cut] != p.operators[target, EXTENT + cut]:
+        c.cuts[target, CUT] = -1
+    return True
+
+
+@compiled
+def _align(p: Problem, c: Choice, k: Chain, op: int, place: int) -> None:
+    """Give an operator the tiles that its peer has of the value that they share."""
+    peer = k.peers[place]
+    c.cuts[op, CUT] = -1
+    for dim in range(p.operators[op, DIMS]):
+        degree, other = ONE, k.axes[place, dim]
+        if other >= 0 and p.operators[op, OK + dim]:
+            degree = c.operators[peer, DEGREES + other]
+        c.operators[op, DEGREES + dim] = min(degree, p.operators[op, EXTENT + dim])
+    # Two dims may follow one of the peer's: x and x.T of a product of x with itself.
+    fits = _points(p, c, op) <= len(p.devices)
+    if not (fits and legal(p, p.operators[op, NODE], c.operators[op, DEGREES:])):
+        for dim in range(p.operators[op, DIMS]):
+            c.operators[op, DEGREES + dim] = 1
+    c.operators[op, POINTS] = _points(p, c, op)
+    if c.operators[op, POINTS] == c.operators[peer, POINTS]:
+        put(c.placed[op], c.placed[peer], c.placed.shape[1])
+    else:
+        _place(p, c, k, op)
+
+
+@compiled
+def _along(k: Chain, op: int) -> int:
+    """Draw a path of peers, one after another; return its length."""
+    k.path[0, 0] = op
+    length = ONE
+    while length < AFFORDED and (length == 1 or below(k.random, np.int64(2))):
+        last = k.path[0, length - 1]
+        count = k.peer_ptr[last + 1] - k.peer_ptr[last]
+        if count == 0:
+            break
+        peer = k.peers[k.peer_ptr[last] + below(k.random, count)]
+        known = False
+        for i in range(length):
+            known = known or k.path[0, i] == peer
+        if known:
+            break
+        place = k.peer_ptr[peer]
+        while k.peers[place] != last:
+            place += 1
+        k.path[0, length], k.path[1, length] = peer, place
+        length += 1
+    return length
+
+
+@compiled
+def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
+    """Double or halve the degree of one dim, or move a factor from one to another."""
+    c.cuts[op, CUT] = -1
+    dims = p.operators[op, DIMS]
+    a = below(k.random, dims)
+    b = below(k.random, dims)
+    pick = below(k.random, np.int64(3))
+    if pick != 0:
+        if c.operators[op, DEGREES + a] % 2:
+            return False
+        c.operators[op, DEGREES + a] //= 2
+    if pick != 1:
+        c.operators[op, DEGREES + b] *= 2
+        if (
+            c.operators[op, DEGREES + b] > p.operators[op, EXTENT + b]
+            or not p.operators[op, OK + b]
+        ):
+            return False
+    return _points(p, c, op) <= len(p.devices) and legal(
+        p, p.operators[op, NODE], c.operators[op, DEGREES:]
+    )
+
+
+@compiled
+def _uneven(p: Problem, c: Choice, k: Chain, op: int) -> bool:
+    """Move a boundary between two tiles; return whether there is one to move.
+
+    A dim is cut unevenly or another is: one of an operator at most. A dim of single indices stays
+    so, which those that another dim is split inside must.
+    """
+    dims = p.operators[op, DIMS]
+    dim = below(k.random, dims)
+    degree, extent = c.operators[op, DEGREES + dim], p.operators[op, EXTENT + dim]
+    if degree < 2 or degree == extent:
+        return False
+    row = c.cuts[op]
+    if row[CUT] != dim:
+        row[CUT] = dim
+        for i in range(degree + 1):
+            row[BOUNDS + i] = extent * i // degree
+    i = BOUNDS + 1 + below(k.random, degree - 1)
+    low, high = row[i - 1] + 1, row[i + 1]
+    if high - low < 2:
+        return False
+    row[i] = low + below(k.random, high - low)
+    return True
+
+
+@compiled
+def _run(k: Chain, p: Problem, op: int) -> int:
+    """Return how many operators from this one on are changed together."""
+    length = 1 + below(k.random, np.int64(AFFORDED))
+    found: int = min(length, p.operators.shape[0] - op)
+    return found
+
+
+@compiled
+def propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -> bool:
+    """Change the configuration of some operators; return whether there is a change to judge.
+
+    The operators are collected, and what they were is saved, before anything is changed.
+    """
+    op = k.free[below(k.random, k.free.shape[0])]
+    choices.affected(p, s, op, True)
+    number = k.group_of[op, below(k.random, np.int64(2)) if move == CLASS else ZERO]
+    first, size = k.group_ptr[number], k.group_ptr[number + 1] - k.group_ptr[number]
+    twin, run = op, ONE
+    if move == CLASS and (size < 2 or below(k.random, size) >= AFFORDED):
+        move = COPY  # a large class costs as much to derive
+    if move == CLASS:
+        for place in range(first, first + size):
+            choices.affected(p, s, k.members[place], False)
+    elif move in (TWIN, SHIFT):
+        run = _run(k, p, op)
+        if move == TWIN:
+            twin = k.members[first + below(k.random, size)]
+            if twin == op:
+                move = COPY
+        if move != COPY:
+            for i in range(1, run):
+                choices.affected(p, s, op + i, False)
+    elif move == ALONG:
+        run = _along(k, op)
+        for i in range(1, run):
+            choices.affected(p, s, k.path[0, i], False)
+    choices.save(p, c, b, s)
+    if move == DEVICES:
+        _place(p, c, k, op)
+    elif move == UNEVEN:
+        return _uneven(p, c, k, op)
+    elif move == TWIN:
+        for i in range(run):
+            other = twin + i
+            if (
+                other >= p.operators.shape[0]
+                or p.operators[op + i, ITS_CLASS] != p.operators[other, ITS_CLASS]
+            ):
+                break
+            if p.operators[op + i, KIND] == FREE:
+                _take_over(p, c, other, op + i)
+    elif move == SHIFT:
+        by = 1 + below(k.random, np.int64(p.devices.shape[0]))
+        for i in range(run):
+            if p.operators[op + i, KIND] == FREE:
+                for point in range(c.operators[op + i, POINTS]):
+                    c.placed[op + i, point] = (c.placed[op + i, point] + by) % p.devices.shape[0]
+    elif move == DEGREE:
+        before = c.operators[op, POINTS]
+        if not _another_degree(p, c, k, op):
+            return False
+        c.operators[op, POINTS] = _points(p, c, op)
+        if c.operators[op, POINTS] != before:
+            _place(p, c, k, op)
+    elif move == COPY:
+        count = k.peer_ptr[op + 1] - k.peer_ptr[op]
+        if count == 0:
+            return False
+        place = k.peer_ptr[op] + below(k.random, count)
+        if below(k.random, np.int64(2)) or not _take_over(p, c, k.peers[place], op):
+            _align(p, c, k, op, place)
+    elif move == ALONG:
+        before = c.operators[op, POINTS]
+        _degrees(p, c, k, op)
+        c.operators[op, POINTS] = _points(p, c, op)
+        if c.operators[op, POINTS] != before:
+            _place(p, c, k, op)
+        for i in range(1, run):
+            _align(p, c, k, k.path[0, i], k.path[1, i])
+    else:
+        _degrees(p, c, k, op)
+        c.operators[op, POINTS] = _points(p, c, op)
+        if move == UNIFORM:  # as in the paper: any device for each point
+            for i in range(c.operators[op, POINTS]):
+                c.placed[op, i] = below(k.random, len(p.devices))
+        else:
+            _place(p, c, k, op)
+        if move == CLASS:
+            for place in range(first, first + size):
+                if k.members[place] != op:
+                    _take_over(p, c, op, k.members[place])
+    return True
+
+
+__all__ = [
+    "CLASS",
+    "INFORMED",
+    "MOVES",
+    "PLAIN",
+    "cumulative",
+    "propose",
+]

@@ -1,0 +1,1 @@
+"""From a graph and a machine to the arrays of a search."""

@@ -1,0 +1,35 @@
+"""Operators that are changed together: equal ones, and those that share parameters."""
+
+from __future__ import annotations
+
+from soapstone.ir.tensor import Role
+from soapstone.search.parallel.problem.arrays import CLASS, FREE, KIND
+from soapstone.search.parallel.problem.prepare import Model
+
+
+def classes(model: Model) -> dict[int, object]:
+    """Return the class of each operator that has a configuration of its own."""
+    p = model.problem
+    return {op: int(p.operators[op, CLASS]) for op in range(len(p.operators)) if _free(model, op)}
+
+
+def sharing(model: Model) -> dict[int, object]:
+    """Return a key of each operator that has a configuration of its own, its parameters.
+
+    Operators of one key have equal dims: what is legal for one is for all. Those without parameters
+    go by their class.
+    """
+    found: dict[int, object] = {}
+    for op, number in classes(model).items():
+        node = model.operators[op].node
+        signature = model.graph.signature(node)
+        own = tuple(n for n in node.inputs if model.graph.roles.get(n) is Role.PARAMETER)
+        found[op] = (own, signature.dims, signature.products) if own else number
+    return found
+
+
+def _free(model: Model, op: int) -> bool:
+    return bool(model.problem.operators[op, KIND] == FREE)
+
+
+__all__ = ["classes", "sharing"]

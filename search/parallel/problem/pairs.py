@@ -1,0 +1,327 @@
+"""What is known of pairs of neighbours' configurations before the search, compiled.
+
+`reach`, `rest` and the like of `exact_arrays.Tree`: the least ways before and after an operator,
+minimal over its neighbours' configurations. Pairs whose own best way is too long are left out.
+"""
+
+from __future__ import annotations
+
+from soapstone.search.parallel.exact.exact_arrays import (
+    ALIVE,
+    DELAYS,
+    HUGE,
+    ITSELF,
+    SOURCE,
+    TARGET,
+    Path,
+    Tree,
+)
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, entry
+from soapstone.search.parallel.problem.tables import NEVER
+
+
+@compiled
+def _clear(a: Array, value: int) -> None:
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            a[i, j] = value
+
+
+@compiled
+def _through(x: Tree, row: int, grid: Array, forward: bool) -> None:
+    """Lead the ways of a grid (from or to points) through an operator's own tasks.
+
+    Forward: rows are when points may begin, and become when their results are final. Back: columns
+    are ways to the end of a backward point, and become ways from where it may begin.
+    """
+    count = x.points[row]
+    late = x.ahead_late[row] if forward else x.back_late[row]
+    for other in range(grid.shape[0]):
+        final = NEVER
+        if forward:
+            for point in range(count):
+                for earlier in range(point - 1, -1, -1):
+                    if x.placed[row, earlier] == x.placed[row, point]:
+                        grid[point, other] = max(grid[point, other], grid[earlier, other])
+                        break
+                grid[point, other] += x.ahead[row, point]
+                final = max(final, grid[point, other])
+            if late > 0:
+                for point in range(count):
+                    grid[point, other] = final + late
+        else:
+            if late > 0:
+                for point in range(count):
+                    final = max(final, grid[other, point])
+                for point in range(count):
+                    grid[other, point] = final + late
+            for point in range(count - 1, -1, -1):
+                for later in range(point + 1, count):
+                    if x.placed[row, later] == x.placed[row, point]:
+                        grid[other, point] = max(grid[other, point], grid[other, later])
+                        break
+                grid[other, point] += x.back[row, point]
+
+
+@compiled
+def _delays(x: Tree, edge: int, kind: int, row: int) -> Array:
+    """Return the ways between points of a pair of an edge: forward, and back."""
+    target = x.edges[edge, TARGET]
+    rows = x.first[target + 1] - x.first[target]
+    found: Array = x.delays[x.edges[edge, DELAYS] + kind * rows + row - x.first[target]]
+    return found
+
+
+@compiled
+def _led(
+    before: Array, grid: Array, after: Array, outer: int, inner: int, room: Array, found: Array
+) -> None:
+    """Set the longest ways over `before`, `grid` and `after`: from outer points by inner ones."""
+    devices = found.shape[0]
+    for i in range(outer):
+        for k in range(inner):
+            best = NEVER
+            for j in range(inner):
+                best = max(best, before[i, j] + grid[j, k])
+            room[i, k] = best
+    for i in range(devices):
+        for j in range(devices):
+            best = NEVER
+            if i < outer and j < outer:
+                for k in range(inner):
+                    best = max(best, room[i, k] + after[k, j])
+            found[i, j] = best
+
+
+@compiled
+def _around(
+    x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array
+) -> None:
+    """Lead the ways of a grid on the second operator of an edge to points of the first one.
+
+    grid: from where forward to where backward points of the second begin and end.
+    """
+    theirs = x.points[x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]]
+    delays = _delays(x, edge, kind, row)
+    _led(delays[0], grid, delays[1], theirs, x.points[row], room, found)
+
+
+@compiled
+def _into(x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array) -> None:
+    """Lead the ways of a grid on the first operator of an edge to points of the second one."""
+    theirs = x.points[x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]]
+    delays = _delays(x, edge, kind, row)
+    _led(delays[0].T, grid, delays[1].T, x.points[row], theirs, room, found)
+
+
+@compiled
+def _inner(x: Tree, op: int, kind: int, grid: Array) -> None:
+    """Set the least ways from where an operator's forward points begin to where backward ones end.
+
+    Those are `rest`, between its own tasks.
+    """
+    devices = x.placed.shape[1]
+    number = x.kept_first[op] + kind
+    row = x.kept[number]
+    for s in range(devices):
+        for e in range(devices):
+            grid[s, e] = x.rest[number, s, e]
+    # Columns become ends of backward points by way of the reversed walk through them.
+    for s in range(devices):
+        final = NEVER
+        for e in range(x.points[row]):
+            for earlier in range(e - 1, -1, -1):
+                if x.placed[row, earlier] == x.placed[row, e]:
+                    grid[s, e] = max(grid[s, e], grid[s, earlier])
+                    break
+            grid[s, e] += x.back[row, e]
+            final = max(final, grid[s, e])
+        if x.back_late[row] > 0:
+            for e in range(x.points[row]):
+                grid[s, e] = final + x.back_late[row]
+    # Rows become begins of forward points.
+    for e in range(devices):
+        final = NEVER
+        if x.ahead_late[row] > 0:
+            for s in range(x.points[row]):
+                final = max(final, grid[s, e])
+            for s in range(x.points[row]):
+                grid[s, e] = final + x.ahead_late[row]
+        for s in range(x.points[row] - 1, -1, -1):
+            for later in range(s + 1, x.points[row]):
+                if x.placed[row, later] == x.placed[row, s]:
+                    grid[s, e] = max(grid[s, e], grid[later, e])
+                    break
+            grid[s, e] += x.ahead[row, s]
+
+
+@entry
+def reaches(x: Tree, y: Path) -> None:
+    """Set `start`, `leave` and `reach` of every operator, over the pairs that are alive."""
+    devices = x.placed.shape[1]
+    for op in range(x.flags.shape[0]):
+        first = x.kept_first[op]
+        grid, room, found = y.grid[0], y.grid[1], y.grid[2]
+        for number in range(first, x.kept_first[op + 1]):
+            row = x.kept[number]
+            for s in range(devices):
+                x.start[number, s] = ZERO
+                x.leave[number, s] = max(x.tail[row, s], x.shared[number, s])
+                if s < x.points[row]:
+                    updates = x.updates[row, x.placed[row, s]]
+                    x.leave[number, s] = max(x.leave[number, s], updates)
+                for e in range(devices):
+                    x.reach[number, s, e] = NEVER
+        for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
+            edge = x.before[at]
+            other = x.edges[edge, SOURCE]
+            rows = x.first[op + 1] - x.first[op]
+            best, begin, leave = y.least, y.begin, y.leave
+            for number in range(first, x.kept_first[op + 1]):
+                for s in range(devices):
+                    begin[number, s] = HUGE
+                    leave[number, s] = HUGE
+                    for e in range(devices):
+                        best[number, s, e] = HUGE
+            for kind in range(x.kept_first[other + 1] - x.kept_first[other]):
+                theirs = x.kept_first[other] + kind
+                pair = x.edges[edge, DELAYS] + kind * rows
+                mark = x.edges[edge, ALIVE] + kind * rows
+                for i in range(rows):
+                    if not x.alive[mark + i]:
+                        continue
+                    row = x.first[op] + i
+                    number = first + x.kind[row]
+                    _into(x, edge, kind, row, x.reach[theirs], room, found)
+                    for s in range(devices):
+                        ready, ends = ZERO, ZERO
+                        for k in range(x.points[x.kept[theirs]]):
+                            ready = max(ready, x.start[theirs, k] + x.delays[pair + i, 0, k, s])
+                            ends = max(ends, x.delays[pair + i, 1, s, k] + x.leave[theirs, k])
+                        begin[number, s] = min(begin[number, s], ready)
+                        leave[number, s] = min(leave[number, s], ends)
+                        for e in range(devices):
+                            best[number, s, e] = min(best[number, s, e], found[s, e])
+            for number in range(first, x.kept_first[op + 1]):
+                for s in range(devices):
+                    x.start[number, s] = max(x.start[number, s], begin[number, s])
+                    x.leave[number, s] = max(x.leave[number, s], leave[number, s])
+                    for e in range(devices):
+                        x.reach[number, s, e] = max(x.reach[number, s, e], best[number, s, e])
+        for number in range(first, x.kept_first[op + 1]):
+            row = x.kept[number]
+            count = x.points[row]
+            for s in range(devices):
+                for e in range(devices):
+                    grid[s, e] = x.start[number, s]
+            _through(x, row, grid, True)
+            for s in range(count):
+                x.start[number, s] = grid[s, 0]
+            for s in range(devices):
+                for e in range(devices):
+                    grid[s, e] = x.leave[number, e]
+            _through(x, row, grid, False)
+            for e in range(count):
+                x.leave[number, e] = grid[0, e]
+            reach = x.reach[number]
+            _through(x, row, reach, True)
+            _through(x, row, reach, False)
+            for s in range(count):
+                for e in range(count):
+                    if x.start[number, s] < HUGE:
+                        reach[s, e] = max(reach[s, e], x.start[number, s] + x.leave[number, e])
+
+
+@entry
+def rests(x: Tree, y: Path, limit: int) -> int:
+    """Set `rest` of every operator, and leave out pairs that are part of no way below the limit.
+
+    Returns how many pairs are alive.
+    """
+    devices = x.placed.shape[1]
+    inner, room, found = y.grid[0], y.grid[1], y.grid[2]
+    alive = ZERO
+    for op in range(x.flags.shape[0] - 1, -1, -1):
+        first = x.kept_first[op]
+        for number in range(first, x.kept_first[op + 1]):
+            row = x.kept[number]
+            for s in range(devices):
+                for e in range(devices):
+                    x.rest[number, s, e] = NEVER
+            for s in range(x.points[row]):
+                for e in range(x.points[row]):
+                    late = x.ahead_late[row] > 0
+                    if (late and x.flags[op, ITSELF]) or (
+                        not late and x.placed[row, s] == x.placed[row, e]
+                    ):
+                        x.rest[number, s, e] = ZERO
+        for at in range(x.after_ptr[op], x.after_ptr[op + 1]):
+            edge = x.after[at]
+            other = x.edges[edge, TARGET]
+            rows = x.first[other + 1] - x.first[other]
+            for kind in range(x.kept_first[op + 1] - first):
+                number = first + kind
+                count = x.points[x.kept[number]]
+                mark = x.edges[edge, ALIVE] + kind * rows
+                best, least = y.grid[3], y.begin[number]
+                _clear(best, HUGE)
+                for s in range(devices):
+                    least[s] = HUGE
+                for i in range(rows):
+                    if not x.alive[mark + i]:
+                        continue
+                    row = x.first[other] + i
+                    _inner(x, other, x.kind[row], inner)
+                    _around(x, edge, kind, row, inner, room, found)
+                    longest = ZERO
+                    for s in range(count):
+                        for e in range(count):
+                            longest = max(longest, x.reach[number, s, e] + found[s, e])
+                    theirs = x.kept_first[other] + x.kind[row]
+                    for s in range(x.points[row]):
+                        for e in range(x.points[row]):
+                            longest = max(longest, x.reach[theirs, s, e] + x.rest[theirs, s, e])
+                    if x.partner[other] == op:
+                        a, joint = x.kept[number], x.joint[x.joint_first[other] + kind * rows + i]
+                        for e in range(count):
+                            ends = x.back[a, e] + joint[e]
+                            for s in range(count):
+                                way = max(found[s, e], x.rest[number, s, e])
+                                longest = max(longest, x.start[number, s] + way + ends)
+                    if longest >= limit:
+                        x.alive[mark + i] = ZERO
+                        continue
+                    alive += ONE
+                    for s in range(count):
+                        if x.partner[other] == op:
+                            joint = x.joint[x.joint_first[other] + kind * rows + i]
+                            least[s] = min(least[s], joint[s])
+                        for e in range(count):
+                            best[s, e] = min(best[s, e], found[s, e])
+                if x.partner[other] == op:
+                    for s in range(count):
+                        x.shared[number, s] = least[s] - x.back_late[x.kept[number]]
+                for s in range(count):
+                    for e in range(count):
+                        x.rest[number, s, e] = max(x.rest[number, s, e], best[s, e])
+    return alive
+
+
+@entry
+def shortest(x: Tree, op: int) -> int:
+    """Return the least way through an operator, whatever its configuration."""
+    least = HUGE
+    for number in range(x.kept_first[op], x.kept_first[op + 1]):
+        longest = ZERO
+        count = x.points[x.kept[number]]
+        for s in range(count):
+            longest = max(longest, x.start[number, s])
+            for e in range(count):
+                longest = max(longest, x.reach[number, s, e] + x.rest[number, s, e])
+        least = min(least, longest)
+    found: int = least
+    return found
+
+
+__all__ = ["reaches", "rests", "shortest"]

@@ -1,0 +1,337 @@
+"""What moves between two operators, for all pairs of listed configurations.
+
+Exact methods add these up, and what operators cost by themselves (`own.py`). Every table comes from
+the simulator's own parts, on a model of the two; operators of one class that are joined in the same
+way share theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from soapstone.search.parallel.problem.arrays import (
+    BUSY,
+    CHANNELS,
+    CLASS,
+    FROM_DEVICE,
+    GIVERS,
+    LATENCY,
+    MESSAGE,
+    NODE,
+    OP,
+    OVERFLOW,
+    POINTS,
+    RANK,
+    READERS,
+    TASK,
+    TO_DEVICE,
+    WRITERS,
+    Array,
+    Choice,
+    Problem,
+    Scratch,
+)
+from soapstone.search.parallel.problem.choice import Settled
+from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, integer, put
+from soapstone.search.parallel.problem.geometry import spread, tile
+from soapstone.search.parallel.problem.packing import call, packed
+from soapstone.search.parallel.problem.prepare import Model, prepare
+from soapstone.search.parallel.simulation.movement import connect, overlap
+
+NEVER = integer(-(1 << 56))  # a delay that says nothing: less than all others together
+
+
+@packed
+class Room(NamedTuple):
+    """Room for the messages of one value."""
+
+    free: Array  # (channels + 1): when channels are free
+    delay: Array  # (devices, devices): from a writer's point to a reader's, NEVER if it is not read
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Configurations of an operator, as rows of `Choice.operators` and `Choice.placed`."""
+
+    degrees: Array
+    placed: Array
+
+    def __len__(self) -> int:
+        return len(self.degrees)
+
+
+@compiled
+def _set(p: Problem, c: Choice, s: Scratch, op: int, degrees: Array, placed: Array) -> None:
+    put(c.operators[op], degrees, degrees.shape[0])
+    put(c.placed[op], placed, placed.shape[0])
+    spread(p, c, s, op)
+
+
+@compiled
+def _all_ns(p: Problem, c: Choice, room: Room) -> int:
+    """Return when the last message has arrived, if all are sent at once."""
+    devices = p.devices.shape[0]
+    latest = ZERO
+    for channel in range(room.free.shape[0]):
+        room.free[channel] = 0
+    for message in range(c.top[MESSAGE]):
+        row = c.messages[message]
+        source, target = row[FROM_DEVICE], row[TO_DEVICE]
+        begins = ZERO
+        if source < 0:
+            at = row[CHANNELS]
+            while c.channels[at] >= 0:
+                begins = max(begins, room.free[c.channels[at]])
+                at += 1
+            at = row[CHANNELS]
+            while c.channels[at] >= 0:
+                room.free[c.channels[at]] = begins + row[BUSY]
+                at += 1
+        elif source != target:
+            pair = source * devices + target
+            for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                begins = max(begins, room.free[p.route[at]])
+            for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                room.free[p.route[at]] = begins + row[BUSY]
+        latest = max(latest, begins + row[BUSY] + row[LATENCY])
+    return latest
+
+
+@compiled
+def _delay(
+    p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int, others: int
+) -> None:
+    """Set the least time from each of a value's points to each of a task's that read of it."""
+    row = p.values[value, WRITERS]
+    operand = p.writers[row]
+    node = p.operands[operand, NODE]
+    rank = p.values[value, RANK]
+    for point in range(room.delay.shape[0]):
+        for other in range(room.delay.shape[0]):
+            room.delay[point, other] = NEVER
+    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        if p.readers[place, 1] != task:
+            continue
+        reader = p.readers[place, 0]
+        mine = p.operands[reader, NODE]
+        for index in range(c.nodes[mine, POINTS]):
+            at = c.node_at[mine, index]
+            tile(p, c, reader, index, s.box[0], s.at)
+            for other in range(c.nodes[node, POINTS]):
+                tile(p, c, operand, other, s.box[1], s.at)
+                if overlap(s.box[0], s.box[1], rank):
+                    point = c.node_at[node, other]
+                    room.delay[point, at] = max(ZERO, room.delay[point, at])
+            need = NONE
+            if c.need_at[place] >= 0:
+                need = c.head[c.need_at[place] + at]
+            while need >= 0:
+                message = c.messages[c.needs[need, 0]]
+                giver = message[GIVERS]
+                while giver >= 0:
+                    point = c.givers[giver, 1]
+                    if c.givers[giver, 0] == row and room.delay[point, at] >= 0:
+                        longer = message[LATENCY] + (ZERO if others else message[BUSY])
+                        room.delay[point, at] = max(room.delay[point, at], longer)
+                    giver = c.givers[giver, 2]
+                need = c.needs[need, 1]
+
+
+@entry
+def pair_table(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    room: Room,
+    between: Array,
+    ends: Array,
+    degrees: Array,
+    placed: Array,
+    other_degrees: Array,
+    other_placed: Array,
+    moving: Array,
+    delays: Array,
+) -> int:
+    """Write what moves between two operators, for all pairs of configurations, in nanoseconds.
+
+    Args:
+        between: (values, 4): a value, the task that reads it, whether it goes back, whether others
+            may read a part of it on the same device before, so that less has to be moved.
+        ends: the two operators. degrees, placed; other_degrees, other_placed: their configurations.
+        moving: (configurations, other configurations), the time of all messages; or empty.
+        delays: (configurations, other configurations, 2, points, points), least times forward and
+            back, from a point of the writer to one of the reader; or empty.
+    """
+    devices = p.devices.shape[0]
+    for i in range(degrees.shape[0]):
+        _set(p, c, s, ends[0], degrees[i], placed[i])
+        for j in range(other_degrees.shape[0]):
+            _set(p, c, s, ends[1], other_degrees[j], other_placed[j])
+            for k in range(between.shape[0]):
+                for pool in range(7):
+                    c.top[pool] = 0
+                connect(p, c, s, between[k, 0])
+                if c.top[OVERFLOW]:
+                    return NONE
+                if moving.shape[0]:
+                    moving[i, j] += _all_ns(p, c, room)
+                if delays.shape[0]:
+                    back = between[k, 2]
+                    _delay(p, c, s, room, between[k, 0], between[k, 1], between[k, 3])
+                    for a in range(devices):
+                        for b in range(devices):
+                            longer = max(delays[i, j, back, a, b], room.delay[a, b])
+                            delays[i, j, back, a, b] = longer
+    return ZERO
+
+
+class Pair:
+    """A model of two operators, with what moves between them."""
+
+    def __init__(self, model: Model, ends: tuple[int, int]) -> None:
+        names = [model.operators[op].name for op in ends]
+        self.model = prepare(model.graph, model.machine, set(names), model.routes)
+        number = {item.name: i for i, item in enumerate(self.model.operators)}
+        self.ends = np.array([number[name] for name in names], np.int64)
+        self.settled = Settled(self.model)
+        self.between = np.array(self._between(model), np.int64).reshape(-1, 4)
+        self.shared = tuple(self.between[:, 3].tolist())
+
+    def _between(self, whole: Model) -> list[tuple[int, int, bool, bool]]:
+        """Return values that one of the two makes, each with the other's task that reads it.
+
+        Forward ones are read by a forward pass, those that go back by a backward pass. The last
+        number says whether other operators of the whole model read the value too.
+        """
+        p = self.model.problem
+        ahead, back = zip(*(passes(self.model, int(op)) for op in self.ends))
+        readers_of: dict[int, set[int]] = {}
+        names = {name: i for i, name in enumerate(whole.values)}
+        for value in range(len(p.values)):
+            everyone = names[self.model.values[value]]
+            row = whole.problem.values[everyone]
+            reading = whole.problem.readers[row[READERS] : row[READERS + 1], 1].tolist()
+            readers_of[value] = {int(whole.problem.tasks[t, OP]) for t in reading if t >= 0}
+        found = []
+        for value in range(len(p.values)):
+            row = p.values[value]
+            node = p.operands[p.writers[row[WRITERS]], NODE]
+            maker, task = int(p.nodes[node, OP]), int(p.nodes[node, TASK])
+            tasks = {int(p.readers[at, 1]) for at in range(row[READERS], row[READERS + 1])}
+            for goes_back, sent, read in ((False, ahead[0], ahead[1]), (True, back[1], back[0])):
+                if maker == self.ends[int(goes_back)] and task == sent and read in tasks:
+                    found.append((value, read, goes_back, len(readers_of[value]) > 2))
+        return found
+
+    def moving(self, mine: Choices, others: Choices) -> Array:
+        """Return the nanoseconds of all that moves, by configurations: (mine, others)."""
+        return self._filled(mine, others, (len(mine), len(others)), None)
+
+    def delays(self, mine: Choices, others: Choices) -> Array:
+        """Return least delays, NEVER where there are none.
+
+        (mine, others, forward or back, points of the writer, points of the reader), int64.
+        """
+        devices = len(self.model.problem.devices)
+        shape = (len(mine), len(others), 2, devices, devices)
+        return self._filled(mine, others, None, shape)
+
+    def _filled(
+        self,
+        mine: Choices,
+        others: Choices,
+        moving: tuple[int, ...] | None,
+        delays: tuple[int, ...] | None,
+    ) -> Array:
+        while True:
+            sums = np.zeros(moving or (0, 0), np.int64)
+            least = np.full(delays or (0, 0, 0, 0, 0), NEVER, np.int64)
+            p, c = self.model.problem, self.settled.choice
+            devices = len(p.devices)
+            room = Room(
+                free=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
+                delay=np.zeros((devices, devices), np.int64),
+            )
+            where = (p, c, self.settled.scratch, room, self.between, self.ends)
+            both = (mine.degrees, mine.placed, others.degrees, others.placed)
+            if not len(self.between) or call(pair_table, *where, *both, sums, least) != NONE:
+                return sums if delays is None else least
+            self.settled.grow()
+
+
+def passes(model: Model, op: int) -> tuple[int, int]:
+    """Return an operator's task of the forward and of the backward pass; NONE where there are not.
+
+    An operator of more tasks than that has neither.
+    """
+    ahead = model.operators[op].ahead
+    mine = [(task, nodes) for task, (owner, nodes) in enumerate(model.tasks) if owner == op]
+    first = [task for task, nodes in mine if nodes[0] in ahead]
+    last = [task for task, nodes in mine if nodes[0] not in ahead]
+    if len(first) > 1 or len(last) > 1:
+        return int(NONE), int(NONE)
+    return first[0], last[0] if last else int(NONE)
+
+
+def edges_of(model: Model) -> list[tuple[int, int]]:
+    """Return pairs of operators of which the second reads what the first makes, forward."""
+    source: dict[str, int] = {}
+    found: dict[tuple[int, int], None] = {}
+    for op, item in enumerate(model.operators):
+        if item.source is not None:
+            continue
+        for node in item.ahead:
+            for name in node.inputs:
+                if source.get(name, op) != op:
+                    found[source[name], op] = None
+        for node in item.ahead:
+            for name in node.outputs:
+                source[name] = op
+    return list(found)
+
+
+def edges_back(model: Model) -> list[tuple[int, int]]:
+    """Return pairs of which the first's backward pass reads what the second's makes."""
+    maker = {
+        name: op
+        for op, item in enumerate(model.operators)
+        if item.source is None
+        for node in item.back
+        for name in node.outputs
+    }
+    found = {
+        (op, maker[name])
+        for op, item in enumerate(model.operators)
+        for node in item.back
+        for name in node.inputs
+        if maker.get(name, op) != op
+    }
+    return sorted(found)
+
+
+def relation(model: Model, ends: tuple[int, int], back: bool = False) -> tuple[object, ...]:
+    """Return what a pair's table depends on, whichever operators they are.
+
+    Args:
+        back: in the backward pass, which goes from the second to the first.
+    """
+    first, second = (model.operators[op] for op in ends)
+    made = {
+        name: (i, j)
+        for i, node in enumerate(second.back if back else first.ahead)
+        for j, name in enumerate(node.outputs)
+    }
+    joined = tuple(
+        (made[name], i, j)
+        for i, node in enumerate(first.back if back else second.ahead)
+        for j, name in enumerate(node.inputs)
+        if name in made
+    )
+    kinds = tuple(int(model.problem.operators[op, CLASS]) for op in ends)
+    return (*kinds, joined)
+
+
+__all__ = ["NEVER", "Choices", "Pair", "edges_back", "edges_of", "passes", "relation"]

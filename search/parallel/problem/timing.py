@@ -1,0 +1,165 @@
+"""What devices are, and what a machine's tasks take on them: by rates, or as measured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Role
+from soapstone.runtime import Machine
+from soapstone.search.cost.launches import work
+from soapstone.search.cost.machine import Device, DeviceError
+from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.parallel.problem.arrays import (
+    DIMS,
+    FROM,
+    LAUNCH,
+    LOOKS,
+    MEMORY_RATE,
+    MOST_DIMS,
+    RATE,
+    RATES,
+    SCALE,
+    TIMES,
+    TYPES,
+    Array,
+)
+from soapstone.search.parallel.problem.numbering import Numbering
+from soapstone.search.parallel.problem.operators import ParallelError
+
+
+def step_kind(graph: Graph) -> str:
+    """Return what the time of a step beside its tasks depends on: the shapes that it is fed."""
+    fed = sorted(str(graph.tensors[name]) for name in graph.inputs(Role.INPUT))
+    return json.dumps(["step", fed])
+
+
+def described(machine: Machine, number: int) -> Device:
+    """Return the description of a machine's processor: shipped, or from its own figures.
+
+    Raises:
+        ParallelError: it is of an unknown kind and lacks its rate or its memory's.
+    """
+    processor = machine.processors[number]
+    try:
+        return Device.load(processor.kind)
+    except DeviceError:
+        memory = next(item for item in machine.memories if item.name == processor.memory)
+        if not processor.flops or not memory.bytes_per_s:
+            raise ParallelError(
+                f"machine {machine.name!r}: processor {processor.name!r} of kind"
+                f" {processor.kind!r} has flops {processor.flops} and its memory bytes_per_s"
+                f" {memory.bytes_per_s}; both, or one of {', '.join(Device.shipped())}, needed"
+            ) from None
+        return Device(
+            processor.kind,
+            {"float32": processor.flops},
+            memory.bytes_per_s,
+            memory.capacity_bytes,
+            1.0,
+        )
+
+
+def devices_of(machine: Machine) -> tuple[Array, Array]:
+    """Return `Problem.devices` and `kinds`."""
+    kinds: dict[str, int] = {}
+    devices = [described(machine, number) for number in range(len(machine.processors))]
+    kind_of = [kinds.setdefault(device.name, len(kinds)) for device in devices]
+    places = list(dict.fromkeys(processor.node for processor in machine.processors))
+    capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
+    takes = isinstance(machine, MeasuredMachine)  # its executors' workers do
+    rows = [
+        [places.index(processor.node), kind, capacity[processor.memory], takes]
+        for processor, kind in zip(machine.processors, kind_of)
+    ]
+    rates = []
+    for kind in range(len(kinds)):
+        device = devices[kind_of.index(kind)]
+        full = device.flops_per_s["float32"]
+        rates.append(
+            [
+                device.bytes_per_s * device.memory_share / 1e9,
+                device.launch_us * 1e3,
+                float(device.full_rate_results),
+                *(
+                    device.flops_per_s.get(dtype, full) * device.compute_share / 1e9
+                    for dtype in TYPES
+                ),
+            ]
+        )
+    return np.array(rows, np.int64), np.array(rates)
+
+
+def read_ns(graph: Graph, machine: Machine) -> Array:
+    """Return what a byte takes more that another device of the same memory has made."""
+    memory = np.array([processor.memory for processor in machine.processors])
+    one = (memory[:, None] == memory) & ~np.eye(len(memory), dtype=bool)
+    if not isinstance(machine, MeasuredMachine):
+        return np.zeros(one.shape)
+    step = machine.times.step(step_kind(graph))
+    return np.where(one, step.ns_per_byte, 0.0)
+
+
+def times_of(
+    n: Numbering, machine: Machine, nodes: Array, flops: Array, tasks: Array, rates: Array
+) -> tuple[Array, Array, Array, list[str]]:
+    """Return `Problem.times`, `begin_ns`, `slower`, and `Model.kinds`; set the ranges of tasks."""
+    devices = len(machine.processors)
+    tasks[:, SCALE] = 1000
+    if not isinstance(machine, MeasuredMachine):
+        none = np.zeros(1, np.int64)
+        return np.zeros((0, MOST_DIMS + devices), np.int64), none, none, []
+    rows: list[list[int]] = []
+    ranges: dict[str, tuple[int, int]] = {}
+    kinds = [_kind(n, nodes, task) for task in range(len(n.tasks))]
+    for kind in dict.fromkeys(kinds):
+        begin = len(rows)
+        for degrees, points_ns in machine.times.of(kind).items():
+            ones, room = (1,) * (MOST_DIMS - len(degrees)), (0,) * (devices - len(points_ns))
+            rows.append([*degrees, *ones, *points_ns, *room])
+        ranges[kind] = begin, len(rows)
+    for task, kind in enumerate(kinds):
+        tasks[task, TIMES : TIMES + 2] = ranges[kind]
+        whole = next((t for d, t in machine.times.of(kind).items() if max(d, default=1) == 1), None)
+        if whole is not None:
+            tasks[task, SCALE] = 1000 * whole[0] / _roofline_ns(n, task, nodes, flops, rates)
+    step = machine.times.step(step_kind(n.graph))
+    begin_ns = np.array([round(step.begin_ns)], np.int64)
+    slower = np.array([round(1000 * step.slower)], np.int64)
+    return np.array(rows, np.int64).reshape(-1, MOST_DIMS + devices), begin_ns, slower, kinds
+
+
+def _roofline_ns(n: Numbering, task: int, nodes: Array, flops: Array, rates: Array) -> float:
+    """Return the time of a task in one piece by the roofline of the first device."""
+    total = 0.0
+    for node in n.tasks[task][1]:
+        row = nodes[n.number[node.name]]
+        if not row[LOOKS]:
+            _, nbytes = work(n.graph, node)
+            compute = flops[n.number[node.name]] / rates[0, RATES + row[RATE]]
+            total += rates[0, LAUNCH] + max(compute, nbytes / rates[0, MEMORY_RATE])
+    return max(total, 1.0)
+
+
+def _kind(n: Numbering, nodes: Array, task: int) -> str:
+    """Return the class of a task: its nodes, what they read, and whose dims they follow."""
+    op, mine = n.tasks[task]
+    item = n.operators[op]
+    made = {name: i for i, node in enumerate(mine) for name in node.outputs}
+    said: list[Any] = []
+    for node in mine:
+        row = nodes[n.number[node.name]]
+        operands = [
+            [str(n.graph.tensors[name]), made.get(name, -1), str(n.graph.roles.get(name))]
+            for name in node.inputs
+        ]
+        dims = row[FROM : FROM + row[DIMS]].tolist()
+        said.append([node.operator, node.items, operands, dims])
+    dims = [[dim.name, dim.extent] for dim in n.graph.signature(item.node).dims]
+    return json.dumps([said, dims, item.source is None], default=str)
+
+
+__all__ = ["described", "devices_of", "read_ns", "step_kind", "times_of"]

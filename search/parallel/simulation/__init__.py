@@ -1,0 +1,1 @@
+"""The execution simulator: time, traffic and memory of a strategy."""

@@ -1,0 +1,357 @@
+"""The execution simulator: when tasks and messages run, in integer time, compiled.
+
+Every device runs its tasks in one order, that of `Problem.order`, as the executors' compiled steps
+do; a task begins when its device is free and what it reads has arrived. Channels take messages in
+the order of their senders. Jia, section 3.4.2, with that order in place of the one in which tasks
+become ready (assumption A3): so a simulation is one pass without a queue of events, and its state
+between two tasks is no more than when devices and channels are free.
+
+*Delta simulation* (section 3.4.3) makes use of that: a pass can begin at the first task that a
+change affects, from the state kept there by the pass of the strategy before the change. Full and
+delta simulation are the same function, and their results are equal bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from soapstone.search.parallel.problem.arrays import (
+    BUSY,
+    CHANNELS,
+    FROM_DEVICE,
+    GIVERS,
+    GROUP,
+    LATENCY,
+    MAKES,
+    OP,
+    PLACE,
+    POINTS,
+    READS,
+    TAKES,
+    TASKS,
+    TO_DEVICE,
+    WRITERS,
+    Array,
+    Choice,
+    Problem,
+    Scratch,
+)
+from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, put
+from soapstone.search.parallel.problem.packing import packed
+
+PASSED = NONE  # the result of a pass that was stopped
+
+
+@packed
+class State(NamedTuple):
+    """The pass of the accepted strategy, and that of a proposal.
+
+    Attributes:
+        end, trial_end: (tasks, devices), when points have ended and their results are final; rows
+            are places in the order.
+        arrival: (messages); began: when a message took its channels.
+        free, trial_free: (tasks + 1, devices + channels + 1), before each task: when devices and
+            channels are free, and the latest time so far.
+        work: (devices), what is left to be done after a place.
+        lists: room for where a task's lists of needs begin.
+        log: (messages, 3): messages of the proposal's pass, with the arrival and begin before it.
+        counts: (2): entries of the log, tasks that passes have run.
+    """
+
+    end: Array
+    trial_end: Array
+    arrival: Array
+    began: Array
+    free: Array
+    trial_free: Array
+    work: Array
+    lists: Array
+    log: Array
+    counts: Array
+
+
+def room(p: Problem, messages: int, more: int = 0) -> State:
+    """Return a state that has room for so many messages, and for more channels than there are."""
+    tasks, devices = len(p.tasks), len(p.devices)
+    reads = int((p.tasks[:, READS + 1] - p.tasks[:, READS]).max(initial=0))
+    wide = devices + int(p.route.max(initial=0)) + 2 + more
+    free = np.zeros((tasks + 1, wide), np.int64)
+    free[0, :devices] = p.begin_ns[0]
+    free[0, wide - 1] = p.begin_ns[0]
+    return State(
+        end=np.zeros((tasks, devices), np.int64),
+        trial_end=np.zeros((tasks, devices), np.int64),
+        arrival=np.zeros(messages, np.int64),
+        began=np.zeros(messages, np.int64),
+        free=free,
+        trial_free=np.zeros((tasks + 1, wide), np.int64),
+        work=np.zeros(devices, np.int64),
+        lists=np.zeros(reads + 1, np.int64),
+        log=np.zeros((messages, 3), np.int64),
+        counts=np.zeros(2, np.int64),
+    )
+
+
+@compiled
+def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int) -> int:
+    """Send a message; return when it arrives."""
+    devices = p.devices.shape[0]
+    row = c.messages[message]
+    begins = ZERO
+    giver = row[GIVERS]
+    while giver >= 0:
+        writer, point = c.givers[giver, 0], c.givers[giver, 1]
+        place = p.tasks[p.makers[writer], PLACE]
+        ended = t.trial_end[place, point] if place >= first else t.end[place, point]
+        begins = max(begins, ended)
+        giver = c.givers[giver, 2]
+    source, target = row[FROM_DEVICE], row[TO_DEVICE]
+    arrives = begins
+    if source < 0:
+        at = row[CHANNELS]
+        while c.channels[at] >= 0:
+            begins = max(begins, free[devices + c.channels[at]])
+            at += 1
+        at = row[CHANNELS]
+        while c.channels[at] >= 0:
+            free[devices + c.channels[at]] = begins + row[BUSY]
+            at += 1
+        arrives = begins + row[BUSY]
+    elif source != target:
+        pair = source * devices + target
+        for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+            begins = max(begins, free[devices + p.route[at]])
+        for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+            free[devices + p.route[at]] = begins + row[BUSY]
+        arrives = begins + row[BUSY] + row[LATENCY]
+        if p.devices[target, TAKES]:  # the copy is work of the receiver, be it idle or not
+            free[target] += row[BUSY] + row[LATENCY]
+            arrives = max(arrives, free[target])
+    number = t.counts[0]
+    t.counts[0] = number + 1
+    t.log[number, 0] = message
+    t.log[number, 1] = t.arrival[message]
+    t.log[number, 2] = t.began[message]
+    t.arrival[message] = arrives
+    t.began[message] = begins
+    return arrives
+
+
+@compiled
+def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int:
+    """Return when a task ends that would end so alone, and put off devices that work beside it.
+
+    Devices of one computer share caches, memory and power. While all others work, a task takes
+    `slower` thousandths longer; it and what they run then lose the same.
+    """
+    devices, latest, slower = p.devices.shape[0], free.shape[0] - 1, p.slower[0]
+    others = ZERO
+    for other in range(devices):
+        others += other != device and p.devices[other, GROUP] == p.devices[device, GROUP]
+    late = ZERO
+    for other in range(devices):
+        if other == device or p.devices[other, GROUP] != p.devices[device, GROUP]:
+            continue
+        both = min(ends, free[other]) - begins
+        if both > 0:
+            lost = both * slower // (1000 * others)
+            free[other] += lost
+            free[latest] = max(free[latest], free[other])
+            late += lost
+    return ends + late
+
+
+@compiled
+def _lists(p: Problem, c: Choice, t: State, task: int) -> int:
+    """Note where the lists of a task's needs begin; return how many there are."""
+    count = ZERO
+    for at in range(p.tasks[task, READS], p.tasks[task, READS + 1]):
+        heads = c.need_at[p.lists[at]]
+        if heads >= 0:
+            t.lists[count] = heads
+            count += 1
+    return count
+
+
+@compiled
+def _begins(c: Choice, t: State, lists: int, point: int, free: int) -> int:
+    """Return when a point begins: its device is free, and what it needs has arrived."""
+    begins = free
+    for i in range(lists):
+        need = c.head[t.lists[i] + point]
+        while need >= 0:
+            begins = max(begins, t.arrival[c.needs[need, 0]])
+            need = c.needs[need, 1]
+    return begins
+
+
+@compiled
+def _ended(
+    p: Problem, c: Choice, t: State, free: Array, task: int, final: int, place: int, first: int
+) -> None:
+    """Make the results of a task final, and send them."""
+    devices, latest = p.devices.shape[0], free.shape[0] - 1
+    points = c.operators[p.tasks[task, OP], POINTS]
+    free[latest] = max(free[latest], final)
+    if c.task_ns[task, devices] > 0:  # an exchange among all points before results are final
+        final += c.task_ns[task, devices]
+        for point in range(points):
+            t.trial_end[place, point] = final
+    for at in range(p.tasks[task, MAKES], p.tasks[task, MAKES + 1]):
+        heads = c.send_at[p.lists[at]]
+        if heads < 0:
+            continue
+        for point in range(points):
+            send = c.head[heads + point]
+            while send >= 0:
+                arrives = _send(p, c, t, free, c.sends[send, 0], first)
+                free[latest] = max(free[latest], arrives)
+                send = c.sends[send, 1]
+
+
+@entry
+def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
+    """Return the time of a step in ns, or PASSED as soon as it must exceed `limit`.
+
+    Args:
+        first: the place in the order to begin at, 0 for a full simulation. What comes before must
+            be as in the accepted pass.
+        limit: below 0 for none.
+    """
+    devices = p.devices.shape[0]
+    tasks = p.order.shape[0]
+    free = t.trial_free[first]
+    put(free, t.free[first], t.free.shape[1])
+    t.counts[0] = 0
+    for device in range(devices):
+        t.work[device] = 0
+    for place in range(first, tasks):
+        task = p.order[place]
+        op = p.tasks[task, OP]
+        for point in range(c.operators[op, POINTS]):
+            t.work[c.placed[op, point]] += c.task_ns[task, point]
+    if limit >= 0:
+        for device in range(devices):
+            if free[device] + t.work[device] > limit:
+                return PASSED
+    for place in range(first, tasks):
+        before = free
+        free = t.trial_free[place + 1]
+        put(free, before, t.free.shape[1])
+        task = p.order[place]
+        op = p.tasks[task, OP]
+        final = ZERO
+        lists = _lists(p, c, t, task)
+        for point in range(c.operators[op, POINTS]):
+            device = c.placed[op, point]
+            begins = _begins(c, t, lists, point, free[device])
+            ends = begins + c.task_ns[task, point]
+            if p.slower[0] > 0:
+                ends = _beside(p, free, device, begins, ends)
+            free[device] = ends
+            t.trial_end[place, point] = ends
+            t.work[device] -= c.task_ns[task, point]
+            final = max(final, ends)
+            if limit >= 0 and ends + t.work[device] > limit:
+                t.counts[1] += place - first
+                return PASSED
+        _ended(p, c, t, free, task, final, place, first)
+    t.counts[1] += tasks - first
+    result: int = free[t.free.shape[1] - 1]
+    if limit >= 0 and result > limit:
+        return PASSED
+    return result
+
+
+@entry
+def arrange(
+    p: Problem, c: Choice, t: State, ptr: Array, after: Array, need: Array, order: Array
+) -> None:
+    """Write the tasks in an order in which no device waits that has something to do.
+
+    Of the tasks whose predecessors are in the order, always the one that can begin first is next;
+    of several the first in program order. Ranks of MPI do so with operations
+    (`runtime.tracing.patience`).
+
+    Args:
+        ptr, after: successors of each task. need: how many predecessors each has; overwritten.
+    """
+    free = t.trial_free[0]
+    put(free, t.free[0], t.free.shape[1])
+    t.counts[0] = 0
+    for number in range(order.shape[0]):
+        found, soonest = NONE, ZERO
+        for place in range(order.shape[0]):
+            task = p.order[place]
+            if need[task] != 0:
+                continue
+            op = p.tasks[task, OP]
+            lists = _lists(p, c, t, task)
+            begins = ZERO
+            for point in range(c.operators[op, POINTS]):
+                device = c.placed[op, point]
+                begins = max(begins, _begins(c, t, lists, point, free[device]))
+            if found < 0 or begins < soonest:
+                found, soonest = task, begins
+        order[number] = found
+        need[found] = -1
+        for at in range(ptr[found], ptr[found + 1]):
+            need[after[at]] -= 1
+        op, place, final = p.tasks[found, OP], p.tasks[found, PLACE], ZERO
+        lists = _lists(p, c, t, found)
+        for point in range(c.operators[op, POINTS]):
+            device = c.placed[op, point]
+            ends = _begins(c, t, lists, point, free[device]) + c.task_ns[found, point]
+            free[device] = ends
+            t.trial_end[place, point] = ends
+            final = max(final, ends)
+        _ended(p, c, t, free, found, final, place, ZERO)
+
+
+@entry
+def accept(p: Problem, t: State, first: int) -> None:
+    """Make the pass that was simulated from `first` on the accepted one."""
+    for place in range(first, p.order.shape[0]):
+        put(t.end[place], t.trial_end[place], t.end.shape[1])
+        put(t.free[place + 1], t.trial_free[place + 1], t.free.shape[1])
+
+
+@compiled
+def reject(t: State) -> None:
+    """Forget the pass that was simulated: messages have arrived when they did before it."""
+    for number in range(t.counts[0] - 1, -1, -1):
+        t.arrival[t.log[number, 0]] = t.log[number, 1]
+        t.began[t.log[number, 0]] = t.log[number, 2]
+
+
+@compiled
+def first_affected(p: Problem, s: Scratch) -> int:
+    """Return the first place that the collected change may alter.
+
+    That is the first of the changed operators' tasks and of those that send what they read.
+    """
+    first = p.order.shape[0]
+    for i in range(s.collected[0]):
+        op = s.lists[0, i]
+        for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+            first = min(first, p.tasks[task, PLACE])
+    for i in range(s.collected[1]):
+        value = s.lists[2, i]
+        for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+            first = min(first, p.tasks[p.makers[row], PLACE])
+    found: int = first
+    return found
+
+
+__all__ = [
+    "PASSED",
+    "State",
+    "accept",
+    "arrange",
+    "first_affected",
+    "reject",
+    "room",
+    "simulate",
+]

@@ -1,0 +1,277 @@
+"""Simulating one strategy: time, traffic, memory and a timeline, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.runtime import Machine
+from soapstone.runtime.observe.profile import Event, Profile
+from soapstone.search.parallel.bounds.step import Bound, lower_bound
+from soapstone.search.parallel.problem.arrays import (
+    BUSY,
+    CAPACITY,
+    FAN,
+    FROM_DEVICE,
+    GIVERS,
+    MESSAGE,
+    MOVED,
+    OP,
+    PLACE,
+    POINTS,
+    READS,
+    STAYS,
+    TO_DEVICE,
+    VALUE,
+    Array,
+)
+from soapstone.search.parallel.problem.choice import Settled
+from soapstone.search.parallel.problem.geometry import measured
+from soapstone.search.parallel.problem.packing import call
+from soapstone.search.parallel.problem.prepare import Model, prepare
+from soapstone.search.parallel.simulation import schedule
+from soapstone.search.parallel.simulation.arranging import Arrangement, by_strategy
+from soapstone.search.parallel.simulation.liveness import peaks
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What one step of a strategy costs on a machine, by simulation.
+
+    Attributes:
+        step_us: from the first task to the last arrival. compute_us: of all tasks, summed.
+        bytes_moved: between devices; bytes_synchronized: those of gradients' sums and parameters.
+        messages: copies and collectives that move them.
+        peak_bytes_per_device: most bytes that each device holds at once.
+        missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
+        lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
+        estimated: whether times of some tasks come from a description, not from measurements.
+        draw: simulates the strategy again for its `timeline`.
+    """
+
+    step_us: float
+    compute_us: float
+    bytes_moved: int
+    bytes_synchronized: int
+    messages: int
+    tasks: int
+    peak_bytes_per_device: tuple[int, ...]
+    missing_bytes: int
+    lower_bound_us: float
+    gap: float
+    estimated: bool
+    draw: Callable[[], Profile] = field(repr=False, compare=False)
+
+    @cached_property
+    def timeline(self) -> Profile:
+        """What each device did when; the strategy is simulated again when this is first asked."""
+        return self.draw()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON can say them."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        del found["draw"]
+        found["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
+        return found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step_us:,.0f} us a step{' (estimated)' if self.estimated else ''},"
+            f" {self.compute_us:,.0f} us of tasks, {self.bytes_moved / 1e6:,.1f} MB moved,"
+            f" {max(self.peak_bytes_per_device) / 1e6:,.0f} MB on a device at most;"
+            f" at least {self.lower_bound_us:,.0f} us ({self.gap:.0%} above)" + self._missing()
+        )
+
+    def _missing(self) -> str:
+        if not self.missing_bytes:
+            return ""
+        return f"\nDOES NOT FIT: {self.missing_bytes / 1e6:,.1f} MB more needed on its devices"
+
+
+class Simulator:
+    """Simulates strategies of one graph on one machine."""
+
+    def __init__(self, model: Model, settled: Settled | None = None) -> None:
+        self.model, self.problem = model, model.problem
+        self.settled = settled or Settled(model)
+        self.arrangement = Arrangement(model) if by_strategy(model) else None
+        self.state = schedule.room(self.problem, len(self.settled.choice.messages))
+
+    @cached_property
+    def bound(self) -> Bound:
+        """What no strategy can pass."""
+        return lower_bound(self.model)
+
+    def step_ns(self, configurations: Mapping[str, Configuration]) -> int:
+        """Return the time of a step.
+
+        Raises:
+            ParallelError: a configuration is not legal.
+        """
+        self.settled.set(configurations)
+        return self.again()
+
+    def again(self) -> int:
+        """Simulate what is set already, and return the time of a step."""
+        c = self.settled.choice
+        if len(self.state.arrival) < len(c.messages):
+            self.state = schedule.room(self.problem, len(c.messages))
+        if self.arrangement is not None:
+            self.problem = self.arrangement.of(c, self.state)
+        p = self.problem
+        step = int(call(schedule.simulate, p, c, self.state, 0, -1))
+        call(schedule.accept, p, self.state, 0)
+        return step
+
+    def simulate(self, configurations: Mapping[str, Configuration]) -> Simulation:
+        """Return what a strategy costs; operators left out follow their producers, or are whole.
+
+        Raises:
+            ParallelError: a configuration is not legal.
+        """
+        step = self.step_ns(configurations)
+        return self.summary(step)
+
+    def summary(self, step_ns: int) -> Simulation:
+        """Return the figures of what was simulated last."""
+        p, c, s = self.problem, self.settled.choice, self.state
+        live = c.messages[: c.top[MESSAGE]]
+        moving = (live[:, FROM_DEVICE] != live[:, TO_DEVICE]) | (live[:, FROM_DEVICE] < 0)
+        rows = c.givers[live[:, GIVERS], 0]
+        values = p.values[p.operands[p.writers[rows], VALUE]]
+        parameters = (values[:, FAN] | values[:, STAYS]) != 0
+        points = c.operators[p.tasks[:, 0], POINTS]
+        active = np.arange(len(p.devices))[None, :] < points[:, None]
+        compute = int(c.task_ns[:, : len(p.devices)][active].sum())
+        bound = self.bound.us
+        peak = peaks(p, c, self.settled.scratch, s)
+        kept = c.operators.copy(), c.placed.copy(), c.cuts.copy()
+        return Simulation(
+            step_us=step_ns / 1e3,
+            compute_us=compute / 1e3,
+            bytes_moved=int(live[moving, MOVED].sum()),
+            bytes_synchronized=int(live[moving & parameters, MOVED].sum()),
+            messages=int(moving.sum()),
+            tasks=int(points.sum()),
+            peak_bytes_per_device=tuple(int(n) for n in peak),
+            missing_bytes=int(np.maximum(peak - p.devices[:, CAPACITY], 0).sum()),
+            lower_bound_us=bound,
+            gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
+            estimated=any(call(measured, p, c, task) < 0 for task in range(len(p.tasks))),
+            draw=lambda: _timeline_of(self.model, *kept),
+        )
+
+    def _timeline(self) -> Profile:
+        """Return what each device and link did, with what each task and message waited for."""
+        p, c, s = self.problem, self.settled.choice, self.state
+        profile = Profile(self.model.machine, self.model.graph.name)
+        devices = len(p.devices)
+        names = [processor.name for processor in self.model.machine.processors]
+        numbers = {
+            (task, point): number
+            for number, (task, point) in enumerate(
+                (task, point)
+                for task in range(len(p.tasks))
+                for point in range(int(c.operators[p.tasks[task, OP], POINTS]))
+            )
+        }
+        found = []
+        for task, (op, nodes) in enumerate(self.model.tasks):
+            item = self.model.operators[op]
+            name = item.name + ("" if nodes[0] in item.ahead else " backward")
+            for point in range(int(c.operators[op, POINTS])):
+                stop = int(s.end[p.tasks[task, PLACE], point]) - int(c.task_ns[task, devices])
+                start = stop - int(c.task_ns[task, point])
+                after = self._given(self._needs(task, point), len(numbers))
+                found.append(
+                    Event(
+                        *(name, "task", int(c.placed[op, point]), point, start, stop, 0),
+                        operator=item.node.operator + name[len(item.name) :],
+                        number=numbers[task, point],
+                        after=tuple(n if isinstance(n, int) else numbers[n] for n in after),
+                    )
+                )
+        for number in range(int(c.top[MESSAGE])):
+            row = c.messages[number]
+            source, target = int(row[FROM_DEVICE]), int(row[TO_DEVICE])
+            if source == target and source >= 0:
+                continue
+            kind = "collective" if source < 0 else "copy"
+            ends = ("", "") if source < 0 else (names[source], names[target])
+            start = int(s.began[number])
+            found.append(
+                Event(
+                    *(kind, kind, profile.row(" -> ".join(ends) if source >= 0 else kind), 0),
+                    *(start, start + int(row[BUSY]), 0),
+                    number=len(numbers) + number,
+                    after=tuple(numbers[giver] for giver in self._givers(number)),
+                    nbytes=int(row[MOVED]),
+                    source=ends[0],
+                    target=ends[1],
+                )
+            )
+        profile.put(found)
+        return profile
+
+    def _needs(self, task: int, point: int) -> list[int]:
+        """Return the messages that a task waits for at a point."""
+        p, c = self.problem, self.settled.choice
+        found = []
+        for at in range(int(p.tasks[task, READS]), int(p.tasks[task, READS + 1])):
+            heads = int(c.need_at[p.lists[at]])
+            need = int(c.head[heads + point]) if heads >= 0 else -1
+            while need >= 0:
+                found.append(int(c.needs[need, 0]))
+                need = int(c.needs[need, 1])
+        return found
+
+    def _givers(self, message: int) -> list[tuple[int, int]]:
+        """Return the tasks, and their points, whose results a message carries."""
+        p, c = self.problem, self.settled.choice
+        found = []
+        giver = int(c.messages[message, GIVERS])
+        while giver >= 0:
+            writer, point, giver = (int(n) for n in c.givers[giver])
+            found.append((int(p.makers[writer]), point))
+        return found
+
+    def _given(self, messages: Sequence[int], first: int) -> list[int | tuple[int, int]]:
+        """Return what messages stand for: themselves, or tasks where nothing has to move."""
+        found: dict[int | tuple[int, int], None] = {}
+        for message in messages:
+            source, target = self.settled.choice.messages[message, [FROM_DEVICE, TO_DEVICE]]
+            if source == target and source >= 0:
+                found.update(dict.fromkeys(self._givers(message)))
+            else:
+                found[first + message] = None
+        return list(found)
+
+
+def _timeline_of(model: Model, operators: Array, placed: Array, cuts: Array) -> Profile:
+    simulator = Simulator(model)
+    simulator.settled.restore(operators, placed, cuts)
+    simulator.again()
+    return simulator._timeline()
+
+
+def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
+    """Return what a strategy costs on a machine, which need not be here.
+
+    Raises:
+        ParallelError, StrategyError: the strategy does not fit the graph or the machine.
+    """
+    simulator = Simulator(prepare(graph, machine))
+    wanted = {
+        item.name: strategy.configuration(graph, item.node) for item in simulator.model.operators
+    }
+    return simulator.simulate(wanted)
+
+
+__all__ = ["Simulation", "Simulator", "simulate"]

@@ -1,0 +1,95 @@
+"""`soapstone bench tasks`: Task Bench on this runtime, what a task costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from soapstone.cli.onnx import Debug, Json
+
+app = typer.Typer(help="Benchmarks of the runtime.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Benchmarks of the runtime."""
+
+
+@app.command("tasks")
+def tasks(
+    pattern: Annotated[
+        str,
+        typer.Option(
+            help="trivial, no_comm, stencil_1d, stencil_1d_periodic, dom, tree, fft, all_to_all,"
+            " nearest, spread or random_nearest."
+        ),
+    ] = "stencil_1d",
+    kernel: Annotated[str, typer.Option(help="compute, memory, empty or imbalance.")] = "compute",
+    body: Annotated[
+        str,
+        typer.Option(
+            help="native: compiled entries; python: functions whose work releases the interpreter"
+            " lock; pure: functions that hold it."
+        ),
+    ] = "native",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processors; default all.")] = None,
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Tasks of a step; default one a worker.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a run.")] = 1000,
+    iterations: Annotated[
+        int, typer.Option(min=1, help="Of the kernel in a task; with METG, of the largest tasks.")
+    ] = 8192,
+    graphs: Annotated[int, typer.Option(min=1, help="Equal graphs side by side.")] = 1,
+    output_bytes: Annotated[int, typer.Option(min=0, help="What each task writes.")] = 16,
+    radix: Annotated[
+        int, typer.Option(min=0, help="Predecessors, for nearest, spread and random_nearest.")
+    ] = 3,
+    scratch_bytes: Annotated[
+        int, typer.Option(min=4096, help="Of each point, for the memory kernel.")
+    ] = 1 << 22,
+    imbalance: Annotated[
+        float, typer.Option(min=0, max=2, help="Spread of task sizes, for the imbalance kernel.")
+    ] = 1.0,
+    traced: Annotated[bool, typer.Option(help="Replay a trace, or launch every step.")] = True,
+    executor: Annotated[str, typer.Option(help="local or mpi.")] = "local",
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Python bodies run in processes of their own.")
+    ] = False,
+    metg: Annotated[bool, typer.Option(help="Make tasks smaller, for METG(50 %).")] = True,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of a size; the fastest counts.")] = 5,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run task graphs whose tasks check their inputs, and tell what a task costs."""
+    from soapstone.cli.main import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.frontend.taskbench import report
+
+        options: dict[str, Any] = {
+            "pattern": pattern,
+            "kernel": kernel,
+            "body": body,
+            "workers": workers,
+            "width": width,
+            "steps": steps,
+            "iterations": iterations,
+            "graphs": graphs,
+            "output_bytes": output_bytes,
+            "radix": radix,
+            "scratch_bytes": scratch_bytes,
+            "imbalance": imbalance,
+            "traced": traced,
+            "executor": executor,
+            "processes": processes,
+            "sweep": metg,
+            "repeats": repeats,
+        }
+        found = report.measure(**options)
+        if found is None:
+            return  # another process of this run tells
+        typer.echo(report.text(found), err=as_json)
+        if as_json:
+            _print_json(found)

@@ -1,0 +1,300 @@
+"""`soapstone strategy`: parallelizations searched for, simulated and shown; `soapstone machine`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soapstone.cli.onnx import Debug, Json
+
+if TYPE_CHECKING:
+    from soapstone.deadline import Deadline
+    from soapstone.ir.graph import Graph
+    from soapstone.runtime import Machine
+
+app = typer.Typer(help="Parallelization strategies: search, simulate, show.", no_args_is_help=True)
+machines = typer.Typer(help="Machines, described and measured.", no_args_is_help=True)
+
+_SECONDS = 60.0  # of a search without a budget, at most
+_MEASURING = 0.5  # of a budget, after which no more tasks are measured
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An app's name, a .py script with build(), an .onnx file or a graph file.",
+    ),
+]
+MachineName = Annotated[
+    str, typer.Option("--machine", "-m", help="local, a preset (`machine list`), or a file.")
+]
+Devices = Annotated[int | None, typer.Option(min=1, help="Devices of a scalable machine.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Samples of a step, all devices together.")
+]
+Sizes = Annotated[
+    list[str] | None, typer.Option("--size", help="NAME=VALUE for an app's build; may repeat.")
+]
+Inference = Annotated[bool, typer.Option("--inference", help="An app's forward graph alone.")]
+Timeline = Annotated[
+    Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
+]
+
+
+def _prepared(
+    model: str,
+    machine: str,
+    devices: int | None,
+    batch_size: int | None,
+    size: list[str] | None,
+    inference: bool,
+) -> tuple[Graph, Machine]:
+    """Return the graph and the machine."""
+    from soapstone.frontend.strategies import finding as strategies
+
+    where = strategies.machine_of(machine, devices)
+    sizes = strategies.parse_sizes(size)
+    return strategies.graph_of(model, batch_size, training=not inference, sizes=sizes), where
+
+
+def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -> None:
+    """Measure a graph's tasks if the machine is this one: long, so after whatever can be refused.
+
+    deadline: until which they are.
+    """
+    from soapstone.frontend.progress import staged
+    from soapstone.frontend.strategies import finding as strategies
+
+    with staged() as stages:
+        strategies.measure_tasks(graph, machine, stages, deadline)
+
+
+@app.command("search")
+def search(
+    model: ModelName,
+    machine: MachineName = "local",
+    devices: Devices = None,
+    batch_size: BatchSize = None,
+    size: Sizes = None,
+    inference: Inference = False,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="mcmc: Markov chains; optcnn: dynamic programming, for linear graphs;"
+            " exhaustive: small ones, with a certificate; optimum: of equal parts of results only."
+        ),
+    ] = "mcmc",
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds, measuring among them; all are used, unless the gap to the bound is below"
+            " 1 %. By default 60 at most.",
+        ),
+    ] = None,
+    proposals: Annotated[
+        int | None, typer.Option(min=0, help="Proposals instead of seconds; repeatable.")
+    ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Stop when this share of a search has found nothing better;"
+            " 1, the default with a budget: begin anew until it is spent. Else 0.5.",
+        ),
+    ] = None,
+    simulation: Annotated[str, typer.Option(help="delta or full.")] = "delta",
+    start: Annotated[
+        Path | None, typer.Option("--from", help="A strategy file to begin with, besides others.")
+    ] = None,
+    chains: Annotated[int, typer.Option(min=1, help="Markov chains, one a core.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the proposals.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
+    timeline: Timeline = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Search for the fastest parallelization of a model on a machine, real or described."""
+    from soapstone.cli.main import _print_json, _reported  # it imports this module
+
+    with _reported(debug):
+        from soapstone.deadline import Deadline
+        from soapstone.files import check_targets
+        from soapstone.frontend.progress import searching
+        from soapstone.frontend.strategies import finding as strategies
+
+        check_targets(output, picture, timeline)
+        deadline = Deadline(_SECONDS if budget is None else budget)
+        half = deadline.part(_MEASURING) if budget is not None else None
+        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+        given = None if start is None else strategies.imported(graph, where, start)
+        find = strategies.found_by(method)
+        options = strategies.Options(
+            seconds=_SECONDS if proposals is None else None,
+            proposals=proposals,
+            patience=(0.5 if budget is None else 1.0) if patience is None else patience,
+            simulation=simulation,
+            chains=chains,
+            seed=seed,
+        )
+        options.check()
+        _measure(graph, where, half)
+        if proposals is None and budget is not None:
+            options = replace(options, seconds=deadline.left)
+        with searching() as progress:
+            result = find(graph, where, options, start=given, progress=progress)
+        if output is not None:
+            result.strategy.save(output)
+        if picture is not None:
+            strategies.save_picture(result.strategy, graph, picture)
+        if timeline is not None:
+            result.simulation.timeline.save(timeline)
+        typer.echo(str(result), err=as_json)
+        if as_json:
+            _print_json({**result.as_dict(), "output": None if output is None else str(output)})
+
+
+@app.command("simulate")
+def simulate(
+    model: ModelName,
+    strategy: Annotated[
+        str, typer.Option("--strategy", "-s", help="data, model, expert, tensor or a file.")
+    ],
+    machine: MachineName = "local",
+    devices: Devices = None,
+    batch_size: BatchSize = None,
+    size: Sizes = None,
+    inference: Inference = False,
+    timeline: Timeline = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a strategy costs on a machine that need not be here; nothing is searched."""
+    from soapstone.cli.main import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.files import check_targets
+        from soapstone.frontend.strategies import finding as strategies
+
+        check_targets(timeline)
+        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+        given = strategies.given(graph, where, strategy)
+        _measure(graph, where)
+        result = strategies.simulated(graph, where, given)
+        if timeline is not None:
+            result.timeline.save(timeline)
+        typer.echo(str(result), err=as_json)
+        if as_json:
+            _print_json(result.as_dict())
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(help="A strategy file.")],
+    picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a strategy: a table of operators, and a picture of who runs what."""
+    from soapstone.cli.main import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.frontend.strategies import finding as strategies
+        from soapstone.ir.strategy import Strategy
+
+        found = Strategy.load(file)
+        if picture is not None:
+            strategies.save_picture(found, None, picture)
+        typer.echo(str(found), err=as_json)
+        if as_json:
+            _print_json(found.to_json())
+
+
+@machines.command("list")
+def list_machines(as_json: Json = False, debug: Debug = False) -> None:
+    """List the machines that are described already."""
+    from soapstone.cli.main import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.runtime.machines.cluster import load_machine, shipped
+
+        rows: list[dict[str, Any]] = []
+        for name in ("local", *shipped()):
+            machine = load_machine(name)
+            kinds = sorted({processor.kind for processor in machine.processors})
+            rows.append({"name": name, "devices": len(machine.processors), "kinds": kinds})
+        if as_json:
+            _print_json({"machines": rows})
+            return
+        for row in rows:
+            typer.echo(f"{row['name']:<12} {row['devices']} {', '.join(row['kinds'])} a node")
+
+
+@machines.command("show")
+def show_machine(
+    machine: Annotated[str, typer.Argument(help="A machine's name or file.")],
+    devices: Devices = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a machine: processors, memories, links and the routes between devices."""
+    from soapstone.cli.main import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.frontend.strategies import finding as strategies
+        from soapstone.runtime.machines.cluster import load_machine
+
+        found = load_machine(machine, devices)
+        typer.echo(strategies.machine_table(found), err=as_json)
+        if as_json:
+            _print_json(found.describe())
+
+
+@machines.command("measure")
+def measure_machine(
+    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the machine here (JSON).")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
+    from soapstone.cli.main import _print_json, _reported
+
+    with _reported(debug):
+        from soapstone.files import check_targets
+        from soapstone.frontend.strategies import finding as strategies
+        from soapstone.runtime.executors.mpi.links import measured_links
+        from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
+        from soapstone.search.cost.profile import measured_machine
+
+        check_targets(output)
+        executor = default_executor()
+        links = None
+        times: dict[int, float] = {}
+        if executor == "mpi":
+            links, times = measured_links(machine_of(executor, cpus, threads))
+        found = measured_machine(cpus, threads, executor, links)
+        if rank_of(executor):
+            return
+        if output is not None:
+            found.save(output)
+        typer.echo(strategies.machine_table(found), err=as_json)
+        for nbytes, seconds in times.items():
+            typer.echo(
+                f"  message of {nbytes:>10,} bytes: {seconds * 1e6:>10,.1f} us,"
+                f" {nbytes / seconds / 1e9:6.2f} GB/s",
+                err=as_json,
+            )
+        if as_json:
+            by_size = {str(nbytes): seconds * 1e6 for nbytes, seconds in times.items()}
+            _print_json({**found.describe(), **({"message_us": by_size} if by_size else {})})

@@ -1,0 +1,334 @@
+"""Inference sessions against the sequential run of the graph that was never lowered."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from soapstone import InferenceSession, Model
+from soapstone.engine.initial import materialise
+from soapstone.engine.lower import fold_weights, lower, split_constants, views
+from soapstone.frontend.data.npz import DataError
+from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.interpret import interpret
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, Role
+from soapstone.mappers import load
+from soapstone.runtime import Machine
+
+
+def weights_of(graph: Graph, seed: int = 0) -> dict[str, Array]:
+    """Return random weights; variances are positive."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for name, role in graph.roles.items():
+        if role is Role.INPUT:
+            continue
+        spec = graph.tensors[name]
+        value = materialise(graph.initials.get(name), spec, seed, name)
+        if spec.is_float:
+            value = (value + random.uniform(0.1, 0.5, spec.shape)).astype(spec.dtype)
+        found[name] = value
+    return found
+
+
+def inputs_of(graph: Graph, seed: int = 1) -> dict[str, Array]:
+    random = np.random.default_rng(seed)
+    return {
+        name: random.standard_normal(graph.tensors[name].shape).astype(np.float32)
+        for name in graph.inputs(Role.INPUT)
+    }
+
+
+def residual_network(batch: int = 2) -> Model:
+    """Convolutions with batch norm, a residual, a concatenation, pools and a classifier."""
+    model = Model("residual")
+    x = model.input("image", (batch, 3, 12, 12))
+    x = model.relu(model.batch_norm(model.conv2d(x, 16, kernel=3, padding=1, bias=False)))
+    y = model.relu(model.batch_norm(model.conv2d(x, 16, kernel=1, bias=False)))
+    y = model.batch_norm(model.conv2d(y, 16, kernel=3, padding=1))
+    x = model.relu(x + y)
+    x = model.concat([x, model.max_pool2d(x, 3, stride=1, padding=1)], axis=1)
+    x = model.relu(model.batch_norm(x))
+    x = model.conv2d(x, 8, kernel=3, stride=2, padding=1, activation="relu")
+    model.output(model.softmax(model.dense(model.flatten(x), 5)))
+    return model
+
+
+def attention_network(batch: int = 2) -> Model:
+    """Self-attention written with reshapes and transposes, a residual and a GELU."""
+    model = Model("attention")
+    x = model.input("tokens", (batch, 6, 16))
+
+    def heads(t: object, name: str) -> object:
+        split = model.reshape(model.dense(t, 16, name=name), (-1, 6, 4, 4))
+        return model.transpose(split, (0, 2, 1, 3))
+
+    q, k, v = (heads(x, name) for name in "qkv")
+    scores = model.softmax(model.matmul(q, model.transpose(k, (0, 1, 3, 2))) * 0.5)
+    mixed = model.reshape(model.transpose(model.matmul(scores, v), (0, 2, 1, 3)), (-1, 6, 16))
+    y = model.dense(mixed, 16, name="out") + x
+    model.output(y + model.dense(model.gelu(model.dense(y, 32, name="up")), 16, name="down"))
+    return model
+
+
+def dense_block(batch: int = 1) -> Model:
+    """A growing stack: each layer reads all that came before, and adds to it."""
+    model = Model("stack")
+    x = model.input("image", (batch, 3, 8, 8))
+    x = model.conv2d(x, 16, kernel=3, padding=1)
+    for _ in range(3):
+        y = model.relu(model.batch_norm(x))
+        y = model.conv2d(y, 8, kernel=3, padding=1)
+        x = model.concat([x, y], axis=1)
+    model.output(model.conv2d(model.relu(x), 4, kernel=1))
+    return model
+
+
+NETWORKS = {
+    "residual": residual_network,
+    "attention": attention_network,
+    "stack": dense_block,
+}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sessions_equal_the_sequential_run(name: str, threads: int, plain: bool) -> None:
+    graph = NETWORKS[name]().graph
+    weights = weights_of(graph)
+    with InferenceSession(graph, weights, threads=threads, plain=plain) as session:
+        for seed in (1, 2):
+            given = inputs_of(graph, seed)
+            expected = interpret(graph, {**weights, **given})
+            found = session.run(given)
+            assert list(found) == list(graph.outputs)
+            for output, value in found.items():
+                scale = np.abs(expected[output]).max()
+                np.testing.assert_allclose(value, expected[output], atol=2e-5 * scale, rtol=0)
+
+
+def launched(graph: Graph, plain: bool = False) -> tuple[Graph, Strategy]:
+    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
+    _, graph = split_constants(fold_weights(graph, weights_of(graph)), fixed)
+    strategy = load("sequential").strategy(graph, Machine.local(cpus=1))
+    return lower(graph, strategy), strategy
+
+
+def test_batch_norms_fold_and_steps_fuse() -> None:
+    lowered, _ = launched(residual_network().graph)
+    operators = [node.operator for node in lowered.nodes]
+    assert "batch_norm_inference" not in operators
+    assert "relu" not in operators
+    residual = [node for node in lowered.nodes if len(dict(node.items).get("program", ())) == 2]
+    assert any(len(node.inputs) == 4 for node in residual), "the residual joins a convolution"
+
+
+def test_reshapes_and_transposes_are_not_launched() -> None:
+    lowered, strategy = launched(attention_network().graph)
+    seen = views(lowered, strategy)
+    moved = {node.outputs[0] for node in lowered.nodes if node.spec.view}
+    behind = {view.root for view in seen.values()}
+    assert moved
+    for value in moved:
+        assert value in seen or value in behind, value
+
+
+def test_spelled_activations_and_scales_become_parts_of_products() -> None:
+    """As exporters write GELU, SiLU and scaled attention, with constants as weights."""
+    builder = GraphBuilder("exported")
+    x = builder.input("x", (2, 6, 16))
+    w = builder.input("w", (16, 32), role=Role.PARAMETER)
+    root, half, one, quarter = (
+        builder.input(name, (), role=Role.PARAMETER) for name in ("root", "half", "one", "quarter")
+    )
+
+    def emit(operator: str, *values: str, **attributes: object) -> str:
+        return builder.apply(operator, *values, **attributes)[0]
+
+    y = emit("matmul", x, w)
+    erf = emit("add", emit("erf", emit("div", y, root)), one)
+    gelu = emit("mul", emit("mul", y, half), erf)
+    z = emit("matmul", x, w)
+    silu = emit("mul", emit("sigmoid", z), z)
+    heads = emit("transpose", emit("reshape", emit("matmul", x, w), shape=(2, 6, 4, 8)),
+                 permutation=(0, 2, 1, 3))  # fmt: skip
+    builder.output(gelu, silu, emit("mul", heads, quarter))
+    graph = builder.build()
+    random = np.random.default_rng(3)
+    numbers = {"root": np.sqrt(2.0), "half": 0.5, "one": 1.0, "quarter": 0.25}
+    weights = {name: np.float32(value) for name, value in numbers.items()}
+    weights = {name: np.asarray(value) for name, value in weights.items()}
+    weights["w"] = random.standard_normal((16, 32)).astype(np.float32)
+    folded = fold_weights(graph, weights)
+    _, rest = split_constants(folded, weights.keys())
+    assert {node.operator for node in rest.nodes} == {
+        "linear",
+        "gelu",
+        "silu",
+        "reshape",
+        "transpose",
+    }
+    given = inputs_of(graph)
+    expected = interpret(graph, {**weights, **given})
+    with InferenceSession(graph, weights) as session:
+        for name, value in session.run(given).items():
+            np.testing.assert_allclose(value, expected[name], atol=1e-5)
+
+
+def test_the_graph_itself_is_never_changed() -> None:
+    graph = residual_network().graph
+    text, digest = str(graph), graph.structural_hash
+    with InferenceSession(graph, weights_of(graph)) as session:
+        session.run(inputs_of(graph))
+    assert (str(graph), graph.structural_hash) == (text, digest)
+
+
+def test_a_split_strategy_gives_the_same_numbers() -> None:
+    """Epilogues and views under data-parallel tiles."""
+    from soapstone.engine.session import Session
+
+    for build in NETWORKS.values():
+        graph = build(4).graph
+        weights, given = weights_of(graph), inputs_of(graph)
+        expected = interpret(graph, {**weights, **given})
+        machine = Machine.local(cpus=2)
+        mapper = load("data_parallel")
+        session = Session(machine, mapper, seed=0)
+        try:
+            bound = session.bind(graph, mapper.strategy(graph, machine))
+            session.load_state(weights)
+            for name, array in given.items():
+                bound.feeds[name][...] = array
+            session.run(bound)
+            for output in graph.outputs:
+                scale = np.abs(expected[output]).max()
+                np.testing.assert_allclose(
+                    bound.results[output], expected[output], atol=2e-5 * scale, rtol=0
+                )
+        finally:
+            session.close()
+
+
+def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:
+    model = residual_network()
+    weights = weights_of(model.graph)
+    with InferenceSession(model, weights, bound_shapes=2) as session:
+        whole = inputs_of(model.build(6))
+        expected = interpret(model.build(6), {**weights, **whole})
+        output = session.outputs[0]
+        for size in (1, 6, 2, 6, 1):
+            found = session.run({"image": whole["image"][:size]})[output]
+            np.testing.assert_allclose(found, expected[output][:size], atol=2e-5)
+
+
+def test_threads_may_share_a_session() -> None:
+    graph = residual_network(1).graph
+    weights = weights_of(graph)
+    images = [inputs_of(graph, seed)["image"] for seed in range(8)]
+    expected = [interpret(graph, {**weights, "image": image}) for image in images]
+    wrong: list[int] = []
+    with InferenceSession(graph, weights) as session:
+
+        def serve(offset: int) -> None:
+            for index in range(offset, len(images), 2):
+                for _ in range(20):
+                    found = session.run(images[index])
+                    for name, value in found.items():
+                        if not np.allclose(value, expected[index][name], atol=2e-5):
+                            wrong.append(index)
+
+        workers = [threading.Thread(target=serve, args=(i,)) for i in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert not wrong
+
+
+def test_predict_without_compiling_equals_predict_after() -> None:
+    model = residual_network(4)
+    images = np.random.default_rng(0).standard_normal((10, 3, 12, 12))  # float64: cast
+    before = model.predict(images)
+    assert isinstance(before, np.ndarray) and before.shape == (10, 5)
+    model.compile("sgd", loss="cross_entropy", cpus=1)
+    with model:
+        after = model.predict(images.astype(np.float32))
+        np.testing.assert_allclose(before, after, atol=1e-5)
+        values = {name: value * 0 for name, value in model.weights().items() if value.ndim}
+        model.set_weights(values)
+        with model.inference(threads=1) as session:
+            found = session.run(images[:4].astype(np.float32))[session.outputs[0]]
+        np.testing.assert_allclose(found, 0.2, atol=1e-6)
+
+
+def test_outputs_that_need_no_launch() -> None:
+    builder = GraphBuilder("constant")
+    x = builder.input("x", (2, 3))
+    w = builder.input("w", (3,), role=Role.PARAMETER)
+    double = builder.apply("add", w, w, name="double")[0]
+    builder.output(x, double)
+    graph = builder.build()
+    with InferenceSession(graph, {"w": np.arange(3, dtype=np.float32)}) as session:
+        found = session.run(np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(found["x"], np.ones((2, 3)))
+    np.testing.assert_array_equal(found["double"], [0, 2, 4])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "input 'image' is missing; image: float32"),
+        ({"image": np.zeros((2, 3, 12, 12))}, r"float64\[2, 3, 12, 12\] found"),
+        ({"image": np.zeros((2, 3, 12), np.float32)}, "image: float32.* needed"),
+        ({"picture": np.zeros(1, np.float32)}, "unknown input 'picture'"),
+    ],
+)
+def test_wrong_inputs_are_named(given: dict[str, Array], message: str) -> None:
+    graph = residual_network().graph
+    with (
+        InferenceSession(graph, weights_of(graph)) as session,
+        pytest.raises(DataError, match=message),
+    ):
+        session.run(given)
+
+
+def test_a_missing_weight_is_named() -> None:
+    graph = residual_network().graph
+    weights = weights_of(graph)
+    weights.pop("conv2d.w", None) or weights.popitem()
+    with (
+        InferenceSession(graph, weights) as session,
+        pytest.raises(DataError, match=r"weight .* is missing"),
+    ):
+        session.run(inputs_of(graph))
+
+
+def test_a_stack_is_written_once() -> None:
+    lowered, strategy = launched(dense_block().graph)
+    seen = views(lowered, strategy)
+    joins = [node for node in lowered.nodes if node.operator == "concat"]
+    assert len(joins) == 3
+    assert {seen[name].root for node in joins for name in node.inputs} == {joins[-1].outputs[0]}
+
+
+def test_joins_of_what_others_read_are_copied_in_place() -> None:
+    """Flat lists as exporters write them, a part read by a convolution, a graph input, twins."""
+    model = Model("joins")
+    x = model.input("image", (2, 4, 6, 6))
+    a = model.conv2d(x, 8, kernel=3, padding=1, activation="relu")
+    b = model.conv2d(a, 8, kernel=1)
+    c = model.conv2d(model.concat([a, b], axis=1), 8, kernel=1)
+    d = model.concat([a, b, c], axis=1)
+    e = model.concat([d, x, d], axis=1)
+    model.output(e, model.concat([c, c], axis=2), c)
+    graph = model.graph
+    weights, given = weights_of(graph), inputs_of(graph)
+    expected = interpret(graph, {**weights, **given})
+    for threads in (1, 2):
+        with InferenceSession(graph, weights, threads=threads) as session:
+            for name, value in session.run(given).items():
+                np.testing.assert_allclose(value, expected[name], atol=2e-5)

@@ -1,0 +1,89 @@
+"""Schedules: values at the steps that define them, and arguments out of range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from soapstone import SGD
+from soapstone.frontend.training.schedules import (
+    Schedule,
+    constant,
+    cosine,
+    exponential_decay,
+    linear_warmup,
+    schedule,
+    step_decay,
+)
+
+
+@pytest.mark.parametrize(
+    ("rates", "values"),
+    [
+        (constant(0.1), {0: 0.1, 10**9: 0.1}),
+        (step_decay(1.0, 10, 0.5), {0: 1.0, 9: 1.0, 10: 0.5, 19: 0.5, 20: 0.25}),
+        (exponential_decay(1.0, 10, 0.25), {0: 1.0, 5: 0.5, 10: 0.25, 20: 0.0625}),
+        (cosine(1.0, 10), {0: 1.0, 5: 0.5, 10: 0.0, 11: 0.0, 100: 0.0}),
+        (cosine(1.0, 10, final=0.2), {0: 1.0, 5: 0.6, 10: 0.2, 99: 0.2}),
+        (cosine(1.0, 14, warmup=4), {0: 0.25, 3: 1.0, 4: 1.0, 9: 0.5, 14: 0.0, 50: 0.0}),
+        (linear_warmup(2.0, 4), {0: 0.5, 1: 1.0, 3: 2.0, 4: 2.0, 100: 2.0}),
+        (linear_warmup(step_decay(1.0, 2, 0.5), 2), {0: 0.5, 1: 1.0, 3: 1.0, 4: 0.5}),
+        (schedule(0.3), {0: 0.3, 7: 0.3}),
+        (schedule(lambda step: 1 / (step + 1)), {0: 1.0, 3: 0.25}),
+    ],
+)
+def test_values(rates: Schedule, values: dict[int, float]) -> None:
+    for step, value in values.items():
+        assert math.isclose(rates(step), value, abs_tol=1e-12), step
+        assert isinstance(rates(step), float)
+
+
+def test_cosine_never_rises_after_the_warm_up() -> None:
+    rates = cosine(0.1, 200, warmup=20)
+    values = [rates(step) for step in range(220)]
+    assert max(values) == values[19] == values[20] == 0.1
+    assert values[:20] == sorted(values[:20]) and values[20:] == sorted(values[20:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (constant, (-1,), "rate: -1 found, a number of 0 or more needed"),
+        (constant, (math.nan,), "rate: nan found"),
+        (constant, (math.inf,), "rate: inf found"),
+        (constant, ("fast",), "rate: 'fast' found"),
+        (schedule, (True,), "rate: True found"),
+        (step_decay, (1, 0), "StepDecay: every: 0 found, an integer of 1 or more needed"),
+        (step_decay, (1, 2.5), "every: 2.5 found"),
+        (step_decay, (1, 2, 1.5), "factor: 1.5 found, 0 to 1 needed"),
+        (exponential_decay, (1, -3), "ExponentialDecay: steps: -3 found"),
+        (linear_warmup, (1, 0), "LinearWarmup: steps: 0 found"),
+        (cosine, (1, 0), "Cosine: steps: 0 found"),
+    ],
+)
+def test_bad_arguments(make: Callable[..., Any], arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make(*arguments)
+    assert message in str(caught.value)
+
+
+def test_bad_keywords_of_cosine() -> None:
+    with pytest.raises(ValueError, match="final: 2 found, 0 to 1 needed"):
+        cosine(1, 10, final=2)
+    with pytest.raises(ValueError, match="warmup: 10 found, fewer than the 10 steps needed"):
+        cosine(1, 10, warmup=10)
+    with pytest.raises(ValueError, match="steps: -1 found"):
+        cosine(1, 10, warmup=-1)
+
+
+def test_an_optimizer_follows_a_schedule() -> None:
+    assert [SGD(step_decay(1.0, 2, 0.5)).rate(step) for step in range(4)] == [1, 1, 0.5, 0.5]
+    assert SGD(0.25).rate(100) == 0.25
+
+
+def test_schedules_are_values_worth_printing() -> None:
+    assert cosine(0.1, 10) == cosine(0.1, 10)
+    assert "rate=0.1" in repr(cosine(0.1, 10))

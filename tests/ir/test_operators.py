@@ -1,0 +1,310 @@
+"""Every declared operator, on every one of its cases, against what its declaration promises."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+
+import numpy as np
+import pytest
+from operator_checks import (
+    box,
+    localized,
+    mutations,
+    registry_cases,
+    run_split,
+    sampled_gradients,
+    subject,
+    tiles,
+    uneven_cuts,
+)
+
+from soapstone.ir.autodiff import gradients
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.interpret import interpret
+from soapstone.ir.ops.normalization.dropout import random_bits
+from soapstone.ir.spec import Case, OpSpec, operator, operators
+from soapstone.ir.tensor import Array, TensorSpec, spec_of
+from soapstone.kernels.cpu.substrate import native
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+
+CASES = list(registry_cases())
+every_case = pytest.mark.parametrize(
+    ("spec", "case"), [item[1:] for item in CASES], ids=[item[0] for item in CASES]
+)
+SPLIT = {"rtol": 1e-9, "atol": 1e-11}  # float64: only the order of additions differs
+NATIVE = {"rtol": 1e-4, "atol": 1e-5}  # float32 kernels
+
+
+def test_every_operator_has_cases() -> None:
+    assert not [spec.name for spec in operators() if not spec.cases]
+
+
+@every_case
+def test_outputs_have_the_declared_shapes_and_types(spec: OpSpec, case: Case) -> None:
+    for real in ("float32", "float64"):
+        item = subject(spec, case, real)
+        outputs = item.run()
+        assert len(outputs) == len(item.signature.outputs)
+        assert tuple(spec_of(output) for output in outputs) == item.signature.output_specs
+
+
+@every_case
+def test_every_split_equals_the_whole(spec: OpSpec, case: Case) -> None:
+    item = subject(spec, case)
+    whole = item.run()
+    plans = [(degrees, None) for degrees in item.signature.configurations(4)]
+    for degrees, cuts in [*plans, *uneven_cuts(item.signature)]:
+        made = run_split(spec, item.attributes, item.arrays, degrees, cuts)
+        for output, expected in zip(made, whole, strict=True):
+            np.testing.assert_allclose(output, expected, **SPLIT, err_msg=f"{degrees} {cuts}")
+
+
+@every_case
+def test_gradients_equal_finite_differences(spec: OpSpec, case: Case) -> None:
+    if spec.gradient is None:
+        return
+    item = subject(spec, case)
+    generator = np.random.default_rng(zlib.crc32(spec.name.encode()))
+    for output, made in enumerate(item.signature.output_specs):
+        if not made.is_float:
+            continue
+        try:
+            pairs = list(sampled_gradients(item, output, generator))
+        except GraphError as error:
+            # An auxiliary output (a saved statistic) has no gradient of its own, and says so.
+            assert output > 0, error
+            assert "output" in str(error)
+            continue
+        for position, exact, estimate in pairs:
+            np.testing.assert_allclose(
+                exact, estimate, rtol=2e-5, atol=2e-7, err_msg=f"output {output}, input {position}"
+            )
+
+
+@every_case
+def test_misfits_are_shape_errors_that_name_the_dim(spec: OpSpec, case: Case) -> None:
+    item = subject(spec, case)
+    specs = [spec_of(array) for array in item.arrays]
+    for kind, changed in mutations(specs):
+        try:
+            signature = spec.bind(changed, item.attributes)
+        except ShapeError as error:
+            named = re.findall(r"\bdim (\w+)", str(error))
+            told = bool(named) or bool(re.search(r"\brank\b|\belements\b|\bshape\b", str(error)))
+            assert told, f"{kind}: {error}"
+            continue
+        assert all(output.size >= 0 for output in signature.output_specs)
+    required = [name for name in spec.inputs if name[-1] != "?"]
+    if required:
+        with pytest.raises(ShapeError, match="inputs found"):
+            spec.bind(specs[: len(required) - 1], item.attributes)
+
+
+def stored(array: Array, channels_last: bool) -> Array:
+    """Return a copy, channels-last in memory where that is asked for and it has four axes."""
+    if not channels_last or array.ndim != 4:
+        return np.array(array, order="C")  # an array even where it has no axes
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+@every_case
+def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
+    """On tiles of larger arrays, plain and channels-last; and nothing outside a tile is written."""
+    item = subject(spec, case, "float32")
+    plans = list(item.signature.configurations(2, lowers=False))
+    wholes = item.run()
+    for variant, degrees in itertools.product(variants(spec.name), plans):
+        for tile in tiles(item.signature, degrees):
+            attributes = localized(spec, item.attributes, tile)
+            for given_last, made_last in itertools.product((False, True), repeat=2):
+                # The ellipsis keeps a rank-0 tile an array.
+                inputs = tuple(
+                    stored(array, given_last)[(*box(*bounds), ...)]
+                    for array, bounds in zip(item.arrays, tile.inputs)
+                )
+                expected = spec.run(attributes, *inputs)
+                buffers = [stored(np.full_like(whole, 77), made_last) for whole in wholes]
+                outputs = tuple(
+                    buffer[(*box(*bounds), ...)] for buffer, bounds in zip(buffers, tile.outputs)
+                )
+                for constants in constants_of(len(inputs)):
+                    call = Call(spec.name, attributes, inputs, outputs, constants=constants)
+                    entry = variant.bind(call)
+                    if entry is None:
+                        continue
+                    where = f"{variant.name} {degrees} {dict(tile.intervals)} {set(constants)}"
+                    assert native.run(entry) == 0, where
+                    for buffer, output, value in zip(buffers, outputs, expected):
+                        np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
+                        output[...] = 77
+                        outside = (buffer == np.full_like(buffer, 77)).all()
+                        assert outside, f"{where}: wrote outside"
+
+
+def constants_of(count: int) -> list[frozenset[int]]:
+    """Return which operands are constant in calls: kernels may pack those, all but the first."""
+    return [frozenset(), frozenset(range(1, count))] if count > 1 else [frozenset()]
+
+
+# Variants that serve larger images and products only; tests of their own compare them.
+LARGER = {
+    "conv2d": {"winograd2", "winograd4"},  # test_winograd
+    "conv2d_grad_input": {"winograd2"},  # test_winograd
+    "with_epilogue": {"winograd2", "winograd4", "onednn_product"},  # and test_onednn_products
+}
+
+
+@pytest.mark.parametrize("spec", operators(), ids=lambda spec: spec.name)
+def test_every_variant_serves_a_case(spec: OpSpec) -> None:
+    """A variant that declines whatever it is asked would pass every other test here."""
+    declining = {variant.name: variant for variant in variants(spec.name)}
+    for case in spec.cases:
+        item = subject(spec, case, "float32")
+        attributes = localized(spec, item.attributes, next(iter(tiles(item.signature, {}))))
+        wholes = item.run()
+        for channels_last in (False, True):
+            inputs = tuple(stored(array, channels_last) for array in item.arrays)
+            outputs = tuple(stored(whole, channels_last) for whole in wholes)
+            for constants in constants_of(len(inputs)):
+                call = Call(spec.name, attributes, inputs, outputs, constants=constants)
+                serving = [n for n, v in declining.items() if v.bind(call) is not None]
+                for name in serving:
+                    del declining[name]
+    assert declining.keys() <= LARGER.get(spec.name, set())
+
+
+def run(name: str, *arrays: Array, **attributes: object) -> tuple[Array, ...]:
+    spec = operator(name)
+    return spec.run(spec.normalise(attributes), *arrays)
+
+
+def test_conv2d_is_the_sum_over_its_windows() -> None:
+    generator = np.random.default_rng(0)
+    x, w = generator.standard_normal((2, 4, 6, 7)), generator.standard_normal((6, 2, 2, 3))
+    (y,) = run(
+        "conv2d", x, w, bias=False, groups=2, stride=(2, 1), dilation=(2, 1), padding=(1, 0, 2, 1)
+    )
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (0, 1)))
+    assert y.shape == (2, 6, 4, 6)
+    for n, o, i, j in np.ndindex(y.shape):
+        first = o // 3 * 2  # three output and two input channels a group
+        window = padded[n, first : first + 2, 2 * i : 2 * i + 3 : 2, j : j + 3]
+        np.testing.assert_allclose(y[n, o, i, j], np.sum(window * w[o]), rtol=1e-12, atol=1e-13)
+
+
+def test_max_pool2d_takes_the_first_maximum_and_never_padding() -> None:
+    x = np.full((1, 1, 3, 3), -np.inf)
+    x[0, 0, 1, 1:] = 5
+    y, index = run(
+        "max_pool2d", x, kernel=(2, 2), stride=(2, 2), padding=(1, 1, 0, 0), indices=True
+    )
+    np.testing.assert_array_equal(y[0, 0], [[-np.inf, -np.inf], [-np.inf, 5]])
+    np.testing.assert_array_equal(index[0, 0], [[3, 2], [1, 0]])
+
+
+def test_avg_pool2d_counts_padding_or_not() -> None:
+    x = np.ones((1, 1, 2, 2))
+    attributes = {"kernel": (2, 2), "stride": (2, 2), "padding": (1, 1, 1, 1)}
+    (with_pad,) = run("avg_pool2d", x, **attributes)
+    (without,) = run("avg_pool2d", x, **attributes, include_pad=False)
+    np.testing.assert_array_equal(with_pad, np.full((1, 1, 2, 2), 0.25))
+    np.testing.assert_array_equal(without, np.ones((1, 1, 2, 2)))
+
+
+def test_batch_norm_keeps_running_statistics() -> None:
+    x = np.random.default_rng(1).standard_normal((5, 2, 3, 3))
+    old_mean, old_var = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    y, mean, var, _, _ = run(
+        "batch_norm", x, np.ones(2), np.zeros(2), old_mean, old_var, momentum=0.25, epsilon=0.0
+    )
+    np.testing.assert_allclose(y.mean(axis=(0, 2, 3)), 0, atol=1e-12)
+    np.testing.assert_allclose(y.var(axis=(0, 2, 3)), 1)
+    np.testing.assert_allclose(mean, 0.75 * old_mean + 0.25 * x.mean(axis=(0, 2, 3)))
+    np.testing.assert_allclose(var, 0.75 * old_var + 0.25 * x.var(axis=(0, 2, 3), ddof=1))
+
+
+def test_embedding_rejects_an_index_outside_the_table() -> None:
+    with pytest.raises(GraphError, match="index 4 found, 0 to 3 needed"):
+        run("embedding", np.array([0, 4]), np.ones((4, 2)))
+    with pytest.raises(GraphError, match="index -1 found"):
+        run("embedding", np.array([-1]), np.ones((4, 2)))
+
+
+def test_dropout_draws_by_seed_step_and_index() -> None:
+    # SplitMix64's finaliser of zero is zero, and its first output from seed 0 is known.
+    assert random_bits(0, 0, np.arange(2)).tolist() == [0, 0xE220A839]
+    x = np.ones(20_000, np.float32)
+    drawn = [
+        run("dropout", x, np.int64(s), rate=0.3, seed=k)[0] for s, k in ((1, 5), (2, 5), (1, 6))
+    ]
+    for y in drawn:
+        assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.7)}
+        assert abs(np.count_nonzero(y) / x.size - 0.7) < 0.02
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+    with pytest.raises(GraphError, match="rate"):
+        operator("dropout").bind(
+            [TensorSpec((2,)), TensorSpec((), "int64")], {"rate": 1.0, "seed": 0}
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "attributes", "message"),
+    [
+        ("conv2d", ((1, 3, 8, 8), (4, 2, 3, 3)), {}, "dim ci is 3 in input 0 but 2 in input 1"),
+        ("conv2d", ((1, 3, 8, 8), (4, 1, 3, 3)), {"groups": 2}, "dim g: 2 groups do not divide 3"),
+        ("conv2d", ((1, 3, 2, 8), (4, 3, 3, 3)), {}, "dim h: the window spans 3 positions"),
+        ("conv2d", ((3, 8, 8), (4, 3, 3, 3)), {}, "input 0 has rank 3"),
+        ("max_pool2d", ((1, 3, 8, 8),), {"kernel": (2, 2), "padding": (2, 0, 0, 0)}, "dim h: pad"),
+        ("batch_norm_inference", ((2, 3, 4, 4), (2,), (3,), (3,), (3,)), {}, "dim c is 3 in inp"),
+        ("layer_norm", ((2, 3), (3,), (4,)), {}, "dim c is 3 in input 0 but 4 in input 2"),
+        ("softmax", ((2, 3),), {"axis": 2}, "no axis 2"),
+        ("matmul", ((2, 3), (4, 5)), {}, "dim k is 3 in input 0 but 4 in input 1"),
+    ],
+)
+def test_errors_name_the_operator_and_the_dim(
+    name: str, shapes: tuple[tuple[int, ...], ...], attributes: dict[str, object], message: str
+) -> None:
+    builder = GraphBuilder()
+    values = [builder.input(f"x{i}", shape) for i, shape in enumerate(shapes)]
+    if name == "conv2d":
+        attributes = {"bias": False, **attributes}
+    with pytest.raises(ShapeError, match=f"{name} 'layer': .*{message}"):
+        builder.apply(name, *values, name="layer", **attributes)
+
+
+def test_types_that_differ_are_refused() -> None:
+    with pytest.raises(ShapeError, match="float32 in input 0 but float64 in input 1"):
+        operator("add").bind([TensorSpec((2,)), TensorSpec((2,), "float64")], {})
+
+
+def test_a_small_network_differentiates() -> None:
+    builder = GraphBuilder()
+    shapes = {"x": (2, 2, 6, 6), "w": (4, 2, 3, 3), "b": (4,), "v": (36, 3), "c": (3,)}
+    for name, shape in shapes.items():
+        builder.input(name, shape, "float64")
+    (y,) = builder.apply("conv2d", "x", "w", "b", padding=(1, 1, 1, 1), activation="tanh")
+    y = builder.apply("max_pool2d", y, kernel=(2, 2), stride=(2, 2), indices=True)[0]
+    (y,) = builder.apply("add", y, *builder.apply("sigmoid", y))  # a value with two readers
+    (y,) = builder.apply("reshape", y, shape=(2, 36))
+    (y,) = builder.apply("linear", y, "v", "c", activation="gelu")
+    (y,) = builder.apply("log_softmax", y)
+    (loss,) = builder.apply("reduce_mean", y, axes=(0, 1))
+    found = gradients(builder, loss, list(shapes))
+    builder.output(loss, *found.values())
+    graph = builder.build()
+    generator = np.random.default_rng(2)
+    values = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
+    results = interpret(graph, values)
+    for name, shape in shapes.items():
+        direction = generator.standard_normal(shape)
+        ends = [
+            interpret(graph, values | {name: values[name] + sign * 1e-6 * direction})[loss]
+            for sign in (1, -1)
+        ]
+        exact = np.sum(results[found[name]] * direction)
+        np.testing.assert_allclose(exact, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-9)

@@ -1,0 +1,227 @@
+"""The element-wise machine on other types than float32; accuracy, and special values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from elementwise_calls import SPECIAL, erf, fused, normal, run
+from operator_checks import parse
+
+from soapstone.ir.spec import OpSpec, operators
+from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
+from soapstone.kernels.cpu.substrate import native
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+
+Array = np.ndarray[Any, Any]
+
+
+def typed(dtype: str, *shape: int, seed: int = 0) -> Array:
+    values = 4 * normal(*shape, seed=seed)
+    return values > 0 if dtype == "bool" else np.asarray(np.abs(values), dtype)
+
+
+@pytest.mark.parametrize("source", ["float32", "bool", "int32", "int64", "uint8", "float64"])
+@pytest.mark.parametrize("target", ["float32", "bool", "int32", "int64", "uint8", "float64"])
+def test_casts(source: str, target: str) -> None:
+    large = 123_456_789 if source in ("int32", "int64") else 3
+    for shape in ((), (1,), (77,), (5, 3000), (3, 8, 5)):
+        x = np.asarray(typed(source, *shape) * np.asarray(large, source))
+        y = np.zeros(shape, target)
+        entry = elementwise(Call("cast", {"to": target}, (x,), (y,)))
+        exact = source in ("float32", "bool") or target == "float32"
+        assert (entry is not None) == (exact or (target == "bool" and source != "float64"))
+        if entry is not None:
+            assert native.run(entry) == 0
+            np.testing.assert_array_equal(y, x.astype(target))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(7,), (300, 70), (2, 8, 7, 5)])
+def test_comparisons_and_choices(shape: tuple[int, ...], threads: int) -> None:
+    a, b = np.round(normal(*shape)), np.round(normal(*shape[-1:], seed=1))
+    mask = np.zeros(shape, np.bool_)
+    for operator, function in (
+        ("equal", np.equal),
+        ("less", np.less),
+        ("less_equal", np.less_equal),
+        ("greater", np.greater),
+        ("greater_equal", np.greater_equal),
+    ):
+        mask[...] = False
+        run(operator, [a, b], [mask], threads)
+        np.testing.assert_array_equal(mask, function(a, b), err_msg=operator)
+    y = np.zeros_like(a)
+    row = b > 0
+    run("where", [row, a, np.array(-np.inf, np.float32)], [y], threads)
+    np.testing.assert_array_equal(y, np.where(row, a, -np.inf))
+    backwards = mask[..., ::-1]
+    run("where", [backwards, a, b], [y], threads)
+    np.testing.assert_array_equal(y, np.where(backwards, a, b))
+
+
+def test_logic_in_one_pass() -> None:
+    a, b, c = (typed("bool", 5000, seed=i) for i in range(3))
+    y = np.zeros(5000, np.bool_)
+    chain = [
+        ("logical_and", (0, 1), {}),
+        ("logical_not", (3,), {}),
+        ("logical_xor", (4, 2), {}),
+        ("logical_or", (5, 0), {}),
+    ]
+    fused([a, b, c], [y], chain, (6,))
+    np.testing.assert_array_equal(y, (~(a & b) ^ c) | a)
+
+
+def test_a_mask_of_integers_joins_a_chain_of_floats() -> None:
+    x, ids = normal(40, 33), np.arange(33, dtype=np.int64)
+    y = np.zeros_like(x)
+    chain = [
+        ("cast", (1,), {"to": "float32"}),
+        ("affine", (2,), {"scale": -1e4, "shift": 1e4}),
+        ("add", (0, 3), {}),
+    ]
+    fused([x, ids], [y], chain, (4,))
+    np.testing.assert_allclose(y, x + (1 - ids.astype(np.float32)) * 1e4, rtol=1e-6)
+
+
+def test_what_float32_would_not_hold_is_not_served() -> None:
+    ids = np.arange(5)
+    for operator, inputs, output in (
+        ("add", (ids, ids), ids.copy()),
+        ("equal", (ids, ids), np.zeros(5, np.bool_)),
+        ("where", (ids > 2, ids, ids), ids.copy()),
+    ):
+        assert elementwise(Call(operator, {}, inputs, (output,))) is None
+    attributes = {"program": (("neg", (1,), ()),), "results": (0, 2)}
+    outputs = (ids.copy(), np.zeros(5, np.float32))
+    call = Call("fused_elementwise", attributes, (ids, normal(5)), outputs)
+    assert fused_elementwise(call) is None
+
+
+def test_gelu_is_accurate_also_in_its_left_tail() -> None:
+    x = np.linspace(-12, 12, 20_001, dtype=np.float32)
+    y = np.zeros_like(x)
+    run("gelu", [x], [y], approximate="none")
+    wide = x.astype(np.float64)
+    want = wide * 0.5 * np.vectorize(math.erfc)(-wide / math.sqrt(2))
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-11)
+    assert np.abs(y - want).max() < 1e-6
+
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "erf": erf,
+    "softplus": lambda x: np.logaddexp(0, x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "round": np.rint,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "sign": np.sign,
+    "abs": np.abs,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+}
+BOUNDED: dict[str, tuple[float, float, Callable[..., Array]]] = {
+    "asin": (-1, 1, np.arcsin),
+    "acos": (-1, 1, np.arccos),
+    "atanh": (-0.99, 0.99, np.arctanh),
+    "acosh": (1, 1e4, np.arccosh),
+    "sin": (-1e5, 1e5, np.sin),
+    "cos": (-1e5, 1e5, np.cos),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str) -> None:
+    x = np.concatenate([np.linspace(-20, 20, 5001), np.linspace(-0.1, 0.1, 999), [0.5, 1.5, 2.5]])
+    x = x.astype(np.float32)
+    y = np.zeros_like(x)
+    run(name, [x], [y], **({"alpha": 1.0} if name in ("silu", "elu") else {}))
+    np.testing.assert_allclose(y, FUNCTIONS[name](x.astype(np.float64)), rtol=1e-6, atol=3e-7)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounded_function(name: str) -> None:
+    low, high, reference = BOUNDED[name]
+    x = np.linspace(low, high, 10_001).astype(np.float32)
+    y = np.zeros_like(x)
+    run(name, [x], [y])
+    np.testing.assert_allclose(y, reference(x.astype(np.float64)), rtol=1e-6, atol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        *((name, FUNCTIONS[name]) for name in ("atan", "sinh", "cosh", "asinh", "softplus")),
+        *((name, FUNCTIONS[name]) for name in ("floor", "ceil", "round", "sign", "abs", "erf")),
+        ("asin", np.arcsin),
+        ("acos", np.arccos),
+        ("acosh", np.arccosh),
+        ("atanh", np.arctanh),
+        ("sin", np.sin),
+        ("reciprocal", np.reciprocal),
+        ("is_nan", np.isnan),
+        ("is_inf", np.isinf),
+    ],
+)
+def test_special_values_of_functions(name: str, reference: Callable[..., Array]) -> None:
+    x = SPECIAL[np.abs(np.nan_to_num(SPECIAL)) < 1e30] if name == "sin" else SPECIAL
+    y = np.empty(x.shape, np.bool_ if name.startswith("is_") else np.float32)
+    run(name, [x], [y])
+    with np.errstate(all="ignore"):
+        want = reference(x.astype(np.float64)).astype(y.dtype)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-37)
+
+
+@pytest.mark.parametrize("fmod", [False, True])
+def test_remainders(fmod: bool) -> None:
+    x = np.array([5, -5, 5, -5, 7.5, 1e30, 0, np.inf, 3, np.nan], np.float32)
+    y = np.array([3, 3, -3, -3, 2.5, 7, 2, 2, np.inf, 1], np.float32)
+    z = np.empty_like(x)
+    run("mod", [x, y], [z], fmod=fmod)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(z, (np.fmod if fmod else np.mod)(x, y), rtol=1e-6)
+
+
+PLACES = np.array([0, -0.0, 1, -1, 0.5, -2, np.inf, -np.inf, np.nan], np.float32)
+REAL = [
+    pytest.param(spec, at, id=f"{spec.name} {dict(at)}")
+    for spec in operators()
+    if spec.elementwise
+    for at in {str(case.attributes): case.attributes for case in spec.cases}.values()
+]
+
+
+@pytest.mark.parametrize(("spec", "given"), REAL)
+def test_every_kernel_has_the_values_of_the_reference_everywhere(
+    spec: OpSpec, given: dict[str, Any]
+) -> None:
+    """At zeros of both signs, infinities and NaN too: in all combinations of the operands."""
+    case = next(case for case in spec.cases if case.attributes == given)
+    if not all(parse(text)[0].is_float for text in case.inputs):
+        pytest.skip("not of real operands alone")
+    places = np.array(list(itertools.product(PLACES, repeat=len(case.inputs))), np.float32)
+    arrays = tuple(np.ascontiguousarray(column) for column in places.T)
+    attributes = spec.normalise(given)
+    with np.errstate(all="ignore"):
+        wanted = spec.run(attributes, *arrays)
+    for variant in variants(spec.name):
+        outputs = tuple(np.full(array.shape, 77, array.dtype) for array in wanted)
+        entry = variant.kernel(Call(spec.name, attributes, arrays, outputs))
+        if entry is not None:
+            assert native.run(entry) == 0
+            for want, output in zip(wanted, outputs):
+                np.testing.assert_allclose(output, want, 1e-4, 1e-6, err_msg=variant.name)

@@ -1,0 +1,294 @@
+"""The elementwise machine against NumPy in float64: operators, layouts, broadcasts, chains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from elementwise_calls import SPECIAL, erf, fused, gelu_tanh, normal, run
+
+from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
+from soapstone.kernels.cpu.substrate import native
+from soapstone.kernels.cpu.substrate.native import Block, words
+from soapstone.kernels.entry import Call
+
+Array = np.ndarray[Any, Any]
+
+
+def _gelu_grad(dy: Array, x: Array) -> Array:
+    return dy * (
+        0.5 * (1 + erf(x / math.sqrt(2))) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    )
+
+
+def _gelu_tanh_grad(dy: Array, x: Array) -> Array:
+    step = 1e-5
+    return dy * (gelu_tanh(x + step) - gelu_tanh(x - step)) / (2 * step)
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Array]]] = {
+    "relu": ("relu", {}, lambda x: np.maximum(x, 0)),
+    "leaky": ("leaky_relu", {"alpha": 0.2}, lambda x: np.where(x > 0, x, 0.2 * x)),
+    "gelu": ("gelu", {"approximate": "none"}, lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2)))),
+    "gelu tanh": ("gelu", {"approximate": "tanh"}, gelu_tanh),
+    "sigmoid": ("sigmoid", {}, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": ("tanh", {}, np.tanh),
+    "exp": ("exp", {}, np.exp),
+    "log": ("log", {}, lambda x: np.log(np.where(x > 0, x, np.nan))),
+    "sqrt": ("sqrt", {}, lambda x: np.sqrt(np.where(x >= 0, x, np.nan))),
+    "neg": ("neg", {}, lambda x: -x),
+    "affine": ("affine", {"scale": 2.5, "shift": -1.0}, lambda x: 2.5 * x - 1),
+    "square": ("power", {"exponent": 2.0}, lambda x: x**2),
+    "cube": ("power", {"exponent": 3}, lambda x: x**3),
+    "seventh": ("power", {"exponent": 7.0}, lambda x: x**7),
+    "inverse": ("power", {"exponent": -1.0}, lambda x: 1 / x),
+    "inverse square": ("power", {"exponent": -2.0}, lambda x: x**-2.0),
+    "half": ("power", {"exponent": 0.5}, lambda x: np.sqrt(np.where(x >= 0, x, np.nan))),
+    "one": ("power", {"exponent": 1.0}, lambda x: x),
+    "zero": ("power", {"exponent": 0.0}, lambda x: np.ones_like(x)),
+    "power": ("power", {"exponent": 1.7}, lambda x: np.where(x < 0, np.nan, np.abs(x) ** 1.7)),
+    "eleventh": ("power", {"exponent": 11.0}, lambda x: x**11),
+    "add": ("add", {}, np.add),
+    "sub": ("sub", {}, np.subtract),
+    "mul": ("mul", {}, np.multiply),
+    "div": ("div", {}, np.divide),
+    "relu_grad": ("relu_grad", {}, lambda dy, y: np.where(y > 0, dy, 0)),
+    "leaky_grad": ("leaky_relu_grad", {"alpha": 0.1}, lambda dy, x: np.where(x > 0, dy, 0.1 * dy)),
+    "gelu_grad": ("gelu_grad", {"approximate": "none"}, _gelu_grad),
+    "gelu_tanh_grad": ("gelu_grad", {"approximate": "tanh"}, _gelu_tanh_grad),
+    "sigmoid_grad": ("sigmoid_grad", {}, lambda dy, y: dy * y * (1 - y)),
+    "tanh_grad": ("tanh_grad", {}, lambda dy, y: dy * (1 - y * y)),
+    "sum of four": ("accumulate", {}, lambda a, b, c, d: a + b + c + d),
+    "sum of one": ("accumulate", {}, lambda a: a.copy()),
+}
+
+
+def _count(reference: Callable[..., Array]) -> int:
+    return (
+        reference.__code__.co_argcount
+        if hasattr(reference, "__code__")
+        else (reference.nin if isinstance(reference, np.ufunc) else 1)
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [1, 15, 16, 77, 5000])
+def test_operator(name: str, size: int) -> None:
+    operator, attributes, reference = CASES[name]
+    inputs = [3 * normal(size, seed=i) for i in range(_count(reference))]
+    y = np.full(size, 7, np.float32)
+    run(operator, inputs, [y], **attributes)
+    with np.errstate(all="ignore"):
+        want = reference(*(a.astype(np.float64) for a in inputs))
+    np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["relu", "leaky", "sigmoid", "tanh", "exp", "log", "sqrt", "neg", "square", "cube"]
+)
+def test_special_values(name: str) -> None:
+    operator, attributes, reference = CASES[name]
+    y = np.empty_like(SPECIAL)
+    run(operator, [SPECIAL], [y], **attributes)
+    with np.errstate(all="ignore"):
+        want = reference(SPECIAL.astype(np.float64)).astype(np.float32)
+        if name == "log":
+            want = np.log(SPECIAL)
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-37)
+
+
+@pytest.mark.parametrize("exponent", [1.7, -1.7, 0.3, 9.0, 10.0, -9.0, -10.0])
+def test_power_special_values(exponent: float) -> None:
+    x = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2, -2, 1e-30, 1e-42], np.float32)
+    y = np.empty_like(x)
+    run("power", [x], [y], exponent=exponent)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(np.abs(y), np.abs(np.power(x, np.float32(exponent))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_and_threads(threads: int) -> None:
+    a, b = normal(513, 517), normal(513, 517, seed=1)
+    y = np.empty_like(a)
+    run("add", [a, b], [y], threads)
+    np.testing.assert_array_equal(y, a + b)
+
+
+def _last(shape: tuple[int, ...]) -> Array:
+    """An (n, c, h, w) array stored channels-last."""
+    n, c, h, w = shape
+    return np.zeros((n, h, w, c), np.float32).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 16, 9, 9), (2, 64, 20, 20), (1, 1, 1, 1)])
+@pytest.mark.parametrize("layouts", ["plain", "last", "mixed", "tile", "reversed"])
+def test_layouts(shape: tuple[int, ...], layouts: str, threads: int) -> None:
+    a, b = normal(*shape), normal(*shape, seed=1)
+    y = np.zeros(shape, np.float32)
+    if layouts in ("last", "mixed"):
+        x = _last(shape)
+        x[...] = a
+        a, y = x, _last(shape)
+    if layouts == "last":
+        x = _last(shape)
+        x[...] = b
+        b = x
+    if layouts == "tile":
+        big = np.full((shape[0] + 2, shape[1] + 1, shape[2] + 3, shape[3] + 5), 9, np.float32)
+        inside = (slice(1, -1), slice(0, -1), slice(2, -1), slice(3, -2))
+        x = big.copy()
+        x[inside] = a
+        a, y = x[inside], big[inside]
+    if layouts == "reversed":
+        a = a[:, ::-1, :, ::-1]
+    run("sub", [a, b], [y], threads)
+    np.testing.assert_array_equal(y, np.asarray(a) - np.asarray(b))
+    if layouts == "tile":
+        outside = np.ones(big.shape, bool)
+        outside[inside] = False
+        assert (big[outside] == 9).all()
+
+
+BROADCASTS = [
+    ((4, 5), (5,)),
+    ((4, 5), (4, 1)),
+    ((4, 5), ()),
+    ((300, 700), (700,)),
+    ((300, 700), (300, 1)),
+    ((2, 8, 7, 7), (8, 1, 1)),
+    ((2, 3, 40, 40), (3, 1, 1)),
+    ((2, 8, 7, 7), (2, 1, 7, 1)),
+    ((5, 1, 6), (1, 4, 1)),
+    ((3,), (2, 2, 1)),
+    ((2, 3, 4, 5, 6, 7), (3, 1, 5, 1, 7)),
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("left,right", BROADCASTS)
+def test_broadcasting(left: tuple[int, ...], right: tuple[int, ...], threads: int) -> None:
+    a, b = normal(*left), normal(*right, seed=1)
+    y = np.zeros(np.broadcast_shapes(left, right), np.float32)
+    run("mul", [a, b], [y], threads)
+    np.testing.assert_array_equal(y, a * b)
+    run("sub", [b, a], [y], threads)
+    np.testing.assert_array_equal(y, b - a)
+
+
+def test_bias_in_channels_last() -> None:
+    x, y, bias = _last((2, 24, 9, 9)), _last((2, 24, 9, 9)), normal(24, 1, 1)
+    x[...] = normal(2, 24, 9, 9)
+    run("add", [x, bias], [y])
+    np.testing.assert_array_equal(y, x + bias)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 4)])
+def test_nothing_to_do(shape: tuple[int, ...]) -> None:
+    run("relu", [np.zeros(shape, np.float32)], [np.zeros(shape, np.float32)])
+
+
+def test_in_place() -> None:
+    a, b = normal(3000), normal(3000, seed=1)
+    want = a + b
+    run("add", [a, b], [a])
+    np.testing.assert_array_equal(a, want)
+
+
+@pytest.mark.parametrize("shape", [(7,), (1000, 33), (3, 8, 6, 6)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chain(shape: tuple[int, ...], threads: int) -> None:
+    a, b = normal(*shape), normal(*shape, seed=1)
+    bias = normal(*([1] * (len(shape) - 1)), shape[-1], seed=2)
+    program = [
+        ("add", (0, 2), {}),
+        ("tanh", (3,), {}),
+        ("mul", (4, 1), {}),
+        ("affine", (5,), {"scale": 0.5, "shift": 1.0}),
+        ("power", (6,), {"exponent": 3.0}),
+        ("accumulate", (7, 0, 1, 4), {}),
+    ]
+    y, t = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    fused([a, b, bias], [y, t], program, (8, 4), threads)
+    tanh = np.tanh(a.astype(np.float64) + bias)
+    np.testing.assert_allclose(t, tanh, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(y, (tanh * b * 0.5 + 1) ** 3 + a + b + tanh, rtol=1e-5, atol=1e-5)
+
+
+def test_chain_results_that_are_inputs_or_repeated() -> None:
+    a = normal(2000)
+    outputs = [np.zeros_like(a) for _ in range(4)]
+    fused([a], outputs, [("neg", (0,), {}), ("exp", (1,), {})], (0, 1, 1, 2))
+    np.testing.assert_array_equal(outputs[0], a)
+    np.testing.assert_array_equal(outputs[1], -a)
+    np.testing.assert_array_equal(outputs[2], -a)
+    np.testing.assert_allclose(outputs[3], np.exp(-a), rtol=1e-6)
+
+
+def test_chain_in_place_reads_before_it_writes() -> None:
+    a = normal(5000)
+    keep, other = a.copy(), np.zeros_like(a)
+    fused([a], [a, other], [("neg", (0,), {}), ("add", (0, 1), {})], (1, 2))
+    np.testing.assert_array_equal(a, -keep)
+    np.testing.assert_array_equal(other, np.zeros_like(a))
+
+
+def test_long_chain_reuses_registers() -> None:
+    a = normal(3000)
+    y = np.zeros_like(a)
+    fused([a], [y], [("affine", (i,), {"scale": 1.01, "shift": 0.1}) for i in range(150)], (150,))
+    want = a.astype(np.float64)
+    for _ in range(150):
+        want = want * 1.01 + 0.1
+    np.testing.assert_allclose(y, want, rtol=1e-4)
+
+
+def test_what_is_not_served() -> None:
+    a = normal(4)
+    wide = a.astype(np.float64)
+    assert elementwise(Call("relu", {}, (wide,), (wide.copy(),))) is None
+    unknown = {"program": (("softmax", (0,), ()),), "results": (1,)}
+    assert fused_elementwise(Call("fused_elementwise", unknown, (a,), (a.copy(),))) is None
+
+
+# ------------------------------------------------------------------------------- native entries
+@native.native("body")
+def _fill(block: Any, begin: int, end: int) -> int:
+    w = words(block)
+    if w[1] >= begin and w[1] < end:
+        return 7
+    for i in range(begin, end):
+        native.i64p(w[0])[i] += i
+    return 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_parallel_for_covers_every_item_once(threads: int) -> None:
+    out = np.zeros(101, np.int64)
+    block: Block = native.pack(out, -1)
+    assert native.run(native.parallel_for(_fill, block, 101, threads)) == 0
+    np.testing.assert_array_equal(out, np.arange(101))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_status_of_a_part_is_returned_and_ends_a_sequence(threads: int) -> None:
+    out, after = np.zeros(10, np.int64), np.zeros(10, np.int64)
+    bad = native.parallel_for(_fill, native.pack(out, 8), 10, threads, {7: "broken"})
+    good = native.parallel_for(_fill, native.pack(after, -1), 10, threads)
+    both = native.sequence([bad, good])
+    assert native.run(both) == 7
+    assert both.statuses == {7: "broken"}
+    assert not after.any()
+    assert native.run(native.sequence([native.noop(), good])) == 0
+    assert after.any()
+
+
+def test_pack_flattens_and_keeps_bits() -> None:
+    array = np.zeros(3)
+    block = native.pack(1, (2.5, [array, True]), (1 << 64) - 1)
+    assert block.words[0] == 1 and block.words[3] == 1 and block.words[4] == -1
+    assert block.words[1:2].view(np.float64)[0] == 2.5
+    assert block.words[2] == array.ctypes.data

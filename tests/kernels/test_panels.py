@@ -1,0 +1,211 @@
+"""Products of few rows with constant weights against NumPy in float64."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from soapstone.ir.spec import operator
+from soapstone.kernels.cpu.substrate.native import run
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+from soapstone.kernels.select import select
+
+DEPTHS = [1, 3, 37, 64, 515]
+COLUMNS = [1, 16, 47, 64, 100, 129, 320]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def linear(x, columns, threads=2, bias=True, activation=None):
+    w = random(x.shape[-1], columns, seed=1)
+    b = (random(columns, seed=2),) if bias else ()
+    y = np.full((*x.shape[:-1], columns), np.nan, np.float32)
+    attributes = {"bias": bias, "activation": activation}
+    return Call("linear", attributes, (x, w, *b), (y,), threads, frozenset({1}))
+
+
+def followed(call, program, *operands):
+    """The call with the program's steps on its result."""
+    attributes = {
+        "operator": call.operator,
+        "items": tuple(call.attributes.items()),
+        "arity": len(call.inputs),
+        "program": program,
+    }
+    inputs = (*call.inputs, *operands)
+    return Call("with_epilogue", attributes, inputs, call.outputs, call.threads, call.constants)
+
+
+def bind(call):
+    return next(v for v in variants(call.operator) if v.name == "panels").bind(call)
+
+
+def check(call, limit=3e-6):
+    """Run the call; compare with its reference in float64."""
+    entry = bind(call)
+    assert entry is not None
+    assert run(entry) == 0
+    spec = operator(call.operator)
+    attributes = spec.normalise(dict(call.attributes))
+    (expected,) = spec.run(attributes, *(a.astype(np.float64) for a in call.inputs))
+    (y,) = call.outputs
+    assert expected.shape == y.shape
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(expected))
+    finite = np.isfinite(expected)
+    scale = max(1.0, abs(expected[finite]).max())
+    assert abs(y[finite] - expected[finite]).max() <= limit * scale
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_equals_the_product(rows, depth, columns, threads):
+    check(linear(random(rows, depth), columns, threads))
+
+
+def test_many_columns_over_threads():
+    check(linear(random(2, 130), 2000, threads=2))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu", "gelu", "sigmoid", "tanh"])
+def test_bias_and_activation(bias, activation):
+    check(linear(random(3, 67), 70, bias=bias, activation=activation))
+
+
+def test_rows_that_lie_apart():
+    x = random(3, 200)[:, 20:111]
+    call = linear(x, 53)
+    y = np.full((3, 99), np.nan, np.float32)
+    check(Call(call.operator, call.attributes, call.inputs, (y[:, 7:60],), 2, call.constants))
+    assert np.isnan(y[:, :7]).all()
+    assert np.isnan(y[:, 60:]).all()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [random(1, 2, 2, 33), random(37), random(40, 3).T, random(2, 80)[:, ::2], random(4, 20)[::-1]],
+    ids=["4-D", "1-D", "columns", "every second", "backwards"],
+)
+def test_layouts_of_x(x):
+    check(linear(x, 45))
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_matmul(transpose_a, transpose_b):
+    a = random(55, 3) if transpose_a else random(3, 55)
+    b = random(71, 55) if transpose_b else random(55, 71)
+    y = np.full((3, 71), np.nan, np.float32)
+    attributes = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    check(Call("matmul", attributes, (a, b), (y,), 2, frozenset({1})))
+
+
+UNARY = [
+    ("relu", ()),
+    ("tanh", ()),
+    ("sigmoid", ()),
+    ("gelu", (("approximate", "none"),)),
+    ("gelu", (("approximate", "tanh"),)),
+    ("silu", (("alpha", 1.0),)),
+    ("elu", (("alpha", 0.5),)),
+    ("clip", (("low", -0.5), ("high", 2.0))),
+    ("affine", (("scale", -2.0), ("shift", 0.25))),
+]
+
+
+@pytest.mark.parametrize(("name", "items"), UNARY, ids=str)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_function_of_the_result(name, items, rows):
+    check(followed(linear(random(rows, 44), 83), ((name, (0,), items),)))
+
+
+@pytest.mark.parametrize("shape", [(3, 83), (83,), (1, 83), (3, 1), (1,), ()], ids=str)
+@pytest.mark.parametrize("name", ["add", "mul", "sub", "maximum"])
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)], ids=str)
+def test_an_operand_of_any_shape(shape, name, numbers):
+    operand = np.asarray(random(*shape, seed=3), np.float32)
+    program = ((name, numbers, ()), ("relu", (2,), ()))
+    check(followed(linear(random(3, 44), 83, activation="tanh"), program, operand))
+
+
+def test_a_program_that_is_no_chain():
+    program = (("sigmoid", (0,), ()), ("mul", (0, 3), ()), ("add", (4, 1), ()), ("sub", (5, 2), ()))
+    operands = random(2, 90, seed=3), random(90, seed=4)
+    check(followed(linear(random(2, 31), 90, bias=False), program, *operands))
+
+
+def test_an_operand_may_be_the_result():
+    call = followed(linear(random(2, 31), 90), (("add", (0, 1), ()),))
+    (y,) = call.outputs
+    residual = y[...] = random(2, 90, seed=3)
+    entry = bind(Call(call.operator, call.attributes, (*call.inputs, y), (y,), 2, frozenset({1})))
+    assert run(entry) == 0
+    x, w, b = call.inputs
+    np.testing.assert_allclose(y, x @ w + b + residual, rtol=1e-4, atol=1e-5)
+
+
+def test_nan_passes_relu_and_infinity_stays():
+    x = random(3, 40)
+    x[0, 5], x[1, 7] = np.nan, np.inf
+    call = linear(x, 50, activation="relu")
+    check(call)
+    assert np.isnan(call.outputs[0][0]).all()
+    assert np.isinf(call.outputs[0][1]).any()
+
+
+def test_what_changes_is_read_on_each_run_and_weights_are_not():
+    call = linear(random(2, 40), 50)
+    x, w, b = call.inputs
+    entry = bind(call)
+    kept = w.copy()
+    w[...], x[...], b[...] = np.nan, random(2, 40, seed=8), 3.0
+    assert run(entry) == 0
+    np.testing.assert_allclose(call.outputs[0], x @ kept + b, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_weights_are_packed_once():
+    from soapstone.kernels.cpu.products import panels
+
+    gc.collect()
+    before = len(panels._PACKED)
+    first, second = (bind(linear(random(2, 41), 57)) for _ in range(2))
+    assert len(panels._PACKED) == before + 1
+    assert run(first) == run(second) == 0
+    del first, second
+    gc.collect()
+    assert len(panels._PACKED) == before
+
+
+def test_what_is_left_to_others():
+    call = linear(random(2, 40), 50)
+    x, w, b = call.inputs
+
+    def other(inputs, outputs=call.outputs, constants=frozenset({1})):
+        return bind(Call("linear", call.attributes, inputs, outputs, 1, constants))
+
+    assert other((x, w, b)) is not None
+    assert other((x, w, b), constants=frozenset()) is None
+    assert other((x.astype(np.float64), w, b)) is None
+    assert bind(linear(random(5, 40), 50)) is None
+    assert bind(linear(random(0, 40), 50)) is None
+    assert bind(linear(random(2, 0), 50)) is None
+    wide = np.zeros((2, 100), np.float32)
+    assert other((x, w, b), (wide[:, ::2],)) is None
+
+
+def test_select_knows_the_variant():
+    call = linear(random(1, 64), 64)
+    name, entry = select(call, variant="panels")
+    assert name == "panels"
+    assert run(entry) == 0
+    np.testing.assert_allclose(
+        call.outputs[0], call.inputs[0] @ call.inputs[1] + call.inputs[2], rtol=1e-4, atol=1e-5
+    )

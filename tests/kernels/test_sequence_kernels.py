@@ -1,0 +1,239 @@
+"""Kernels of recurrent layers, attention and bags: which calls they serve, and on what layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu.products.forms import plain
+from soapstone.kernels.cpu.substrate import native
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+
+LIBRARY = (plain() or ("reference", None))[0]  # whose products there are
+T, N, K, H = 7, 12, 24, 32
+
+
+def draw(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, shape).astype(np.float32)
+
+
+def run_all(
+    name: str,
+    inputs: Sequence[Array],
+    attributes: Mapping[str, Any],
+    *,
+    outputs: Sequence[Array] | None = None,
+    threads: int = 1,
+    constants: frozenset[int] = frozenset(),
+    times: int = 1,
+) -> set[str]:
+    """Compare every variant that serves the call with the reference; return their names."""
+    spec = operator(name)
+    chosen = spec.normalise(attributes)
+    expected = spec.run(chosen, *inputs)
+    made = tuple(outputs) if outputs else tuple(np.full_like(value, 7) for value in expected)
+    served = set()
+    for variant in variants(name):
+        entry = variant.bind(Call(name, chosen, tuple(inputs), made, threads, constants))
+        if entry is None:
+            continue
+        served.add(variant.name)
+        for _ in range(times):
+            for output in made:
+                output[...] = 7
+            assert native.run(entry) == 0
+            for found, value in zip(made, expected, strict=True):
+                np.testing.assert_allclose(found, value, rtol=2e-4, atol=2e-5, err_msg=variant.name)
+    return served
+
+
+def recurrent(kind: str) -> tuple[list[Array], int]:
+    """Return the operands of a layer over steps, and how many states it has."""
+    gates = {"lstm": 4, "gru": 3, "rnn": 1}[kind]
+    weights = [draw(1, K, gates * H), draw(2, H, gates * H), draw(3, gates * H)]
+    if kind == "gru":
+        weights.append(draw(4, gates * H))
+    states = 2 if kind == "lstm" else 1
+    return [draw(0, T, N, K), *weights, *(draw(5 + i, N, H) for i in range(states))], states
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
+def test_layers_are_served(kind: str, reverse: bool, constant: bool, threads: int) -> None:
+    operands, _ = recurrent(kind)
+    served = run_all(
+        kind,
+        operands,
+        {"reverse": reverse},
+        threads=threads,
+        constants=frozenset({1, 2}) if constant else frozenset(),
+        times=2,
+    )
+    assert LIBRARY in served and (LIBRARY != "onednn" or "onednn_gemm" in served)
+
+
+@pytest.mark.onednn
+def test_a_single_sample_is_served_without_packing() -> None:
+    operands, _ = recurrent("lstm")
+    one = [operands[0][:, :1], *operands[1:4], *(state[:1] for state in operands[4:])]
+    assert "onednn_gemm" in run_all("lstm", one, {}, threads=2)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn"])
+def test_layers_take_tiles_and_transposes(kind: str) -> None:
+    operands, _ = recurrent(kind)
+    whole = draw(20, N + 3, T, K + 2)
+    operands[0] = whole[2 : N + 2, :, 1 : K + 1].transpose(1, 0, 2)  # samples first, in memory
+    expected = operator(kind).run(operator(kind).normalise({}), *operands)
+    buffers = [np.full((*v.shape[:-2], v.shape[-2] + 2, v.shape[-1]), 7, v.dtype) for v in expected]
+    outputs = [buffer[..., 1:-1, :] for buffer in buffers]
+    assert run_all(kind, operands, {}, outputs=outputs)
+    for buffer in buffers:
+        assert (buffer[..., 0, :] == 7).all()
+        assert (buffer[..., -1, :] == 7).all()
+    scattered = [np.asfortranarray(operand) for operand in operands]
+    assert run_all(kind, scattered, {}, constants=frozenset({1, 2}))
+
+
+def test_a_long_input_is_multiplied_by_stretches() -> None:
+    x = draw(0, 11, 150, 8)
+    operands = [x, draw(1, 8, 16), draw(2, 4, 16), draw(3, 16), draw(4, 150, 4), draw(5, 150, 4)]
+    for reverse in (False, True):
+        assert run_all("lstm", operands, {"reverse": reverse}, threads=2)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_the_reset_gate_before_or_after_the_product(linear: bool) -> None:
+    operands, _ = recurrent("gru")
+    attributes = {"linear_before_reset": linear}
+    assert LIBRARY in run_all("gru", operands, attributes)
+    x, w, r, b, rb, h0 = operands
+    assert LIBRARY in run_all("gru_cell", [x[0], h0, w, r, b, rb], attributes)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gradients_are_served(threads: int) -> None:
+    steps, rows = draw(0, T, N, H), draw(1, N, H)
+    gates, r = draw(2, T, N, 4 * H) + 0.5, draw(3, H, 4 * H)
+    given = [steps, rows, draw(4, N, H), gates, draw(5, T, N, H), r, draw(6, N, H)]
+    for reverse in (False, True):
+        assert LIBRARY in run_all("lstm_grad", given, {"reverse": reverse}, threads=threads)
+    three = [steps, rows, gates[..., : 3 * H], draw(5, T, N, H), draw(6, T, N, H)]
+    assert LIBRARY in run_all("gru_grad", [*three, draw(3, H, 3 * H)], {}, threads=threads)
+    plain = [steps, rows, draw(5, T, N, H), draw(3, H, H)]
+    assert LIBRARY in run_all("rnn_grad", plain, {}, threads=threads)
+
+
+def test_cells_are_served() -> None:
+    x, h, c = draw(0, N, K), draw(1, N, H), draw(2, N, H)
+    for name, gates in (("lstm_cell", 4), ("nas_cell", 8)):
+        weights = [draw(3, K, gates * H), draw(4, H, gates * H), draw(5, gates * H)]
+        constants = frozenset({3, 4})
+        assert LIBRARY in run_all(name, [x, h, c, *weights], {}, threads=2)
+        assert LIBRARY in run_all(name, [x, h, c, *weights], {}, constants=constants, times=2)
+
+
+@pytest.mark.parametrize("columns", [3, 4])
+def test_sru_is_served(columns: int) -> None:
+    width = K if columns == 3 else H
+    operands = [draw(0, T, N, K), draw(1, K, columns * width), draw(2, 2 * width)]
+    for reverse in (False, True):
+        attributes = {"reverse": reverse}
+        assert LIBRARY in run_all("sru", [*operands, draw(3, N, width)], attributes, threads=2)
+        gates, cells = draw(4, T, N, columns * width) + 0.5, draw(5, T, N, width)
+        given = [draw(6, T, N, width), draw(7, N, width), gates, cells, operands[0]]
+        assert "numba" in run_all("sru_grad", [*given, draw(8, N, width)], attributes, threads=2)
+
+
+HEADS = ((2, 40, 3, 16), (2, 70, 3, 16), (2, 70, 3, 20))
+
+
+def heads(transposed: bool) -> list[Array]:
+    """Return queries, keys and values, in memory by heads where `transposed`."""
+    if not transposed:
+        return [draw(i, *shape) for i, shape in enumerate(HEADS)]
+    return [draw(i, b, h, t, d).transpose(0, 2, 1, 3) for i, (b, t, h, d) in enumerate(HEADS)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, (40, 70), (2, 1, 1, 70), (1, 3, 40, 1), (1,)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_attention_is_served(
+    transposed: bool, mask: tuple[int, ...] | None, causal: bool, threads: int
+) -> None:
+    operands = heads(transposed)
+    masks = [] if mask is None else [draw(9, *mask) * 3]
+    attributes = {"causal": causal}
+    spec = operator("attention")
+    served = run_all("attention", [*operands, *masks], attributes, threads=threads)
+    y, lse = spec.run(spec.normalise(attributes), *operands, *masks)
+    dy = draw(10, *y.shape)
+    given = [dy, *operands, y, lse, *masks]
+    assert served == {LIBRARY}
+    assert run_all("attention_grad", given, attributes, threads=threads) == {LIBRARY}
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(600, 600), (600, 90), (70, 900)])
+def test_attention_by_blocks_of_queries(queries: int, keys: int) -> None:
+    operands = [draw(0, 1, queries, 2, 8), draw(1, 1, keys, 2, 8), draw(2, 1, keys, 2, 8)]
+    for causal in (False, True):
+        attributes = {"causal": causal, "scale": 1.5}
+        spec = operator("attention")
+        assert run_all("attention", operands, attributes, threads=2)
+        y, lse = spec.run(spec.normalise(attributes), *operands)
+        given = [draw(3, *y.shape), *operands, y, lse]
+        assert run_all("attention_grad", given, attributes, threads=2)
+
+
+def test_rows_of_which_all_keys_are_hidden_are_zero() -> None:
+    operands = heads(False)
+    mask = np.zeros((40, 70), np.float32)
+    mask[3] = -np.inf
+    mask[5, ::2] = -np.inf
+    spec = operator("attention")
+    y, lse = spec.run(spec.normalise({}), *operands, mask)
+    assert (y[:, 3] == 0).all()
+    assert np.isneginf(lse[..., 3]).all()
+    assert run_all("attention", [*operands, mask], {})
+    given = [draw(3, *y.shape), *operands, y, lse, mask]
+    assert run_all("attention_grad", given, {})
+    grads = operator("attention_grad").run(spec.normalise({}), *given)
+    assert all(np.isfinite(grad).all() for grad in grads)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_bags_are_served(reduction: str, dtype: str) -> None:
+    ids = np.random.default_rng(0).integers(0, 90, (50, 6)).astype(dtype)
+    table = draw(1, 90, 40)
+    assert run_all("embedding_bag", [ids, table], {"reduction": reduction}, threads=2)
+    assert run_all("embedding_bag", [ids[:, ::2], table[:, 3:30]], {"reduction": reduction})
+
+
+def test_bags_refuse_an_index_outside_the_table() -> None:
+    ids, table = np.array([[0, 9]], np.int32), draw(0, 9, 4)
+    (variant,) = variants("embedding_bag")
+    attributes = operator("embedding_bag").normalise({})
+    call = Call("embedding_bag", attributes, (ids, table), (np.zeros((1, 4), np.float32),))
+    entry = variant.bind(call)
+    assert entry is not None
+    assert "outside" in entry.statuses[native.run(entry)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gradients_of_tables_are_served(threads: int) -> None:
+    ids = np.random.default_rng(0).integers(0, 3000, (50, 6))
+    bags = {"vocabulary": 3000, "scale": 0.5}
+    served = run_all("embedding_bag_grad", [draw(0, 50, 40), ids], bags, threads=threads)
+    assert served == {"numba_rows"}
+    rows = run_all("embedding_grad", [draw(0, 50, 6, 40), ids], {"vocabulary": 3000})
+    assert "numba_rows" in rows

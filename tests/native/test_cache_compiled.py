@@ -1,0 +1,221 @@
+"""Compiled functions on disk follow their sources, wherever these are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import soapstone.cache
+from soapstone.cache.sources import closure, stamp
+
+# A small package with the caches of the real one: `main` inlines `middle`, and with it `helper`.
+_FILES = {
+    "__init__.py": "",
+    "helper.py": """
+import numba
+FACTOR = 10
+@numba.njit(forceinline=True)
+def scaled(x):
+    return FACTOR * x
+""",
+    "middle.py": """
+from .helper import (
+    scaled,  # what `main` inlines
+)
+from soapstone.cache.compiled import njit
+@njit(nogil=True)
+def shifted(x):
+    return scaled(x) + 1
+""",
+    "main.py": """
+import warnings
+from numba import carray, types
+from soapstone import middle
+from soapstone.cache.compiled import cfunc, njit
+middle_shifted = middle.shifted
+@njit()
+def run(x):
+    return middle_shifted(x)
+@cfunc("int64(int64)")
+def call(x):
+    return middle_shifted(x)
+print(run(4), call.ctypes(4), sum(run.stats.cache_hits.values()), call.cache_hits)
+""",
+    "factory.py": """
+from soapstone.cache.compiled import njit
+def made(helper):
+    @njit()
+    def run(x):
+        return helper(x)
+    return run
+""",
+    "user.py": """
+from soapstone.factory import made
+from soapstone.helper import scaled
+print(made(scaled)(4))
+""",
+    "full.py": """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a disk that is full
+import soapstone.main
+""",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "site" / "soapstone"
+    folder.mkdir(parents=True)
+    for name, text in _FILES.items():
+        (folder / name).write_text(text)
+    shutil.copytree(Path(soapstone.cache.__file__).parent, folder / "cache")
+    return folder
+
+
+def _run(package: Path, module: str = "main", **more: str) -> tuple[list[int], str]:
+    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
+    environment |= {
+        "PYTHONPATH": str(package.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SOAPSTONE_CACHE": str(package.parent.parent / "caches"),
+        **more,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", f"import soapstone.{module}"],
+        env=environment,
+        cwd=package.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()], done.stderr
+
+
+def test_compiled_code_is_kept_and_follows_what_it_inlines(package: Path) -> None:
+    assert _run(package)[0] == [41, 41, 0, 0]
+    assert _run(package)[0] == [41, 41, 1, 1]  # from disk
+    helper = package / "helper.py"
+    first = helper.read_text()
+    helper.write_text(first.replace("FACTOR * x", "FACTOR * x * 2"))  # inlined twice over
+    assert _run(package)[0] == [81, 81, 0, 0]
+    helper.write_text(first.replace("FACTOR = 10", "FACTOR = 30"))  # a constant of another file
+    assert _run(package)[0] == [121, 121, 0, 0]
+    helper.write_text(first)
+    assert _run(package)[0] == [41, 41, 1, 1]
+    assert not list(package.rglob("*.nbi"))  # nothing is written beside the sources
+
+
+def test_compiled_code_follows_what_a_factory_is_given(package: Path) -> None:
+    """The factory's own module does not import the helper that it compiles in."""
+    assert _run(package, "user")[0] == [40]
+    helper = package / "helper.py"
+    helper.write_text(helper.read_text().replace("FACTOR = 10", "FACTOR = 30"))
+    assert _run(package, "user")[0] == [120]
+
+
+def test_compiled_code_of_a_program_follows_the_helpers_it_imports(package: Path) -> None:
+    program = package.parent / "program.py"
+    program.write_text("from soapstone.factory import made\nfrom soapstone.helper import scaled\n")
+    shutil.copy(package / "helper.py", package.parent / "mine.py")
+    with program.open("a") as text:
+        text.write("from mine import scaled as mine\nfrom soapstone.cache.compiled import njit\n")
+        text.write("@njit()\ndef run(x):\n    return scaled(x) + mine(x)\nprint(run(4))\n")
+    path = {"PYTHONPATH": str(package.parent)}
+    assert _run(package, "factory; import program", **path)[0] == [80]
+    for file, found in ((package / "helper.py", 160), (package.parent / "mine.py", 240)):
+        file.write_text(file.read_text().replace("FACTOR = 10", "FACTOR = 30"))
+        assert _run(package, "factory; import program", **path)[0] == [found]
+
+
+def test_what_is_edited_while_a_process_runs_is_not_kept(package: Path) -> None:
+    """What it has imported is not what it would read now."""
+    helper = package / "helper.py"
+    text = helper.read_text().replace("FACTOR = 10", "FACTOR = 30")
+    (package / "editor.py").write_text(
+        "import time\nimport soapstone.helper\nfrom soapstone.cache import sources\n"
+        f"time.sleep(0.05)\nopen({str(helper)!r}, 'w').write({text!r})\nimport soapstone.main\n"
+    )
+    assert _run(package, "editor")[0] == [41, 41, 0, 0]
+    assert _run(package)[0] == [121, 121, 0, 0]
+    assert _run(package)[0] == [121, 121, 1, 1]
+
+
+def test_settings_of_the_compiler_are_part_of_the_stamp(package: Path) -> None:
+    assert _run(package)[0] == [41, 41, 0, 0]
+    assert _run(package, NUMBA_LOOP_VECTORIZE="0")[0] == [41, 41, 0, 0]
+    assert _run(package, NUMBA_LOOP_VECTORIZE="0")[0] == [41, 41, 1, 1]
+
+
+def test_where_nothing_can_be_written_functions_are_compiled_and_it_is_said(package: Path) -> None:
+    (package.parent / "file").write_text("")
+    nowhere = str(package.parent / "file" / "caches")
+    for _ in range(2):
+        numbers, told = _run(package, SOAPSTONE_CACHE=nowhere)
+        assert numbers == [41, 41, 0, 0]
+        assert told.count("CacheWarning") == 1 and "not kept" in told
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of files")
+def test_on_a_full_disk_functions_are_compiled_and_it_is_said(package: Path) -> None:
+    for _ in range(2):
+        numbers, told = _run(package, "full")
+        assert numbers == [41, 41, 0, 0]
+        assert told.count("CacheWarning") == 1 and "not kept" in told
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_code_that_is_cut_short_is_compiled_anew(package: Path, suffix: str) -> None:
+    _run(package)
+    files = list((package.parent.parent / "caches").rglob(f"*.{suffix}"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    numbers, told = _run(package)
+    assert files and numbers == [41, 41, 0, 0]
+    assert told.count("CacheWarning") == 1 and "compiled anew" in told
+    assert _run(package) == ([41, 41, 1, 1], "")
+
+
+def test_a_numba_that_keeps_code_elsewhere_is_noticed(package: Path) -> None:
+    numbers, told = _run(package, NUMBA_CACHE_LOCATOR_CLASSES="InTreeCacheLocator")
+    if "CacheWarning" in told:  # a Numba that knows this variable
+        assert "does not keep compiled code where it is told to" in told
+    assert numbers == [41, 41, 0, 0]
+
+
+def test_folders_of_older_sources_are_removed(package: Path) -> None:
+    family = package.parent.parent / "caches" / "compiled" / "soapstone.main"
+    for number in range(12):
+        (family / f"stamp {number}").mkdir(parents=True)
+        os.utime(family / f"stamp {number}", (number, number))
+    assert _run(package)[0] == [41, 41, 0, 0]
+    left = {path.name for path in family.iterdir() if path.is_dir()}
+    assert len(left) == 8 and {f"stamp {number}" for number in range(5, 12)} < left
+    assert _run(package)[0] == [41, 41, 1, 1]
+
+
+# ------------------------------------------------------------------ the package's own sources
+def test_closures_are_what_modules_import() -> None:
+    program = closure(["soapstone.runtime.tracing.program"])
+    assert {"soapstone.native.intrinsics", "soapstone.cache.compiled"} <= program
+    assert "soapstone.kernels.select" not in program
+    winograd = closure(["soapstone.kernels.cpu.winograd.variants"], compiled=True)
+    assert "soapstone.kernels.cpu.substrate.native" in winograd
+    assert "soapstone.ir.graph" not in winograd
+    assert stamp("soapstone.runtime.tracing.program") != stamp("soapstone.native.intrinsics")
+
+
+def test_there_is_one_way_to_keep_compiled_code() -> None:
+    """No module asks Numba itself to cache: its stamp is of one file."""
+    root = Path(soapstone.cache.__file__).parents[2]
+    own = root / "soapstone" / "cache" / "compiled.py"
+    for file in root.rglob("*.py"):
+        if file != own and "tests" not in file.parts and "site-packages" not in file.parts:
+            assert not re.search(r"cache=True|enable_caching", file.read_text()), file

@@ -1,0 +1,123 @@
+"""Addresses of arrays: taken in one place, and kept alive by whoever has one."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import soapstone
+from soapstone.kernels.cpu.substrate.native import as_float, bind, f32p, native, run, words
+from soapstone.native.memory import Address, Block, address, aligned_array, extent, pack
+
+ROOT = Path(soapstone.__file__).parent.parent
+FOLDERS = ("soapstone", "ir", "kernels", "runtime", "search", "mappers", "frontend", "apps")
+# What makes a number of an object's memory, by attribute or by function, and the files that may:
+# `memory.py`, and libraries' own handles and buffers.
+RAW = {
+    "ctypes": {"native/memory.py"},
+    "__array_interface__": {"runtime/executors/legate/stores.py"},
+    "__array_struct__": set(),
+    "addressof": set(),
+    "_addressof": {"runtime/executors/mpi/persistent.py"},
+    "fromaddress": {"runtime/executors/mpi/persistent.py"},
+    "from_address": set(),
+    "alloca": {"native/stack.py"},
+    "alloca_once": set(),
+}
+
+
+def raw_addresses(file: Path) -> list[str]:
+    """The lines on which a file takes an address by itself; compiled code is given live arrays."""
+    tree = ast.parse(file.read_text())
+    compiled = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any("njit" in ast.unparse(each) for each in node.decorator_list)
+        for inner in ast.walk(node)
+    }
+    place = file.relative_to(ROOT).as_posix()
+    return [
+        f"{place}:{node.lineno}: {node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in RAW
+        and place not in RAW[node.attr]
+        and id(node) not in compiled
+    ]
+
+
+def test_addresses_are_taken_in_one_place() -> None:
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 300
+    assert [line for file in files for line in raw_addresses(file)] == []
+
+
+def test_what_is_no_array_has_no_address() -> None:
+    array = np.array(3.0, np.float32)
+    assert address(array) == array.ctypes.data
+    for value in (array * np.float32(0.5), np.float32(1), 1.0, [1.0]):
+        with pytest.raises(TypeError, match="an array needed"):
+            address(value)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"float32\(1\.5\), a number or array needed"):
+        pack(array * np.float32(0.5))
+
+
+@native()
+def _double(block: object) -> int:
+    w = words(block)
+    f32p(w[1])[0] = f32p(w[0])[0] * as_float(w[2])
+    return 0
+
+
+def test_an_entry_keeps_its_arrays() -> None:
+    """Whatever is packed lives as long as the entry, and no longer; offsets of an array keep it."""
+    y = np.zeros(2, np.float32)
+    x = np.arange(8, dtype=np.float32)
+    entry = bind(_double, address(x, 12), y, 2.0)
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is not None
+    assert run(entry) == 0 and y[0] == 6.0
+    gc.disable()
+    try:
+        del entry
+        assert gone() is None  # without a collection: nothing holds itself
+    finally:
+        gc.enable()
+
+
+def test_blocks_hold_numbers_addresses_and_what_they_point_to() -> None:
+    x, y = np.zeros((2, 3)), aligned_array((5,), np.int32)
+    inner = pack(x, 7)
+    entry = bind(_double, x, y)
+    block = pack((1, True, np.int64(-4)), [2.5, inner], entry, address(y, 8), 1 << 63, keep=(y,))
+    assert block.words[:3].tolist() == [1, 1, -4]
+    assert block.words[3:4].view(np.float64)[0] == 2.5
+    assert block.words[4:9].tolist() == [
+        inner.address,
+        entry.address,
+        entry.block,
+        y.ctypes.data + 8,
+        -(1 << 63),
+    ]
+    assert {id(array) for array in block.arrays} == {id(x), id(y)}
+    assert isinstance(address(y), Address) and isinstance(block, Block)
+    assert block.address == block.words.ctypes.data
+
+
+@pytest.mark.parametrize(
+    "index", [(), (slice(None, None, -1),), (slice(1, 3), slice(None, None, 2)), (2, 3)]
+)
+def test_extents_are_those_of_the_elements(index: tuple[object, ...]) -> None:
+    whole = np.arange(20).reshape(4, 5)
+    view = whole[(*index, ...)]  # type: ignore[index]
+    low, high = extent(view)
+    places = view * 8 + whole.ctypes.data
+    assert low == places.min() and high == places.max() + 8

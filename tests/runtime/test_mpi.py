@@ -1,0 +1,217 @@
+"""The MPI executor: ranks of mpiexec compute what one process computes, and fail together."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soapstone.frontend.training import checkpoint
+from soapstone.runtime import Region
+from soapstone.runtime.agreement import Agreement
+
+HERE = Path(__file__).parents[1]
+BESIDE = Path(sys.executable).with_name("mpiexec")
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
+if MPIEXEC is None:
+    pytest.skip("there is no mpiexec", allow_module_level=True)
+
+
+def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
+    """What a Python command on several ranks gives; its messages may take `timeout_s`."""
+    return subprocess.run(
+        [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)],
+        env={**os.environ, "SOAPSTONE_TIMEOUT_S": str(timeout_s), "SOAPSTONE_SAFE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "programs", "how"),
+    [(2, 40, 12, "beside"), (3, 500, 2, "beside"), (2, 900, 5, "apart")],
+)
+def test_random_programs_equal_sequential_numpy_and_are_accepted(
+    count: int, first: int, programs: int, how: str, tmp_path: Path
+) -> None:
+    command = (HERE / "mpi_random.py", first, programs, tmp_path / "run.log", how)
+    done = ranks(count, *command, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
+    assert said == [f"{programs} programs equal"] * count
+    assert programs < 12 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
+
+
+def train(*arguments: object, count: int = 1) -> Any:
+    command = ("-m", "soapstone.cli.main", "train", *arguments)
+    if count > 1:
+        return ranks(count, *command, timeout_s=60)
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False
+    )
+
+
+def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone.npz", tmp_path / "together.npz"
+    for count, file in ((1, alone), (2, together)):
+        done = train("digits", "--epochs", 1, "--checkpoint", file, count=count)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("trained 1 epochs") == 1  # one rank speaks
+    one, _ = checkpoint.load(alone)
+    two, _ = checkpoint.load(together)
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_allclose(two[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    crossed = [
+        train("digits", "--epochs", 2, "--resume", file, "--checkpoint", out, count=count)
+        for count, file, out in (
+            (2, alone, tmp_path / "a.npz"),
+            (1, together, tmp_path / "b.npz"),
+        )
+    ]
+    assert all(done.returncode == 0 for done in crossed), [done.stderr for done in crossed]
+    one, position = checkpoint.load(tmp_path / "a.npz")
+    two, other = checkpoint.load(tmp_path / "b.npz")
+    assert position["position"]["step"] == other["position"]["step"]
+    for name, array in one.items():
+        np.testing.assert_allclose(two[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("traced", ["traced", "untraced"])
+@pytest.mark.parametrize(
+    ("kind", "said", "silence_s"),
+    [
+        ("raise", "task 'work', point 2, on processor 'rank1.cpu0': ValueError: it broke", 60.0),
+        ("stop", "has not ended after 2 s|has not come to the same place", 2.0),
+        ("kill", "igned|died|illed", 60.0),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_one_error(
+    kind: str, said: str, silence_s: float, traced: str
+) -> None:
+    done = ranks(2, HERE / "mpi_faults.py", kind, traced, timeout_s=silence_s)
+    assert done.returncode != 0
+    assert "ended" not in done.stdout
+    everything = done.stderr + done.stdout
+    assert any(part in everything for part in said.split("|")), everything
+    assert everything.count("TaskError: ") <= 1, everything
+    shared = re.findall(r"mpich_shm_\w+", done.stdout)
+    assert shared
+    assert not any(Path("/dev/shm", name).exists() for name in shared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("program", "the program itself failed"), ("memory", "region 'huge' needs")],
+)
+def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
+    done = ranks(2, HERE / "mpi_faults.py", kind, "traced", timeout_s=60)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "ended" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("write", "write of region 'x', the contents: rank 0 has float64 (6,) with contents"),
+        ("fill", "fill of region 'y', the contents: rank 0 has np.float64(0.0), rank 1 has"),
+        ("array", "array of region 'y', the contents: rank 0 has float64 (6,) with contents"),
+        ("scalar", "launch of task 'scale', argument 0: rank 0 has 2.0, rank 1 has 2.5"),
+        ("tiles", "argument 1: rank 0 has region 0 'x' float64 (6,) in 2 tiles"),
+        ("task", "rank 0 has the launch of task 'look', rank 1 the launch of task 'scale'"),
+        ("mapper", "captured step, task 'scale', point 0: rank 0 has processor 0"),
+        ("end", "rank 0 has the launch of task 'look', rank 1 the read of region 'x'"),
+        ("read", "rank 0 has the read of region 'x', rank 1 the read of region 'y'"),
+    ],
+)
+def test_safe_mode_names_the_first_difference_between_ranks(kind: str, said: str) -> None:
+    done = ranks(2, HERE / "mpi_disagreements.py", kind)
+    assert done.returncode != 0
+    assert "ended" not in done.stdout
+    assert done.stderr.count("ReplicationError: step") == 1, done.stderr
+    assert said in done.stderr
+
+
+def test_safe_mode_accepts_ranks_that_agree() -> None:
+    done = ranks(2, HERE / "mpi_disagreements.py", "none")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"ended {[8.0 * x for x in range(6)]}"] * 2
+
+
+def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
+    told = []
+    for keep in (True, False):
+        heard: list[object] = []
+        held: list[Region] = []
+
+        def swap(values: dict[int, Any], heard: list[object] = heard) -> dict[int, Any]:
+            heard.append(values[1])
+            return values
+
+        agreement = Agreement(0, 2, swap, pytest.fail)
+        for _ in range(3):
+            region = Region((2,), "f8", "x")
+            agreement.host("read", region)
+            if keep:
+                held.append(region)
+            del region
+            gc.collect()
+        told.append(heard)
+    assert told[0] == told[1] and len(told[0]) == 3
+
+
+def test_wrong_use_is_told_once() -> None:
+    done = train("nothing", count=2)
+    assert done.returncode == 1
+    assert done.stderr.count("app 'nothing' found") == 1
+    done = train("digits", "--executor", "clouds")
+    assert done.returncode == 1
+    assert "executor 'clouds' found; one of" in done.stderr
+    done = train("digits", "--optimize", count=2)
+    assert done.returncode == 1
+    assert "optimize: found with executor 'mpi'" in done.stderr
+
+
+SMALL = """
+from soapstone import SGD, Model
+from soapstone.frontend.data.sets import synthetic_images
+
+OPTIONS = {"optimizer": SGD(0.1), "epochs": 1, "batch_size": 16}
+
+def build(batch_size):
+    model = Model("small")
+    x = model.input("sample", (batch_size, 12))
+    for width in (24, 32, 24):
+        x = model.dense(x, width, activation="relu")
+    model.output(model.dense(x, 3))
+    return model
+
+def data():
+    return synthetic_images(70, (12,), 3)
+"""
+
+
+def test_a_memory_smaller_than_the_model_changes_no_number(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    states = []
+    for mapper in ((), ("--mapper", "bounded_memory", "--memory-bytes", 10_000)):
+        file = tmp_path / "state.npz"
+        done = train(tmp_path / "small.py", *mapper, "--checkpoint", file, count=2)
+        assert done.returncode == 0, done.stderr
+        states.append(checkpoint.load(file)[0])
+    wanted, found = states
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
