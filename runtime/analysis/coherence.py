@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class Coherence:
             for memory, backing in enumerate(self.policy.backing)
             if backing is not None
         }
-        self.placed: list[tuple[weakref.ref[Region], Instance]] = []  # in those memories
+        self.placed: list[tuple[Callable[[], Region | None], Instance]] = []  # in those memories
         self._buffers: weakref.WeakSet[Region] = weakref.WeakSet()
 
     # -- instances
@@ -153,7 +153,7 @@ class Coherence:
         instance = Instance(storage, fresh, fresh)
         state.by_key[key] = instance
         if memory in self.spaces:
-            self.placed.append((weakref.ref(region), instance))
+            self.placed.append((eviction.holder(self, region), instance))
         return instance
 
     def _storage(self, region: Region, memory: int, box: Box, order: Order) -> Storage:

@@ -6,11 +6,14 @@ no gap the mapper chooses which one leaves; what is valid nowhere else is copied
 memory, and the instance is forgotten. Its next use makes a new one and copies the contents in
 again. Nothing waits for that: whoever writes to reused bytes first follows those who used them.
 
-All processes of a run decide alike: room is counted from the instances that the analysis knows.
+All processes of a run decide alike: room is counted from the instances that the analysis knows, and
+where there are several processes no region is forgotten before its instances have left (`holder`).
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +38,16 @@ def place(analysis: Coherence, storage: Storage) -> None:
     while (found := found or space.take(storage.nbytes)) is None:
         _evict(analysis, storage)
     storage.offset, storage.after = found
+
+
+def holder(analysis: Coherence, region: Region) -> Callable[[], Region | None]:
+    """How the analysis knows the region of an instance in a memory with a backing one.
+
+    When a region is no more depends on when the operations that use it have ended, and those of
+    each process end in their own time. So where there are several they all keep it, until the
+    instance leaves: else each would find other room, and let other instances leave.
+    """
+    return weakref.ref(region) if analysis.world.size == 1 else lambda: region
 
 
 def _forget_dead(analysis: Coherence) -> None:

@@ -17,6 +17,7 @@ import pytest
 from soapstone.frontend.training import checkpoint
 from soapstone.runtime import Region
 from soapstone.runtime.agreement import Agreement
+from soapstone.runtime.checker import check_log
 
 HERE = Path(__file__).parents[1]
 BESIDE = Path(sys.executable).with_name("mpiexec")
@@ -171,6 +172,14 @@ def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
             gc.collect()
         told.append(heard)
     assert told[0] == told[1] and len(told[0]) == 3
+
+
+def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path) -> None:
+    done = ranks(2, HERE / "mpi_collected.py", tmp_path / "run.log")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"2 left, {[10.0 * x for x in range(8)]}"] * 2
+    report = check_log(tmp_path / "run.log")
+    assert report.accepted and report.messages, report.violations
 
 
 def test_wrong_use_is_told_once() -> None:
