@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from harness import write
 
+from soapstone.native.memory import NO_ARGUMENTS, Entry
 from soapstone.runtime import (
     Machine,
     Partition,
@@ -27,10 +28,9 @@ from soapstone.runtime import (
     by_field,
     task,
 )
-from soapstone.runtime.analysis.transfer import NativeEntry
 from soapstone.runtime.tracing.program import nothing_address
 
-_ENTRY = NativeEntry(nothing_address(), 0, None)
+_ENTRY = Entry(nothing_address(), NO_ARGUMENTS)
 NOOP = Task("noop", (ReadWrite,), bind=lambda context, arrays: _ENTRY)
 MOVE = Task("move", (ReadWrite,), lambda x: None)
 
