@@ -14,7 +14,7 @@ import numpy as np
 
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Launch, Read, ReadWrite, Region, Runtime, task
-from soapstone.runtime.start import machine_of, start
+from soapstone.runtime.machines.start import machine_of, start
 
 launched = threading.Event()
 

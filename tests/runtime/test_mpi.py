@@ -17,7 +17,7 @@ import pytest
 from soapstone.frontend.training import checkpoint
 from soapstone.runtime import Region
 from soapstone.runtime.agreement import Agreement
-from soapstone.runtime.checker import check_log
+from soapstone.runtime.observe.checker import check_log
 
 HERE = Path(__file__).parents[1]
 BESIDE = Path(sys.executable).with_name("mpiexec")
