@@ -20,7 +20,7 @@ from soapstone.frontend.model import Model
 from soapstone.frontend.optimization.optimize import cost_model
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.optimize.search import Options, Searched, search
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.metaflow import metaflow
 
 MODELS = {  # how it is built, and the paper's seconds: exhaustive, backtracking

@@ -55,7 +55,7 @@ def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
     from soapstone.frontend.optimization.optimize import all_orders, settled
     from soapstone.search.cost import ExecutorCost
     from soapstone.search.optimize.search import Options, search
-    from soapstone.search.rules import file as rulefile
+    from soapstone.search.rules import rulefile
     from soapstone.search.rules.rulebook import rulebook
 
     model = from_onnx(export(name, options.folder))

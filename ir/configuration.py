@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Node
@@ -170,8 +170,8 @@ def check_configuration(node: Node, signature: Signature, item: Configuration) -
 
 def configuration_from_json(data: Any, where: str) -> Configuration:
     """Return the configuration that JSON data describes; errors name the field."""
-    reader = fields.Fields(data, where, StrategyError)
-    degrees = fields.Fields(reader.mapping("degrees"), f"{where}.degrees", StrategyError)
+    reader = json_fields.Fields(data, where, StrategyError)
+    degrees = json_fields.Fields(reader.mapping("degrees"), f"{where}.degrees", StrategyError)
     result = Configuration(
         {name: degrees.integer(name, 1) for name in reader.mapping("degrees")},
         reader.integers("devices"),
@@ -186,7 +186,7 @@ def reshards_from_json(items: Sequence[Any]) -> dict[tuple[str, str], Reshard]:
     result: dict[tuple[str, str], Reshard] = {}
     for position, item in enumerate(items):
         where = f"strategy: reshards[{position}]"
-        reader = fields.Fields(item, where, StrategyError)
+        reader = json_fields.Fields(item, where, StrategyError)
         key = reader.text("value"), reader.text("consumer")
         path = reader.texts("path")
         for step in path:

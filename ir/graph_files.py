@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir import json_fields as fields
-from soapstone.ir import storage
+from soapstone.ir import json_fields, storage
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, topological
 from soapstone.ir.layouts import Layouts, Order, layouts_from_json, layouts_to_json
@@ -56,7 +55,7 @@ def save_graph(
     data = graph_to_json(graph, beside.name if beside else None)
     if layouts is not None:
         data["layouts"] = layouts_to_json(layouts)
-    fields.save(path, fields.dump(data, GraphError))
+    json_fields.save(path, json_fields.dump(data, GraphError))
 
 
 def load_graph(path: str | Path) -> tuple[Graph, dict[str, Array]]:
@@ -67,7 +66,7 @@ def load_graph(path: str | Path) -> tuple[Graph, dict[str, Array]]:
             does not fit; names it.
     """
     path = Path(path)
-    data = fields.read(path, GraphError)
+    data = json_fields.read(path, GraphError)
     try:
         graph, beside = graph_from_json(data)
     except GraphError as error:
@@ -84,7 +83,7 @@ def load_layouts(path: str | Path) -> dict[str, Order] | None:
         GraphError: as `load_graph`.
     """
     load_graph(path)
-    return _layouts(fields.read(path, GraphError, own=False))
+    return _layouts(json_fields.read(path, GraphError, own=False))
 
 
 def _layouts(data: Any) -> dict[str, Order] | None:
@@ -137,7 +136,7 @@ def graph_from_json(data: Any) -> tuple[Graph, str | None]:
     layouts = _layouts(data)
     if layouts is not None:
         data = {name: value for name, value in data.items() if name != "layouts"}
-    reader = fields.Fields(data, "graph", GraphError)
+    reader = json_fields.Fields(data, "graph", GraphError)
     reader.header(FORMAT, VERSION)
     builder = GraphBuilder(reader.text("name"))
     for position, item in enumerate(reader.items("inputs")):
@@ -225,7 +224,7 @@ def _check_names(nodes: list[Node], inputs: set[str]) -> None:
 
 
 def _add_input(builder: GraphBuilder, item: Any, where: str) -> None:
-    reader = fields.Fields(item, where, GraphError)
+    reader = json_fields.Fields(item, where, GraphError)
     name, role = reader.text("name"), Role(reader.text("role", tuple(Role)))
     shape, dtype = reader.integers("shape"), reader.text("dtype", DTYPES)
     initial = _initial(reader.take("initial", "an object or null", _object_or_null), where)
@@ -243,7 +242,7 @@ def _object_or_null(value: Any) -> bool:
 def _initial(data: Any, where: str) -> Initial | None:
     if data is None:
         return None
-    reader = fields.Fields(data, f"{where}.initial", GraphError)
+    reader = json_fields.Fields(data, f"{where}.initial", GraphError)
     result = Initial(reader.text("kind", _KINDS), reader.real("scale"))
     reader.finish()
     return result
@@ -255,7 +254,7 @@ def _initial_to_json(initial: Initial | None) -> dict[str, Any] | None:
 
 def _node(item: Any, where: str) -> Node:
     """Return a node as it stands in the file; its attributes are not checked yet."""
-    reader = fields.Fields(item, where, GraphError)
+    reader = json_fields.Fields(item, where, GraphError)
     attributes = {
         name: _attribute(value, f"{where}: field 'attributes.{name}'")
         for name, value in reader.mapping("attributes").items()
@@ -286,7 +285,7 @@ def _attribute(value: Any, where: str) -> Any:
     if isinstance(value, list):
         return tuple(_attribute(item, where) for item in value)
     if isinstance(value, dict):
-        special = fields.Fields(value, where, GraphError)
+        special = json_fields.Fields(value, where, GraphError)
         number = _SPECIAL[special.text("float", tuple(_SPECIAL))]
         special.finish()
         return number
@@ -328,7 +327,7 @@ def _read_values(path: Path, graph: Graph) -> dict[str, Array]:
             f"{where}: values of graph {made_for!r} found, of {graph.structural_hash!r} needed"
         )
     if "checksums" in metadata:
-        sums = fields.parse(metadata["checksums"], where, GraphError)
+        sums = json_fields.parse(metadata["checksums"], where, GraphError)
         for name, array in arrays.items():
             if not isinstance(sums, dict) or sums.get(name) != storage.digest(array):
                 raise GraphError(f"{where}: {name!r}: its checksum differs; the file was damaged")

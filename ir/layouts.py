@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 
 Order = tuple[int, ...]  # of axes, outermost first
@@ -26,7 +26,7 @@ def layouts_from_json(data: Any, where: str, error: type[GraphError]) -> dict[st
     Raises:
         GraphError (as `error`): a field is unknown, missing, or no axis order; names it.
     """
-    reader = fields.Fields(data, where, error)
+    reader = json_fields.Fields(data, where, error)
     reader.header(FORMAT, VERSION)
     orders = reader.integers_mapping("orders")
     reader.finish()
@@ -38,7 +38,7 @@ def layouts_from_json(data: Any, where: str, error: type[GraphError]) -> dict[st
 
 def layouts_from_text(text: str, where: str, error: type[GraphError]) -> dict[str, Order]:
     """Return the axis orders that JSON text describes; raises as `layouts_from_json`."""
-    return layouts_from_json(fields.parse(text, where, error), where, error)
+    return layouts_from_json(json_fields.parse(text, where, error), where, error)
 
 
 def layouts_to_text(layouts: Layouts) -> str:

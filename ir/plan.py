@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 
@@ -126,12 +126,12 @@ class MemoryPlan:
         Raises:
             GraphError: a field is unknown, missing or of the wrong type; names it.
         """
-        reader = fields.Fields(data, "memory plan", GraphError)
+        reader = json_fields.Fields(data, "memory plan", GraphError)
         reader.header(FORMAT, VERSION)
         capacity = reader.integer("capacity_bytes")
         steps = []
         for position, item in enumerate(reader.items("steps")):
-            step = fields.Fields(item, f"memory plan: steps[{position}]", GraphError)
+            step = json_fields.Fields(item, f"memory plan: steps[{position}]", GraphError)
             action = Action(step.text("action", tuple(Action)))
             name, nbytes, offset = step.text("name"), step.integer("nbytes"), step.integer("offset")
             step.finish()
@@ -144,7 +144,7 @@ class MemoryPlan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; a file that exists is replaced whole or not at all."""
-        fields.save(path, fields.dump(self.to_json(), GraphError))
+        json_fields.save(path, json_fields.dump(self.to_json(), GraphError))
 
     @staticmethod
     def load(path: str | Path) -> MemoryPlan:
@@ -153,7 +153,7 @@ class MemoryPlan:
         Raises:
             GraphError: it cannot be read, or a field is wrong; names it.
         """
-        data = fields.read(path, GraphError)
+        data = json_fields.read(path, GraphError)
         try:
             return MemoryPlan.from_json(data)
         except GraphError as error:

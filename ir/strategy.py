@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.configuration import (
     COLLECTIVES,
     Configuration,
@@ -231,7 +231,7 @@ class Strategy:
         Raises:
             StrategyError: a field is unknown, missing or of the wrong type; names it.
         """
-        reader = fields.Fields(data, "strategy", StrategyError)
+        reader = json_fields.Fields(data, "strategy", StrategyError)
         reader.header(FORMAT, VERSION)
         result = Strategy(
             model=reader.text("model"),
@@ -252,7 +252,7 @@ class Strategy:
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as JSON; a file that exists is replaced whole or not at all."""
-        fields.save(path, fields.dump(self.to_json(), StrategyError))
+        json_fields.save(path, json_fields.dump(self.to_json(), StrategyError))
 
     @staticmethod
     def load(path: str | Path) -> Strategy:
@@ -261,7 +261,7 @@ class Strategy:
         Raises:
             StrategyError: it cannot be read, or a field is wrong; names it.
         """
-        data = fields.read(path, StrategyError)
+        data = json_fields.read(path, StrategyError)
         try:
             return Strategy.from_json(data)
         except StrategyError as error:
@@ -355,7 +355,7 @@ def _check_machine(made_for: Mapping[str, Any], machine: Mapping[str, Any]) -> N
 
 
 def _keeps(data: dict[str, Any]) -> dict[str, Keep]:
-    reader = fields.Fields(data, "strategy: tensors", StrategyError)
+    reader = json_fields.Fields(data, "strategy: tensors", StrategyError)
     return {name: Keep(reader.text(name, tuple(Keep))) for name in data}
 
 

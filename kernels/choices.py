@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 
 FORMAT, VERSION = "soapstone-choices", 1
@@ -93,7 +93,7 @@ class Choices:
     def save(self, path: str | Path) -> None:
         """Write the choices made as JSON; a file that exists is replaced whole or not at all."""
         data = {"format": FORMAT, "version": VERSION, "choices": dict(self.made)}
-        fields.save(path, fields.dump(data, ChoiceError))
+        json_fields.save(path, json_fields.dump(data, ChoiceError))
 
     @staticmethod
     def load(path: str | Path) -> Choices:
@@ -102,7 +102,9 @@ class Choices:
         Raises:
             ChoiceError: it cannot be read, or a field is wrong; names it.
         """
-        reader = fields.Fields(fields.read(path, ChoiceError), f"file {str(path)!r}", ChoiceError)
+        reader = json_fields.Fields(
+            json_fields.read(path, ChoiceError), f"file {str(path)!r}", ChoiceError
+        )
         reader.header(FORMAT, VERSION)
         given = reader.text_mapping("choices")
         reader.finish()

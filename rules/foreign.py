@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.json_fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, subterms
@@ -50,7 +50,7 @@ def load(path: str | Path) -> tuple[ForeignRule, ...]:
     Raises:
         RuleError: a field is missing, unknown or wrong; names the rule, the operator and the field.
     """
-    return rules_from_json(fields.read(path, RuleError, own=False), f"file {str(path)!r}")
+    return rules_from_json(json_fields.read(path, RuleError, own=False), f"file {str(path)!r}")
 
 
 def rules_from_json(data: Any, where: str) -> tuple[ForeignRule, ...]:

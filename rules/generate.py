@@ -25,7 +25,7 @@ from soapstone.rules.partial import Stages
 from soapstone.rules.proving import derive
 from soapstone.rules.reach import other_values, settled
 from soapstone.rules.workers import Workers
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.proof import Candidate
 from soapstone.search.rules.rule import (
     VERSION,

@@ -23,8 +23,7 @@ from soapstone.rules.laws import domain
 from soapstone.rules.proving import check, entail, prove
 from soapstone.rules.proving.check import with_parameters
 from soapstone.rules.workers import Workers
-from soapstone.search.rules import file as rulefile
-from soapstone.search.rules import language
+from soapstone.search.rules import language, rulefile
 from soapstone.search.rules.proof import Candidate
 from soapstone.search.rules.rule import Rule, RuleError, RuleFile, laws_digest
 from soapstone.search.rules.sample import sample_types

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import DTYPES, Array
@@ -112,9 +112,11 @@ class Device:
         Raises:
             DeviceError: a missing, unknown or illegal field; names it.
         """
-        found = fields.Fields(data, where, DeviceError)
+        found = json_fields.Fields(data, where, DeviceError)
         found.header(FORMAT, VERSION)
-        rates = fields.Fields(found.mapping("flops_per_s"), f"{where}: flops_per_s", DeviceError)
+        rates = json_fields.Fields(
+            found.mapping("flops_per_s"), f"{where}: flops_per_s", DeviceError
+        )
         named = found.mapping("flops_per_s")
         device = Device(
             name=found.text("name"),
@@ -147,7 +149,7 @@ class Device:
                 f"device {str(device)!r}: {error}; one of {names} or a JSON file needed"
             ) from None
         where = f"device file {str(path)!r}"
-        return Device.from_json(fields.parse(text, where, DeviceError), where)
+        return Device.from_json(json_fields.parse(text, where, DeviceError), where)
 
     @staticmethod
     def shipped() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.json_fields import Fields
@@ -64,7 +64,7 @@ class Chain:
                 for each in self.passes
             ],
         }
-        fields.save(path, json.dumps(data))
+        json_fields.save(path, json.dumps(data))
 
     @staticmethod
     def load(path: str | Path) -> Chain:
@@ -74,7 +74,7 @@ class Chain:
             GraphError: a field is missing, unknown or wrong; names it.
         """
         where = f"file {str(path)!r}"
-        top = Fields(fields.read(path, GraphError), where, GraphError)
+        top = Fields(json_fields.read(path, GraphError), where, GraphError)
         top.header(FORMAT, VERSION)
         passes = tuple(
             _pass(item, f"{where}: pass {n}") for n, item in enumerate(top.items("passes"))

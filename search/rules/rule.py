@@ -3,7 +3,7 @@
 A substitution is a source graph, a target graph and the mapping of their outputs (Jia et al., TASO,
 section 2.3.1); here output i of one is output i of the other. A rule file says in full which graphs
 were enumerated, and is the only place that rules come from.
-`file.py` reads and writes it.
+`rulefile.py` reads and writes it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Processes = Annotated[
 
 
 def _load(file: Path | None) -> RuleFile:
-    from soapstone.search.rules import file as rulefile
+    from soapstone.search.rules import rulefile
 
     return rulefile.load() if file is None else rulefile.load(file)
 
@@ -146,7 +146,7 @@ def show(
 
     with _reported(debug):
         from soapstone.rules.verify import derivation
-        from soapstone.search.rules import file as rulefile
+        from soapstone.search.rules import rulefile
 
         rules = _load(file)
         if identity is not None:

@@ -28,7 +28,7 @@ from soapstone.search.optimize.pieces import pieces
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied, everywhere
 from soapstone.search.optimize.search import Options, search
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.rulebook import Rulebook, rulebook
 
 MERGED = (

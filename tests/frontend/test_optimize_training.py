@@ -33,7 +33,7 @@ from soapstone.ir.tensor import Array, Role
 from soapstone.search.optimize.search import Options
 from soapstone.search.optimize.spelling import in_order_of, restored, spelled
 from soapstone.search.optimize.steps import search_step, taken_apart
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.rulebook import Rulebook, rulebook
 
 BATCH = 6

@@ -22,8 +22,7 @@ from soapstone.search.optimize import normal
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph
 from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pool import Pool
-from soapstone.search.rules import file as rulefile
-from soapstone.search.rules import language
+from soapstone.search.rules import language, rulefile
 from soapstone.search.rules.rule import Rule, RuleError, RuleFile
 from soapstone.search.rules.rulebook import Directed, directions, rulebook
 

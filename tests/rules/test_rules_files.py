@@ -20,7 +20,7 @@ from soapstone.rules.generate import chosen_spaces, generate
 from soapstone.rules.judge import Judge
 from soapstone.rules.laws import domain
 from soapstone.rules.partial import Stages
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.proof import Step
 from soapstone.search.rules.rule import (
     Rejected,

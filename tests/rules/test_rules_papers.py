@@ -17,8 +17,7 @@ from soapstone.rules.algebra.canonical import identity
 from soapstone.rules.foreign import ForeignRule, rules_from_json
 from soapstone.rules.judge import Judge
 from soapstone.rules.verify import check_file
-from soapstone.search.rules import file as rulefile
-from soapstone.search.rules import language, shapes
+from soapstone.search.rules import language, rulefile, shapes
 from soapstone.search.rules.proof import Candidate
 from soapstone.search.rules.rule import Rejected, RuleError, RuleFile
 

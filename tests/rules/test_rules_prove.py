@@ -18,8 +18,7 @@ from soapstone.rules.proving import derive, entail
 from soapstone.rules.proving.egraph import EGraph
 from soapstone.rules.proving.prove import ROUNDS, end_of, prove, system_of
 from soapstone.rules.proving.saturate import Budget, Problem, Saturation
-from soapstone.search.rules import file as rulefile
-from soapstone.search.rules import language
+from soapstone.search.rules import language, rulefile
 from soapstone.search.rules.proof import Candidate, Chain
 from soapstone.search.rules.rule import Rule
 from soapstone.search.rules.shapes import plain

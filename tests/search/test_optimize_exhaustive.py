@@ -24,7 +24,7 @@ from soapstone.search.optimize.match import Matcher, places
 from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.regions import Regions
 from soapstone.search.optimize.rewrite import applied
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.metaflow import SUBSTITUTIONS, metaflow
 from soapstone.search.rules.rulebook import Rulebook
 

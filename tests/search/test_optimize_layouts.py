@@ -34,7 +34,7 @@ from soapstone.search.optimize import normal
 from soapstone.search.optimize.layouts import Chooser, Orders, Region, connected, regions
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.search import Options, Searched, search
-from soapstone.search.rules import file as rulefile
+from soapstone.search.rules import rulefile
 from soapstone.search.rules.rulebook import Rulebook, rulebook
 
 MERGED = (

@@ -9,8 +9,7 @@ import math
 
 import numpy as np
 
-from soapstone.ir.ops.elementwise import laws_arithmetic as laws_elementwise
-from soapstone.ir.ops.elementwise import laws_pointwise
+from soapstone.ir.ops.elementwise import laws_arithmetic, laws_pointwise
 from soapstone.ir.ops.elementwise.pointwise import (
     aligned,
     broadcasting,
@@ -161,8 +160,8 @@ declare(
     lambda a, x: np.where(x > 0, x, np.where(np.isnan(x), x, x.dtype.type(0))),
     from_output("relu_grad"),
     onnx="Relu",
-    forms=laws_elementwise.RELU_FORMS,
-    laws=laws_elementwise.RELU_LAWS,
+    forms=laws_arithmetic.RELU_FORMS,
+    laws=laws_arithmetic.RELU_LAWS,
 )
 declare(
     "relu_grad",

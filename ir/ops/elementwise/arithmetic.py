@@ -12,8 +12,7 @@ import numpy as np
 
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.ops.elementwise import laws_arithmetic as laws_elementwise
-from soapstone.ir.ops.elementwise import laws_pointwise
+from soapstone.ir.ops.elementwise import laws_arithmetic, laws_pointwise
 from soapstone.ir.ops.elementwise.activation import erf, gelu, sigmoid
 from soapstone.ir.ops.elementwise.pointwise import (
     aligned,
@@ -278,8 +277,8 @@ declare(
     _add_grad,
     inputs=_XY,
     onnx="Add",
-    forms=laws_elementwise.ADD_FORMS,
-    laws=laws_elementwise.ADD_LAWS + laws_pointwise.ADD_BROADCAST_LAWS,
+    forms=laws_arithmetic.ADD_FORMS,
+    laws=laws_arithmetic.ADD_LAWS + laws_pointwise.ADD_BROADCAST_LAWS,
 )
 declare(
     "sub",
@@ -297,9 +296,9 @@ declare(
     _mul_grad,
     inputs=_XY,
     onnx="Mul",
-    forms=laws_elementwise.MUL_FORMS,
-    constants=(laws_elementwise.ONES,),
-    laws=laws_elementwise.MUL_LAWS + laws_pointwise.MUL_BROADCAST_LAWS,
+    forms=laws_arithmetic.MUL_FORMS,
+    constants=(laws_arithmetic.ONES,),
+    laws=laws_arithmetic.MUL_LAWS + laws_pointwise.MUL_BROADCAST_LAWS,
 )
 declare(
     "div",

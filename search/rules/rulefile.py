@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields as fields
+from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
 from soapstone.ir.json_fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, size
@@ -126,7 +126,7 @@ def save(file: RuleFile, path: str | Path) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise RuleError(f"file {str(path)!r}: folder {str(target.parent)!r} does not exist")
-    fields.save(target, dumps(file))
+    json_fields.save(target, dumps(file))
 
 
 # Reading
@@ -148,7 +148,7 @@ def _shipped() -> RuleFile:
 
 def _loaded(path: str | Path) -> RuleFile:
     with _uncollected():
-        return file_from_json(fields.read(path, RuleError, own=False), f"file {str(path)!r}")
+        return file_from_json(json_fields.read(path, RuleError, own=False), f"file {str(path)!r}")
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def _uncollected() -> Iterator[None]:
 
 def loads(text: str, where: str = "rule file") -> RuleFile:
     """Return the rules of a file's text; raises as `load` does."""
-    return file_from_json(fields.parse(text, where, RuleError), where)
+    return file_from_json(json_fields.parse(text, where, RuleError), where)
 
 
 def file_from_json(data: Any, where: str) -> RuleFile:
