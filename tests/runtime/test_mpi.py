@@ -182,6 +182,12 @@ def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path)
     assert report.accepted and report.messages, report.violations
 
 
+def test_a_runtime_that_is_closed_gives_its_communicators_back() -> None:
+    done = ranks(2, HERE / "mpi_many.py", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["ended"] * 2
+
+
 def test_wrong_use_is_told_once() -> None:
     done = train("nothing", count=2)
     assert done.returncode == 1

@@ -77,11 +77,12 @@ class Messenger:
         self._failed = failed
         self._comm = comm.Dup()
         self._errors = comm.Dup()
+        self._rank = int(comm.Get_rank())
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB))
         self._pids: dict[int, int] = {}
         here = socket.gethostname()
         for rank, (host, pid) in enumerate(comm.allgather((here, os.getpid()))):
-            if host == here and rank != comm.Get_rank():
+            if host == here and rank != self._rank:
                 self._pids[rank] = pid
         self._inbox: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._pending: list[_Pending] = []
@@ -96,7 +97,7 @@ class Messenger:
     @property
     def rank(self) -> int:
         """This process' rank."""
-        return int(self._comm.Get_rank())
+        return self._rank
 
     def tag(self, message: Message) -> int:
         """The tag of a message."""
@@ -124,6 +125,9 @@ class Messenger:
         self._wait_at_end = wait
         self._inbox.put(None)
         self._thread.join()
+        if wait:  # all ranks are here, and MPI has few communicators (2,048 in MPICH)
+            for comm in (self.traced, self.plans, self._comm, self._errors):
+                comm.Free()
 
     # -- the thread
 
