@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone import files
 from soapstone.ir import json_fields, storage
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, topological
@@ -314,7 +315,7 @@ def _write_values(path: Path, graph: Graph, values: Mapping[str, Array]) -> None
     arrays = {name: np.asarray(values[name], order="C") for name in graph.roles if name in values}
     sums = {name: storage.digest(array) for name, array in arrays.items()}
     metadata = {"graph": graph.structural_hash, "checksums": json.dumps(sums)}
-    storage.write(path, storage.safetensors_writer(arrays, metadata))
+    files.write(path, storage.safetensors_writer(arrays, metadata))
 
 
 def _read_values(path: Path, graph: Graph) -> dict[str, Array]:

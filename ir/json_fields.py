@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from soapstone.files import write
 from soapstone.ir.errors import GraphError
-from soapstone.ir.storage import seal_of, sealed, write
+from soapstone.ir.storage import seal_of, sealed
 
 
 class Fields:
@@ -205,4 +206,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-__all__ = ["Fields", "dump", "parse", "read", "save", "write"]
+__all__ = ["Fields", "dump", "parse", "read", "save"]

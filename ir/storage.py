@@ -1,4 +1,4 @@
-"""Files of the project's own: written whole or not at all, and with checksums of what they hold.
+"""Checksums in files of the project's own, of what they hold (`soapstone.files` writes them).
 
 A text ends with the checksum of all that is before it, so a changed character is refused; without
 one (an older file, or one written by hand) it is taken as it is. Arrays have a checksum each.
@@ -15,8 +15,6 @@ from typing import IO
 
 import numpy as np
 
-from soapstone.files import naming as naming
-from soapstone.files import write as write
 from soapstone.ir.tensor import Array
 
 _SEAL = re.compile(r',\s*"checksum": "sha256:([0-9a-f]{64})"(\s*\}\s*)\Z')
@@ -106,10 +104,8 @@ def read_safetensors(
 
 __all__ = [
     "digest",
-    "naming",
     "read_safetensors",
     "safetensors_writer",
     "seal_of",
     "sealed",
-    "write",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from soapstone.ir import json_fields
+from soapstone import files
 from soapstone.ir.errors import GraphError
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Stages:
         if self._read(_KEY) != key:
             self.clear()
             folder.mkdir(parents=True)
-            json_fields.write(folder / _KEY, json.dumps(key).encode())
+            files.write(folder / _KEY, json.dumps(key).encode())
 
     def run(
         self,
@@ -57,7 +57,7 @@ class Stages:
         self.seconds[name] = time.perf_counter() - start
         if self._folder is not None:
             data = {"seconds": self.seconds[name], "result": encode(result)}
-            json_fields.write(self._folder / f"{name}.json", json.dumps(data).encode())
+            files.write(self._folder / f"{name}.json", json.dumps(data).encode())
         return result
 
     def clear(self) -> None:

@@ -12,13 +12,13 @@ import onnx
 from onnx import helper
 
 import soapstone.frontend.onnx.export_movement  # noqa: F401  (registers its rules)
+from soapstone.files import naming
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.export_rules import Given, rule_of
 from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts, layouts_to_text
-from soapstone.ir.storage import naming
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from soapstone import files
 from soapstone.frontend.data import npz
 from soapstone.ir import storage
 from soapstone.ir.tensor import Array
@@ -66,7 +67,7 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
         text = storage.sealed(json.dumps(header, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{label}: metadata: {error}") from None
-    storage.write(path, _WRITERS[path.suffix](dense, text))
+    files.write(path, _WRITERS[path.suffix](dense, text))
 
 
 def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:

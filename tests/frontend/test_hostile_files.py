@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hostile_files import outcomes
 
-from soapstone import Machine, Model, Strategy
+from soapstone import Machine, Model, Strategy, files
 from soapstone.frontend.data.npz import DataError, NpzFile
 from soapstone.frontend.predict import read_arrays
 from soapstone.frontend.training import checkpoint
@@ -250,7 +250,7 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from soapstone.frontend.training import checkpoint
-from soapstone.ir import storage
+from soapstone import files
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Profile
 from soapstone.runtime.observe.timeline_picture import save_picture
@@ -260,7 +260,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     name = Path(sys.argv[1]).name
     if name == "a.json":
-        storage.write(sys.argv[1], bytes(5000))
+        files.write(sys.argv[1], bytes(5000))
     elif name == "machine.json":
         Machine.local(cpus=100).save(sys.argv[1])
     elif name == "timeline.json":
@@ -292,7 +292,7 @@ def test_files_have_the_rights_that_the_process_gives(tmp_path: Path) -> None:
     before = os.umask(0o027)
     with contextlib.ExitStack() as stack:
         stack.callback(os.umask, before)
-        storage.write(tmp_path / "a", b"x")
+        files.write(tmp_path / "a", b"x")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
@@ -307,5 +307,5 @@ def test_safetensors_are_what_the_library_reads(tmp_path: Path) -> None:
         "transposed": np.arange(6.0).reshape(2, 3).T,
     }
     path = tmp_path / "a.safetensors"
-    storage.write(path, storage.safetensors_writer(arrays, {"k": "v"}))
+    files.write(path, storage.safetensors_writer(arrays, {"k": "v"}))
     assert same(load_file(path), {n: np.asarray(a) for n, a in arrays.items()})
