@@ -19,6 +19,7 @@ import numpy as np
 from soapstone.deadline import Deadline
 from soapstone.engine.lower import channels_last, fold_weights, merge_parts, split_constants, stored
 from soapstone.engine.lower.rebuild import called, narrow
+from soapstone.files import write
 from soapstone.frontend.data.npz import DataError
 from soapstone.frontend.inference import NOTHING, Source
 from soapstone.frontend.optimization.runners import Side, exported
@@ -27,7 +28,6 @@ from soapstone.frontend.optimization.trial import Outcome, trial
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
-from soapstone.ir.json_fields import write
 from soapstone.ir.layouts import Layouts, Order
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soapstone.ir.json_fields import write
+from soapstone.files import write
 
 if TYPE_CHECKING:
     from soapstone.frontend.optimization.optimize import OptimizeResult

@@ -10,9 +10,9 @@ import math
 from html import escape
 from pathlib import Path
 
+from soapstone.files import write
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
-from soapstone.ir.json_fields import write
 from soapstone.ir.strategy import DEFAULT, Strategy
 
 _BOX, _GAP, _TEXT, _ACROSS = 74, 14, 26, 10
