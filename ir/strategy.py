@@ -25,6 +25,7 @@ from soapstone.ir.configuration import (
     reshards_from_json,
     resolved,
 )
+from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 
@@ -77,6 +78,11 @@ class Strategy:
         """Whether operators without a configuration of their own are one point task anywhere."""
         return self.configurations.get(DEFAULT) == Configuration()
 
+    @cached_property
+    def _resolved(self) -> dict[str, tuple[tuple[object, ...], Configuration]]:
+        """What each node's configuration was worked out from, and what it is."""
+        return {}
+
     # What a node's configuration is
 
     def configuration(self, graph: Graph, node: Node) -> Configuration:
@@ -84,7 +90,8 @@ class Strategy:
 
         A configuration taken over drops the dims that the node does not have or may not split.
         Every degree is capped to the extent, and cuts of another extent (a last, smaller batch)
-        become equal tiles; the points that remain keep their processors.
+        become equal tiles; the points that remain keep their processors. It is worked out once for
+        a node of one shape: the passes of lowering, which ask for the same again, share it.
 
         Raises:
             StrategyError: the node's own configuration is not legal; names the operator and dim.
@@ -93,6 +100,16 @@ class Strategy:
         if source is None and len(self.configurations) == 1 and self._whole:
             return self.configurations[DEFAULT]
         signature = graph.signature(node)
+        first = graph.by_name.get(node.origin) if source is None and node.origin else None
+        origin = None if first is None else graph.signature(first)
+        about = signature, origin, node.operator, node.origin, node.rename
+        known = self._resolved.get(node.name)
+        if known is None or known[0] != about:
+            known = self._resolved[node.name] = about, self._resolve(node, signature, origin)
+        return known[1]
+
+    def _resolve(self, node: Node, signature: Signature, origin: Signature | None) -> Configuration:
+        source = self.configurations.get(node.name)
         if source is not None:
             try:
                 for name in source.degrees.keys() | source.cuts.keys():
@@ -108,8 +125,7 @@ class Strategy:
         order: list[str] | None = None
         if node.origin is not None and node.origin in self.configurations:
             source = self.configurations[node.origin]
-            if node.origin in graph.by_name:
-                order = list(graph.signature(graph.by_name[node.origin]).by_name)
+            order = None if origin is None else list(origin.by_name)
         else:
             source = self.configurations.get(DEFAULT)
         if source is None:

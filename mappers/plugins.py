@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from soapstone.engine.mapper import Array, GraphMapper, row_dims, touched_bytes
+from soapstone.engine.parallelism import data_parallel, split
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Configuration, Strategy
@@ -29,11 +30,12 @@ class SequentialMapper(GraphMapper):
 class DataParallelMapper(GraphMapper):
     """Every operator is split over its samples, one block a processor; updates are split by rows.
 
-    Where all processors share a memory nothing has to be moved to split another dim, so an operator
-    whose weights outweigh its samples is split by rows or columns instead when that touches
-    clearly fewer bytes: a wide linear layer reads its weights once, and a weight's gradient needs
-    no partial sums (the hybrid of Krizhevsky 2014, decided operator by operator). Where memories
-    are apart the bytes that are moved decide (`mappers.apart`).
+    It begins with data parallelism (`engine.parallelism`). Where all processors share a memory
+    nothing has to be moved to split another dim, so an operator whose weights outweigh its samples
+    is split by rows or columns instead when that touches clearly fewer bytes: a wide linear layer
+    reads its weights once, and a weight's gradient needs no partial sums (the hybrid of Krizhevsky
+    2014, decided operator by operator). Where memories are apart the bytes that are moved decide
+    (`mappers.apart`).
     """
 
     name = "data_parallel"
@@ -41,41 +43,38 @@ class DataParallelMapper(GraphMapper):
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return one block of samples, or of rows, a processor."""
-        parts = len(machine.processors)
-        if parts == 1:
+        parts = range(len(machine.processors))
+        if len(parts) == 1:
             return {}
         shared = len({processor.memory for processor in machine.processors}) == 1
-        samples = graph.sample_dims
-        apart = {} if shared else configure_apart(graph, samples, parts)
-        result = dict(apart)
+        found = data_parallel(graph, parts)
         for node in graph.nodes:
-            if node.name in apart:
-                continue
-            dim = self._dim(graph, node, samples.get(node.name), parts, shared)
-            if dim is not None:
-                degree = min(parts, graph.signature(node).by_name[dim].extent)
-                if degree > 1:
-                    result[node.name] = Configuration({dim: degree}, tuple(range(degree)))
-        return result
+            rows = self._rows(graph, node, parts, shared)
+            if rows is not None:
+                found[node.name] = rows
+        if not shared:
+            found |= configure_apart(graph, graph.sample_dims, len(parts))
+        return {node.name: found[node.name] for node in graph.nodes if node.name in found}
 
-    def _dim(
-        self, graph: Graph, node: Node, sample: str | None, parts: int, shared: bool
-    ) -> str | None:
-        dims = graph.signature(node).by_name
-        if sample is not None and dims[sample].kind is Kind.WHOLE:
+    def _rows(self, graph: Graph, node: Node, parts: range, shared: bool) -> Configuration | None:
+        """Return a node split by rows, where it sees no samples or rows touch fewer bytes."""
+        name = graph.sample_dims.get(node.name)
+        if name is None:
+            rows = row_dims(graph, node, len(parts))
+            return split(graph, node, rows[0], parts) if rows else None
+        sample = graph.signature(node).by_name[name]
+        if sample.kind is Kind.WHOLE or not shared or sample.extent < len(parts):
             return None
-        if sample is None:
-            rows = row_dims(graph, node, parts)
-            return rows[0] if rows else None
-        if not shared or dims[sample].extent < parts:
-            return sample
-        best, best_bytes = sample, math.inf  # samples reduced mid-way would need primitives
-        if dims[sample].kind is not Kind.LOWERED:
-            best_bytes = self.preference * touched_bytes(graph, node, {sample: parts})
-        for dim in row_dims(graph, node, parts):
-            if dim != sample and (touched := touched_bytes(graph, node, {dim: parts})) < best_bytes:
+        best, best_bytes = None, math.inf  # samples reduced mid-way would need primitives
+        if sample.kind is not Kind.LOWERED:
+            best_bytes = self.preference * touched_bytes(graph, node, {name: len(parts)})
+        for dim in row_dims(graph, node, len(parts)):
+            if dim == name:
+                continue
+            touched = touched_bytes(graph, node, {dim: len(parts)})
+            if touched < best_bytes:
                 best, best_bytes = dim, touched
-        return best
+        return split(graph, node, best, parts)
 
 
 class RoundRobinMapper(DataParallelMapper):
@@ -86,10 +85,10 @@ class RoundRobinMapper(DataParallelMapper):
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return the data-parallel degrees, each operator's first point on the next processor."""
         parts = len(machine.processors)
-        split = super().configure(graph, machine)
+        found = super().configure(graph, machine)
         result = {}
         for index, node in enumerate(graph.nodes):
-            degrees = split[node.name].degrees if node.name in split else {}
+            degrees = found[node.name].degrees if node.name in found else {}
             points = int(np.prod(list(degrees.values()), dtype=np.int64))
             devices = tuple((index + point) % parts for point in range(points))
             result[node.name] = Configuration(degrees, devices)

@@ -13,9 +13,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from soapstone.engine.parallelism import legal, split
 from soapstone.ir.configuration import Configuration
-from soapstone.ir.dims import Dim, Kind
-from soapstone.ir.errors import StrategyError
+from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
@@ -61,7 +61,7 @@ def kinds_of_dims(graph: Graph, node: Node, sample: str | None) -> dict[str, Par
 
 
 def data_parallel(model: Model) -> Configurations:
-    """Return the strategy that splits every operator over samples, one part a device."""
+    """Return data parallelism as `engine.parallelism` has it, one part a device."""
     return _by_samples(model, list(range(len(model.machine.processors))))
 
 
@@ -188,7 +188,7 @@ def tensor_parallel(model: Model) -> Configurations:
             for name in order
             if name in wanted and min(wanted[name], dims[name].extent) > 1
         }
-        if list(degrees) == [sample, columns[-1]] and _legal(model, item, degrees):
+        if list(degrees) == [sample, columns[-1]] and legal(model.graph, item.node, degrees):
             found[item.name] = Configuration(degrees, tuple(range(math.prod(degrees.values()))))
     return found
 
@@ -208,7 +208,7 @@ def randomly(model: Model, seed: int) -> Configurations:
             if dim.kind is Kind.WHOLE or not choices:
                 continue
             degree = int(random.choice(choices))
-            if degree > 1 and _legal(model, item, degrees | {dim.name: degree}):
+            if degree > 1 and legal(model.graph, item.node, degrees | {dim.name: degree}):
                 degrees[dim.name] = degree
                 left //= degree
         ordered = {dim.name: degrees[dim.name] for dim in signature.dims if dim.name in degrees}
@@ -223,25 +223,12 @@ def _chosen(model: Model) -> list[Operator]:
     return [item for item in model.operators if item.source is None]
 
 
-def _legal(model: Model, item: Operator, degrees: Mapping[str, int]) -> bool:
-    try:
-        model.graph.signature(item.node).check(degrees, item.node.spec.lower is not None)
-    except StrategyError:
-        return False
-    return True
-
-
 def _split(
     model: Model, item: Operator, name: str | None, devices: range | list[int]
 ) -> Configuration:
     """Return one dim cut over devices, as far as its extent goes; whole where it cannot be cut."""
-    dim: Dim | None = model.graph.signature(item.node).by_name.get(name or "")
-    if dim is None or dim.kind is Kind.WHOLE:
-        return Configuration({}, (devices[0],))
-    degree = min(len(devices), dim.extent)
-    if degree < 2 or not _legal(model, item, {dim.name: degree}):
-        return Configuration({}, (devices[0],))
-    return Configuration({dim.name: degree}, tuple(devices[:degree]))
+    found = split(model.graph, item.node, name, devices)
+    return Configuration({}, (devices[0],)) if found is None else found
 
 
 NAMED: Mapping[str, Callable[[Model], Configurations]] = {

@@ -1,0 +1,48 @@
+"""Data parallelism, defined once: what mappers, searches and "speedup over data parallelism" mean.
+
+Every operator that sees samples is split over them, one block a processor, and its parameters are
+everywhere (Jia, section 3.7.2). The `data_parallel` mapper begins with this, and departs from it
+where the bytes of an operator say so (`mappers/plugins.py`); the initial strategies of a search are
+made with the same `split` (`search/parallel/mcmc/initial.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.dims import Kind
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.graph import Graph, Node
+
+
+def legal(graph: Graph, node: Node, degrees: Mapping[str, int]) -> bool:
+    """Return whether a node can run at these degrees."""
+    try:
+        graph.signature(node).check(degrees, node.spec.lower is not None)
+    except StrategyError:
+        return False
+    return True
+
+
+def split(
+    graph: Graph, node: Node, name: str | None, devices: Sequence[int]
+) -> Configuration | None:
+    """Return one dim cut over devices as far as its extent goes; None where it cannot be cut."""
+    dim = graph.signature(node).by_name.get(name or "")
+    if dim is None or dim.kind is Kind.WHOLE:
+        return None
+    degree = min(len(devices), dim.extent)
+    if degree < 2 or not legal(graph, node, {dim.name: degree}):
+        return None
+    return Configuration({dim.name: degree}, tuple(devices[:degree]))
+
+
+def data_parallel(graph: Graph, devices: Sequence[int]) -> dict[str, Configuration]:
+    """Return the configuration of each node that is split over its samples."""
+    samples = graph.sample_dims
+    found = {node.name: split(graph, node, samples.get(node.name), devices) for node in graph.nodes}
+    return {name: item for name, item in found.items() if item is not None}
+
+
+__all__ = ["data_parallel", "legal", "split"]
