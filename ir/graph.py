@@ -44,6 +44,8 @@ class Node:
 
     `origin` names the node whose configuration this one follows: a gradient or a lowered primitive
     follows its forward operator, dim by dim, through `rename` (own dim, origin's dim).
+    `sources` names the nodes whose work this one does, of the graph that passes began with: a fused
+    node those of its parts, a primitive its composite's. A node without any does its own.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Node:
     items: Items = ()
     origin: str | None = None
     rename: tuple[tuple[str, str], ...] = ()
+    sources: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def attributes(self) -> Mapping[str, Any]:
@@ -67,6 +70,11 @@ class Node:
         """The input that each output is the next value of; an absent state is left out."""
         pairs = self.spec.updates
         return {self.outputs[o]: self.inputs[i] for o, i in pairs if o < len(self.outputs)}
+
+    @property
+    def work_of(self) -> tuple[str, ...]:
+        """The nodes whose work this one does: its sources, or itself."""
+        return self.sources or (self.name,)
 
     @property
     def label(self) -> str:
@@ -153,10 +161,17 @@ class Graph:
             if needed.intersection(node.outputs):
                 kept.append(node)
                 needed.update(node.inputs)
-        kept.reverse()
-        values = {*self.roles, *(o for node in kept for o in node.outputs)}
-        tensors = {name: spec for name, spec in self.tensors.items() if name in values}
-        return replace(self, nodes=tuple(kept), tensors=tensors)
+        return self.with_nodes(reversed(kept))
+
+    def with_nodes(
+        self, nodes: Iterable[Node], made: Mapping[str, TensorSpec] = MappingProxyType({})
+    ) -> Graph:
+        """Return the graph with other nodes; `made` are the values that it has not had before."""
+        nodes = tuple(nodes)
+        values = {*self.roles, *(o for node in nodes for o in node.outputs)}
+        known = {**self.tensors, **made} if made else self.tensors
+        tensors = {name: spec for name, spec in known.items() if name in values}
+        return replace(self, nodes=nodes, tensors=tensors)
 
     @cached_property
     def structural_hash(self) -> str:
@@ -204,6 +219,7 @@ class GraphBuilder:
         self._initials: dict[str, Initial] = dict(base.initials) if base else {}
         self._outputs: list[str] = list(base.outputs) if base else []
         self._counts: dict[str, int] = {}
+        self.sources: tuple[str, ...] = ()  # of nodes that are added, beside their own
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -266,6 +282,7 @@ class GraphBuilder:
         name: str | None = None,
         origin: str | None = None,
         rename: Mapping[str, str] | None = None,
+        sources: tuple[str, ...] = (),
         **attributes: Any,
     ) -> tuple[str, ...]:
         """Add a node and return the names of its outputs.
@@ -282,7 +299,8 @@ class GraphBuilder:
         except GraphError as error:
             raise GraphError(f"{label}: {error}") from None
         renamed = tuple(sorted((rename or {}).items()))
-        return self.add(Node(node_name, operator_name, inputs, (), items, origin, renamed))
+        node = Node(node_name, operator_name, inputs, (), items, origin, renamed, sources)
+        return self.add(node)
 
     def add(self, node: Node) -> tuple[str, ...]:
         """Add a node whose attributes are in their frozen form, and return its outputs.
@@ -304,8 +322,11 @@ class GraphBuilder:
         self._nodes[name] = node  # reserves the name
         outputs = [name if len(made) == 1 else f"{name}.{i}" for i in range(len(made))]
         outputs = [o if o not in self._tensors else self.unique(o) for o in outputs]
-        if name != node.name or node.outputs != tuple(outputs):
-            node = replace(node, name=name, outputs=tuple(outputs))
+        sources = node.sources
+        if self.sources and self.sources != (name,):
+            sources = tuple(dict.fromkeys((*sources, *self.sources)))
+        if name != node.name or node.outputs != tuple(outputs) or sources != node.sources:
+            node = replace(node, name=name, outputs=tuple(outputs), sources=sources)
         self._nodes[name] = node
         self._makers.update(dict.fromkeys(outputs, node))
         self._tensors.update(zip(outputs, made))

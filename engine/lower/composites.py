@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from soapstone.engine.lower.rebuild import again, rebuild, shell
-from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Emitter, Graph, Node
+from soapstone.engine.lower.rebuild import rebuild
+from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
 from soapstone.ir.strategy import Strategy
 
 
@@ -22,24 +21,19 @@ def lower_composites(graph: Graph, strategy: Strategy) -> Graph:
         }
         if not split:
             return graph
-        graph = _replace_composites(graph, split, strategy)
+        graph = _replaced(graph, split, strategy)
 
 
-def _replace_composites(graph: Graph, names: set[str], strategy: Strategy) -> Graph:
-    builder = shell(graph)
+def _replaced(graph: Graph, names: set[str], strategy: Strategy) -> Graph:
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
+        if node.name not in names or node.spec.lower is None:
+            return None
+        return node.spec.lower(following(builder, node, strategy), node)
 
-    def emit(node: Node) -> Sequence[str]:
-        if node.name not in names:
-            return again(builder, node)
-        # The primitives follow whichever configuration the composite followed.
-        own = node.name in strategy.configurations
-        emitter = Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")
-        return _lowering(node)(emitter, node)
-
-    return rebuild(graph, builder, emit)
+    return rebuild(graph, emit)
 
 
-def _lowering(node: Node) -> Callable[[Emitter, Node], Sequence[str]]:
-    if node.spec.lower is None:
-        raise GraphError(f"{node.label}: the operator has no lowering")
-    return node.spec.lower
+def following(builder: GraphBuilder, node: Node, strategy: Strategy) -> Emitter:
+    """Return an emitter of nodes that follow whichever configuration a node follows."""
+    own = node.name in strategy.configurations
+    return Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")

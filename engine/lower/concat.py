@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from soapstone.engine.lower.readers import takes_rows, takes_strides
+from soapstone.engine.lower.rebuild import copied, substituted
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import Strategy
 
@@ -26,23 +27,27 @@ def place_parts(graph: Graph, strategy: Strategy) -> Graph:
             continue
         good = {name for name in node.inputs if _qualifies(graph, strategy, node, name)}
         sizes = {name: graph.tensors[name].nbytes for name in node.inputs}
-        if 2 * sum(sizes[name] for name in good) >= sum(sizes.values()):
-            copies[node.name] = set(node.inputs) - good
-    if not any(copies.values()):
-        return graph
-    nodes: list[Node] = []
+        bad = set(node.inputs) - good
+        if bad and 2 * sum(sizes[name] for name in good) >= sum(sizes.values()):
+            copies[node.name] = bad
     builder = GraphBuilder(base=graph)
-    for node in graph.nodes:
-        inputs = list(node.inputs)
-        for index, name in enumerate(inputs):
-            if name in copies.get(node.name, ()):
-                shape = graph.tensors[name].shape
-                copy = builder.apply("broadcast", name, name=f"{name}.part", shape=shape)[0]
-                inputs[index] = copy
-                maker = builder.maker(copy)
-                nodes += [maker] if maker else []
-        nodes.append(replace(node, inputs=tuple(inputs)))
-    return replace(graph, nodes=tuple(nodes), tensors=builder.build().tensors)
+    instead: dict[str, tuple[Node, ...]] = {}
+    for name, bad in copies.items():
+        node = graph.by_name[name]
+        parts, inputs = list[Node](), list[str]()
+        for value in node.inputs:
+            if value in bad:
+                part = builder.unique(f"{value}.part")
+                parts.append(copied(part, value, part, graph.tensors[value], node))
+                (value,) = builder.add(parts[-1])
+            inputs.append(value)
+        instead[name] = (*parts, replace(node, inputs=tuple(inputs)))
+    made = {
+        part.outputs[0]: graph.tensors[part.inputs[0]]
+        for *some, _ in instead.values()
+        for part in some
+    }
+    return substituted(graph, instead, made)
 
 
 def places(graph: Graph, strategy: Strategy) -> Places:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Configuration, Strategy
@@ -42,19 +41,12 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
                 continue
         group_of[node.name] = node.name
         members[node.name] = [node]
-    merged = {root: _merge(graph, nodes[::-1]) for root, nodes in members.items() if len(nodes) > 1}
-    gone = {node.name for root in merged for node in members[root]}
-    nodes = [
-        merged.get(node.name, node)
-        for node in graph.nodes
-        if node.name in merged or node.name not in gone
-    ]
-    made = {*graph.roles, *(output for node in nodes for output in node.outputs)}
-    tensors = {name: spec for name, spec in graph.tensors.items() if name in made}
-    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+    groups = [nodes[::-1] for nodes in members.values() if len(nodes) > 1]
+    instead: dict[str, tuple[Node, ...]] = {node.name: () for nodes in groups for node in nodes}
+    return substituted(graph, instead | {nodes[-1].name: (_fused(nodes),) for nodes in groups})
 
 
-def _merge(graph: Graph, nodes: list[Node]) -> Node:
+def _fused(nodes: list[Node]) -> Node:
     """Return one fused node for a chain of nodes in order; the last makes the output."""
     inside = {node.outputs[0] for node in nodes}
     inputs = list(dict.fromkeys(i for node in nodes for i in node.inputs if i not in inside))
@@ -67,4 +59,4 @@ def _merge(graph: Graph, nodes: list[Node]) -> Node:
     items = tuple(
         sorted({"program": tuple(program), "results": (number[root.outputs[0]],)}.items())
     )
-    return replace(root, operator="fused_elementwise", inputs=tuple(inputs), items=items)
+    return merged(nodes, root, operator="fused_elementwise", inputs=tuple(inputs), items=items)

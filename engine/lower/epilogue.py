@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
+from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
@@ -19,26 +20,19 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
     The fused node stands where the chain ended, so that the chain's other operands are made. Of two
     products that are added, the later one takes the addition.
     """
-    taken: dict[str, str] = {}  # node of a chain -> its product
-    fused: dict[str, Node] = {}  # last node of a chain -> what replaces it
+    taken: set[str] = set()  # nodes of chains, and their products
+    fused: dict[str, tuple[Node, ...]] = {}  # what replaces the last node of a chain
     for node in reversed(graph.nodes):
         if not node.spec.epilogue or len(node.outputs) != 1 or node.name in taken:
             continue
         chain = _chain(graph, strategy, node, taken)
         if chain:
-            fused[chain[-1].name] = _merge(node, chain)
-            taken.update((step.name, node.name) for step in [node, *chain])
-    nodes = [
-        fused.get(node.name, node)
-        for node in graph.nodes
-        if node.name in fused or node.name not in taken
-    ]
-    made = {*graph.roles, *(output for node in nodes for output in node.outputs)}
-    tensors = {name: spec for name, spec in graph.tensors.items() if name in made}
-    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+            fused[chain[-1].name] = (_fused(node, chain),)
+            taken.update(step.name for step in [node, *chain])
+    return substituted(graph, dict.fromkeys(taken, ()) | fused)
 
 
-def _chain(graph: Graph, strategy: Strategy, node: Node, taken: dict[str, str]) -> list[Node]:
+def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> list[Node]:
     """Return the element-wise nodes that may join a product, in order."""
     keep = {*graph.outputs, *graph.updates.values()}
     degrees = strategy.configuration(graph, node).degrees
@@ -76,10 +70,7 @@ def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> b
         except StrategyError:
             return False
         grid, lo, hi = signature.points(configuration.degrees, configuration.cuts)
-        points = 1
-        for degree in grid:
-            points *= degree
-        boxes.append(signature.outputs[0].tiles(lo, hi, points))
+        boxes.append(signature.outputs[0].tiles(lo, hi, math.prod(grid)))
     (lo_a, hi_a), (lo_b, hi_b) = boxes
     return (
         lo_a.shape == lo_b.shape
@@ -88,7 +79,7 @@ def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> b
     )
 
 
-def _merge(node: Node, chain: list[Node]) -> Node:
+def _fused(node: Node, chain: list[Node]) -> Node:
     """Return one node for a product and the chain on its result."""
     inside = {node.outputs[0], *(step.outputs[0] for step in chain)}
     extras = list(dict.fromkeys(i for step in chain for i in step.inputs if i not in inside))
@@ -104,7 +95,8 @@ def _merge(node: Node, chain: list[Node]) -> Node:
         "program": tuple(program),
     }
     spec = operator("with_epilogue")
-    return replace(
+    return merged(
+        [node, *chain],
         node,
         operator=spec.name,
         inputs=(*node.inputs, *extras),

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from soapstone.engine.lower.rebuild import again, rebuild, shell
+from soapstone.engine.lower.composites import following
+from soapstone.engine.lower.rebuild import rebuild
 from soapstone.ir.dims import Affine, Operand
-from soapstone.ir.graph import Emitter, Graph, Node
+from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import WIDE
 
@@ -26,14 +27,12 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
     split = {node.name for node in graph.nodes if _leaves_partials(graph, strategy, node)}
     if not split:
         return graph
-    builder = shell(graph)
 
-    def emit(node: Node) -> Sequence[str]:
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
         if node.name not in split:
-            return again(builder, node)
+            return None
         signature = graph.signature(graph.by_name[node.name])
-        own = node.name in strategy.configurations
-        emitter = Emitter(builder, replace(node, origin=None, rename=()) if own else node, "")
+        emitter = following(builder, node, strategy)
 
         def cast(name: str, operand: Operand, to: str) -> str:
             if builder.spec(name).dtype == to:
@@ -47,7 +46,7 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
         made = builder.add(replace(node, inputs=tuple(inputs)))
         return [cast(*each) for each in zip(made, signature.outputs, signature.dtypes)]
 
-    return rebuild(graph, builder, emit)
+    return rebuild(graph, emit)
 
 
 def _leaves_partials(graph: Graph, strategy: Strategy, node: Node) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from soapstone.engine.lower.rebuild import copied, merged, substituted
 from soapstone.engine.lower.views import scan
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import TensorSpec
 
 JOINS = ("concat", "split")
 
@@ -55,19 +57,18 @@ def copy_parts(graph: Graph, strategy: Strategy) -> Graph:
 
 
 def _with_copies(graph: Graph, splits: dict[str, set[str]]) -> Graph:
-    builder = GraphBuilder(base=graph)
-    tensors = dict(graph.tensors)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        copied = splits.get(node.name, set())
-        seen = {value: builder.unique(f"{value}.part") for value in copied}
-        nodes.append(replace(node, outputs=tuple(seen.get(v, v) for v in node.outputs)))
+    unique = GraphBuilder(base=graph).unique
+    made: dict[str, TensorSpec] = {}
+    instead = {}
+    for name, values in splits.items():
+        node, copies = graph.by_name[name], list[Node]()
+        seen = {value: unique(f"{value}.part") for value in values}
         for value, part in seen.items():
-            tensors[part] = spec = tensors[value]
-            items = (("shape", spec.shape),)
-            name = builder.unique(f"{value}.copy")
-            nodes.append(Node(name, "broadcast", (part,), (value,), items))
-    return replace(graph, nodes=tuple(nodes), tensors=tensors)
+            made[part] = spec = graph.tensors[value]
+            copies.append(copied(unique(f"{value}.copy"), part, value, spec, node))
+        outputs = tuple(seen.get(value, value) for value in node.outputs)
+        instead[name] = (replace(node, outputs=outputs), *copies)
+    return substituted(graph, instead, made)
 
 
 class _Merger:
@@ -99,9 +100,7 @@ class _Merger:
             if node.spec.view not in JOINS or needed.intersection(node.outputs):
                 nodes.append(node)
                 needed.update(node.inputs)
-        made = {*self.graph.roles, *(v for node in nodes for v in node.outputs)}
-        tensors = {name: spec for name, spec in self.graph.tensors.items() if name in made}
-        return replace(self.graph, nodes=tuple(nodes[::-1]), tensors=tensors)
+        return self.graph.with_nodes(reversed(nodes))
 
     def _behind(self, node: Node, value: str, view: str) -> Node | None:
         """Return the maker of an operand if it is a view of that kind along the node's axis."""
@@ -159,7 +158,8 @@ class _Merger:
 
         items = dict(outer.items) | {"sizes": spliced(outer.attributes["sizes"], sizes)}
         outputs = tuple(map(str, spliced(outer.outputs, node.outputs)))
-        larger = replace(outer, outputs=outputs, items=tuple(sorted(items.items())))
+        frozen = tuple(sorted(items.items()))
+        larger = merged([outer, node], outer, outputs=outputs, items=frozen)
         self.nodes[outer.name] = larger
         self.makers.update(dict.fromkeys(outputs, larger))
         return True
@@ -212,23 +212,13 @@ def _hoisted(graph: Graph, split: Node, steps: tuple[Node, ...]) -> Graph:
     value = GraphBuilder(base=graph).unique(f"{split.name}.whole")
     splits = {graph.producers[name].name: graph.producers[name] for name in steps[0].inputs}
     sources = tuple(graph.producers[name].inputs[0] for name in steps[0].inputs)
-    whole = replace(steps[0], inputs=sources, outputs=(value,))
+    whole = merged(steps, steps[0], inputs=sources, outputs=(value,))
     parts = replace(split, inputs=(value,), outputs=tuple(step.outputs[0] for step in steps))
     gone = {step.name for step in steps} | {split.name}
-    left = len(splits)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.name in splits:
-            left -= 1
-            read = any(r.name not in gone for value in node.outputs for r in graph.consumers[value])
-            nodes += [node] if read else []
-            nodes += [whole, parts] if left == 0 else []
-        elif node.name not in gone:
-            nodes.append(node)
-    made = {*graph.roles, *(name for node in nodes for name in node.outputs)}
-    tensors = {**graph.tensors, value: graph.tensors[split.inputs[0]]}
-    return replace(
-        graph,
-        nodes=tuple(nodes),
-        tensors={name: spec for name, spec in tensors.items() if name in made},
-    )
+    instead: dict[str, tuple[Node, ...]] = dict.fromkeys(gone, ())
+    for node in splits.values():
+        read = any(r.name not in gone for value in node.outputs for r in graph.consumers[value])
+        instead[node.name] = (node,) if read else ()
+    last = next(node.name for node in reversed(graph.nodes) if node.name in splits)
+    instead[last] = (*instead[last], whole, parts)
+    return substituted(graph, instead, {value: graph.tensors[split.inputs[0]]})

@@ -1,40 +1,67 @@
-"""Rebuilding a graph node by node, some of them as something else."""
+"""Rebuilding a graph, some of its nodes as something else: what every pass ends with.
+
+Who did the work of a node before knows no pass; these functions keep it (`Node.sources`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Role, TensorSpec
 
-
-def shell(graph: Graph) -> GraphBuilder:
-    """Return a builder with the graph's inputs and nothing else."""
-    tensors = {name: graph.tensors[name] for name in graph.roles}
-    return GraphBuilder(base=replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors))
+Emit = Callable[[GraphBuilder, Node], Sequence[str] | None]
 
 
-def again(builder: GraphBuilder, node: Node) -> tuple[str, ...]:
-    """Add a node as it is and return its outputs."""
-    return builder.add(node)
+def rebuild(graph: Graph, emit: Emit) -> Graph:
+    """Return the graph of what `emit` adds to a builder for each node, and returns as its outputs.
 
-
-def rebuild(graph: Graph, builder: GraphBuilder, emit: Callable[[Node], Sequence[str]]) -> Graph:
-    """Return the graph of what `emit` adds to a shell for each node, and returns as its outputs.
-
-    The nodes that `emit` is given have the inputs of the new graph and the outputs of the old.
+    The nodes that `emit` is given have the inputs of the new graph and the outputs of the old; one
+    for which it returns None stays as it is. Whatever is added for a node does that node's work.
     """
-    renamed: dict[str, str] = {}
+    tensors = {name: graph.tensors[name] for name in graph.roles}
+    bare = replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors)
+    builder, renamed = GraphBuilder(base=bare), dict[str, str]()
     for node in graph.nodes:
         inputs = tuple([renamed.get(name, name) for name in node.inputs])
         moved = node if inputs == node.inputs else replace(node, inputs=inputs)
-        renamed.update(zip(node.outputs, emit(moved)))
+        builder.sources = node.work_of
+        outputs = emit(builder, moved)
+        renamed.update(zip(node.outputs, builder.add(moved) if outputs is None else outputs))
     builder.output(*(renamed.get(name, name) for name in graph.outputs))
     for name, value in graph.updates.items():
         builder.update(name, renamed.get(value, value))
     return builder.build()
+
+
+def substituted(
+    graph: Graph,
+    instead: Mapping[str, Sequence[Node]],
+    made: Mapping[str, TensorSpec] = MappingProxyType({}),
+) -> Graph:
+    """Return the graph with other nodes in the places of some, by name; all names stay.
+
+    made: the values that the graph has not had before.
+    """
+    nodes = (new for node in graph.nodes for new in instead.get(node.name, (node,)))
+    return graph.with_nodes(nodes, made) if instead else graph
+
+
+def merged(nodes: Sequence[Node], into: Node, **changes: Any) -> Node:
+    """Return a node, with changes, that does the work of several."""
+    sources = tuple(dict.fromkeys(name for node in nodes for name in node.work_of))
+    return replace(into, sources=sources, **changes)
+
+
+def copied(name: str, value: str, copy: str, spec: TensorSpec, of: Node | None = None) -> Node:
+    """Return a node that copies a value, as a part of another node's work."""
+    sources = of.work_of if of is not None else ()
+    items = (("shape", spec.shape),)
+    return Node(name, "broadcast", (value,), (copy,), items, sources=sources)
 
 
 def narrow(graph: Graph) -> Graph:
@@ -42,9 +69,8 @@ def narrow(graph: Graph) -> Graph:
 
     A bias that was spread over an image is one number a channel again.
     """
-    builder = shell(graph)
 
-    def emit(node: Node) -> tuple[str, ...]:
+    def emit(builder: GraphBuilder, node: Node) -> tuple[str, ...]:
         inputs = list(node.inputs)
         for position, name in enumerate(node.inputs if node.spec.elementwise else ()):
             maker = builder.maker(name)
@@ -54,7 +80,7 @@ def narrow(graph: Graph) -> Graph:
                     inputs = tried
         return builder.add(replace(node, inputs=tuple(inputs)))
 
-    return rebuild(graph, builder, emit).pruned()
+    return rebuild(graph, emit).pruned()
 
 
 def _makes(builder: GraphBuilder, node: Node, inputs: list[str], known: list[str]) -> bool:
@@ -71,6 +97,8 @@ def _makes(builder: GraphBuilder, node: Node, inputs: list[str], known: list[str
 
 def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]:
     """Return a graph whose outputs are called so, and the new names of its values.
+
+    Its nodes do their own work: it is not a stage of another graph any more.
 
     Each is a value of its own that the graph makes: an output that has become a weight, an input or
     another output too, is a copy of it. Only an input that is asked for by its name stays one.
@@ -94,11 +122,9 @@ def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]
     for value, name in copies:
         source = names.get(value, value)
         tensors[name] = tensors[source]
-        items = (("shape", tensors[source].shape),)
-        nodes.append(Node(name, "broadcast", (source,), (name,), items))
-    if copies:
-        graph = replace(graph, tensors=tensors, nodes=tuple(nodes))
-    return replace(graph, outputs=tuple(outputs)), names
+        nodes.append(copied(name, source, name, tensors[source]))
+    own = tuple(replace(node, sources=()) if node.sources else node for node in nodes)
+    return replace(graph, tensors=tensors, nodes=own, outputs=tuple(outputs)), names
 
 
 def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.ops.training.update import MOST_STORED
 from soapstone.ir.strategy import Strategy
@@ -30,6 +31,8 @@ def store_updates(graph: Graph) -> Graph:
         return graph
     builder = GraphBuilder(base=graph)
     for name, value in rest.items():
+        maker = graph.producers.get(value)
+        builder.sources = maker.work_of if maker is not None else ()
         builder.update(name, builder.apply("store", value, name, name=f"{name}.next")[0])
     return builder.build()
 
@@ -45,21 +48,19 @@ def merge_stores(graph: Graph, strategy: Strategy) -> Graph:
             configuration = strategy.configuration(graph, node)
             if configuration.points == 1:
                 groups.setdefault((node.inputs[2], configuration.devices), []).append(node)
-    last: dict[str, Node] = {}
-    gone: set[str] = set()
-    for (flag, _), found in groups.items():
-        for first in range(0, len(found), MOST_STORED):
-            some = found[first : first + MOST_STORED]
+    instead: dict[str, tuple[Node, ...]] = {}
+    for (flag, _), stores in groups.items():
+        for first in range(0, len(stores), MOST_STORED):
+            some = stores[first : first + MOST_STORED]
             if len(some) == 1:
                 continue
             pairs = tuple(name for node in some for name in node.inputs[:2])
             outputs = tuple(node.outputs[0] for node in some)
-            last[some[-1].name] = replace(some[-1], inputs=(*pairs, flag), outputs=outputs)
-            gone.update(node.name for node in some)
-    if not gone:
-        return graph
-    nodes = [last.get(node.name, node) for node in graph.nodes]
-    return replace(graph, nodes=tuple(n for n in nodes if n.name in last or n.name not in gone))
+            instead |= dict.fromkeys((node.name for node in some), ())
+            instead[some[-1].name] = (
+                merged(some, some[-1], inputs=(*pairs, flag), outputs=outputs),
+            )
+    return substituted(graph, instead)
 
 
 def hoist_updates(graph: Graph) -> Graph:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from soapstone.engine.lower.rebuild import again, rebuild, shell
+from soapstone.engine.lower.rebuild import rebuild
 from soapstone.engine.lower.spelled import gelu_of, silu_of
 from soapstone.engine.lower.vectors import vector_over
 from soapstone.ir.graph import Graph, GraphBuilder, Node
@@ -60,11 +60,11 @@ def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
     return prologue.pruned(), replace(graph, nodes=tuple(rest), roles=roles).pruned()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Site:
     """A graph being rebuilt, for a rule that may replace the next node."""
 
-    builder: GraphBuilder
+    builder: GraphBuilder = field(init=False)
     constants: Mapping[str, Array]
     fixed: set[str]  # values that constants alone determine
     single: set[str]  # values with one reader and no other use
@@ -98,8 +98,13 @@ class _Site:
     def again(self, node: Node, weights: str, bias: str | None) -> str:
         """Emit a product with other weights and bias."""
         inputs = (node.inputs[0], weights, *((bias,) if bias else ()))
-        attributes = {**node.attributes, "bias": bias is not None}
-        return self.builder.apply(node.operator, *inputs, name=node.name, **attributes)[0]
+        return self.changed(node, inputs, bias=bias is not None)
+
+    def changed(self, node: Node, inputs: Sequence[str], **attributes: Any) -> str:
+        """Emit an earlier node with other inputs and attributes, which does its work too."""
+        at = {**node.attributes, **attributes}
+        sources = node.work_of
+        return self.builder.apply(node.operator, *inputs, name=node.name, sources=sources, **at)[0]
 
     def scaled(self, node: Node, scale: str, shift: str | None) -> str:
         """Emit a product whose result is scaled by, then shifted by, vectors over its channels."""
@@ -122,13 +127,13 @@ def _rewrite(
     graph: Graph, rule: Rule, constants: Mapping[str, Array], weights: Set[str] = frozenset()
 ) -> Graph:
     """Return the graph with each node replaced where the rule returns another value for it."""
-    builder = shell(graph)
-    site = _Site(builder, constants, {*constants, *weights}, set())
+    site = _Site(constants, {*constants, *weights}, set())
     keep = {*graph.outputs, *graph.updates.values()}
 
-    def emit(node: Node) -> Sequence[str]:
-        found = rule(site, node)
-        outputs = (found,) if found else again(builder, node)
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
+        site.builder = builder
+        made = rule(site, node)
+        outputs = (made,) if made else builder.add(node)
         if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
@@ -136,7 +141,7 @@ def _rewrite(
                 site.single.add(new)
         return outputs
 
-    return rebuild(graph, builder, emit)
+    return rebuild(graph, emit)
 
 
 def _number(site: _Site, node: Node) -> str | None:
@@ -252,7 +257,7 @@ def _scale_seen(site: _Site, node: Node) -> str | None:
     )
     made = site.scaled(host, scale, shift if node.attributes["shift"] else None)
     for look in reversed(looks):
-        made = site.builder.apply(look.operator, made, name=look.name, **look.attributes)[0]
+        made = site.changed(look, [made])
     return made
 
 
@@ -270,8 +275,7 @@ def _activation(site: _Site, node: Node) -> str | None:
     host = site.host(node.inputs[0]) if node.operator in _KEPT else None
     if host is None or not host.attributes["bias"]:
         return None
-    attributes = {**host.attributes, "activation": node.operator}
-    return site.builder.apply(host.operator, *host.inputs, name=host.name, **attributes)[0]
+    return site.changed(host, host.inputs, activation=node.operator)
 
 
 _KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their result

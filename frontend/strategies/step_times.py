@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from soapstone.engine.lower import lower
 from soapstone.engine.peers import Peers
 from soapstone.engine.session import Bound, Session
 from soapstone.frontend.optimization.check import drawn
@@ -95,7 +94,7 @@ class Run:
         self.session, self._bound = self._stack.enter_context(context)
         self._tasks = tasks
         self._task_of: dict[str, int | None] = {}
-        homes = Homes(model, lower(model.graph, strategy))
+        homes = Homes(model)
         for launch in self._bound.program.launches:
             task = homes.of(launch)
             name = launch.node.name

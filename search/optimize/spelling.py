@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from soapstone.engine.lower import merge_parts
-from soapstone.engine.lower.rebuild import again, called, rebuild, shell
+from soapstone.engine.lower.rebuild import called, rebuild
 from soapstone.engine.lower.weights import fold_biases
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
@@ -23,14 +23,13 @@ from soapstone.search.optimize.pool import Pool
 
 def spelled(graph: Graph) -> Graph:
     """Return a graph with gradients as products and sums, and what is equal made once."""
-    builder = shell(graph)
 
-    def emit(node: Node) -> Sequence[str]:
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
         spelling = _SPELLINGS.get(node.operator)
-        return (spelling(builder, node),) if spelling else again(builder, node)
+        return (spelling(builder, node),) if spelling else None
 
     pool = Pool()
-    frame, outputs = normal.read(rebuild(graph, builder, emit), pool, {})
+    frame, outputs = normal.read(rebuild(graph, emit), pool, {})
     return normal.write(pool, replace(frame, outputs=graph.outputs), outputs).graph
 
 
@@ -85,15 +84,14 @@ def restored(graph: Graph, original: Graph) -> Graph:
     Biases and activations are in products, and what no rule has changed is as in the original.
     """
     outputs = graph.outputs
-    builder = shell(graph)
 
-    def emit(node: Node) -> Sequence[str]:
+    def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
         if node.operator != "matmul":
-            return again(builder, node)
+            return None
         return _product(builder, node, original.by_name.get(node.name))
 
     weights = {name for name, role in graph.roles.items() if role is Role.PARAMETER}
-    graph = fold_biases(rebuild(graph, builder, emit).pruned(), weights)
+    graph = fold_biases(rebuild(graph, emit).pruned(), weights)
     graph = merge_parts(graph, Strategy({DEFAULT: Configuration()}))
     nodes = _called([_plain(graph, node) for node in graph.nodes], original)
     return called(replace(graph, nodes=nodes), outputs)[0]

@@ -14,7 +14,6 @@ from soapstone.engine.expand import NodeLaunch
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import StrategyError
-from soapstone.ir.graph import Graph
 from soapstone.search.parallel.mcmc.initial import Parallel, kinds_of_dims
 from soapstone.search.parallel.problem.operators import Operator
 from soapstone.search.parallel.problem.prepare import Model
@@ -74,52 +73,25 @@ def covering(model: Model, mixtures: int = 3, seed: int = 0) -> list[dict[str, C
 
 
 class Homes:
-    """Which task of a model a launched node is part of, whatever lowering made of it.
+    """Which task of a model a launched node is part of, whatever lowering made of it."""
 
-    Args:
-        lowered: the graph as it is launched.
-    """
-
-    def __init__(self, model: Model, lowered: Graph) -> None:
-        self.graph, self.lowered = model.graph, lowered
+    def __init__(self, model: Model) -> None:
+        self.graph = model.graph
         self.task_of = {node.name: i for i, (_, nodes) in enumerate(model.tasks) for node in nodes}
 
     def of(self, launch: NodeLaunch) -> int | None:
         """Return the number of a launch's task, or None where it is part of none."""
         node = launch.node
-        names = [node.name, *self._prefixes(node.name), *([node.origin] if node.origin else [])]
-        for name in names:
-            found = self._task(name)
-            if found is not None:
-                return found
-        for name in (*node.outputs, *node.inputs):
-            for near in (*self.lowered.consumers.get(name, ()), self.lowered.producers.get(name)):
-                if near is not None and near.name in self.task_of:
-                    return self.task_of[near.name]
+        for name in sorted(node.work_of, key=lambda source: source != node.name):
+            for near in (name, *self._readers(name)):
+                if near in self.task_of:
+                    return self.task_of[near]
         return None
 
-    @staticmethod
-    def _prefixes(name: str) -> list[str]:
-        """Return what a name may have been before lowering: `x`, of `x.matmul.copy`."""
-        parts = name.split(".")
-        return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
-
-    def _task(self, name: str) -> int | None:
-        """Return the task of a node of the graph, or of what makes a value's next contents."""
-        if name in self.task_of:
-            return self.task_of[name]
-        node = self.graph.by_name.get(name) or self.graph.producers.get(name)
-        if node is None and name in self.graph.updates:
-            node = self.graph.producers.get(self.graph.updates[name])
-        if node is None:
-            return None
-        if node.name in self.task_of:
-            return self.task_of[node.name]
-        for output in node.outputs:  # sums of gradients, constants: part of what reads them
-            for reader in self.graph.consumers[output]:
-                if reader.name in self.task_of:
-                    return self.task_of[reader.name]
-        return None
+    def _readers(self, name: str) -> list[str]:
+        """Return who reads what a node makes: sums of gradients and constants are part of those."""
+        made = self.graph.by_name[name].outputs if name in self.graph.by_name else ()
+        return [reader.name for output in made for reader in self.graph.consumers[output]]
 
 
 __all__ = ["Homes", "choices", "covering"]

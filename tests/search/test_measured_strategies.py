@@ -305,7 +305,7 @@ def test_every_launch_is_part_of_a_task(seed: int) -> None:
     settled.set(randomly(model, seed))
     strategy = as_strategy(graph, model, settled.configurations(), {})
     lowered = lower(graph, strategy)
-    homes = Homes(model, lowered)
+    homes = Homes(model)
     launches = expand(lowered, strategy, frozenset(), views(lowered, strategy, frozenset()))
     assert launches and all(homes.of(launch) is not None for launch in launches)
 
