@@ -73,7 +73,7 @@ def _row(spec: OpSpec) -> OperatorRow:
         dims,
         tuple(dict.fromkeys(names)),
         tuple((law.name, str(law)) for law in spec.laws),
-        spec.onnx,
+        None if spec.onnx is None else str(spec.onnx_entry),
     )
 
 

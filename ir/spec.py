@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from soapstone.ir.dims import Ints, Kind, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.law import Constant, Form, Law
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, is_half, rounded, spec_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Attribute:
-    """The kind of an attribute (bool, int, float, str, ints, floats, program) and its default."""
+    """The kind of an attribute (bool, int, float, str, ints, floats, program) and its default.
+
+    `axis` and `axes` are integers that number the axes of the first operand: layers and ONNX, where
+    they may be negative, count them from the front.
+    """
 
     kind: str
     default: Any = REQUIRED
@@ -88,10 +93,12 @@ def _freeze(value: Any) -> Any:
 
 _NORMALISE: dict[str, Callable[[Any], Any]] = {
     "int": _integer,
+    "axis": _integer,
     "float": _real,
     "bool": _boolean,
     "str": _text,
     "ints": lambda value: tuple(_integer(item) for item in value),
+    "axes": lambda value: tuple(_integer(item) for item in value),
     "floats": lambda value: tuple(_real(item) for item in value),
     "program": _freeze,
 }
@@ -203,6 +210,10 @@ class OpSpec:
         forms: how terms speak of the operator (`ir/law.py`).
         constants: tensors that its laws speak of, such as the identity of a matrix product.
         laws: equations of terms, from which substitutions are proved.
+        onnx: its counterpart in ONNX; a name alone says that all but the name is the same.
+        layer: defaults of the layer's arguments where they are not the operator's; None for an
+            operator that is no layer. Operators without a gradient are none.
+        doc: what it computes, as words that "Return" can stand before.
     """
 
     name: str
@@ -225,9 +236,15 @@ class OpSpec:
     forms: tuple[Form, ...] = ()
     constants: tuple[Constant, ...] = ()
     laws: tuple[Law, ...] = ()
-    onnx: str | None = None
+    onnx: Onnx | str | None = None
+    layer: Mapping[str, Any] | None = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
     doc: str = ""
+
+    @property
+    def onnx_entry(self) -> Onnx | None:
+        """The operator's counterpart in ONNX, where it has one."""
+        return Onnx(self.onnx) if isinstance(self.onnx, str) else self.onnx
 
     def bind(self, inputs: Sequence[TensorSpec], attributes: Attributes) -> Signature:
         """Return the signature for these inputs.
@@ -306,6 +323,8 @@ class OpSpec:
 
 
 _REGISTRY: dict[str, OpSpec] = {}
+_LISTENERS: list[Callable[[OpSpec], None]] = []
+_OF_ONNX: dict[tuple[str, str], OpSpec] = {}  # by domain and name, the first of each
 
 
 def register(spec: OpSpec) -> OpSpec:
@@ -317,7 +336,17 @@ def register(spec: OpSpec) -> OpSpec:
     if spec.name in _REGISTRY:
         raise GraphError(f"operator {spec.name!r} is declared twice")
     _REGISTRY[spec.name] = spec
+    entry = spec.onnx_entry
+    if entry is not None:
+        _OF_ONNX.setdefault((entry.domain, entry.name), spec)
+    for listener in _LISTENERS:
+        listener(spec)
     return spec
+
+
+def when_registered(listener: Callable[[OpSpec], None]) -> None:
+    """Call `listener` with every operator that is registered from now on."""
+    _LISTENERS.append(listener)
 
 
 def operator(name: str) -> OpSpec:
@@ -337,6 +366,13 @@ def operator(name: str) -> OpSpec:
         raise GraphError(f"operator {name!r} is not declared; see `soapstone ops`") from None
 
 
+def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:
+    """Return the first declared operator whose counterpart has this name in ONNX, or None."""
+    import soapstone.ir.ops  # noqa: F401
+
+    return _OF_ONNX.get((domain, name))
+
+
 def operators() -> tuple[OpSpec, ...]:
     """Return all declared operators, by name."""
     import soapstone.ir.ops  # noqa: F401
@@ -354,6 +390,8 @@ __all__ = [
     "OpSpec",
     "Tile",
     "operator",
+    "operator_of_onnx",
     "operators",
     "register",
+    "when_registered",
 ]

@@ -14,11 +14,9 @@ from soapstone.frontend.layers.base import (
     pair,
     spread,
 )
-from soapstone.frontend.layers.comparison import ComparisonLayers
 from soapstone.frontend.layers.convolution import ConvolutionLayers
+from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.layers.dense import DenseLayers
-from soapstone.frontend.layers.elementwise import ElementwiseLayers
-from soapstone.frontend.layers.indexing import IndexingLayers
 from soapstone.frontend.layers.movement import MovementLayers
 from soapstone.frontend.layers.normalization import NormalizationLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
@@ -33,10 +31,8 @@ class Layers(
     NormalizationLayers,
     SequenceLayers,
     MovementLayers,
-    IndexingLayers,
-    ElementwiseLayers,
-    ComparisonLayers,
     ParameterLayers,
+    DeclaredLayers,
 ):
     """The layers of a model; `record` and the builder are the model's."""
 

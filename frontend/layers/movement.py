@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class MovementLayers(LayerBase):
-    """Reshaping, permuting, joining and cutting."""
+    """Reshaping, joining, cutting and changing of types."""
+
+    def cast(self, x: Tensor, dtype: str, *, name: str | None = None) -> Tensor:
+        """Return x as another element type, such as "int32"."""
+        return self.apply("cast", x, name=name, to=dtype)
 
     def flatten(self, x: Tensor, *, name: str | None = None) -> Tensor:
         """Return x as (n, everything else)."""
@@ -37,12 +41,6 @@ class MovementLayers(LayerBase):
             return builder.apply("reshape", *values, name=node, shape=known)
 
         return self.record(emit, (x,))[0]
-
-    def transpose(
-        self, x: Tensor, permutation: Sequence[int], *, name: str | None = None
-    ) -> Tensor:
-        """Return x with its axes permuted."""
-        return self.apply("transpose", x, name=name, permutation=tuple(permutation))
 
     def concat(
         self, tensors: Sequence[Tensor], axis: int = 1, *, name: str | None = None
@@ -117,22 +115,6 @@ class MovementLayers(LayerBase):
             return builder.apply("broadcast", *values, name=node, shape=(*first, *target[1:]))
 
         return self.record(emit, (x,))[0]
-
-    def tile(self, x: Tensor, repeats: Sequence[int], *, name: str | None = None) -> Tensor:
-        """Return x repeated along each axis."""
-        return self.apply("tile", x, name=name, repeats=tuple(repeats))
-
-    def reverse(self, x: Tensor, axes: int | Sequence[int], *, name: str | None = None) -> Tensor:
-        """Return x in reverse order along axes."""
-        given = (axes,) if isinstance(axes, int) else tuple(axes)
-        where = tuple(self._axis("reverse", x, axis) for axis in given)
-        return self.apply("reverse", x, name=name, axes=where)
-
-    def trilu(
-        self, x: Tensor, k: int = 0, *, upper: bool = True, name: str | None = None
-    ) -> Tensor:
-        """Return the upper (or lower) triangle of the last two axes, from the k-th diagonal on."""
-        return self.apply("trilu", x, name=name, k=k, upper=upper)
 
     def depth_to_space(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
         """Return channels moved into block x block positions. x: (n, c, h, w)."""

@@ -97,31 +97,9 @@ class NormalizationLayers(LayerBase):
             raise ShapeError(f"instance_norm {node!r}: x has shape {x.shape}; n c l … needed")
         return self._layer("instance_norm", x, _affine(x.shape[1]), node, epsilon=epsilon)
 
-    def lrn(
-        self,
-        x: Tensor,
-        size: int = 5,
-        *,
-        alpha: float = 1e-4,
-        beta: float = 0.75,
-        bias: float = 1.0,
-        name: str | None = None,
-    ) -> Tensor:
-        """Return x over (bias + alpha / size times the sum of squares of `size` channels)^beta."""
-        attributes = {"size": size, "alpha": alpha, "beta": beta, "bias": bias}
-        return self.apply("lrn", x, name=name, **attributes)
-
     def lp_norm(self, x: Tensor, p: int = 2, *, axis: int = -1, name: str | None = None) -> Tensor:
         """Return x over its p-norm along an axis, p 1 or 2."""
         return self.apply("lp_norm", x, name=name, p=p, axis=self._axis("lp_norm", x, axis))
-
-    def softmax(self, x: Tensor, *, axis: int = -1, name: str | None = None) -> Tensor:
-        """Return exp(x) over its sum along an axis."""
-        return self.apply("softmax", x, name=name, axis=self._axis("softmax", x, axis))
-
-    def log_softmax(self, x: Tensor, *, axis: int = -1, name: str | None = None) -> Tensor:
-        """Return x less the logarithm of the sum of exp(x) along an axis."""
-        return self.apply("log_softmax", x, name=name, axis=self._axis("log_softmax", x, axis))
 
     def dropout(self, x: Tensor, rate: float = 0.5, *, name: str | None = None) -> Tensor:
         """Return x with elements dropped when training; x itself otherwise.

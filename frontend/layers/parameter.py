@@ -1,4 +1,4 @@
-"""Trained tensors of their own: shared between layers, or added to their values."""
+"""Trained tensors of their own: shared between layers, or scaling their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from soapstone.frontend.layers.base import LayerBase
-from soapstone.ir.errors import GraphError
+from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder, Initial
 from soapstone.ir.tensor import Role
 
@@ -34,3 +34,11 @@ class ParameterLayers(LayerBase):
             return (builder.input(name, extents, "float32", Role.PARAMETER, first),)
 
         return self.record(emit, ())[0]
+
+    def prelu(self, x: Tensor, initial: float = 0.25, *, name: str | None = None) -> Tensor:
+        """Return x where positive, elsewhere x times a trained slope by channel. x: (n, c, …)."""
+        node = self._name("prelu", name)
+        if len(x.shape) < 2:
+            raise ShapeError(f"prelu {node!r}: x has shape {x.shape}; n c … needed")
+        shape = (x.shape[1], *(1,) * (len(x.shape) - 2))
+        return self._layer("prelu", x, {"slope": (shape, Initial("constant", initial))}, node)

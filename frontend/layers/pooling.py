@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.layers.base import Padding, Pair, pads, spread
-from soapstone.frontend.layers.reduction import ReductionLayers
+from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import GraphBuilder
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Extent = int | Sequence[int]
 
 
-class PoolingLayers(ReductionLayers):
+class PoolingLayers(DeclaredLayers):
     """Maxima and means of windows.
 
     The stride defaults to the kernel; `ceil_mode` adds a last window that crosses the border.

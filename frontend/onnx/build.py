@@ -18,14 +18,15 @@ import numpy as np
 import onnx
 
 from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.declared import entry_of
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
-from soapstone.frontend.onnx.read import Declared, Source, domain_of
+from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.schema import check_call, function_of, schema
 from soapstone.frontend.onnx.tensors import array_of, frozen
-from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, sized
+from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, domain_of, sized
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.spec import operator
+from soapstone.ir.spec import operator, operator_of_onnx
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 
 FOLD_BYTES = 1 << 18  # of the results of a folded operator, and of each of its operands
@@ -279,22 +280,26 @@ class Importer:
         version = scope.opsets.get(key[0])
         if version is None:
             raise OnnxError(f"domain {node.domain!r} is not imported by the model")
-        if schema(key[0], key[1], version) is None:
+        spec, known = operator_of_onnx(key[1], key[0]), schema(*key, version) is not None
+        if not known and (spec is None or not key[0] or entry_of(spec).version != version):
             raise UnsupportedError(
                 f"operator {node.op_type!r} of domain {node.domain or 'ai.onnx'!r}, opset {version}"
                 " is not supported"
             )
         call = Call(self, node, inputs, scope, version)
-        check_call(key[0], key[1], version, call.attributes, inputs, node)
+        if known:
+            check_call(key[0], key[1], version, call.attributes, inputs, node)
         translate = RULES.get(key)
         failure: UnsupportedError | None = None
-        if translate is not None:
+        if translate is not None or spec is not None:
             try:
-                result = translate(call)
+                result = translate(call) if translate is not None else call.declared()
                 if result is not NotImplemented:
                     return [result] if isinstance(result, Value) else result
             except UnsupportedError as error:
                 failure = error
+        if not known:
+            raise failure or UnsupportedError("this operator is not supported")
         types = [slot.spec if isinstance(slot, Value) else None for slot in inputs]
         body = function_of(key[0], key[1], version, call.bound(), types)
         if body is not None:

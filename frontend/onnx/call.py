@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError, UnsupportedError
 from soapstone.frontend.onnx.tensors import array_of
-from soapstone.frontend.onnx.values import Scope, Slot, Value
+from soapstone.frontend.onnx.values import Scope, Slot, Value, domain_of
+from soapstone.ir.spec import OpSpec, operator_of_onnx
 from soapstone.ir.tensor import Array
 
 if TYPE_CHECKING:
@@ -39,6 +41,27 @@ class Call:
     @property
     def kind(self) -> str:
         return str(self.node.op_type)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The operator's domain and name."""
+        return domain_of(self.node.domain), self.kind
+
+    @property
+    def spec(self) -> OpSpec:
+        """The operator here whose counterpart this is.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        found = operator_of_onnx(self.kind, self.key[0])
+        if found is None:
+            raise UnsupportedError("this operator is not supported")
+        return found
+
+    def declared(self, *inputs: Value, **known: Any) -> Any:
+        """Return what the operator's declaration makes of the node (`read_declared`)."""
+        return read_declared(self, self.spec, inputs, **known)
 
     # Inputs
 

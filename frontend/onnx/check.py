@@ -12,9 +12,10 @@ import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.model import OnnxModel, from_onnx
-from soapstone.frontend.onnx.read import Source, domain_of
+from soapstone.frontend.onnx.read import Source
 from soapstone.frontend.onnx.schema import schema
-from soapstone.frontend.onnx.values import RULES
+from soapstone.frontend.onnx.values import RULES, domain_of
+from soapstone.ir.spec import operator_of_onnx
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def _known(source: Source, node: onnx.NodeProto) -> bool:
     key = (domain_of(node.domain), node.op_type)
-    if key in RULES or key in source.functions:
+    if key in RULES or key in source.functions or operator_of_onnx(key[1], key[0]) is not None:
         return True
     declared = schema(*key, source.opsets.get(key[0], 1))
     return declared is not None and bool(

@@ -35,7 +35,10 @@ _ALIGNMENT = 4096
 class Writer:
     """Collects the nodes and constants of an ONNX graph."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], opset: int) -> None:
+        self.opset = opset
+        self.domains: dict[str, int] = {}  # custom ones, with their versions
+        self.typed: dict[str, TensorSpec] = {}  # results that ONNX's inference does not know
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -65,6 +68,7 @@ class Writer:
         outputs: str | Sequence[str] | None,
         attributes: Mapping[str, Any],
         base: str,
+        domain: str = "",
     ) -> str:
         """Add a node and return its first output."""
         if outputs is None:
@@ -72,7 +76,9 @@ class Writer:
         made = [outputs] if isinstance(outputs, str) else list(outputs)
         given = {key.rstrip("_"): value for key, value in attributes.items()}
         name = f"{base}/{kind}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), made, name=name, **given))
+        self.nodes.append(
+            helper.make_node(kind, list(inputs), made, name=name, domain=domain, **given)
+        )
         return made[0]
 
 
@@ -94,7 +100,7 @@ def onnx_graph(
         raise UnsupportedError(
             f"graph {graph.name!r} updates {name!r}; a graph of inference needed"
         )
-    writer = Writer([*graph.tensors, *(node.name for node in graph.nodes)])
+    writer = Writer([*graph.tensors, *(node.name for node in graph.nodes)], opset)
     inputs, held = [], {}
     for name, role in graph.roles.items():
         spec = graph.tensors[name]
@@ -107,7 +113,7 @@ def onnx_graph(
             raise OnnxError(f"weight {name!r}: {spec_of(weights[name])} found, {spec} needed")
         held[name] = weights[name]
     for node in graph.nodes:
-        rule_of(node)(Given(writer, graph, node))
+        rule_of(node, opset)(Given(writer, graph, node))
     outputs = []
     for position, name in enumerate(graph.outputs):
         made = name
@@ -116,9 +122,13 @@ def onnx_graph(
             made = writer.new(f"{name}.output")
             writer.add("Identity", [name], made, {}, made)
         outputs.append(_value(made, graph.tensors[name]))
-    proto = helper.make_graph(writer.nodes, graph.name, inputs, outputs, writer.constants)
+    typed = [_value(name, spec) for name, spec in writer.typed.items() if name not in graph.outputs]
+    proto = helper.make_graph(
+        writer.nodes, graph.name, inputs, outputs, writer.constants, value_info=typed
+    )
     imports = [helper.make_opsetid("", opset)]
     version = helper.find_min_ir_version_for(imports)
+    imports += [helper.make_opsetid(*item) for item in writer.domains.items()]
     model = helper.make_model(
         proto, opset_imports=imports, ir_version=version, producer_name="soapstone"
     )

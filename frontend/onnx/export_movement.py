@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.frontend.onnx.declared import write_declared
 from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.export_rules import Given, export
 from soapstone.frontend.onnx.tensors import as_tensor
@@ -23,7 +24,7 @@ def _transpose(g: Given) -> None:
     if not g["permutation"]:
         g.last("Identity", g.inputs[0])
         return
-    g.last("Transpose", g.inputs[0], perm=g["permutation"])
+    write_declared(g)
 
 
 @export("broadcast")
@@ -31,17 +32,7 @@ def _broadcast(g: Given) -> None:
     if g.specs[0].shape == tuple(g["shape"]):
         g.last("Identity", g.inputs[0])
         return
-    g.last("Expand", g.inputs[0], g.ints(g["shape"]))
-
-
-@export("tile")
-def _tile(g: Given) -> None:
-    g.last("Tile", g.inputs[0], g.ints(g["repeats"]))
-
-
-@export("concat")
-def _concat(g: Given) -> None:
-    g.last("Concat", *g.inputs, axis=g["axis"])
+    write_declared(g)
 
 
 @export("split")
@@ -84,11 +75,6 @@ def _pad(g: Given) -> None:
     g.last("Pad", g.inputs[0], pads, *([value] if g["mode"] == "constant" else []), mode=g["mode"])
 
 
-@export("depth_to_space")
-def _depth_to_space(g: Given) -> None:
-    g.last("DepthToSpace", g.inputs[0], blocksize=g["blocksize"], mode=g["mode"])
-
-
 @export("space_to_depth")
 def _space_to_depth(g: Given) -> None:
     if g["mode"] != "DCR":
@@ -126,22 +112,11 @@ def _resize(g: Given) -> None:
 # By index
 
 
-@export("gather", "gather_elements")
-def _gather(g: Given) -> None:
-    kind = "Gather" if g.node.operator == "gather" else "GatherElements"
-    g.last(kind, g.inputs[0], _ids(g, 1), axis=g["axis"])
-
-
 def _ids(g: Given, position: int) -> str:
     """Return indices in a type that ONNX allows."""
     if g.specs[position].dtype in ("int32", "int64"):
         return g.inputs[position]
     return g("Cast", g.inputs[position], to_=7)
-
-
-@export("embedding")
-def _embedding(g: Given) -> None:
-    g.last("Gather", g.inputs[1], _ids(g, 0), axis=0)
 
 
 @export("embedding_bag")
@@ -155,52 +130,10 @@ def _embedding_bag(g: Given) -> None:
     g.last(kinds[g["reduction"]], rows, g.ints((1,)), keepdims=0)
 
 
-def _wide(g: Given, position: int) -> str:
-    if g.specs[position].dtype == "int64":
-        return g.inputs[position]
-    return g("Cast", g.inputs[position], to_=7)
-
-
-@export("gather_nd")
-def _gather_nd(g: Given) -> None:
-    g.last("GatherND", g.inputs[0], _wide(g, 1), batch_dims=g["batch_dims"])
-
-
-@export("scatter_elements")
-def _scatter_elements(g: Given) -> None:
-    x, _, updates = g.inputs
-    g.last("ScatterElements", x, _ids(g, 1), updates, axis=g["axis"], reduction=g["reduction"])
-
-
-@export("scatter_nd")
-def _scatter_nd(g: Given) -> None:
-    x, _, updates = g.inputs
-    g.last("ScatterND", x, _wide(g, 1), updates, reduction=g["reduction"])
-
-
-@export("argmax", "argmin")
-def _arg(g: Given) -> None:
-    kind = "ArgMax" if g.node.operator == "argmax" else "ArgMin"
-    flags = {name: int(g[name]) for name in ("keepdims", "select_last_index")}
-    g.last(kind, g.inputs[0], axis=g["axis"], **flags)
-
-
 @export("top_k")
 def _top_k(g: Given) -> None:
     largest = int(g["largest"])  # sorted anyhow: the order would be each library's own
     g("TopK", g.inputs[0], g.ints((g["k"],)), to=g.outputs, axis=g["axis"], largest=largest)
-
-
-@export("cumsum")
-def _cumsum(g: Given) -> None:
-    flags = {name: int(g[name]) for name in ("exclusive", "reverse")}
-    g.last("CumSum", g.inputs[0], g.writer.constant(np.asarray(g["axis"], np.int64)), **flags)
-
-
-@export("trilu")
-def _trilu(g: Given) -> None:
-    k = g.writer.constant(np.asarray(g["k"], np.int64))
-    g.last("Trilu", g.inputs[0], k, upper=int(g["upper"]))
 
 
 @export("one_hot")

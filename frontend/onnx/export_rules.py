@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from soapstone.frontend.onnx.declared import entry_of, writable, write_declared
 from soapstone.frontend.onnx.errors import UnsupportedError
-from soapstone.frontend.onnx.rules.elementwise import BINARY, PARAMETRIC, UNARY
-from soapstone.frontend.onnx.rules.reduction import REDUCTIONS
 from soapstone.frontend.onnx.tensors import ONNX_OF
 from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
 from soapstone.ir.ops.elementwise.fused import program_steps
@@ -75,58 +74,29 @@ class Given:
                 )
 
 
-@export(*UNARY.values())
-def _unary(g: Given) -> None:
-    g.last(_NAMES[g.node.operator], *g.inputs)
-
-
-@export(*(name for name, _ in PARAMETRIC.values() if name != "silu"))
-def _parametric(g: Given) -> None:
-    kind = _NAMES[g.node.operator]
-    g.last(kind, *g.inputs, **{key: g[own] for own, key, _ in PARAMETRIC[kind][1]})
-
-
-@export(*BINARY.values())
-def _binary(g: Given) -> None:
-    kind, inputs = _NAMES[g.node.operator], g.inputs
-    if kind in _ORDERS and g.specs[0].dtype == "bool":  # ONNX orders numbers only
-        inputs = tuple(g("Cast", name, to_=ONNX_OF["int32"]) for name in inputs)
-    g.last(kind, *inputs)
-
-
-_ORDERS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-
-
-@export(*REDUCTIONS.values())
+@export(
+    "reduce_l1",
+    "reduce_l2",
+    "reduce_log_sum",
+    "reduce_log_sum_exp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "reduce_sum_square",
+)
 def _reduce(g: Given) -> None:
     axes = g["axes"]
     if axes is None:
         axes = tuple(range(g.specs[0].rank))
     if g.node.attributes.get("count") is not None:
         raise UnsupportedError(f"{g.node.label}: attribute count has no counterpart in ONNX")
+    kind = entry_of(g.node.spec).name
     if not axes:
-        g.last(_NAMES[g.node.operator], g.inputs[0], keepdims=1, noop_with_empty_axes=1)
+        g.last(kind, g.inputs[0], keepdims=1, noop_with_empty_axes=1)
     else:
-        kind = _NAMES[g.node.operator]
         g.last(kind, g.inputs[0], g.ints(axes), keepdims=int(g["keepdims"]))
-
-
-_NAMES = {own: kind for kind, own in (UNARY | BINARY | REDUCTIONS).items()} | {
-    own: kind for kind, (own, _) in PARAMETRIC.items()
-}
-_SAME = {
-    "minimum": "Min",
-    "maximum": "Max",
-    "accumulate": "Sum",
-    "pow": "Pow",
-    "prelu": "PRelu",
-    "where": "Where",
-}
-
-
-@export("minimum", "maximum", "accumulate", "pow", "prelu", "where")
-def _same(g: Given) -> None:
-    g.last(_SAME[g.node.operator], *g.inputs)
 
 
 @export("affine")
@@ -162,17 +132,6 @@ def _clip(g: Given) -> None:
     g.last("Clip", g.inputs[0], *bounds)
 
 
-@export("gelu")
-def _gelu(g: Given) -> None:
-    g.last("Gelu", g.inputs[0], approximate=g["approximate"])
-
-
-@export("is_inf")
-def _is_inf(g: Given) -> None:
-    attributes = {name: int(g[name]) for name in ("detect_positive", "detect_negative")}
-    g.last("IsInf", g.inputs[0], **attributes)
-
-
 @export("is_finite")
 def _is_finite(g: Given) -> None:
     bad = g("Or", g("IsNaN", g.inputs[0]), g("IsInf", g.inputs[0]))
@@ -194,7 +153,7 @@ def _mod(g: Given) -> None:
         x, y = g.inputs
         g.last("Sub", x, g("Mul", y, g("Floor", g("Div", x, y))))
     else:
-        g.last("Mod", *g.inputs, fmod=int(g["fmod"]))
+        write_declared(g)
 
 
 @export("cast")
@@ -204,14 +163,12 @@ def _cast(g: Given) -> None:
 
 @export("softmax", "log_softmax", "hardmax")
 def _softmax(g: Given) -> None:
-    kind = {"softmax": "Softmax", "log_softmax": "LogSoftmax", "hardmax": "Hardmax"}
-    x, number = g.inputs[0], g.specs[0].dtype
-    if not g.specs[0].is_float:
-        x = g("Cast", x, to_=ONNX_OF["float32"])
-    to = g.outputs[0] if g.specs[0].is_float else None
-    made = g(kind[g.node.operator], x, to=to, axis=g["axis"])
-    if to is None:
-        g.last("Cast", made, to_=ONNX_OF[number])
+    if g.specs[0].is_float:
+        write_declared(g)
+        return
+    x = g("Cast", g.inputs[0], to_=ONNX_OF["float32"])
+    made = g(entry_of(g.node.spec).name, x, axis=g["axis"])
+    g.last("Cast", made, to_=ONNX_OF[g.specs[0].dtype])
 
 
 # Products
@@ -259,71 +216,13 @@ def _linear(g: Given) -> None:
 @export("conv1d", "conv2d", "conv3d")
 def _conv(g: Given) -> None:
     def make(to: str | None) -> str:
-        return g("Conv", *g.inputs, to=to, **_window(g), group=g["groups"])
+        window = {"strides": g["stride"], "pads": g["padding"], "dilations": g["dilation"]}
+        return g("Conv", *g.inputs, to=to, **window, group=g["groups"])
 
     activated(g, g["activation"], make)
 
 
-def _window(g: Given) -> dict[str, Any]:
-    return {"strides": g["stride"], "pads": g["padding"], "dilations": g["dilation"]}
-
-
-@export("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def _conv_transpose(g: Given) -> None:
-    more = {"group": g["groups"], "output_padding": g["output_padding"]}
-    g.last("ConvTranspose", *g.inputs, **_window(g), **more)
-
-
-@export("max_pool1d", "max_pool2d", "max_pool3d")
-def _max_pool(g: Given) -> None:
-    g.unread(1)
-    attributes = {"kernel_shape": g["kernel"], "ceil_mode": int(g["ceil_mode"]), **_window(g)}
-    g("MaxPool", g.inputs[0], to=g.outputs[0], **attributes)
-
-
-@export("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool(g: Given) -> None:
-    g.last(
-        "AveragePool",
-        g.inputs[0],
-        kernel_shape=g["kernel"],
-        ceil_mode=int(g["ceil_mode"]),
-        count_include_pad=int(g["include_pad"]),
-        **_window(g),
-    )
-
-
-@export("lp_pool")
-def _lp_pool(g: Given) -> None:
-    rank = len(g["kernel"])
-    attributes = {
-        "kernel_shape": g["kernel"],
-        "ceil_mode": int(g["ceil_mode"]),
-        "strides": g["stride"] or (1,) * rank,
-        "pads": g["padding"] or (0,) * (2 * rank),
-        "dilations": g["dilation"] or (1,) * rank,
-    }
-    g.last("LpPool", g.inputs[0], p=g["p"], **attributes)
-
-
 # Normalisation
-
-
-@export("batch_norm_inference")
-def _batch_norm(g: Given) -> None:
-    g.last("BatchNormalization", *g.inputs, epsilon=g["epsilon"])
-
-
-@export("layer_norm")
-def _layer_norm(g: Given) -> None:
-    g.unread(1)
-    g("LayerNormalization", *g.inputs, to=g.outputs[0], axis=g["axis"], epsilon=g["epsilon"])
-
-
-@export("instance_norm")
-def _instance_norm(g: Given) -> None:
-    g.unread(1)
-    g("InstanceNormalization", *g.inputs, to=g.outputs[0], epsilon=g["epsilon"])
 
 
 @export("group_norm")
@@ -352,21 +251,6 @@ def _rms_norm(g: Given) -> None:
     g("Mul", g("Div", x, root), gamma, to=g.outputs[0])
 
 
-@export("lrn")
-def _lrn(g: Given) -> None:
-    g.last("LRN", g.inputs[0], **{name: g[name] for name in ("size", "alpha", "beta", "bias")})
-
-
-@export("lp_norm")
-def _lp_norm(g: Given) -> None:
-    g.last("LpNormalization", g.inputs[0], axis=g["axis"], p=g["p"])
-
-
-@export("mean_variance_norm")
-def _mean_variance_norm(g: Given) -> None:
-    g.last("MeanVarianceNormalization", g.inputs[0], axes=g["axes"])
-
-
 @export("dropout")
 def _dropout(g: Given) -> None:
     raise UnsupportedError(f"{g.node.label}: it is of training; export the graph of inference")
@@ -390,18 +274,20 @@ def _fused(g: Given) -> None:
         step.writer, step.node, step.inputs, step.outputs = g.writer, node, inputs, (name,)
         step.depth, step.read, step.made = g.depth + 1, {name}, [made]
         step.specs = [specs[i] for i in operands]
-        rule_of(node)(step)
+        rule_of(node, g.writer.opset)(step)
         names.append(name)
         specs.append(made)
 
 
-def rule_of(node: Node) -> ExportRule:
-    """Return the rule of a node's operator.
+def rule_of(node: Node, opset: int) -> ExportRule:
+    """Return the rule of a node's operator in files of an opset.
 
     Raises:
         UnsupportedError: there is none; names the operator.
     """
     found = EXPORTS.get(node.operator)
+    if found is None and writable(node.spec, opset):
+        return write_declared
     if found is None and operator(node.operator).lower is not None:
         return _lowered
     if found is None:
@@ -429,7 +315,7 @@ def _lowered(g: Given) -> None:
         step = Given(g.writer, graph, node, g.depth + 1)
         step.inputs, step.outputs = inputs, outputs
         step.read = {names[name] for name in step.read}
-        rule_of(node)(step)
+        rule_of(node, g.writer.opset)(step)
     for result, output in zip(results, g.outputs):
         g("Identity", names[result], to=output)
 

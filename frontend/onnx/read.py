@@ -17,13 +17,13 @@ import onnx
 
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped
+from soapstone.frontend.onnx.values import domain_of
 from soapstone.frontend.onnx.wire import skeleton
 from soapstone.ir.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array
 
 LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are
 OLDEST, NEWEST = 1, onnx.defs.onnx_opset_version()
-_DOMAINS = {"ai.onnx": ""}
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,6 @@ class Source:
     outputs: tuple[Declared, ...]
     functions: Mapping[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     layouts: Layouts | None = None
-
-
-def domain_of(name: str) -> str:
-    """Return a domain as the registry of ONNX calls it."""
-    return _DOMAINS.get(name, name)
 
 
 def read(model: str | Path | bytes | memoryview | onnx.ModelProto) -> Source:

@@ -44,6 +44,11 @@ Rule = Callable[["Call"], Any]
 RULES: dict[tuple[str, str], Rule] = {}
 
 
+def domain_of(name: str) -> str:
+    """Return a domain as the registry of ONNX calls it."""
+    return "" if name == "ai.onnx" else name
+
+
 def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register the translation of ONNX operators; it returns a value, or a list of them."""
 

@@ -12,84 +12,6 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.values import Value, rule
 
-# ONNX operators of one operand that are operators here, with the same meaning and no attributes.
-UNARY = {
-    "Abs": "abs",
-    "Acos": "acos",
-    "Acosh": "acosh",
-    "Asin": "asin",
-    "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh",
-    "BitwiseNot": "bitwise_not",
-    "Ceil": "ceil",
-    "Cos": "cos",
-    "Cosh": "cosh",
-    "Erf": "erf",
-    "Exp": "exp",
-    "Floor": "floor",
-    "HardSwish": "hard_swish",
-    "IsNaN": "is_nan",
-    "Log": "log",
-    "Mish": "mish",
-    "Neg": "neg",
-    "Not": "logical_not",
-    "Reciprocal": "reciprocal",
-    "Relu": "relu",
-    "Round": "round",
-    "Sigmoid": "sigmoid",
-    "Sign": "sign",
-    "Sin": "sin",
-    "Sinh": "sinh",
-    "Softplus": "softplus",
-    "Softsign": "softsign",
-    "Sqrt": "sqrt",
-    "Tan": "tan",
-    "Tanh": "tanh",
-}
-# The same with attributes: here, in ONNX, and ONNX's default.
-PARAMETRIC: dict[str, tuple[str, tuple[tuple[str, str, float], ...]]] = {
-    "Celu": ("celu", (("alpha", "alpha", 1.0),)),
-    "Elu": ("elu", (("alpha", "alpha", 1.0),)),
-    "HardSigmoid": ("hard_sigmoid", (("alpha", "alpha", 0.2), ("beta", "beta", 0.5))),
-    "LeakyRelu": ("leaky_relu", (("alpha", "alpha", 0.01),)),
-    "Selu": (
-        "selu",
-        (("alpha", "alpha", 1.6732631921768188), ("gamma", "gamma", 1.0507010221481323)),
-    ),
-    "Shrink": ("shrink", (("bias", "bias", 0.0), ("lambd", "lambd", 0.5))),
-    "Swish": ("silu", (("alpha", "alpha", 1.0),)),
-    "ThresholdedRelu": ("thresholded_relu", (("alpha", "alpha", 1.0),)),
-}
-BINARY = {
-    "Add": "add",
-    "And": "logical_and",
-    "BitwiseAnd": "bitwise_and",
-    "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
-    "Div": "div",
-    "Equal": "equal",
-    "Greater": "greater",
-    "GreaterOrEqual": "greater_equal",
-    "Less": "less",
-    "LessOrEqual": "less_equal",
-    "Mul": "mul",
-    "Or": "logical_or",
-    "Sub": "sub",
-    "Xor": "logical_xor",
-}
-
-
-@rule(*UNARY)
-def unary(n: Call) -> Value:
-    return n(UNARY[n.kind], n.value())
-
-
-@rule(*PARAMETRIC)
-def parametric(n: Call) -> Value:
-    name, table = PARAMETRIC[n.kind]
-    return n(name, n.value(), **{own: float(n.attribute(key, d)) for own, key, d in table})
-
 
 def scalar_of(value: Value, rank: int) -> float | None:
     """Return a known scalar that broadcasts to any shape of a rank, or None."""
@@ -109,15 +31,16 @@ def aligned(n: Call, x: Value, y: Value) -> Value:
     return n.reshape(y, (*y.shape, *(1,) * max(0, x.rank - axis - y.rank)))
 
 
-@rule(*BINARY)
-def binary(n: Call) -> Value:
+@rule("Add", "Sub", "Mul")
+def by_scalar(n: Call) -> Any:
     x, y = n.value(0), n.value(1)
     y = aligned(n, x, y)
-    if n.kind in ("Add", "Mul", "Sub"):
-        short = _by_scalar(n, x, y)
-        if short is not None:
-            return short
-    return n(BINARY[n.kind], x, y)
+    return _by_scalar(n, x, y) or n.declared(x, y)
+
+
+@rule("And", "Div", "Equal", "Greater", "Less", "Or", "Xor")
+def binary(n: Call) -> Any:
+    return n.declared(n.value(0), aligned(n, n.value(0), n.value(1)))
 
 
 def _by_scalar(n: Call, x: Value, y: Value) -> Value | None:
@@ -184,17 +107,6 @@ def clip(n: Call) -> Value:
     return n("clip", x, low=low, high=high)
 
 
-@rule("Gelu")
-def gelu(n: Call) -> Value:
-    return n("gelu", n.value(), approximate=n.text("approximate", "none", ("none", "tanh")))
-
-
-@rule("IsInf")
-def is_inf(n: Call) -> Value:
-    positive, negative = (bool(n.attribute(f"detect_{k}", 1)) for k in ("positive", "negative"))
-    return n("is_inf", n.value(), detect_positive=positive, detect_negative=negative)
-
-
 @rule("BitShift")
 def bit_shift(n: Call) -> Value:
     direction = n.text("direction", "", ("LEFT", "RIGHT")).lower()
@@ -202,16 +114,10 @@ def bit_shift(n: Call) -> Value:
 
 
 @rule("Mod")
-def mod(n: Call) -> Value:
-    x, fmod = n.value(), bool(n.attribute("fmod", 0))
-    if x.spec.is_float and not fmod and n.version < 28:
+def mod(n: Call) -> Any:
+    if n.value().spec.is_float and not n.attribute("fmod", 0) and n.version < 28:
         raise OnnxError("attribute 'fmod' is 0; 1 needed for floating-point operands")
-    return n("mod", x, n.value(1), fmod=fmod)
-
-
-@rule("Where")
-def where(n: Call) -> Value:
-    return n("where", n.value(0), n.value(1), n.value(2))
+    return n.declared()
 
 
 @rule("Identity")
@@ -250,13 +156,12 @@ def bit_cast(n: Call) -> Value:
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
-def softmax(n: Call) -> Value:
-    x = n.value()
-    name = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax": "hardmax"}[n.kind]
+def softmax(n: Call) -> Any:
     if n.version >= 13:
-        return n(name, x, axis=n.axis(x.rank, -1))
+        return n.declared()
     # Before opset 13 all axes from `axis` on were one.
+    x = n.value()
     axis = n.axis(x.rank, 1, most=x.rank)
     rows = math.prod(x.shape[:axis])
     flat = n.reshape(x, (rows, math.prod(x.shape[axis:])))
-    return n.reshape(n(name, flat, axis=1), x.shape)
+    return n.reshape(n(n.spec.name, flat, axis=1), x.shape)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from soapstone.frontend.onnx.call import Call
+from soapstone.frontend.onnx.declared import read_declared
 from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.values import Value, rule
-
-_REDUCTIONS = ("none", "add", "mul", "max", "min")
+from soapstone.ir.spec import operator
 
 
 def _places(n: Call, extents: int | Sequence[int]) -> Value:
@@ -49,44 +49,40 @@ def gather(n: Call) -> Value:
 
 
 @rule("GatherElements")
-def gather_elements(n: Call) -> Value:
+def gather_elements(n: Call) -> Any:
     x = n.value()
     axis = n.axis(x.rank, 0)
-    return n("gather_elements", x, _places(n, x.shape[axis]), axis=axis)
+    return n.declared(x, _places(n, x.shape[axis]))
 
 
 @rule("GatherND")
-def gather_nd(n: Call) -> Value:
+def gather_nd(n: Call) -> Any:
     x, ids, lead = n.value(0), n.value(1), n.attribute("batch_dims", 0)
     ids = _places(n, x.shape[lead : lead + (ids.shape[-1] if ids.rank else 0)])
-    return n("gather_nd", x, ids, batch_dims=lead)
+    return n.declared(x, ids)
 
 
 @rule("ScatterElements", "Scatter")
-def scatter_elements(n: Call) -> Value:
+def scatter_elements(n: Call) -> Any:
     x = n.value()
-    axis = n.axis(x.rank, 0)
-    reduction = n.text("reduction", "none", _REDUCTIONS)
-    ids = _places(n, x.shape[axis])
-    return n("scatter_elements", x, ids, n.value(2), axis=axis, reduction=reduction)
+    ids = _places(n, x.shape[n.axis(x.rank, 0)])
+    return read_declared(n, operator("scatter_elements"), (x, ids, n.value(2)))
 
 
 @rule("ScatterND")
-def scatter_nd(n: Call) -> Value:
+def scatter_nd(n: Call) -> Any:
     x, ids = n.value(0), n.value(1)
-    reduction = n.text("reduction", "none", _REDUCTIONS)
-    ids = _places(n, x.shape[: ids.shape[-1] if ids.rank else 0])
-    return n("scatter_nd", x, ids, n.value(2), reduction=reduction)
+    return n.declared(x, _places(n, x.shape[: ids.shape[-1] if ids.rank else 0]), n.value(2))
 
 
 @rule("Trilu")
-def trilu(n: Call) -> Value:
+def trilu(n: Call) -> Any:
     x = n.value()
     if x.rank < 2:
         raise OnnxError(f"input 0 has rank {x.rank}; 2 or more needed")
     k = int(n.number("k", 1, 0) or 0)
     k = max(-x.shape[-2], min(x.shape[-1], k))
-    return n("trilu", x, k=k, upper=bool(n.attribute("upper", 1)))
+    return n.declared(k=k)
 
 
 @rule("OneHot")

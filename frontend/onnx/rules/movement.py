@@ -256,15 +256,6 @@ def pad(n: Call) -> Value:
     return n("pad", x, low=low, high=high, interior=(0,) * x.rank, value=value, **more)
 
 
-@rule("DepthToSpace", "SpaceToDepth")
-def rearranged(n: Call) -> Value:
-    x, block = n.value(), n.attribute("blocksize", 0)
-    if x.rank != 4 or block < 1:
-        raise OnnxError(f"rank {x.rank} and blocksize {block} found; 4 and 1 or more needed")
-    name = "depth_to_space" if n.kind == "DepthToSpace" else "space_to_depth"
-    return n(name, x, blocksize=block, mode=n.text("mode", "DCR", ("DCR", "CRD")))
-
-
 @rule("CenterCropPad")
 def center_crop_pad(n: Call) -> Value:
     x = n.value()

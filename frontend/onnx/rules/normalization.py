@@ -41,20 +41,9 @@ def batch_normalization(n: Call) -> Any:
     return [y, mixed(mean, batch), mixed(var, spread)]
 
 
-@rule("InstanceNormalization")
-def instance_normalization(n: Call) -> Value:
-    x, gamma, beta = (n.value(position) for position in range(3))
-    return n("instance_norm", x, gamma, beta, epsilon=n.attribute("epsilon", 1e-5))
-
-
 @rule("GroupNormalization")
 def group_normalization(n: Call) -> Any:
-    x, gamma, beta = (n.value(position) for position in range(3))
-    if n.version < 21 or n.attribute("stash_type", 1) != 1:
-        return NotImplemented
-    groups = n.attribute("num_groups", 1)
-    epsilon = n.attribute("epsilon", 1e-5)
-    return n("group_norm", x, gamma, beta, num_groups=groups, epsilon=epsilon)
+    return NotImplemented if n.version < 21 else n.declared()
 
 
 @rule("LayerNormalization")
@@ -83,25 +72,6 @@ def rms_normalization(n: Call) -> Any:
         return NotImplemented
     epsilon = n.attribute("epsilon", 1e-5)
     return n.all("rms_norm", x, gamma, axis=axis - x.rank, epsilon=epsilon)[:1]
-
-
-@rule("LRN")
-def lrn(n: Call) -> Value:
-    settings = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
-    values = {name: n.attribute(name, default) for name, default in settings.items()}
-    return n("lrn", n.value(), size=n.attribute("size", 1), **values)
-
-
-@rule("LpNormalization")
-def lp_normalization(n: Call) -> Value:
-    x = n.value()
-    return n("lp_norm", x, axis=n.axis(x.rank, -1), p=n.attribute("p", 2))
-
-
-@rule("MeanVarianceNormalization")
-def mean_variance_normalization(n: Call) -> Value:
-    x = n.value()
-    return n("mean_variance_norm", x, axes=n.axes_of(n.attribute("axes", (0, 2, 3)), x.rank))
 
 
 @rule("Resize", "Upsample")

@@ -12,30 +12,27 @@ from soapstone.frontend.onnx.errors import OnnxError
 from soapstone.frontend.onnx.values import Value, rule
 from soapstone.ir.tensor import Array
 
-REDUCTIONS = {
-    "ReduceL1": "reduce_l1",
-    "ReduceL2": "reduce_l2",
-    "ReduceLogSum": "reduce_log_sum",
-    "ReduceLogSumExp": "reduce_log_sum_exp",
-    "ReduceMax": "reduce_max",
-    "ReduceMean": "reduce_mean",
-    "ReduceMin": "reduce_min",
-    "ReduceProd": "reduce_prod",
-    "ReduceSum": "reduce_sum",
-    "ReduceSumSquare": "reduce_sum_square",
-}
 # What a reduction over no elements gives.
 _EMPTY = {"ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceLogSumExp": -math.inf}
 
 
-@rule(*REDUCTIONS)
+@rule(
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+)
 def reduce(n: Call) -> Value:
     x = n.value()
     given = n.ints("axes", 1)
     if not given:
-        if given is not None and n.attribute("noop_with_empty_axes", 0):
-            return _elementwise(n, x)
-        if given is None and n.attribute("noop_with_empty_axes", 0):
+        if n.attribute("noop_with_empty_axes", 0):
             return _elementwise(n, x)
         given = tuple(range(x.rank))
     axes = n.axes_of(given, x.rank)
@@ -44,13 +41,13 @@ def reduce(n: Call) -> Value:
         shape = [1 if a in axes else e for a, e in enumerate(x.shape) if keepdims or a not in axes]
         return n.broadcast(n.known(_identity(x.dtype, _EMPTY[n.kind])), shape)
     if x.dtype == "bool":  # the extrema of truth values
-        small = n(REDUCTIONS[n.kind], n.cast(x, "uint8"), axes=axes, keepdims=keepdims)
+        small = n(n.spec.name, n.cast(x, "uint8"), axes=axes, keepdims=keepdims)
         return n.cast(small, "bool")
     if n.kind == "ReduceMean" and not x.spec.is_float:
         count = math.prod(x.shape[axis] for axis in axes)
         total = n("reduce_sum", x, axes=axes, keepdims=keepdims)
         return n("div", total, n.like(count, x))
-    return n(REDUCTIONS[n.kind], x, axes=axes, keepdims=keepdims)
+    return n(n.spec.name, x, axes=axes, keepdims=keepdims)
 
 
 def _identity(dtype: str, value: float) -> Array:
@@ -74,18 +71,6 @@ def _elementwise(n: Call, x: Value) -> Value:
     return x
 
 
-@rule("ArgMax", "ArgMin")
-def arg_extreme(n: Call) -> Value:
-    x = n.value()
-    return n(
-        n.kind.lower(),
-        x,
-        axis=n.axis(x.rank, 0),
-        keepdims=bool(n.attribute("keepdims", 1)),
-        select_last_index=bool(n.attribute("select_last_index", 0)),
-    )
-
-
 @rule("TopK")
 def top_k(n: Call) -> Any:
     x = n.value()
@@ -100,21 +85,6 @@ def top_k(n: Call) -> Any:
         axis=axis,
         largest=bool(n.attribute("largest", 1)),
         sorted=bool(n.attribute("sorted", 1)),
-    )
-
-
-@rule("CumSum")
-def cumsum(n: Call) -> Value:
-    x = n.value()
-    axis = n.array(1)
-    if axis.size != 1:
-        raise OnnxError(f"axis has {axis.size} elements, 1 needed")
-    return n(
-        "cumsum",
-        x,
-        axis=n.axis_of(int(axis.item()), x.rank),
-        exclusive=bool(n.attribute("exclusive", 0)),
-        reverse=bool(n.attribute("reverse", 0)),
     )
 
 

@@ -160,6 +160,7 @@ declare(
     lambda a, x: np.where(x > 0, x, np.where(np.isnan(x), x, x.dtype.type(0))),
     from_output("relu_grad"),
     onnx="Relu",
+    doc="max(x, 0)",
     forms=laws_arithmetic.RELU_FORMS,
     laws=laws_arithmetic.RELU_LAWS,
 )
@@ -167,6 +168,7 @@ declare(
     "relu_grad",
     lambda a, dy, y: np.where(y > 0, dy, dy.dtype.type(0)),
     of_mask,
+    layer=None,
     inputs=("dy", "y"),
     cases=_MASK_CASES,
 )
@@ -178,12 +180,14 @@ declare(
     from_input("leaky_relu_grad"),
     attributes=_ALPHA,
     onnx="LeakyRelu",
+    doc="x where positive, alpha x elsewhere",
     signature=floating,
 )
 declare(
     "leaky_relu_grad",
     lambda a, dy, x: np.where(x > 0, dy, dy * dy.dtype.type(a["alpha"])),
     of_mask,
+    layer=None,
     inputs=("dy", "x"),
     attributes=_ALPHA,
     cases=_MASK_CASES,
@@ -196,12 +200,14 @@ declare(
     from_input("thresholded_relu_grad"),
     attributes=_EDGE,
     onnx="ThresholdedRelu",
+    doc="x where it is above alpha, 0 elsewhere",
     cases=(Case(("3 4",)), Case(("3 4",), {"alpha": 0.2}), Case(("0 3",)), Case(("",))),
 )
 declare(
     "thresholded_relu_grad",
     lambda a, dy, x: np.where(x > a["alpha"], dy, dy.dtype.type(0)),
     of_mask,
+    layer=None,
     inputs=("dy", "x"),
     attributes=_EDGE,
     cases=_MASK_CASES,
@@ -247,6 +253,7 @@ declare(
     forms=laws_pointwise.GELU_FORMS,
     laws=laws_pointwise.GELU_LAWS,
     onnx="Gelu",
+    doc="x times the normal distribution function of x",
     cases=_BOTH_CASES,
     signature=floating,
 )
@@ -261,7 +268,14 @@ declare(
     signature=floating,
 )
 declare(
-    "erf", lambda a, x: erf(x), _erf_grad, flops=10, onnx="Erf", cases=_CASES, signature=floating
+    "erf",
+    lambda a, x: erf(x),
+    _erf_grad,
+    flops=10,
+    onnx="Erf",
+    cases=_CASES,
+    signature=floating,
+    doc="the error function",
 )
 
 declare(
@@ -272,6 +286,7 @@ declare(
     forms=laws_pointwise.SIGMOID_FORMS,
     laws=laws_pointwise.SIGMOID_LAWS,
     onnx="Sigmoid",
+    doc="1 / (1 + exp(-x))",
     signature=floating,
 )
 declare(
@@ -291,6 +306,7 @@ declare(
     forms=laws_pointwise.TANH_FORMS,
     laws=laws_pointwise.TANH_LAWS,
     onnx="Tanh",
+    doc="the hyperbolic tangent",
     signature=floating,
 )
 declare(
@@ -308,6 +324,7 @@ declare(
     lambda g: [g.emit("mul", g.grad(), g.emit("sigmoid", g.inputs[0]))],
     flops=12,
     onnx="Softplus",
+    doc="log(1 + exp(x))",
     cases=_CASES,
     signature=floating,
 )
@@ -317,6 +334,7 @@ declare(
     _softsign_grad,
     flops=3,
     onnx="Softsign",
+    doc="x / (1 + abs(x))",
     cases=_CASES,
     signature=floating,
 )
@@ -324,8 +342,24 @@ declare(
 # Activations whose gradient is one operator of dy and x, with the same attributes.
 for _name, _onnx, _forward, _backward, _attributes, _flops, _doc in (
     ("silu", "Swish", _silu, _silu_grad, {"alpha": 1.0}, 7, "x * sigmoid(alpha * x)"),
-    ("mish", "Mish", lambda a, x: x * np.tanh(_softplus(x)), _mish_grad, {}, 14, ""),
-    ("elu", "Elu", _elu, _elu_grad, {"alpha": 1.0}, 8, ""),
+    (
+        "mish",
+        "Mish",
+        lambda a, x: x * np.tanh(_softplus(x)),
+        _mish_grad,
+        {},
+        14,
+        "x tanh(log(1 + exp(x)))",
+    ),
+    (
+        "elu",
+        "Elu",
+        _elu,
+        _elu_grad,
+        {"alpha": 1.0},
+        8,
+        "x where positive, alpha (exp(x) - 1) elsewhere",
+    ),
     (
         "selu",
         "Selu",
@@ -335,7 +369,15 @@ for _name, _onnx, _forward, _backward, _attributes, _flops, _doc in (
         9,
         "gamma * elu(x)",
     ),
-    ("celu", "Celu", _celu, _celu_grad, {"alpha": 1.0}, 8, ""),
+    (
+        "celu",
+        "Celu",
+        _celu,
+        _celu_grad,
+        {"alpha": 1.0},
+        8,
+        "x where positive, alpha (exp(x / alpha) - 1) elsewhere",
+    ),
     (
         "hard_sigmoid",
         "HardSigmoid",
@@ -365,6 +407,7 @@ for _name, _onnx, _forward, _backward, _attributes, _flops, _doc in (
         attributes=_declared,
         flops=_flops,
         onnx=_onnx,
+        layer={"alpha": 1 / 6} if _name == "hard_sigmoid" else {},
         cases=(*_CASES, Case(("4 3",), _other)),
         signature=broadcasting if _name == "shrink" else floating,
         doc=_doc,

@@ -185,12 +185,20 @@ def _extremum_rule(g: GradientContext) -> list[str | None]:
     return [unbroadcast(g, dx, x), unbroadcast(g, dy, y)]
 
 
-declare("neg", lambda a, x: -x, lambda g: [g.emit("neg", g.grad())], onnx="Neg", signature=numeric)
+declare(
+    "neg",
+    lambda a, x: -x,
+    lambda g: [g.emit("neg", g.grad())],
+    onnx="Neg",
+    signature=numeric,
+    doc="-x",
+)
 declare(
     "abs",
     lambda a, x: np.abs(x),
     lambda g: [g.emit("mul", g.grad(), g.emit("sign", g.inputs[0]))],
     onnx="Abs",
+    doc="the magnitude",
 )
 declare(
     "exp",
@@ -200,6 +208,7 @@ declare(
     forms=laws_pointwise.EXP_FORMS,
     laws=laws_pointwise.EXP_LAWS,
     onnx="Exp",
+    doc="e to the power x",
     signature=floating,
 )
 declare(
@@ -208,6 +217,7 @@ declare(
     lambda g: [g.emit("div", g.grad(), g.inputs[0])],
     flops=6,
     onnx="Log",
+    doc="the natural logarithm",
     cases=_POSITIVE_CASES,
     signature=floating,
 )
@@ -218,6 +228,7 @@ declare(
     forms=laws_pointwise.SQRT_FORMS,
     laws=laws_pointwise.SQRT_LAWS,
     onnx="Sqrt",
+    doc="the square root",
     cases=_POSITIVE_CASES,
     signature=floating,
 )
@@ -226,6 +237,7 @@ declare(
     lambda a, x: np.asarray(x.dtype.type(1) / x, x.dtype),
     _reciprocal_grad,
     onnx="Reciprocal",
+    doc="1 / x",
     cases=_POSITIVE_CASES,
 )
 declare(
@@ -237,7 +249,7 @@ declare(
         Case(("3 4",), {"scale": -1.5, "shift": 0.25}),
         Case(("int32 3",), {"scale": -2.0, "shift": 1.0}),
     ),
-    doc="x * scale + shift",
+    doc="x * scale + shift for two numbers",
     signature=_with_numbers,
 )
 declare(
@@ -257,17 +269,18 @@ declare(
     doc="x to a constant power; of an operand, pow",
     signature=_with_numbers,
 )
-for _name, _function, _onnx in (
-    ("floor", np.floor, "Floor"),
-    ("ceil", np.ceil, "Ceil"),
-    ("round", np.rint, "Round"),  # halves to even
-    ("sign", np.sign, "Sign"),
+for _name, _function, _doc in (
+    ("floor", np.floor, "the integer at or below"),
+    ("ceil", np.ceil, "the integer at or above"),
+    ("round", np.rint, "the nearest integer, halves to even"),
+    ("sign", np.sign, "-1, 0 or 1"),
 ):
     declare(
         _name,
         lambda a, x, f=_function: np.asarray(f(x), x.dtype),
         nowhere,
-        onnx=_onnx,
+        onnx=_name.capitalize(),
+        doc=_doc,
         signature=numeric,
         cases=flat((Case(("2 3 4",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))),
     )
@@ -277,6 +290,7 @@ declare(
     _add_grad,
     inputs=_XY,
     onnx="Add",
+    doc="x + y, broadcasting as NumPy does",
     forms=laws_arithmetic.ADD_FORMS,
     laws=laws_arithmetic.ADD_LAWS + laws_pointwise.ADD_BROADCAST_LAWS,
 )
@@ -288,6 +302,7 @@ declare(
     forms=laws_pointwise.SUB_FORMS,
     laws=laws_pointwise.SUB_LAWS,
     onnx="Sub",
+    doc="x - y, broadcasting as NumPy does",
     signature=numeric,
 )
 declare(
@@ -296,6 +311,7 @@ declare(
     _mul_grad,
     inputs=_XY,
     onnx="Mul",
+    doc="x * y, broadcasting as NumPy does",
     forms=laws_arithmetic.MUL_FORMS,
     constants=(laws_arithmetic.ONES,),
     laws=laws_arithmetic.MUL_LAWS + laws_pointwise.MUL_BROADCAST_LAWS,
@@ -315,7 +331,7 @@ declare(
         Case(("int64 3 4 >=-9 <9", "int64 4 >=1 <5")),
         Case(("int32 3 >=-9 <9", "int32 3 >=-4 <0")),
     ),
-    doc="the quotient; of integers, truncated toward zero",
+    doc="x / y, broadcasting as NumPy does; of integers, truncated toward zero",
     signature=numeric,
 )
 declare(
@@ -369,8 +385,22 @@ declare(
     doc="dy times the derivative of x to the power y with respect to one operand",
     signature=floating,
 )
-declare("maximum", lambda a, x, y: np.maximum(x, y), _extremum_rule, inputs=_XY, onnx="Max")
-declare("minimum", lambda a, x, y: np.minimum(x, y), _extremum_rule, inputs=_XY, onnx="Min")
+declare(
+    "maximum",
+    lambda a, x, y: np.maximum(x, y),
+    _extremum_rule,
+    inputs=_XY,
+    onnx="Max",
+    doc="the larger of x and y",
+)
+declare(
+    "minimum",
+    lambda a, x, y: np.minimum(x, y),
+    _extremum_rule,
+    inputs=_XY,
+    onnx="Min",
+    doc="the smaller of x and y",
+)
 for _name, _sign in (("maximum_grad", 1), ("minimum_grad", -1)):
     declare(
         _name,
@@ -402,12 +432,13 @@ declare(
         Case(("int64 4 >=-9",), {"low": -3.0, "high": 3.0}),
         Case(("0 3",), {"low": 0.0}),
     ),
-    doc="x where it lies between low and high, else the nearer of them",
+    doc="x cut to low..high; None is no bound",
 )
 declare(
     "clip_grad",
     _clip_grad,
     of_mask,
+    layer=None,
     inputs=("dy", "x"),
     attributes=_CLIP,
     cases=(
@@ -424,5 +455,6 @@ declare(
     cases=(Case(("3 4", "3 4", "3 4")), Case(("2", "2")), Case(("0 3",))),
     signature=same_shapes,
     onnx="Sum",
+    layer=None,
     doc="the sum of equal-shaped values, left to right: where gradients meet",
 )

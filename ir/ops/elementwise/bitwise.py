@@ -33,17 +33,18 @@ _CASES = (
     Case(("int16 3", "int16")),
     Case(("int32 0 2", "int32 1 2")),
 )
-for _name, _onnx, _function in (
-    ("bitwise_and", "BitwiseAnd", np.bitwise_and),
-    ("bitwise_or", "BitwiseOr", np.bitwise_or),
-    ("bitwise_xor", "BitwiseXor", np.bitwise_xor),
+for _name, _function, _doc in (
+    ("and", np.bitwise_and, "the bits that both have"),
+    ("or", np.bitwise_or, "the bits that one of them has"),
+    ("xor", np.bitwise_xor, "the bits that exactly one of them has"),
 ):
     declare(
-        _name,
+        f"bitwise_{_name}",
         lambda a, x, y, f=_function: f(x, y),
         nowhere,
         inputs=("x", "y"),
-        onnx=_onnx,
+        onnx=f"Bitwise{_name.capitalize()}",
+        doc=_doc,
         cases=_CASES,
         signature=_signature,
     )
@@ -52,6 +53,7 @@ declare(
     lambda a, x: np.bitwise_not(x),
     nowhere,
     onnx="BitwiseNot",
+    doc="the bits that x does not have",
     cases=(Case(("int32 3 4 >=-9",)), Case(("uint8 5",)), Case(("int64",)), Case(("int32 0 2",))),
     signature=_signature,
 )

@@ -6,6 +6,7 @@ import numpy as np
 
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.elementwise.pointwise import (
     declare,
     need_type,
@@ -62,26 +63,27 @@ def _is_inf(attributes: Attributes, x: Array) -> Array:
     return np.asarray(found)
 
 
-_Table = tuple[tuple[str, str, np.ufunc], ...]
+_Table = tuple[tuple[str, str, np.ufunc, str], ...]
 _COMPARISONS: _Table = (
-    ("equal", "Equal", np.equal),
-    ("less", "Less", np.less),
-    ("less_equal", "LessOrEqual", np.less_equal),
-    ("greater", "Greater", np.greater),
-    ("greater_equal", "GreaterOrEqual", np.greater_equal),
+    ("equal", "Equal", np.equal, "whether x == y"),
+    ("less", "Less", np.less, "whether x < y"),
+    ("less_equal", "LessOrEqual", np.less_equal, "whether x <= y"),
+    ("greater", "Greater", np.greater, "whether x > y"),
+    ("greater_equal", "GreaterOrEqual", np.greater_equal, "whether x >= y"),
 )
 _LOGIC: _Table = (
-    ("logical_and", "And", np.logical_and),
-    ("logical_or", "Or", np.logical_or),
-    ("logical_xor", "Xor", np.logical_xor),
+    ("logical_and", "And", np.logical_and, "whether both hold"),
+    ("logical_or", "Or", np.logical_or, "whether one of them holds"),
+    ("logical_xor", "Xor", np.logical_xor, "whether exactly one of them holds"),
 )
-for _name, _onnx, _function in _COMPARISONS:
+for _name, _onnx, _function, _doc in _COMPARISONS:
     declare(
         _name,
         lambda a, x, y, f=_function: f(x, y),
         nowhere,
         inputs=_XY,
-        onnx=_onnx,
+        onnx=Onnx(_onnx, casts={0: "int32", 1: "int32"}),  # ONNX orders numbers only
+        doc=_doc,
         cases=(
             Case(("3 4", "3 4")),
             Case(("2 3 4", "")),
@@ -93,13 +95,14 @@ for _name, _onnx, _function in _COMPARISONS:
         ),
         signature=_comparison,
     )
-for _name, _onnx, _function in _LOGIC:
+for _name, _onnx, _function, _doc in _LOGIC:
     declare(
         _name,
         lambda a, x, y, f=_function: f(x, y),
         nowhere,
         inputs=_XY,
         onnx=_onnx,
+        doc=_doc,
         cases=(
             Case(("bool 3 4", "bool 3 4")),
             Case(("bool 2 3 4", "bool 4")),
@@ -114,6 +117,7 @@ declare(
     lambda a, x: np.logical_not(x),
     nowhere,
     onnx="Not",
+    doc="the negation of truth values",
     cases=(Case(("bool 3 4",)), Case(("bool 2 3 2",)), Case(("bool",)), Case(("bool 0 3",))),
     signature=_logic,
 )
@@ -122,6 +126,7 @@ declare(
     lambda a, x: np.isnan(x),
     nowhere,
     onnx="IsNaN",
+    doc="whether x is NaN",
     cases=(Case(("3 4",), {}, ()), Case(("",), {}, ()), Case(("0 3",), {}, ())),
     signature=_test,
 )
@@ -134,6 +139,7 @@ declare(
         "detect_negative": Attribute("bool", True),
     },
     onnx="IsInf",
+    doc="whether x is infinite, of a sign that is to be detected",
     cases=(
         Case(("3 4",), {}, ()),
         Case(("3 4",), {"detect_positive": False}, ()),
@@ -147,7 +153,7 @@ declare(
     "where",
     lambda a, c, x, y: np.where(c, x, y),
     _choice_grad,
-    inputs=("c", "x", "y"),
+    inputs=("condition", "x", "y"),
     onnx="Where",
     cases=(
         Case(("bool 3 4", "3 4", "3 4")),

@@ -182,6 +182,7 @@ register(
             Case(("",), {"program": (("leaky_relu", (0,), (("alpha", 0.2),)),), "results": (1,)}),
             Case(("0 3",), {"program": (("exp", (0,), ()),), "results": (1,)}),
         ),
+        layer=None,
         doc="program: (operator, operand numbers, attribute pairs) a step; results: their numbers",
     )
 )

@@ -7,6 +7,7 @@ comparison.py, trigonometry.py, bitwise.py and cast.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, DimTable, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.law import Constant, Form, Law
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.spec import (
     Attribute,
     Attributes,
@@ -178,7 +180,8 @@ def declare(
     forms: tuple[Form, ...] = (),
     constants: tuple[Constant, ...] = (),
     laws: tuple[Law, ...] = (),
-    onnx: str | None = None,
+    onnx: Onnx | str | None = None,
+    layer: Mapping[str, Any] | None = MappingProxyType({}),
     cases: tuple[Case, ...] | None = None,
     doc: str = "",
     signature: SignatureRule = broadcasting,
@@ -200,6 +203,7 @@ def declare(
             constants=constants,
             laws=laws,
             onnx=onnx,
+            layer=layer,
             cases=default if cases is None else cases,
             doc=doc,
         )

@@ -59,26 +59,28 @@ def _quiet(attributes: Attributes, x: Array, function: _Function) -> Array:
         return np.asarray(function(x))
 
 
-_FAMILY: tuple[tuple[str, _Function, GradientRule, tuple[Case, ...]], ...] = (
-    ("sin", np.sin, _slope("cos"), _CASES),
-    ("cos", np.cos, _slope("sin", -1.0), _CASES),
-    ("tan", np.tan, _tan_grad, _INSIDE),
-    ("asin", np.arcsin, _root(-1.0, 1.0), _INSIDE),
-    ("acos", np.arccos, _root(-1.0, 1.0, -1.0), _INSIDE),
-    ("atan", np.arctan, _quotient(1.0, 1.0), _CASES),
-    ("sinh", np.sinh, _slope("cosh"), _CASES),
-    ("cosh", np.cosh, _slope("sinh"), _CASES),
-    ("asinh", np.arcsinh, _root(1.0, 1.0), _CASES),
-    ("acosh", np.arccosh, _root(1.0, -1.0), (Case(("3 4",), {}, ()), Case(("0 3",)))),
-    ("atanh", np.arctanh, _quotient(-1.0, 1.0), _INSIDE),
+_ABOVE_ONE = (Case(("3 4",), {}, ()), Case(("0 3",)))
+_FAMILY: tuple[tuple[str, str, _Function, GradientRule, tuple[Case, ...]], ...] = (
+    ("sin", "sine", np.sin, _slope("cos"), _CASES),
+    ("cos", "cosine", np.cos, _slope("sin", -1.0), _CASES),
+    ("tan", "tangent", np.tan, _tan_grad, _INSIDE),
+    ("asin", "inverse sine", np.arcsin, _root(-1.0, 1.0), _INSIDE),
+    ("acos", "inverse cosine", np.arccos, _root(-1.0, 1.0, -1.0), _INSIDE),
+    ("atan", "inverse tangent", np.arctan, _quotient(1.0, 1.0), _CASES),
+    ("sinh", "hyperbolic sine", np.sinh, _slope("cosh"), _CASES),
+    ("cosh", "hyperbolic cosine", np.cosh, _slope("sinh"), _CASES),
+    ("asinh", "inverse hyperbolic sine", np.arcsinh, _root(1.0, 1.0), _CASES),
+    ("acosh", "inverse hyperbolic cosine", np.arccosh, _root(1.0, -1.0), _ABOVE_ONE),
+    ("atanh", "inverse hyperbolic tangent", np.arctanh, _quotient(-1.0, 1.0), _INSIDE),
 )
-for _name, _function, _gradient, _cases in _FAMILY:
+for _name, _doc, _function, _gradient, _cases in _FAMILY:
     declare(
         _name,
         partial(_quiet, function=_function),
         _gradient,
         flops=12,
         onnx=_name.capitalize(),
+        doc=f"the {_doc}",
         cases=_cases,
         signature=floating,
     )

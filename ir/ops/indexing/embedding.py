@@ -12,6 +12,7 @@ import numpy as np
 
 from soapstone.ir.dims import Axis, DimTable, Operand, Signature, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -94,7 +95,7 @@ register(
         reference=_embedding,
         gradient=_gradient,
         localize=_localize,
-        onnx="Gather",
+        onnx=Onnx("Gather", inputs=(1, 0), casts={0: "int64"}),
         cases=(
             Case(("int32 4 <5", "5 3")),
             Case(("int64 2 3 <7", "7 2")),

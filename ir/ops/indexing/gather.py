@@ -14,6 +14,7 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer
 from soapstone.ir.ops.movement.reshaping import need_axis
 from soapstone.ir.ops.reduction.folds import box_shape
@@ -131,7 +132,7 @@ def _gather_grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
     return {**attributes, "base": lo, "extent": hi - lo, "total": attributes["extent"]}
 
 
-_AXIS = {"axis": Attribute("int", 0, minimum=0)}
+_AXIS = {"axis": Attribute("axis", 0, minimum=0)}
 register(
     OpSpec(
         name="gather",
@@ -142,7 +143,7 @@ register(
         gradient=_gather_gradient,
         localize=_axis_localize,
         flops_per_point=0,
-        onnx="Gather",
+        onnx=Onnx("Gather", casts={1: "int64"}),
         cases=(
             Case(("5 3", "int64 4 <5")),
             Case(("5 3", "int32 2 2 >=-3 <3"), {"axis": 1}),
@@ -154,7 +155,7 @@ register(
             Case(("int64 6 <99", "int64 3 <6"), {}, ()),
             Case(("bool 3 4", "int64 3 <4"), {"axis": 1}, ()),
         ),
-        doc="the elements of an axis that ids name, in place of the axis",
+        doc="the elements of an axis that ids name, negative ones from its end, in its place",
     )
 )
 register(
@@ -257,7 +258,8 @@ register(
         gradient=_elements_gradient,
         localize=_axis_localize,
         flops_per_point=0,
-        onnx="GatherElements",
+        onnx=Onnx("GatherElements", casts={1: "int64"}),
+        layer={"axis": -1},
         cases=(
             Case(("4 3", "int64 2 3 >=-4 <4")),
             Case(("3 4", "int32 3 2 <4"), {"axis": 1}),
@@ -268,7 +270,7 @@ register(
             Case(("int64 4 2 <9", "int64 2 2 <4"), {}, ()),
             Case(("bool 4 2", "int64 2 2 <4"), {}, ()),
         ),
-        doc="of each line along axis, the elements that the same line of ids names",
+        doc="the elements that each line of ids along axis names in the same line of x",
     )
 )
 
@@ -366,7 +368,7 @@ register(
         attributes=_BATCH,
         gradient=_nd_gradient,
         flops_per_point=0,
-        onnx="GatherND",
+        onnx=Onnx("GatherND", casts={1: "int64"}),
         cases=(
             *(Case(inputs, {"batch_dims": batch}) for inputs, batch, _ in _ND_CASES),
             Case(("bool 4 3", "int64 2 2 <3"), {}, ()),

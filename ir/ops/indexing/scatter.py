@@ -14,6 +14,7 @@ import numpy as np
 
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.gather import element_places, held_positions, nd_positions
 from soapstone.ir.ops.movement.reshaping import need_axis
@@ -173,7 +174,7 @@ def _combined_grad(
 
 
 _REDUCTION = {"reduction": Attribute("str", "none", choices=REDUCTIONS)}
-_ELEMENTS = {"axis": Attribute("int", 0, minimum=0), **_REDUCTION}
+_ELEMENTS = {"axis": Attribute("axis", 0, minimum=0), **_REDUCTION}
 _Sides = tuple[tuple[str, str, str], int]
 _ELEMENT_CASES: tuple[_Sides, ...] = (
     (("4 3", "int64 2 3 >=-4 <4", "2 3"), 0),
@@ -195,7 +196,8 @@ register(
         attributes=_ELEMENTS,
         gradient=_elements_gradient,
         localize=_elements_localize,
-        onnx="ScatterElements",
+        onnx=Onnx("ScatterElements", casts={1: "int64"}),
+        layer={"axis": -1},
         cases=(
             *_each(
                 lambda reduction, side: Case(side[0], {"axis": side[1], "reduction": reduction}),
@@ -300,7 +302,7 @@ register(
         reference=_scatter_nd,
         attributes=_REDUCTION,
         gradient=_nd_gradient,
-        onnx="ScatterND",
+        onnx=Onnx("ScatterND", casts={1: "int64"}),
         cases=(
             *_each(lambda reduction, side: Case(side[0], {"reduction": reduction}), _ND_CASES),
             Case(("5 2", "int64 0 1 <5", "0 2")),

@@ -11,6 +11,7 @@ import numpy as np
 
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.movement.reshaping import need_axis, plain
 from soapstone.ir.ops.reduction.folds import need_number
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
@@ -43,9 +44,9 @@ def _arg(choose: Callable[..., Array]) -> Callable[[Attributes, Array], Array]:
     return reference
 
 
-for _name, _choose, _onnx in (
-    ("argmax", np.argmax, "ArgMax"),
-    ("argmin", np.argmin, "ArgMin"),
+for _name, _choose, _onnx, _which in (
+    ("argmax", np.argmax, "ArgMax", "largest"),
+    ("argmin", np.argmin, "ArgMin", "smallest"),
 ):
     register(
         OpSpec(
@@ -54,12 +55,13 @@ for _name, _choose, _onnx in (
             signature=_arg_signature,
             reference=_arg(_choose),
             attributes={
-                "axis": Attribute("int", 0, minimum=0),
+                "axis": Attribute("axis", 0, minimum=0),
                 "keepdims": Attribute("bool", True),
                 "select_last_index": Attribute("bool", False),
             },
             gradient=lambda g: [None],
             onnx=_onnx,
+            layer={"axis": -1, "keepdims": False},
             cases=(
                 Case(("3 4",)),
                 Case(("3 4",), {"axis": 1, "keepdims": False}),
@@ -70,7 +72,7 @@ for _name, _choose, _onnx in (
                 Case(("int64 4 5 <3",), {"axis": 1}),
                 Case(("int32 6 2 <3",), {"select_last_index": True}),
             ),
-            doc=f"where the {_name[3:]}imum along axis is: the first such place, or the last",
+            doc=f"the int64 index of the {_which} element along axis, of equals the first or last",
         )
     )
 
@@ -120,13 +122,14 @@ register(
         reference=_top_k,
         attributes={
             "k": Attribute("int", minimum=0),
-            "axis": Attribute("int", 0, minimum=0),
+            "axis": Attribute("axis", 0, minimum=0),
             "largest": Attribute("bool", True),
             "sorted": Attribute("bool", True),
         },
         gradient=_top_k_grad,
         flops_per_point=4,
         onnx="TopK",
+        layer={"axis": -1},
         cases=(
             Case(("3 5",), {"k": 2, "axis": 1}),
             Case(("6 2",), {"k": 3, "largest": False}),
@@ -177,12 +180,13 @@ register(
         signature=_axis_signature,
         reference=_cumsum,
         attributes={
-            "axis": Attribute("int", 0, minimum=0),
+            "axis": Attribute("axis", 0, minimum=0),
             "exclusive": Attribute("bool", False),
             "reverse": Attribute("bool", False),
         },
         gradient=_cumsum_grad,
-        onnx="CumSum",
+        onnx=Onnx("CumSum", attributes={"axis": OnnxAttribute(input=1)}),
+        layer={"axis": -1},
         cases=(
             Case(("3 4",)),
             Case(("3 4",), {"axis": 1, "exclusive": True}),
@@ -229,7 +233,7 @@ register(
         gradient=lambda g: [g.emit("trilu", g.grad(), **g.attributes)],
         localize=_trilu_localize,
         flops_per_point=0,
-        onnx="Trilu",
+        onnx=Onnx("Trilu", attributes={"k": OnnxAttribute(input=1)}),
         cases=(
             Case(("3 4",)),
             Case(("4 3",), {"k": 1, "upper": False}),
@@ -240,6 +244,6 @@ register(
             Case(("int64 3 3 <9",), {"upper": False}, ()),
             Case(("bool 3 3",), {}, ()),
         ),
-        doc="of the last two axes, what is on and above (or below) diagonal k; zeros elsewhere",
+        doc="the last two axes on and above (or below) diagonal k; zeros elsewhere",
     )
 )

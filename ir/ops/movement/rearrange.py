@@ -20,6 +20,7 @@ from soapstone.ir.dims import (
     finish,
 )
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_rank
 from soapstone.ir.ops.movement.reshaping import need_numbers, plain
 from soapstone.ir.ops.reduction.folds import unit_rename
@@ -78,7 +79,7 @@ register(
         gradient=_tile_grad,
         localize=_tile_localize,
         flops_per_point=0,
-        onnx="Tile",
+        onnx=Onnx("Tile", attributes={"repeats": OnnxAttribute(input=1)}),
         cases=(
             Case(("2 3",), {"repeats": (2, 1)}),
             Case(("2 3",), {"repeats": (3, 2)}),
@@ -135,7 +136,7 @@ register(
         inputs=("x",),
         signature=_reverse_signature,
         reference=lambda a, x: x[(..., *reverse_slices(a, x.ndim))].copy(),
-        attributes={"axes": Attribute("ints", minimum=0)},
+        attributes={"axes": Attribute("axes", minimum=0)},
         gradient=lambda g: [g.emit("reverse", g.grad(), axes=g.attributes["axes"])],
         localize=_reverse_localize,
         flops_per_point=0,

@@ -24,6 +24,7 @@ from soapstone.ir.dims import (
     finish,
 )
 from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.reduction.folds import box_shape
@@ -71,6 +72,7 @@ register(
         localize=lambda a, tile: {**a, "shape": box_shape(tile.outputs[0])},
         flops_per_point=0,
         onnx="ConstantOfShape",
+        layer=None,
         cases=(
             Case((), {"shape": (3, 4), "value": 1.5}),
             Case((), {"shape": (), "value": 1.0, "dtype": "float64"}),
@@ -214,7 +216,8 @@ register(
         flops_per_point=0,
         forms=laws_movement.TRANSPOSE_FORMS,
         laws=laws_movement.TRANSPOSE_LAWS,
-        onnx="Transpose",
+        onnx=Onnx("Transpose", attributes={"permutation": "perm"}),
+        doc="x with its axes permuted",
         cases=(
             Case(("3 4",), {"permutation": (1, 0)}),
             Case(("2 3 4",), {"permutation": (2, 0, 1)}),
@@ -322,7 +325,7 @@ register(
         inputs=("x*",),
         signature=_concat_signature,
         reference=lambda a, *parts: np.concatenate(parts, a["axis"]),
-        attributes={"axis": Attribute("int", minimum=0)},
+        attributes={"axis": Attribute("axis", minimum=0)},
         gradient=_concat_grad,
         flops_per_point=0,
         forms=laws_movement.CONCAT_FORMS,
@@ -345,7 +348,7 @@ register(
         outputs=("y*",),
         signature=_split_signature,
         reference=_split,
-        attributes={"axis": Attribute("int", minimum=0), "sizes": Attribute("ints", minimum=0)},
+        attributes={"axis": Attribute("axis", minimum=0), "sizes": Attribute("ints", minimum=0)},
         gradient=_split_grad,
         localize=_split_localize,
         flops_per_point=0,

@@ -303,6 +303,7 @@ register(
         gradient=_inference_gradient,
         flops_per_point=4,
         onnx="BatchNormalization",
+        layer=None,
         cases=(
             Case(("2 3 4 3", "3", "3", "3", "3"), {"epsilon": 1e-3}, positive=True),
             Case(("4 3", "3", "3", "3", "3"), positive=True),

@@ -25,6 +25,7 @@ from soapstone.ir.dims import (
 )
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.windows.window import spatial_dims
@@ -227,7 +228,7 @@ def _declare(name: str, onnx: str, grouped: bool, doc: str) -> None:
             localize=localize,
             lower=_lower,
             flops_per_point=8,
-            onnx=onnx,
+            onnx=Onnx(onnx, outputs=1),
             cases=tuple(forward),
             doc=doc,
         )

@@ -38,7 +38,7 @@ register(
         inputs=("x",),
         signature=_signature,
         reference=_hardmax,
-        attributes={"axis": Attribute("int", -1)},
+        attributes={"axis": Attribute("axis", -1)},
         gradient=nowhere,
         onnx="Hardmax",
         cases=(

@@ -14,12 +14,13 @@ import numpy as np
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-_AXIS = {"axis": Attribute("int", -1)}
+_AXIS = {"axis": Attribute("axis", -1)}
 _EPSILON = {"epsilon": Attribute("float", 1e-5, minimum=0)}
 
 
@@ -211,7 +212,7 @@ register(
         flops_per_point=8,
         forms=laws_sequence.LAYER_NORM_FORMS,
         laws=laws_sequence.LAYER_NORM_LAWS,
-        onnx="LayerNormalization",
+        onnx=Onnx("LayerNormalization", outputs=1),
         cases=(
             Case(("4 6", "6", "6")),
             Case(("2 3 5", "5", "5"), {"epsilon": 1e-3}),

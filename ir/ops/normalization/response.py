@@ -133,6 +133,7 @@ register(
         localize=_localize,
         flops_per_point=10,
         onnx="LRN",
+        layer={"size": 5},
         cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
         doc="x / (bias + alpha / size * the sum of squares over size channels around)^beta",
     )

@@ -18,7 +18,7 @@ from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-_AXIS = {"axis": Attribute("int", -1)}
+_AXIS = {"axis": Attribute("axis", -1)}
 _CASES = (
     Case(("3 5",)),
     Case(("2 3 4",), {"axis": 1}),

@@ -127,7 +127,7 @@ register(
         signature=lambda inputs, a: _signature(inputs, (a["axis"],)),
         reference=_lp_norm,
         attributes={
-            "axis": Attribute("int", -1),
+            "axis": Attribute("axis", -1),
             "p": Attribute("int", 2, choices=(1, 2)),
         },
         gradient=_lp_gradient,
@@ -150,7 +150,7 @@ register(
         inputs=("x",),
         signature=lambda inputs, a: _signature(inputs, a["axes"]),
         reference=_mean_variance,
-        attributes={"axes": Attribute("ints", (0, 2, 3))},
+        attributes={"axes": Attribute("axes", (0, 2, 3))},
         gradient=_mean_variance_gradient,
         lower=_mean_variance_lower,
         flops_per_point=7,

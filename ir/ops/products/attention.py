@@ -200,6 +200,7 @@ register(
         lower=attention_lower.forward,
         operations=lambda e: _flops(e, 2),
         onnx="Attention",
+        layer=None,
         cases=(
             Case(_HEADS),
             Case(_SQUARE, _CAUSAL),

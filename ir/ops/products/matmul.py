@@ -213,6 +213,7 @@ register(
         lower=_linear_lower,
         flops_per_point=2,
         onnx="Gemm",
+        layer=None,
         cases=_LINEAR_CASES,
         doc="x w + b, then an activation; w: (k, n)",
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.elementwise.arithmetic import unbroadcast
 from soapstone.ir.ops.normalization import laws_sequence
@@ -29,7 +30,7 @@ from soapstone.ir.spec import (
 from soapstone.ir.tensor import Array, TensorSpec
 
 # axes: None is all of them, an empty list none (ONNX's noop_with_empty_axes).
-AXES = {"axes": Attribute("ints", None, minimum=0), "keepdims": Attribute("bool", False)}
+AXES = {"axes": Attribute("axes", None, minimum=0), "keepdims": Attribute("bool", False)}
 _COUNT = {"count": Attribute("int", None, minimum=1)}
 
 
@@ -286,27 +287,27 @@ register(
         laws=laws_sequence.REDUCE_MEAN_LAWS,
         onnx="ReduceMean",
         cases=(*reduction_cases(empty=False), Case(("3 4",), {"axes": (0,), "count": 5})),
-        doc="the sum over axes divided by count; count: the reduced extent unless given",
+        doc="the mean over axes: their sum divided by count, the reduced extent unless given",
     )
 )
 _EMPTY = Case(("2 0",), {"axes": (1,)}, ())
 _BOOLEAN = Case(("bool 3 4",), {"axes": (1,)}, ())
 _INTEGER = Case(("int64 3 4 <9",), {"axes": (0,), "keepdims": True}, ())
-for _name, _rule, _reference, _onnx in (
-    ("reduce_max", _extreme_signature("max"), _extreme(np.max, smallest), "ReduceMax"),
-    ("reduce_min", _extreme_signature("min"), _extreme(np.min, largest), "ReduceMin"),
+for _name, _function, _of_none, _doc in (
+    ("max", np.max, smallest, "the maximum over axes; over no elements the least"),
+    ("min", np.min, largest, "the minimum over axes; over no elements the greatest"),
 ):
     register(
         OpSpec(
-            name=_name,
+            name=f"reduce_{_name}",
             inputs=("x",),
-            signature=_rule,
-            reference=_reference,
+            signature=_extreme_signature(_name),
+            reference=_extreme(_function, _of_none),
             attributes=AXES,
             gradient=_extreme_grad,
-            onnx=_onnx,
+            onnx=f"Reduce{_name.capitalize()}",
             cases=(*reduction_cases(empty=False), _EMPTY, _BOOLEAN, _INTEGER),
-            doc="over no elements: the least (the greatest) value of the type",
+            doc=f"{_doc} value of the type",
         )
     )
 register(
@@ -364,7 +365,8 @@ register(
         gradient=lambda g: [unbroadcast(g, g.grad(), g.inputs[0])],
         localize=lambda a, tile: {"shape": box_shape(tile.outputs[0])},
         flops_per_point=0,
-        onnx="Expand",
+        onnx=Onnx("Expand", attributes={"shape": OnnxAttribute(input=1)}),
+        layer=None,
         cases=(
             Case(("3 1",), {"shape": (3, 4)}),
             Case(("4",), {"shape": (2, 3, 4)}),

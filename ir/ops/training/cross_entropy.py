@@ -132,6 +132,7 @@ register(
             Case(("1 1", "int64 1 <1")),
             Case(("0 3", "int64 0 <3")),
         ),
+        layer=None,
         doc="x[i, labels[i] - base], or 0 where the column is not held; x: (n, c), labels: (n)",
     )
 )
@@ -346,7 +347,7 @@ register(
         localize=lambda a, tile: _localize_rows(a, tile, 0),
         lower=_lower_sparse,
         flops_per_point=8,
-        onnx="SoftmaxCrossEntropyLoss",
+        layer=None,
         cases=(
             Case(("4 3", "int64 4 <3")),
             Case(("3 5", "int32 3 <5")),
@@ -388,7 +389,7 @@ register(
         localize=lambda a, tile: _localize_rows(a, tile, 0),
         lower=_lower_dense,
         flops_per_point=8,
-        onnx="SoftmaxCrossEntropyLoss",
+        layer=None,
         cases=(
             Case(("4 3", "4 3")),
             Case(("3 5", "3 5"), {"count": 7}, positive=True),

@@ -156,6 +156,7 @@ register(
             Case(("", "")),
             Case(("0 2", "0 2"), {"count": 1}),
         ),
+        layer=None,
         doc="sum of (prediction - target)^2 over count; count: the elements unless given",
     )
 )
@@ -194,6 +195,7 @@ register(
         localize=_pair_localize,
         flops_per_point=16,
         cases=_BCE_CASES,
+        layer=None,
         doc="binary cross-entropy of probabilities (clipped to [1e-7, 1 - 1e-7]) or of logits",
     )
 )

@@ -14,9 +14,16 @@ from typing import Any
 from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_lengths, need_rank
 from soapstone.ir.ops.windows.convolution import GROUPS, ChannelAxes, filters, grad_input, image
-from soapstone.ir.ops.windows.window import Window, local_padding, spatial_dims, window_attributes
+from soapstone.ir.ops.windows.window import (
+    ONNX_WINDOW,
+    Window,
+    local_padding,
+    spatial_dims,
+    window_attributes,
+)
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -186,7 +193,8 @@ def _declare(rank: int) -> None:
             localize=partial(_localize, rank),
             lower=partial(_lower, rank),
             flops_per_point=2,
-            onnx="ConvTranspose",
+            onnx=Onnx("ConvTranspose", attributes=ONNX_WINDOW | {"bias": None}),
+            layer=None,
             cases=tuple(_case(rank, number) for number in range(len(_WINDOWS))),
             doc=f"the transpose of conv{rank}d with w: (c, o/groups, {shape}), plus b",
         )

@@ -16,10 +16,12 @@ import numpy as np
 from soapstone.ir.dims import Affine, DimTable, Kind, Operand, Product, Signature, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_float, need_lengths, need_rank
 from soapstone.ir.ops.products.matmul import ACTIVATION, activate, activation_grad
 from soapstone.ir.ops.windows import laws_convolution
 from soapstone.ir.ops.windows.window import (
+    ONNX_WINDOW,
     Window,
     gather,
     local_padding,
@@ -353,7 +355,7 @@ def _declare(rank: int) -> None:
             forms=laws_convolution.CONV2D_FORMS if rank == 2 else (),
             constants=(laws_convolution.IDENTITY_KERNEL,) if rank == 2 else (),
             laws=laws_convolution.CONV2D_LAWS if rank == 2 else (),
-            onnx="Conv",
+            onnx=Onnx("Conv", attributes=ONNX_WINDOW | {"bias": None, "activation": None}),
             cases=tuple(forward),
             doc=f"cross-correlation of x with w: (o, c/groups, {shape}), plus b, then an"
             " activation",
@@ -369,7 +371,6 @@ def _declare(rank: int) -> None:
             attributes=window | {"size": Attribute("ints", minimum=0)},
             localize=partial(_grad_input_localize, rank),
             flops_per_point=2,
-            onnx="ConvTranspose",
             cases=tuple(to_input),
             doc=f"the gradient of {name} (without activation) with respect to x, of that size",
         )

@@ -9,9 +9,11 @@ import numpy as np
 
 from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import GraphError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.windows.pooling import pool_signature
 from soapstone.ir.ops.windows.window import (
+    ONNX_WINDOW,
     gather,
     local_padding,
     need_window,
@@ -123,7 +125,7 @@ register(
         gradient=_gradient,
         localize=_localize,
         flops_per_point=3,
-        onnx="LpPool",
+        onnx=Onnx("LpPool", attributes=ONNX_WINDOW),
         cases=tuple(Case((x,), attributes) for x, _, attributes in _CASES),
         doc="(the sum of |x|^p)^(1/p) over each window; the rank is that of the kernel",
     )

@@ -16,10 +16,12 @@ import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Ints, Kind, Operand, Signature, along, finish
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.reduction.folds import smallest
 from soapstone.ir.ops.windows import laws_pooling
 from soapstone.ir.ops.windows.window import (
+    ONNX_WINDOW,
     Window,
     gather,
     local_padding,
@@ -305,7 +307,8 @@ def _declare(rank: int) -> None:
             localize=_localize,
             forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
             laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
-            onnx="MaxPool",
+            onnx=Onnx("MaxPool", attributes=ONNX_WINDOW | {"indices": None}, outputs=1),
+            layer=None,
             cases=tuple(maxima),
             doc="the maximum of each window; index: its first position in the window, row by row",
         )
@@ -336,7 +339,8 @@ def _declare(rank: int) -> None:
             forms=laws_pooling.AVG_POOL2D_FORMS if rank == 2 else (),
             constants=(laws_pooling.POOL_KERNEL,) if rank == 2 else (),
             laws=laws_pooling.AVG_POOL2D_LAWS if rank == 2 else (),
-            onnx="AveragePool",
+            onnx=Onnx("AveragePool", attributes=ONNX_WINDOW | {"include_pad": "count_include_pad"}),
+            layer=None,
             cases=tuple(averages),
             doc="the average of each window, over all its positions or only those inside x",
         )

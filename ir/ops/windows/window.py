@@ -16,6 +16,7 @@ import numpy as np
 
 from soapstone.ir.dims import Affine
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.onnx_entry import OnnxAttribute
 from soapstone.ir.ops.checks import need_lengths
 from soapstone.ir.spec import Attribute, Attributes, Tile
 from soapstone.ir.tensor import Array
@@ -24,6 +25,15 @@ from soapstone.ir.tensor import Array
 def spatial_dims(count: int) -> tuple[str, ...]:
     """Return the names of the last `count` axes of an image: of d h w."""
     return ("d", "h", "w")[3 - count :]
+
+
+ONNX_WINDOW: dict[str, str | OnnxAttribute | None] = {
+    "kernel": "kernel_shape",
+    "stride": "strides",
+    "padding": "pads",
+    "dilation": "dilations",
+    "groups": "group",
+}
 
 
 def window_attributes(count: int) -> dict[str, Attribute]:

@@ -1,0 +1,104 @@
+"""Layers that only record their operator: made from its declaration, in `declared.pyi` with types.
+
+An operator with a gradient is a layer of its name: its operands and attributes are the arguments,
+its `doc` the docstring, and `OpSpec.layer` holds defaults that are the layer's own. An operator
+that is registered later, by a plugin, becomes one when it is registered. A method of a class that
+stands before `DeclaredLayers` in the order of bases takes the place of a declared one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from soapstone.frontend.arguments import checked
+from soapstone.frontend.layers.base import LayerBase
+from soapstone.ir.spec import REQUIRED, OpSpec, operators, when_registered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TYPES = {
+    "int": "int",
+    "axis": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "ints": "Sequence[int]",
+    "axes": "int | Sequence[int]",
+    "floats": "Sequence[float]",
+}
+
+
+def layer_signature(spec: OpSpec) -> inspect.Signature:
+    """Return the signature of an operator's layer; annotations are strings."""
+    one, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("self", one)]
+    after = one
+    for operand in spec.inputs:
+        name = operand.rstrip("?*")
+        if operand.endswith("*"):
+            after, many = by_name, inspect.Parameter.VAR_POSITIONAL
+            parameters.append(inspect.Parameter(name, many, annotation="Tensor"))
+        elif operand.endswith("?"):
+            after, kind = by_name, "Tensor | None"
+            parameters.append(inspect.Parameter(name, one, default=None, annotation=kind))
+        else:
+            parameters.append(inspect.Parameter(name, one, annotation="Tensor"))
+    settings = []
+    for name, attribute in spec.attributes.items():
+        default = (spec.layer or {}).get(name, attribute.default)
+        kind = _TYPES.get(attribute.kind, "Any") + (" | None" if default is None else "")
+        given = inspect.Parameter.empty if default is REQUIRED else default
+        settings.append(inspect.Parameter(name, after, default=given, annotation=kind))
+    parameters += sorted(settings, key=lambda item: item.default is not inspect.Parameter.empty)
+    parameters.append(inspect.Parameter("name", by_name, default=None, annotation="str | None"))
+    count = len(spec.outputs)
+    result = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+    return inspect.Signature(parameters, return_annotation=result)
+
+
+def layer_of(spec: OpSpec) -> Callable[..., Any]:
+    """Return the method that records an operator."""
+    signature = layer_signature(spec)
+    variadic = bool(spec.inputs) and spec.inputs[-1].endswith("*")
+    names = [operand.rstrip("?") for operand in spec.inputs]
+
+    def layer(self: LayerBase, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        operands = given[names[-1][:-1]] if variadic else [given[name] for name in names]
+        operands = [operand for operand in operands if operand is not None]
+        attributes = {}
+        for name, attribute in spec.attributes.items():
+            value = given[name]
+            if attribute.kind == "axes" and isinstance(value, int):
+                value = (value,)
+            if attribute.kind == "axis":
+                value = self._axis(spec.name, operands[0], value)
+            elif attribute.kind == "axes" and value is not None:
+                value = tuple(self._axis(spec.name, operands[0], axis) for axis in value)
+            attributes[name] = value
+        made = self.apply_all(spec.name, *operands, name=given["name"], **attributes)
+        return made[0] if len(spec.outputs) == 1 else made
+
+    layer.__name__ = spec.name
+    layer.__qualname__ = f"Layers.{spec.name}"
+    layer.__doc__ = f"Return {spec.doc}." if spec.doc else f"Record the operator {spec.name}."
+    layer.__signature__ = signature  # type: ignore[attr-defined]
+    return checked(layer)
+
+
+class DeclaredLayers(LayerBase):
+    """The layers that the operators' declarations give."""
+
+
+def _add(spec: OpSpec) -> None:
+    if spec.gradient is not None and spec.layer is not None:
+        setattr(DeclaredLayers, spec.name, layer_of(spec))
+
+
+for _spec in operators():
+    _add(_spec)
+when_registered(_add)
