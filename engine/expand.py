@@ -1,7 +1,12 @@
 """From a graph and a strategy to index launches: point tasks, their tiles and privileges.
 
 This is the one place where an operator meets its configuration. Executors launch what is made here,
-and a simulator prices the same launches.
+and cost models price the same launches (`prepare.py`). The simulator of strategies does not,
+since a search asks it about very many: its tasks are the operators of the graph before lowering,
+with their gradients, and compiled loops work out their tiles from the same interval maps
+(`search/parallel/problem/geometry.py`; a test compares every box). So it knows no fusion and no
+views: on this computer they are in the times of tasks, which are measured inside whole steps
+(`frontend/strategies/task_times.py`), and on described machines they are not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.engine.lower import View, in_place, launched, views
+from soapstone.engine.lower import View, in_place, launched
 from soapstone.ir.configuration import Configuration, Keep
 from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.errors import StrategyError
@@ -293,31 +298,3 @@ class Program:
 
         privileges = tuple(argument.privilege for argument in item.arguments)
         return Task(item.node.operator, privileges, body, bind, context=True)
-
-
-def program(
-    graph: Graph,
-    strategy: Strategy,
-    persistent: Mapping[str, Region],
-    constants: Mapping[str, Array] = MappingProxyType({}),
-    *,
-    fuse: bool = True,
-    choices: Choices | None = None,
-) -> Program:
-    """Return the launches of a lowered graph with a region for each value.
-
-    Args:
-        persistent: regions that outlive a step, by value: the graph's inputs and outputs.
-        constants: the contents of inputs that never change, by value: they need no region.
-        fuse: look at reshaped and transposed values in place rather than launch a copy.
-        choices: of the run that the program is part of; by default one of its own.
-    """
-    regions = dict(persistent)
-    for value, old in in_place(graph).items():
-        regions[value] = regions[old]
-    seen = views(graph, strategy, constants.keys()) if fuse else {}
-    for name, spec in graph.tensors.items():
-        if name not in regions and name not in constants and name not in seen:
-            regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-    launches = expand(graph, strategy, constants.keys(), seen)
-    return Program(launches, regions, constants, choices=choices or Choices())

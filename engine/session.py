@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from soapstone.engine.expand import Program, program
+from soapstone.engine.expand import Program
 from soapstone.engine.initial import materialise
-from soapstone.engine.lower import lower
+from soapstone.engine.lower import in_place
 from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.prepare import Prepared, prepare
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -25,6 +28,7 @@ from soapstone.runtime.machines.start import start
 
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 CARRIED = (Role.PARAMETER, Role.STATE)
+NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,21 @@ class Bound:
     """A graph bound to regions and compiled to a trace.
 
     `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
-    of the former; `batch` names the inputs that come with each batch.
+    of the former; `prepared` is the graph as it is launched.
     """
 
     graph: Graph
-    strategy: Strategy
+    prepared: Prepared
     program: Program
     trace: Trace
     feeds: Mapping[str, Array]
     results: Mapping[str, Array]
     inputs: Mapping[str, Region]
-    batch: tuple[str, ...] = ()
+
+    @cached_property
+    def batch(self) -> tuple[str, ...]:
+        """The inputs that come with each batch."""
+        return self.graph.inputs(Role.INPUT)
 
     @property
     def variants(self) -> Mapping[str, str]:
@@ -79,45 +87,56 @@ class Session:
         self._adopted: set[str] = set()  # inputs whose data are Legate's own
         self._timeline: Profile | None = None
 
-    def bind(self, graph: Graph, strategy: Strategy) -> Bound:
+    def bind(
+        self,
+        graph: Graph,
+        strategy: Strategy,
+        constants: Mapping[str, Array] = NOTHING,
+        *,
+        names: Sequence[str] | None = None,
+        fuse: bool = True,
+    ) -> Bound:
         """Return the graph compiled under a strategy; parameters met for the first time are made.
+
+        Args:
+            constants: the contents of inputs that never change, by value: they need no region.
+            names: what results are called, where not as the graph's outputs are.
+            fuse: let several operators be one launch.
 
         Raises:
             StrategyError: the strategy is not legal for the graph.
             MemoryExhausted: the working set exceeds a memory; names what was needed.
         """
         with self.lock:
-            return self._bind(graph, strategy)
-
-    def _bind(self, graph: Graph, strategy: Strategy) -> Bound:
-        lowered = lower(graph, strategy)
-        persistent: dict[str, Region] = {}
-        for name, role in graph.roles.items():
-            spec = graph.tensors[name]
-            if role in CARRIED:
-                persistent[name] = self._carry(graph, name)
-            else:
-                persistent[name] = Region(spec.shape, spec.dtype, name)
-        outputs = dict(zip(graph.outputs, lowered.outputs))
-        for name in outputs.values():
-            spec = lowered.tensors[name]
-            persistent.setdefault(name, Region(spec.shape, spec.dtype, name))
-        self.mapper.adopt(strategy)
-        results = {name: self.runtime.array(persistent[low]) for name, low in outputs.items()}
-        fed = [name for name, role in graph.roles.items() if role not in CARRIED]
-        feeds = {name: self.runtime.array(persistent[name]) for name in fed}
-        for _ in range(_AGREEING):
-            made = program(lowered, strategy, persistent, choices=self.choices)
-            with self.runtime.capture(graph.name) as recording:
-                made.launch(self.runtime)
-            # Each process measures what it runs itself; one that chose otherwise binds again.
-            if not self.choices.agree(self.runtime.executor.exchanged(self.choices.made)):
-                break
-        inputs = {name: persistent[name] for name in fed}
-        batch = graph.inputs(Role.INPUT)
-        bound = Bound(graph, strategy, made, recording.trace, feeds, results, inputs, batch)
-        self._bounds.append(bound)
-        return bound
+            prepared = prepare(graph, strategy, constants.keys(), fuse=fuse)
+            lowered = prepared.graph
+            regions: dict[str, Region] = {}
+            for name, role in graph.roles.items():
+                if name not in constants:
+                    carried = role in CARRIED
+                    regions[name] = self._carry(graph, name) if carried else _region(graph, name)
+            for name in lowered.outputs:
+                if name not in constants and name not in regions:
+                    regions[name] = _region(lowered, name)
+            self.mapper.adopt(strategy)
+            results = {
+                name: constants[low] if low in constants else self.runtime.array(regions[low])
+                for name, low in zip(names or graph.outputs, lowered.outputs)
+            }
+            fed = [n for n in regions if graph.roles.get(n, Role.STATE) not in CARRIED]
+            feeds = {name: self.runtime.array(regions[name]) for name in fed}
+            for _ in range(_AGREEING):
+                program = _program(prepared, regions, constants, self.choices)
+                with self.runtime.capture(graph.name) as recording:
+                    program.launch(self.runtime)
+                # Each process measures what it runs itself; one that chose otherwise binds again.
+                if not self.choices.agree(self.runtime.executor.exchanged(self.choices.made)):
+                    break
+            program.release()
+            inputs = {name: regions[name] for name in fed}
+            bound = Bound(graph, prepared, program, recording.trace, feeds, results, inputs)
+            self._bounds.append(bound)
+            return bound
 
     def forget(self) -> None:
         """Let go of all bound graphs; what they carry stays."""
@@ -222,3 +241,28 @@ class Session:
         self._bounds.clear()
         self._carried.clear()
         self.runtime.close()
+
+
+def _region(graph: Graph, name: str, transient: bool = False) -> Region:
+    spec = graph.tensors[name]
+    return Region(spec.shape, spec.dtype, name, transient=transient)
+
+
+def _program(
+    prepared: Prepared,
+    persistent: Mapping[str, Region],
+    constants: Mapping[str, Array],
+    choices: Choices,
+) -> Program:
+    """Return the launches of a graph with a region for each value.
+
+    persistent: regions that outlive a step, by value: the graph's inputs and outputs.
+    """
+    graph = prepared.graph
+    regions = dict(persistent)
+    for value, old in in_place(graph).items():
+        regions[value] = regions[old]
+    for name in graph.tensors:
+        if name not in regions and name not in constants and name not in prepared.seen:
+            regions[name] = _region(graph, name, transient=True)
+    return Program(prepared.launches, regions, constants, choices=choices)

@@ -13,24 +13,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from soapstone.engine.constants import Constants
-from soapstone.engine.expand import program
-from soapstone.engine.lower import fold_weights, lower, split_constants, stored
 from soapstone.engine.lower import plain as in_order
+from soapstone.engine.lower import stored
 from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.prepare import folded
+from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.data.npz import DataError
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
-from soapstone.mappers import load
-from soapstone.runtime import Machine, Region, Runtime, StoppedError, Trace
+from soapstone.runtime import Machine, StoppedError
 from soapstone.runtime.forks import tell
 from soapstone.system import usable_cores
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.onnx import OnnxModel
 
 Dims = tuple[int | str | None, ...]
-NOTHING: Mapping[str, Array] = MappingProxyType({})
+_Bound = tuple[Session, Bound]  # a graph for one shape of inputs, in a session that it has alone
 
 
 @dataclass(frozen=True)
@@ -118,25 +117,6 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
     return Source(model.name, fields, graph.outputs, build, lambda: held)
 
 
-@dataclass
-class _Bound:
-    """A graph compiled for one shape of inputs; without a trace where nothing is to be run.
-
-    `feeds` and `results` are the live arrays of its inputs and outputs.
-    """
-
-    feeds: Mapping[str, Array]
-    results: Mapping[str, Array]
-    trace: Trace | None
-    runtime: Runtime
-    variants: Mapping[str, str]
-    launches: int
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.runtime.memory.used(0)
-
-
 class InferenceSession:
     """A model bound to its weights.
 
@@ -206,24 +186,23 @@ class InferenceSession:
         """
         given = self._checked(inputs)
         with self._lock:
-            bound = self._bound(given)
+            session, bound = self._bound(given)
             for name, feed in bound.feeds.items():
                 np.copyto(feed, given[name])
-            if bound.trace is not None:
-                bound.trace.replay()
+            session.run(bound)
             return {name: array.copy() for name, array in bound.results.items()}
 
     def variants(self, inputs: Mapping[str, Array] | Array) -> Mapping[str, str]:
         """Return which kernel variant serves each launch for inputs of these shapes."""
         given = self._checked(inputs)
         with self._lock:
-            return dict(self._bound(given).variants)
+            return dict(self._bound(given)[1].variants)
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of inputs, outputs and arenas of all bound shapes; packed weights come on top."""
         with self._lock:
-            return sum(bound.peak_bytes for bound in self._bounds.values())
+            return sum(session.peak_bytes for session, _ in self._bounds.values())
 
     def close(self) -> None:
         """Stop the workers and free the memory; a closed session runs no more."""
@@ -268,11 +247,11 @@ class InferenceSession:
         found = self._bounds.get(self._key(given))
         if found is None:
             while len(self._bounds) >= self._most:
-                self._bounds.popitem(last=False)[1].runtime.close()
+                self._bounds.popitem(last=False)[1][0].close()
             graph, contents = self._source.graph(given)
             self._telling.update(contents)
             layouts = self._orders(graph)
-            found = bind(graph, self._source.weights(), self._machine, self._plain, layouts)
+            found = _bind(graph, self._source.weights(), self._machine, self._plain, layouts)
             self._bounds[self._key(given)] = found
         self._bounds.move_to_end(self._key(given))
         return found
@@ -293,8 +272,8 @@ class InferenceSession:
 
 
 def _close_all(bounds: OrderedDict[tuple[object, ...], _Bound]) -> None:
-    for bound in bounds.values():
-        bound.runtime.close()
+    for session, _ in bounds.values():
+        session.close()
     bounds.clear()
 
 
@@ -323,14 +302,14 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def bind(
+def _bind(
     graph: Graph,
     weights: Mapping[str, Array],
     machine: Machine,
     plain: bool,
     layouts: Layouts | None = None,
 ) -> _Bound:
-    """Return an inference graph compiled to a trace over constant weights."""
+    """Return an inference graph compiled to a trace over constant weights, in its own session."""
     fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
     missing = sorted(fixed - weights.keys())
     if missing:
@@ -341,54 +320,22 @@ def bind(
             raise DataError(
                 f"model {graph.name!r}: weight {name!r}: {found} found, {needed} needed"
             )
+    held = {name: weights[name] for name in fixed}
     names = graph.outputs
     graph = replace(graph, updates={}).pruned()
     prologue = replace(graph, nodes=(), outputs=())
     if not plain:
-        prologue, graph = split_constants(fold_weights(graph, weights), fixed)
-    constants = Constants({name: weights[name] for name in fixed}, prologue)
-    mapper = load("sequential")
+        prologue, graph = folded(graph, held)
+    mapper = GraphMapper()
     strategy = mapper.strategy(graph, machine)
     if layouts is not None:
-        held = stored(graph)
-        free = {name: order for name, order in layouts.items() if name not in held}
+        outlive = stored(graph)
+        free = {name: order for name, order in layouts.items() if name not in outlive}
         strategy = replace(strategy, layouts=in_order(graph, free))
-    lowered = lower(graph, strategy, fuse=not plain)
-    runtime = Runtime(machine=machine, mapper=mapper)
+    constants = Constants(held, prologue)
+    session = Session(machine, mapper, seed=0)
     try:
-        return _compile(graph, names, lowered, strategy, runtime, mapper, constants, fuse=not plain)
+        return session, session.bind(graph, strategy, constants, names=names, fuse=not plain)
     except BaseException:
-        runtime.close()
+        session.close()
         raise
-
-
-def _compile(
-    graph: Graph,
-    names: tuple[str, ...],
-    lowered: Graph,
-    strategy: Strategy,
-    runtime: Runtime,
-    mapper: GraphMapper,
-    constants: Constants,
-    fuse: bool,
-) -> _Bound:
-    """Return a lowered graph as a trace of its launches on a runtime."""
-    mapper.adopt(strategy)
-    persistent: dict[str, Region] = {}
-    for name in (*graph.inputs(Role.INPUT), *lowered.outputs):
-        if name not in constants and name not in persistent:
-            spec = graph.tensors[name]
-            persistent[name] = Region(spec.shape, spec.dtype, name)
-    feeds = {name: runtime.array(persistent[name]) for name in graph.inputs(Role.INPUT)}
-    made = program(lowered, strategy, persistent, constants, fuse=fuse)
-    trace = None
-    if made.launches:
-        with runtime.capture(graph.name) as recording:
-            made.launch(runtime)
-        trace = recording.trace
-    results = {
-        name: constants[low] if low in constants else runtime.array(persistent[low])
-        for name, low in zip(names, lowered.outputs)
-    }
-    made.release()
-    return _Bound(feeds, results, trace, runtime, made.variants, len(made.launches))

@@ -173,6 +173,26 @@ class Graph:
         tensors = {name: spec for name, spec in known.items() if name in values}
         return replace(self, nodes=nodes, tensors=tensors)
 
+    def renamed(self, names: Mapping[str, str]) -> Graph:
+        """Return the graph with other names for some of its values."""
+        if not names:
+            return self
+
+        def new(values: Iterable[str]) -> tuple[str, ...]:
+            return tuple(names.get(value, value) for value in values)
+
+        return replace(
+            self,
+            nodes=tuple(
+                replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in self.nodes
+            ),
+            tensors=dict(zip(new(self.tensors), self.tensors.values())),
+            roles=dict(zip(new(self.roles), self.roles.values())),
+            outputs=new(self.outputs),
+            updates=dict(zip(new(self.updates), new(self.updates.values()))),
+            initials=dict(zip(new(self.initials), self.initials.values())),
+        )
+
     @cached_property
     def structural_hash(self) -> str:
         """A digest of everything but names: equal for graphs that differ only in naming."""

@@ -9,6 +9,10 @@ from __future__ import annotations
 from soapstone.ir.dims import Affine
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 
+# The scalars of a step that the host sets before each
+LEARNING_RATE = "learning_rate"
+STEP = "step"
+
 
 def guarded(graph: Graph, flag: str) -> Graph:
     """Return the graph with every update held back where the value `flag`, of type bool, is false.

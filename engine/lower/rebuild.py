@@ -117,7 +117,7 @@ def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]
     for number, name in enumerate([*names.values(), *(name for _, name in copies)]):
         if name in graph.tensors and name not in names:
             names[name] = f"{name}.inside{number}"
-    graph = renamed(graph, names)
+    graph = graph.renamed(names)
     tensors, nodes = dict(graph.tensors), list(graph.nodes)
     for value, name in copies:
         source = names.get(value, value)
@@ -125,21 +125,3 @@ def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]
         nodes.append(copied(name, source, name, tensors[source]))
     own = tuple(replace(node, sources=()) if node.sources else node for node in nodes)
     return replace(graph, tensors=tensors, nodes=own, outputs=tuple(outputs)), names
-
-
-def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Return a graph with other names for some of its values."""
-    if not names:
-        return graph
-
-    def new(values: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names.get(value, value) for value in values)
-
-    return replace(
-        graph,
-        nodes=tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes),
-        tensors={names.get(name, name): spec for name, spec in graph.tensors.items()},
-        roles={names.get(name, name): role for name, role in graph.roles.items()},
-        outputs=new(graph.outputs),
-        updates={name: names.get(value, value) for name, value in graph.updates.items()},
-    )

@@ -110,7 +110,7 @@ class NormalizationLayers(LayerBase):
         node = self._name("dropout", name)
         if not 0 <= rate < 1:
             raise GraphError(f"dropout {node!r}: rate {rate!r} found, 0 <= rate < 1 needed")
-        from soapstone.frontend.training.optimizers import STEP
+        from soapstone.ir.guard import STEP
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             if not training or rate == 0:

@@ -116,7 +116,7 @@ class _Stack:
         )
 
     def _dropped(self, builder: GraphBuilder, x: str, layer: int) -> str:
-        from soapstone.frontend.training.optimizers import STEP
+        from soapstone.ir.guard import STEP
 
         step = declare_scalar(builder, STEP, "int64")
         name = f"{self.node}.dropout_l{layer}"

@@ -386,29 +386,12 @@ class Importer:
         for other in self.builder.build().tensors:
             if other in taken and other not in renamed:
                 renamed[other] = self.builder.unique(f"{other}.inner")
-        return renamed_graph(self.builder.build().pruned(), renamed)
-
-
-def renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Return a pruned graph with values renamed, and without weights that nothing reads."""
-
-    def new(name: str) -> str:
-        return names.get(name, name)
-
-    read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
-    roles = {n: r for n, r in graph.roles.items() if r is Role.INPUT or n in read}
-    nodes = tuple(
-        replace(node, inputs=tuple(map(new, node.inputs)), outputs=tuple(map(new, node.outputs)))
-        for node in graph.nodes
-    )
-    made = {*roles, *(output for node in graph.nodes for output in node.outputs)}
-    return replace(
-        graph,
-        tensors=MappingProxyType({new(n): s for n, s in graph.tensors.items() if n in made}),
-        roles=MappingProxyType({new(n): r for n, r in roles.items()}),
-        nodes=nodes,
-        outputs=tuple(map(new, graph.outputs)),
-    )
+        graph = self.builder.build().pruned()
+        read = {name for node in graph.nodes for name in node.inputs} | set(graph.outputs)
+        roles = {n: r for n, r in graph.roles.items() if r is Role.INPUT or n in read}
+        unread = graph.roles.keys() - roles.keys()
+        tensors = {name: spec for name, spec in graph.tensors.items() if name not in unread}
+        return replace(graph, roles=roles, tensors=tensors).renamed(renamed)
 
 
 def _without(node: onnx.NodeProto, absent: set[str]) -> onnx.NodeProto:

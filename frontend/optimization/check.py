@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from soapstone.deadline import TimeUpError
+from soapstone.engine.measuring import drawn
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts
-from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.ir.tensor import Array, Role
 
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding
 _ULPS = 8.0  # by which inputs are changed, to see how far rounding reaches
@@ -52,27 +53,13 @@ def inputs_of(graph: Graph) -> dict[str, Array]:
     return {name: drawn(graph, name) for name in graph.inputs(Role.INPUT)}
 
 
-def drawn(graph: Graph, name: str) -> Array:
-    """Return seeded random contents of an input."""
-    spec = graph.tensors[name]
-    random = _random(name, spec)
-    if spec.is_float:
-        drawn = random.standard_normal(spec.shape)
-        return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
-    return random.integers(0, 2, spec.shape).astype(spec.dtype)
-
-
-def _random(name: str, spec: TensorSpec) -> np.random.Generator:
-    return np.random.default_rng([*name.encode(), spec.size])
-
-
 def _mixed(graph: Graph, name: str, large: float) -> Array:
     """Return contents of an input that mix numbers of a magnitude with those that are special.
 
     `large`: below 10, whole numbers with signs; above, integers reach the ends of their type.
     """
     spec = graph.tensors[name]
-    random = _random(f"{name} {large}", spec)
+    random = np.random.default_rng([*f"{name} {large}".encode(), spec.size])
     if spec.dtype == "bool":
         return random.integers(0, 2, spec.shape).astype(bool)
     if spec.is_float:

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.deadline import Deadline
-from soapstone.engine.lower import channels_last, fold_weights, merge_parts, split_constants, stored
+from soapstone.engine.lower import channels_last, fold_weights, merge_parts, stored
 from soapstone.engine.lower.rebuild import called, narrow
+from soapstone.engine.prepare import evaluated, folded
+from soapstone.engine.session import NOTHING
 from soapstone.files import write
 from soapstone.frontend.data.npz import DataError
-from soapstone.frontend.inference import NOTHING, Source
+from soapstone.frontend.inference import Source
 from soapstone.frontend.optimization.runners import Side, exported
 from soapstone.frontend.optimization.training import Ground
 from soapstone.frontend.optimization.trial import Outcome, trial
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.interpret import interpret
 from soapstone.ir.layouts import Layouts, Order
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role
@@ -550,15 +551,11 @@ def settled(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str
 
     Biases go back into products, nested joins become one, and merged kernels become arrays.
     """
+    outputs = graph.outputs
     graph, names = joined(graph, weights)
     weights = {names.get(name, name): array for name, array in weights.items()}
-    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
-    first, rest = split_constants(graph, fixed)
-    made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
-    held = {**weights, **made}
-    rest, names = called(rest, graph.outputs)
-    held = {names.get(name, name): array for name, array in held.items()}
-    return rest, {n: held[n] for n, role in rest.roles.items() if role is not Role.INPUT}
+    graph, held = evaluated(graph, weights, outputs)
+    return graph, {n: held[n] for n, role in graph.roles.items() if role is not Role.INPUT}
 
 
 def all_orders(graph: Graph, weights: Mapping[str, Array], chosen: Layouts) -> dict[str, Order]:
@@ -566,8 +563,7 @@ def all_orders(graph: Graph, weights: Mapping[str, Array], chosen: Layouts) -> d
 
     The rule is asked about the graph as sessions have it, its weights folded.
     """
-    fixed = {name for name, role in graph.roles.items() if role is not Role.INPUT}
-    run = split_constants(fold_weights(graph, weights), fixed)[1]
+    run = folded(graph, weights)[1]
     held = stored(run)
     orders = channels_last(run, {name: o for name, o in chosen.items() if name not in held})
     return {name: order for name, order in orders.items() if name in graph.tensors}

@@ -7,8 +7,8 @@ touched. What a search found for a step is kept for the process.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from soapstone.engine.mapper import GraphMapper, strategy_of
+from soapstone.engine.measuring import hold, running
 from soapstone.engine.session import Bound, Session
-from soapstone.frontend.optimization.check import Arrays, difference, drawn, median_us
-from soapstone.frontend.training.optimizers import LEARNING_RATE
+from soapstone.frontend.optimization.check import Arrays, difference, median_us
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.guard import guarded
@@ -52,22 +52,10 @@ class Ground:
         """How many threads compute."""
         return sum(processor.threads for processor in self.machine.processors)
 
-
-@contextmanager
-def _running(graph: Graph, ground: Ground) -> Iterator[tuple[Session, Bound]]:
-    """Yield a session in which a step is bound to scratch parameters and fed with random inputs."""
-    session = Session(ground.machine, copy.copy(ground.mapper), seed=0)
-    try:
-        mapper = session.mapper
-        bound = session.bind(graph, strategy_of(mapper, graph, ground.machine))
-        for name, feed in bound.feeds.items():
-            if graph.roles[name] is Role.INPUT:
-                feed[...] = drawn(graph, name)
-            else:
-                feed[...] = 1  # scalars: the number of the step, the learning rate
-        yield session, bound
-    finally:
-        session.close()
+    def running(self, graph: Graph) -> AbstractContextManager[tuple[Session, Bound]]:
+        """Return a session in which a step is bound to scratch parameters and random inputs."""
+        mapper = copy.copy(self.mapper)
+        return running(graph, self.machine, strategy_of(mapper, graph, self.machine), mapper)
 
 
 class StepRunner:
@@ -76,7 +64,7 @@ class StepRunner:
     def __init__(self, graph: Graph, ground: Ground) -> None:
         self._outputs = graph.outputs
         self._stack = ExitStack()
-        self._session, self._bound = self._stack.enter_context(_running(graph, ground))
+        self._session, self._bound = self._stack.enter_context(ground.running(graph))
 
     def run(self, given: Arrays) -> Arrays:
         """Return outputs, and all parameters and states after a step from those given."""
@@ -91,8 +79,7 @@ class StepRunner:
 
     def round(self) -> float:
         """Return the median time of a step, in microseconds."""
-        if LEARNING_RATE in self._bound.feeds:
-            self._bound.feeds[LEARNING_RATE][...] = 0  # parameters stay what they are
+        hold(self._bound)
         return median_us(lambda: self._session.run(self._bound))
 
     def close(self) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from soapstone.engine.measuring import hold, running
 from soapstone.engine.peers import Peers
-from soapstone.engine.session import Bound, Session
-from soapstone.frontend.optimization.check import drawn
-from soapstone.frontend.training.optimizers import LEARNING_RATE
-from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array, Role
-from soapstone.mappers import load as load_mapper
-from soapstone.runtime import Machine
+from soapstone.ir.tensor import Array
 from soapstone.runtime.analysis.message import ENDS, STARTS
 from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event
 from soapstone.search.cost.measure import Yardstick
@@ -33,25 +28,6 @@ _NO_WORK = (WAIT, MESSAGE, *STARTS, *ENDS)  # of a timeline: waiting, and messag
 _WARM, _EACH, _ROUND_S = 2, 3, 0.05  # steps before one; steps and seconds of a run's turn
 _SLACKS, _LEVELS = (1.07, 1.15, 1.32), 40  # of products' times at one speed; speeds looked at
 _FEW, _BETTER = 3, 4  # steps that say something; of fewer at a speed, the better fourth is taken
-
-
-@contextmanager
-def running(
-    graph: Graph, machine: Machine, strategy: Strategy, executor: str = "local"
-) -> Iterator[tuple[Session, Bound]]:
-    """Yield a session in which a graph is bound under a strategy, and fed with random inputs."""
-    mapper = load_mapper("strategy", strategy)
-    mapper.attach(machine)
-    session = Session(machine, mapper, seed=0, executor=executor)
-    try:
-        bound = session.bind(graph, strategy)
-        for name, feed in bound.feeds.items():
-            feed[...] = drawn(graph, name) if graph.roles[name] is Role.INPUT else 1
-        if LEARNING_RATE in bound.feeds:
-            bound.feeds[LEARNING_RATE][...] = 0  # parameters stay what they are
-        yield session, bound
-    finally:
-        session.close()
 
 
 @dataclass(frozen=True)
@@ -90,8 +66,9 @@ class Run:
         self._stack = ExitStack()
         self._shape = len(model.tasks), len(model.machine.processors)
         self.peers = Peers(executor)
-        context = running(model.graph, model.machine, strategy, executor)
+        context = running(model.graph, model.machine, strategy, executor=executor)
         self.session, self._bound = self._stack.enter_context(context)
+        hold(self._bound)
         self._tasks = tasks
         self._task_of: dict[str, int | None] = {}
         homes = Homes(model)
@@ -296,4 +273,4 @@ def _pass() -> None:
     """A yardstick is soon done."""
 
 
-__all__ = ["Run", "Speed", "Step", "Turns", "running"]
+__all__ = ["Run", "Speed", "Step", "Turns"]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields
 from soapstone.frontend.arguments import number
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
 
 Schedule = Callable[[int], float]
-LEARNING_RATE = "learning_rate"
-STEP = "step"
 
 
 def _slot(builder: GraphBuilder, parameter: str, name: str) -> str:

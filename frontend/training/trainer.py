@@ -21,12 +21,12 @@ from soapstone.frontend.optimization.training import Ground, Steps
 from soapstone.frontend.training import checkpoint, saved
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.losses import LABELS, add_loss, add_metrics
-from soapstone.frontend.training.optimizers import LEARNING_RATE, STEP, Optimizer
+from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.guard import guarded
+from soapstone.ir.guard import LEARNING_RATE, STEP, guarded
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role

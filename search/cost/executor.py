@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 from soapstone.cache.environment import digest
 from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import Store
-from soapstone.engine.expand import NodeLaunch, expand
-from soapstone.engine.lower import channels_last, fold_weights, lower, split_constants, views
+from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.lower import channels_last
+from soapstone.engine.prepare import Prepared, folded, prepare
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
@@ -32,16 +33,7 @@ from soapstone.kernels.registry import variants
 from soapstone.search.cost import database as store
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
 from soapstone.search.cost.database import interleaved
-from soapstone.search.cost.launches import (
-    Key,
-    Lowered,
-    call,
-    filled,
-    hollow,
-    keys,
-    peak_bytes,
-    work,
-)
+from soapstone.search.cost.launches import Key, call, filled, hollow, keys, peak_bytes, work
 from soapstone.search.cost.measure import Weights, Yardstick, measure
 from soapstone.system import usable_cores
 
@@ -49,19 +41,6 @@ Rule = Callable[[Graph, Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, 
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
 _BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
 _BUSY = "busy machine: "  # before the keys of times that did not settle
-
-
-@dataclass(frozen=True)
-class Priced:
-    """A launch and what it costs."""
-
-    node: Node
-    us: float
-    flops: float
-    bytes: float
-
-    def __str__(self) -> str:
-        return f"{self.us:9.1f} us  {self.node}"
 
 
 class ExecutorCost(CostModel):
@@ -124,64 +103,47 @@ class ExecutorCost(CostModel):
         layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
     ) -> Cost:
         """Return what one execution of the graph costs; see `CostModel`."""
-        lowered = self.lowered(graph, constants, layouts)
-        nodes = lowered.nodes
-        found = self._priced(lowered, nodes, constants)
+        prepared = self.prepared(graph, constants, layouts)
+        found = self._priced(prepared, constants)
         return Cost(
             sum([us for us, _, _ in found]),
             sum([flops for _, flops, _ in found]),
             sum([nbytes for _, _, nbytes in found]),
             len(found),
-            peak_bytes(lowered, nodes),
+            peak_bytes(prepared),
         )
 
-    def launches(
+    def prepared(
         self,
         graph: Graph,
         constants: Mapping[str, Array],
         layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> tuple[Priced, ...]:
-        """Return the launches of a graph with the cost of each."""
-        lowered = self.lowered(graph, constants, layouts)
-        nodes = lowered.nodes
-        found = self._priced(lowered, nodes, constants)
-        return tuple(Priced(node, *each) for node, each in zip(nodes, found))
-
-    def lowered(
-        self,
-        graph: Graph,
-        constants: Mapping[str, Array],
-        layouts: Mapping[str, tuple[int, ...]] = NO_LAYOUTS,
-    ) -> Lowered:
+    ) -> Prepared:
         """Return the graph as the executor launches it."""
-        fixed = frozenset(graph.roles.keys() & constants.keys())
+        fixed = graph.roles.keys() & constants.keys()
         if not self.training:
-            graph = replace(graph, updates={}).pruned()
-            first, graph = split_constants(fold_weights(graph, constants), fixed)
+            first, graph = folded(replace(graph, updates={}).pruned(), constants)
             fixed |= {output for node in first.nodes for output in node.outputs}
         orders = {n: o for n, o in self.rule(graph, layouts).items() if n not in fixed}
-        strategy = Strategy({DEFAULT: Configuration()}, layouts=orders)
-        lowered = lower(graph, strategy)
-        return Lowered(lowered, strategy, fixed, views(lowered, strategy, fixed))
+        return prepare(graph, Strategy({DEFAULT: Configuration()}, layouts=orders), fixed)
 
     def _priced(
-        self, lowered: Lowered, nodes: tuple[Node, ...], constants: Mapping[str, Array]
+        self, prepared: Prepared, constants: Mapping[str, Array]
     ) -> list[tuple[float, float, float]]:
         """Return time, operations and bytes of each launch, measuring those that are not known."""
-        known, wanted = self._known, keys(lowered, nodes)
-        missing = {key: node for key, node in zip(wanted, nodes) if key not in known}
+        known, wanted = self._known, keys(prepared)
+        missing = {key: node for key, node in zip(wanted, prepared.nodes) if key not in known}
         if missing:
-            self._price(lowered, missing, constants)
+            self._price(prepared, missing, constants)
         return [known[key] for key in wanted]
 
     def _price(
-        self, lowered: Lowered, missing: Mapping[Key, Node], constants: Mapping[str, Array]
+        self, prepared: Prepared, missing: Mapping[Key, Node], constants: Mapping[str, Array]
     ) -> None:
-        expanded = expand(lowered.graph, lowered.strategy, lowered.constants, lowered.seen)
-        by_name = {launch.node.name: launch for launch in expanded}
+        by_name = {launch.node.name: launch for launch in prepared.launches}
         texts = {}
         for key, node in missing.items():
-            example = call(lowered, by_name[node.name], self.threads, hollow, NO_CONSTANTS)
+            example = call(prepared, by_name[node.name], self.threads, hollow, NO_CONSTANTS)
             texts[key] = self._text(node, example)
         times = self.database.find(texts.values())
         wanted = {
@@ -195,14 +157,14 @@ class ExecutorCost(CostModel):
                     until(self.deadline),
                     threads(self.threads),
                 ):
-                    times |= self._taken(lowered, wanted, constants)
+                    times |= self._taken(prepared, wanted, constants)
             finally:
                 self.measuring_s += time.monotonic() - began
         for key, node in missing.items():
-            self._known[key] = (times[texts[key]], *work(lowered.graph, node))
+            self._known[key] = (times[texts[key]], *work(prepared.graph, node))
 
     def _taken(
-        self, lowered: Lowered, wanted: Mapping[str, NodeLaunch], constants: Mapping[str, Array]
+        self, prepared: Prepared, wanted: Mapping[str, NodeLaunch], constants: Mapping[str, Array]
     ) -> dict[str, float]:
         """Return the times of launches that the database lacked.
 
@@ -219,14 +181,14 @@ class ExecutorCost(CostModel):
             times |= {text.removeprefix(_BUSY): us for text, us in found.items()}
             rest = {text: item for text, item in rest.items() if text not in times}
         if rest:
-            times |= self._measure(lowered, rest, constants, self._yardstick)
+            times |= self._measure(prepared, rest, constants, self._yardstick)
             if 0 < self._yardstick.best_us < math.inf:
                 self.database.lowest(mark, self._yardstick.best_us)
         return times
 
     def _measure(
         self,
-        lowered: Lowered,
+        prepared: Prepared,
         launches: Mapping[str, NodeLaunch],
         constants: Mapping[str, Array],
         yardstick: Yardstick,
@@ -248,7 +210,7 @@ class ExecutorCost(CostModel):
             batch.clear()
 
         for text, launch in launches.items():
-            batch[text] = made = call(lowered, launch, self.threads, filled, constants)
+            batch[text] = made = call(prepared, launch, self.threads, filled, constants)
             held += sum(array.nbytes for array in (*made.inputs, *made.outputs))
             if held > _BATCH_BYTES:
                 finish()
@@ -279,4 +241,4 @@ def sources(name: str) -> str:
     return digest(json.dumps(made_of(variants(name))), reference, harness)
 
 
-__all__ = ["ExecutorCost", "Priced"]
+__all__ = ["ExecutorCost"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
-from soapstone.engine.lower import View, in_place, launched
+from soapstone.engine.lower import in_place
+from soapstone.engine.prepare import Prepared
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.elementwise.epilogue import wrapped
 from soapstone.ir.ops.elementwise.fused import program_steps
-from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import aligned
@@ -22,36 +22,21 @@ Key = tuple[Any, ...]
 Make = Callable[[TensorSpec, tuple[int, ...]], Array]  # an array of a spec in an axis order
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A graph as it is launched: lowered, with the values that are constants or views."""
-
-    graph: Graph
-    strategy: Strategy
-    constants: frozenset[str]
-    seen: Mapping[str, View]
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """The nodes that are launched, in order."""
-        return tuple(node for node in self.graph.nodes if launched(node, self.seen))
-
-
-def keys(lowered: Lowered, nodes: tuple[Node, ...]) -> list[Key]:
+def keys(prepared: Prepared) -> list[Key]:
     """Return for each launched node what its time depends on, names left out."""
-    tensors, layouts = lowered.graph.tensors, lowered.strategy.layouts
+    tensors, layouts = prepared.graph.tensors, prepared.strategy.layouts
     places: dict[str, Key] = {}
 
     def place(name: str) -> Key:
-        if name in lowered.constants:
+        if name in prepared.constants:
             return ("constant", tensors[name])
-        view = lowered.seen.get(name)
+        view = prepared.seen.get(name)
         if view is None:
             return (tensors[name], layouts.get(name))
         return (tensors[view.root], layouts.get(view.root), replace(view, root=""))
 
     found = []
-    for node in nodes:
+    for node in prepared.nodes:
         operands = (*node.inputs, *node.outputs)
         for name in operands:
             if name not in places:
@@ -86,13 +71,13 @@ def work(graph: Graph, node: Node) -> tuple[float, float]:
 
 
 def call(
-    lowered: Lowered, launch: NodeLaunch, threads: int, make: Make, constants: Mapping[str, Array]
+    prepared: Prepared, launch: NodeLaunch, threads: int, make: Make, constants: Mapping[str, Array]
 ) -> Call:
     """Return a launch as a call on arrays that `make` makes, where the executor has its own.
 
     constants: contents of those constants that a kernel may have to look at.
     """
-    tensors, layouts = lowered.graph.tensors, lowered.strategy.layouts
+    tensors, layouts = prepared.graph.tensors, prepared.strategy.layouts
     roots: dict[str, Array] = {}
 
     def root(name: str) -> Array:
@@ -145,21 +130,21 @@ def filled(spec: TensorSpec, order: tuple[int, ...]) -> Array:
 _NUMBERS = np.random.default_rng(0).random(10_007, np.float32) + np.float32(0.1)
 
 
-def peak_bytes(lowered: Lowered, nodes: tuple[Node, ...]) -> int:
+def peak_bytes(prepared: Prepared) -> int:
     """Return the most bytes of values alive at once; inputs and outputs of the graph always are."""
-    graph = lowered.graph
+    graph, nodes = prepared.graph, prepared.nodes
     aliases = in_place(graph)
 
     def root(name: str) -> str:
-        view = lowered.seen.get(name)
+        view = prepared.seen.get(name)
         return aliases.get(view.root if view else name, view.root if view else name)
 
-    stored = {root(name) for name in (*graph.roles, *graph.outputs)} - lowered.constants
+    stored = {root(name) for name in (*graph.roles, *graph.outputs)} - prepared.constants
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for step, node in enumerate(nodes):
         for name in map(root, (*node.inputs, *node.outputs)):
-            if name not in lowered.constants and name not in stored:
+            if name not in prepared.constants and name not in stored:
                 first.setdefault(name, step)
                 last[name] = step
     changes = [0] * (len(nodes) + 1)
@@ -174,4 +159,4 @@ def peak_bytes(lowered: Lowered, nodes: tuple[Node, ...]) -> int:
     return peak + sum(graph.tensors[name].nbytes for name in stored)
 
 
-__all__ = ["Key", "Lowered", "call", "filled", "hollow", "keys", "peak_bytes", "work"]
+__all__ = ["Key", "call", "filled", "hollow", "keys", "peak_bytes", "work"]

@@ -184,17 +184,17 @@ class RooflineCost(CostModel):
         Raises:
             DeviceError: the device has no rate for a type of the graph.
         """
-        lowered = self._lowering.lowered(graph, constants, layouts)
-        nodes = lowered.nodes
+        prepared = self._lowering.prepared(graph, constants, layouts)
+        nodes = prepared.nodes
         time_us, flops, nbytes = 0.0, 0.0, 0.0
-        for key, node in zip(keys(lowered, nodes), nodes):
+        for key, node in zip(keys(prepared), nodes):
             found = self._known.get(key)
             if found is None:
-                found = self._known[key] = self._priced(lowered.graph, node)
+                found = self._known[key] = self._priced(prepared.graph, node)
             time_us += found[0]
             flops += found[1]
             nbytes += found[2]
-        peak = peak_bytes(lowered, nodes)
+        peak = peak_bytes(prepared)
         held = sum(graph.tensors[name].nbytes for name in graph.roles if name in constants)
         if peak + held > self.device.memory_bytes:
             time_us = math.inf

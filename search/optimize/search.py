@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from soapstone.deadline import Deadline
-from soapstone.engine.lower import channels_last, fold_weights, split_constants
-from soapstone.engine.lower.rebuild import called
+from soapstone.engine.lower import channels_last, fold_weights
+from soapstone.engine.prepare import evaluated
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import UNKNOWN
@@ -168,10 +167,7 @@ def _folded(graph: Graph, constants: Mapping[str, Array]) -> tuple[Graph, Mappin
     """
     if not constants:
         return graph, constants
-    first, rest = split_constants(fold_weights(graph, constants), constants.keys())
-    made = interpret(first, {name: constants[name] for name in first.roles}) if first.nodes else {}
-    rest, names = called(rest, graph.outputs)
-    return rest, {names.get(name, name): array for name, array in {**constants, **made}.items()}
+    return evaluated(fold_weights(graph, constants), constants, graph.outputs)
 
 
 class _Run:

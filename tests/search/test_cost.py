@@ -164,15 +164,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_graph_costs_the_launches_that_a_session_runs(model: ExecutorCost) -> None:
     graph, weights = network()
     cost = model.cost(graph, weights)
-    priced = model.launches(graph, weights)
+    priced = model.prepared(graph, weights).nodes
     with InferenceSession(graph, weights, threads=2) as session:
         session.run(np.ones((1, 3, 16, 16), np.float32))
-        (bound,) = session._bounds.values()
-        assert {item.node.name for item in priced} == bound.variants.keys()
-        assert cost.launches == bound.launches
+        ((_, bound),) = session._bounds.values()
+        assert {node.name for node in priced} == bound.variants.keys()
+        assert cost.launches == len(priced) == len(bound.program.launches)
         assert cost.peak_bytes == pytest.approx(session.peak_bytes, abs=64 * cost.launches)
-    assert cost.time_us == pytest.approx(sum(item.us for item in priced))
-    assert min(item.us for item in priced) > 0
+    assert cost.time_us > 0
     assert not cost.estimated
 
 

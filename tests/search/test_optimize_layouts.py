@@ -13,11 +13,10 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
-import soapstone.frontend.inference as inference
 from soapstone import InferenceSession
 from soapstone.cli.main import app
+from soapstone.engine import prepare
 from soapstone.engine.lower import CHANNELS_LAST, channels_last, fold_weights, lower, plain
-from soapstone.engine.lower.rebuild import renamed
 from soapstone.frontend.onnx import OnnxError, from_onnx, to_onnx
 from soapstone.frontend.optimization.check import inputs_of
 from soapstone.frontend.optimization.optimize import all_orders, optimize, settled
@@ -300,7 +299,7 @@ def test_a_weight_that_folding_names_like_the_output_is_no_output() -> None:
     turned = builder.apply("transpose", w, permutation=(1, 0), name="y")[0]
     product = builder.apply("matmul", x, turned)[0]
     builder.output(builder.apply("add", product, b, name="sum")[0])
-    graph = renamed(builder.build(), {"y": "y.inner", "sum": "y"})  # nodes are called as before
+    graph = builder.build().renamed({"y": "y.inner", "sum": "y"})  # nodes are called as before
 
     class Folding(Ordered):
         def cost(self, graph: Graph, constants: Mapping[str, Array], *layouts: object) -> Cost:
@@ -322,7 +321,7 @@ class Lowered:
             self.layouts = strategy.layouts
             return lower(graph, strategy, **given)
 
-        monkeypatch.setattr(inference, "lower", noted)
+        monkeypatch.setattr(prepare, "lower", noted)
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+"""Sessions in which a step is bound to be timed or compared: scratch parameters, random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from soapstone.engine.mapper import GraphMapper
+from soapstone.engine.session import Bound, Session
+from soapstone.ir.graph import Graph
+from soapstone.ir.guard import LEARNING_RATE
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array, Role
+from soapstone.runtime import Machine
+
+
+@contextmanager
+def running(
+    graph: Graph,
+    machine: Machine,
+    strategy: Strategy,
+    mapper: GraphMapper | None = None,
+    executor: str = "local",
+) -> Iterator[tuple[Session, Bound]]:
+    """Yield a session in which a graph is bound under a strategy, and fed with random inputs.
+
+    Scalars, such as the learning rate and the number of the step, are 1.
+
+    mapper: who places what the strategy leaves open; by default blocks of points.
+    """
+    session = Session(machine, mapper or GraphMapper(), seed=0, executor=executor)
+    try:
+        bound = session.bind(graph, strategy)
+        for name, feed in bound.feeds.items():
+            feed[...] = drawn(graph, name) if graph.roles[name] is Role.INPUT else 1
+        yield session, bound
+    finally:
+        session.close()
+
+
+def hold(bound: Bound) -> None:
+    """Let parameters stay what they are, however often a step runs: it learns nothing."""
+    if LEARNING_RATE in bound.feeds:
+        bound.feeds[LEARNING_RATE][...] = 0
+
+
+def drawn(graph: Graph, name: str) -> Array:
+    """Return seeded random contents of an input: around 0, or 0 and 1 for whole numbers."""
+    spec = graph.tensors[name]
+    random = np.random.default_rng([*name.encode(), spec.size])
+    if spec.is_float:
+        drawn = random.standard_normal(spec.shape)
+        return (np.abs(drawn) if graph.roles[name] is Role.STATE else drawn).astype(spec.dtype)
+    return random.integers(0, 2, spec.shape).astype(spec.dtype)
+
+
+__all__ = ["drawn", "hold", "running"]

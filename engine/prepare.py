@@ -1,0 +1,84 @@
+"""From a graph and a strategy to what is launched: one arrangement for all who run or price graphs.
+
+Training, inference, measuring and the cost models of searches come through here, so what is priced
+is what runs. An inference graph is first divided into what its weights alone determine, and the
+rest, whose weights are constant (`folded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+from soapstone.engine.expand import NodeLaunch, expand
+from soapstone.engine.lower import View, fold_weights, launched, lower, split_constants, views
+from soapstone.engine.lower.rebuild import called
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.interpret import interpret
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A graph as it is launched: lowered, with the values that are constants or views of others."""
+
+    graph: Graph
+    strategy: Strategy
+    constants: frozenset[str]
+    seen: Mapping[str, View]
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are launched, in order."""
+        return tuple(node for node in self.graph.nodes if launched(node, self.seen))
+
+    @cached_property
+    def launches(self) -> tuple[NodeLaunch, ...]:
+        """The launches of these nodes: point tasks, their tiles and privileges.
+
+        Raises:
+            StrategyError: a configuration is not legal, or a choice is not carried out.
+        """
+        return expand(self.graph, self.strategy, self.constants, self.seen)
+
+
+def prepare(
+    graph: Graph, strategy: Strategy, constants: Set[str] = frozenset(), *, fuse: bool = True
+) -> Prepared:
+    """Return a graph as it is launched under a strategy.
+
+    Args:
+        constants: inputs that never change.
+        fuse: let several operators be one launch, and look at reshaped and transposed values in
+            place; without it, each operator is a launch.
+    """
+    lowered = lower(graph, strategy, fuse=fuse)
+    held = frozenset(constants)
+    return Prepared(lowered, strategy, held, views(lowered, strategy, held) if fuse else {})
+
+
+def folded(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, Graph]:
+    """Return the graph of what constant weights alone determine, and the rest, which takes it.
+
+    Batch norms, scales and biases go into the weights first, so outputs may be called otherwise.
+    """
+    fixed = graph.roles.keys() & weights.keys()
+    return split_constants(fold_weights(graph, weights), fixed)
+
+
+def evaluated(
+    graph: Graph, weights: Mapping[str, Array], outputs: Sequence[str]
+) -> tuple[Graph, dict[str, Array]]:
+    """Return a graph with what its weights alone determine as weights, its outputs called so.
+
+    The weights that are returned are all that were given and made, by their names in the graph.
+    """
+    first, rest = split_constants(graph, graph.roles.keys() & weights.keys())
+    made = interpret(first, {name: weights[name] for name in first.roles}) if first.nodes else {}
+    rest, names = called(rest, outputs)
+    return rest, {names.get(name, name): array for name, array in {**weights, **made}.items()}
+
+
+__all__ = ["Prepared", "evaluated", "folded", "prepare"]
