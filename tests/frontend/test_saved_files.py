@@ -1,6 +1,7 @@
 """Files that earlier versions wrote still load and mean what they did.
 
-tests/saved holds what 8e9c080 wrote; its `rules.json` is b990c5e's, the first whose rules have domains.
+tests/saved holds what 8e9c080 wrote; its `rules.json` is b990c5e's, the first whose rules have
+domains.
 """
 
 from __future__ import annotations
