@@ -17,7 +17,6 @@ _FAMILIES = (
     "reorder",
     "sequences",
     "softmax",
-    "volume",
 )
 
 if available():

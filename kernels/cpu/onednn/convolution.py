@@ -1,18 +1,24 @@
-"""Convolution, with bias and activation fused, and its two gradients.
+"""Convolution of images and volumes, with bias and activation fused, its gradients, its transpose.
 
 oneDNN is fast when activations are dense channels-last or in its own blocked format, 2x slower in
 plain NCHW and hopeless ("ref") on a tile of a larger array (benchmarks/onednn_layouts.py). So the
 primitive runs on dense channels-last activations; an operand that is anything else is staged
 through a private dense copy inside the entry. Weights are reordered to the primitive's format.
+
+A transposed convolution of any rank is the gradient of a convolution with respect to its input; its
+bias is added afterwards. Sequences are images of height one (`sequences.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
+import numpy as np
+
+from soapstone.kernels.cpu.elementwise.machine import bind_program
+from soapstone.kernels.cpu.elementwise.programs import compile_program
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
     ARG_BIAS,
@@ -23,12 +29,10 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_DST,
     ARG_SRC,
     ARG_WEIGHTS,
-    CHANNELS_LAST_4D,
     DIFF_SOURCE,
     DIFF_TARGET,
     DIFF_WEIGHTS,
     LOGISTIC,
-    PLAIN_4D,
     SOURCE,
     TARGET,
     WEIGHTS,
@@ -55,6 +59,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.memory import aligned_array
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3
+Shape = tuple[int, ...]
 _NARROW = 4  # channels below which a strided input gradient is faster in plain layout
 
 
@@ -63,9 +68,9 @@ class Follow:
     """A step after the convolution with an operand of this shape, in the result's axis order."""
 
     algorithm: int
-    shape: tuple[int, ...]
+    shape: Shape
 
-    def laid(self, order: tuple[int, ...]) -> Binary:
+    def laid(self, order: Shape) -> Binary:
         """Return the step on a dense operand in the axis order."""
         return Binary(self.algorithm, Layout.dense(self.shape, order))
 
@@ -74,153 +79,122 @@ class Follow:
 class _Problem:
     """A convolution's sizes, as oneDNN needs them; equal problems share a primitive.
 
-    `x` and `y` are (n, c, h, w); `kernel` is (groups, o / groups, c / groups, kh, kw).
+    `x` and `y` are (n, c, *size); `kernel` is (groups, o / groups, c / groups, *window).
     """
 
-    direction: str
-    x: tuple[int, ...]
-    y: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
+    direction: str  # forward, input, weights
+    x: Shape
+    y: Shape
+    kernel: Shape
+    stride: Shape
+    low: Shape
+    high: Shape
+    dilation: Shape
     bias: bool
     posts: tuple[Activation | Follow, ...]
     threads: int
 
     @property
-    def weights(self) -> tuple[int, ...]:
+    def weights(self) -> Shape:
         """The shape of the weights: without the group axis where there is one group."""
         return self.kernel if self.kernel[0] > 1 else self.kernel[1:]
 
     @property
     def pointwise(self) -> bool:
         """Whether this is a matrix product over pixels."""
-        return (
-            self.kernel[3:] == (1, 1)
-            and self.kernel[0] == 1
-            and self.stride == (1, 1)
-            and not any(self.padding)
-        )
+        ones = {self.kernel[0], *self.kernel[3:], *self.stride} == {1}
+        return ones and not any((*self.low, *self.high))
 
     def legal(self) -> bool:
         """Return whether sizes agree and oneDNN takes the window (no negative padding)."""
-        top, left, bottom, right = self.padding
         groups, filters, channels, *window = self.kernel
-        spans = zip(self.x[2:], window, self.stride, self.dilation, (top, left), (bottom, right))
+        spans = zip(self.x[2:], window, self.stride, self.dilation, self.low, self.high)
         sizes = tuple(
             (size + low + high - dilation * (extent - 1) - 1) // stride + 1
             for size, extent, stride, dilation, low, high in spans
         )
         return (
-            min(self.padding) >= 0
+            min(*self.low, *self.high) >= 0
             and self.x[1] == groups * channels
             and self.y == (self.x[0], groups * filters, *sizes)
         )
 
 
-def _window(problem: _Problem) -> tuple[Any, Any, Any, Any]:
-    dilation = dims([step - 1 for step in problem.dilation])
-    top_left, bottom_right = problem.padding[:2], problem.padding[2:]
-    return dims(problem.stride), dilation, dims(top_left), dims(bottom_right)
-
-
-def _description(problem: _Problem, order: tuple[int, ...]) -> Handle:
+def _description(problem: _Problem, order: Shape) -> Handle:
     """Return the primitive descriptor of the problem on dense activations in the axis order."""
-    x, y = Layout.dense(problem.x, order), Layout.dense(problem.y, order)
-    posts = (post.laid(order) if isinstance(post, Follow) else post for post in problem.posts)
+    x = Layout.dense(problem.x, order).descriptor.address
+    y = Layout.dense(problem.y, order).descriptor.address
     weights = Layout.any(problem.weights).descriptor.address
-    bias_layout = Layout.dense((problem.y[1],)).descriptor.address if problem.bias else None
-    window, what = _window(problem), f"convolution {problem.direction} {problem}"
-    ends = (x.descriptor.address, weights)
-    target = y.descriptor.address
+    bias = Layout.dense((problem.y[1],)).descriptor.address if problem.bias else None
+    posts = (post.laid(order) if isinstance(post, Follow) else post for post in problem.posts)
     attribute = attributes(*posts).address
-    inference = problem.direction == "forward"
-    forward = describe(
-        "convolution_forward",
-        *(engine(), _INFERENCE if inference else _TRAINING, _AUTO),
-        *(*ends, bias_layout, target, *window, attribute),
-        what=what,
-    )
+    dilation = dims([step - 1 for step in problem.dilation])
+    window = (dims(problem.stride), dilation, dims(problem.low), dims(problem.high))
+    kind = _INFERENCE if problem.direction == "forward" else _TRAINING
+    what = f"convolution {problem.direction} {problem}"
+    ends = (engine(), kind, _AUTO, x, weights, bias, y)
+    forward = describe("convolution_forward", *ends, *window, attribute, what=what)
     if problem.direction == "forward":
         return forward
-    hint = forward.address
+    hints = (*window, forward.address, attribute)
     if problem.direction == "input":
-        return describe(
-            "convolution_backward_data",
-            *(engine(), _AUTO, *ends, target, *window, hint, attribute),
-            what=what,
-        )
-    return describe(
-        "convolution_backward_weights",
-        *(engine(), _AUTO, *ends, bias_layout, target, *window, hint, attribute),
-        what=what,
-    )
-
-
-def _rank(name: str) -> int:
-    """Return how bad an implementation is: 0 generated for the layout, 1 im2col, 2 plain loops."""
-    return 2 if "ref" in name else 1 if "gemm" in name else 0
+        data = (engine(), _AUTO, x, weights, y)
+        return describe("convolution_backward_data", *data, *hints, what=what)
+    both = (engine(), _AUTO, x, weights, bias, y)
+    return describe("convolution_backward_weights", *both, *hints, what=what)
 
 
 @lru_cache(maxsize=1024)
-def _primitive(problem: _Problem, plain: bool) -> tuple[Primitive, tuple[int, ...]] | None:
+def _primitive(problem: _Problem, plain: bool | None) -> tuple[Primitive, Shape] | None:
     """Return the primitive and the axis order of its activations, or None: oneDNN has none.
 
-    `plain` tells that the call's activations are plain, so that plain costs no staging.
+    `plain` tells that the activations of an image's convolution are plain, so that plain costs no
+    staging; None is a volume's, or a transposed one.
     """
-    orders = [CHANNELS_LAST_4D, PLAIN_4D]
-    narrow = problem.direction == "input" and problem.x[1] <= _NARROW and max(problem.stride) > 1
-    # brgconv_strided wastes the vector on few channels; a plain matrix product needs no staging.
-    pointwise = plain and problem.pointwise and problem.direction != "weights"
-    # The plain implementation's sigmoid turns NaN into 0.
-    functions = [post.algorithm for post in problem.posts if isinstance(post, Activation)]
-    if narrow or (pointwise and LOGISTIC not in functions):
-        orders.reverse()
-    best: tuple[int, Handle, tuple[int, ...]] | None = None
+    own = tuple(range(len(problem.x)))
+    orders = [(0, *own[2:], 1), own]
+    if plain is not None:
+        few = problem.direction == "input" and problem.x[1] <= _NARROW
+        # brgconv_strided wastes the vector on few channels; a plain product needs no staging.
+        pointwise = plain and problem.pointwise and problem.direction != "weights"
+        # The plain implementation's sigmoid turns NaN into 0.
+        functions = [post.algorithm for post in problem.posts if isinstance(post, Activation)]
+        if (few and max(problem.stride) > 1) or (pointwise and LOGISTIC not in functions):
+            orders.reverse()
+    best: tuple[int, Handle, Shape] | None = None
     with threads(problem.threads):
         for order in orders:
             try:
                 found = _description(problem, order)
             except UnsupportedError:
                 continue
-            rank = _rank(implementation(found))
-            if order == PLAIN_4D and orders[0] == PLAIN_4D and rank == 1:
-                rank = 0
-            if best is None or rank < best[0]:
-                best = (rank, found, order)
-        if best is None:
-            return None
-        return compile_primitive("convolution", best[1]), best[2]
+            # Generated for the layout is best, then im2col, then plain loops.
+            name = implementation(found)
+            im2col = "gemm" in name and plain is not None and (order, orders[0]) != (own, own)
+            badness = 2 if "ref" in name else int(im2col)
+            if best is None or badness < best[0]:
+                best = (badness, found, order)
+        return None if best is None else (compile_primitive("convolution", best[1]), best[2])
 
 
 def _problem(
-    call: Call,
-    direction: str,
-    x: Array | tuple[int, ...],
-    w: Array | tuple[int, ...],
-    y: Array,
-    posts: tuple[Activation | Follow, ...] = (),
+    call: Call, direction: str, x: Shape, w: Shape, y: Shape, bias: bool, steps: Sequence[Step]
 ) -> _Problem | None:
-    """Return the call's problem, or None when sizes or windows are not oneDNN's."""
-    at = call.attributes
+    """Return the problem of these shapes, or None when sizes or windows are not oneDNN's."""
+    at, rank = call.attributes, len(x) - 2
     groups = int(at["groups"])
-    filters, channels, *extent = w if isinstance(w, tuple) else w.shape
-    if filters % groups:
+    filters, channels, *extent = w
+    name = at.get("activation")
+    if filters % groups or name not in ACTIVATIONS:
         return None
-    if at.get("activation") not in ACTIVATIONS:
-        return None
-    activation = ACTIVATIONS[at.get("activation")]
+    activation = ACTIVATIONS[name]
+    posts = (
+        step if isinstance(step, Activation) else Follow(step[0], step[1].shape) for step in steps
+    )
     problem = _Problem(
-        direction,
-        tuple(x if isinstance(x, tuple) else x.shape),
-        y.shape,
-        (groups, filters // groups, channels, *extent),
-        tuple(at["stride"]),
-        tuple(at["padding"]),
-        tuple(at["dilation"]),
-        bool(at.get("bias", False)),
-        (*((activation,) if activation else ()), *posts),
+        *(direction, x, y, (groups, filters // groups, channels, *extent)),
+        *(tuple(at["stride"]), tuple(at["padding"][:rank]), tuple(at["padding"][rank:])),
+        *(tuple(at["dilation"]), bias, (*((activation,) if activation else ()), *posts)),
         call.threads,
     )
     return problem if problem.legal() else None
@@ -231,127 +205,134 @@ def _grouped(w: Array, problem: _Problem) -> Layout:
     layout = Layout.of(w)
     if problem.kernel[0] == 1 or layout.strides is None:
         return layout
-    filters = problem.kernel[1]
-    strides = (filters * layout.strides[0], *layout.strides)
-    return Layout(problem.kernel, strides)
+    return Layout(problem.kernel, (problem.kernel[1] * layout.strides[0], *layout.strides))
+
+
+# Of each direction: what it makes, and the argument and the descriptor of x, w, y and the bias.
+_ROLES = {
+    "forward": (
+        "y",
+        {"x": (ARG_SRC, SOURCE), "w": (ARG_WEIGHTS, WEIGHTS), "y": (ARG_DST, TARGET)}
+        | {"bias": (ARG_BIAS, WEIGHTS)},
+    ),
+    "input": (
+        "x",
+        {"y": (ARG_DIFF_DST, DIFF_TARGET), "w": (ARG_WEIGHTS, WEIGHTS)}
+        | {"x": (ARG_DIFF_SRC, DIFF_SOURCE)},
+    ),
+    "weights": (
+        "w bias",
+        {"x": (ARG_SRC, SOURCE), "y": (ARG_DIFF_DST, DIFF_TARGET)}
+        | {"w": (ARG_DIFF_WEIGHTS, DIFF_WEIGHTS), "bias": (ARG_DIFF_BIAS, DIFF_WEIGHTS)},
+    ),
+}
+
+
+def _bind(
+    call: Call,
+    direction: str,
+    arrays: Mapping[str, Array],
+    steps: Sequence[Step] = (),
+    transposed: bool = False,
+) -> Entry | None:
+    """Return the entry that makes x, w or y of the others, or None where oneDNN does not.
+
+    arrays: x, w and y of a convolution, perhaps its bias. Constant weights are reordered here.
+    """
+    made, roles = _ROLES[direction]
+    x, w, y = (arrays[name] for name in "xwy")
+    sources = tuple(array for name, array in arrays.items() if name not in made.split())
+    targets = tuple(array for name, array in arrays.items() if name in made.split())
+    if not (x.ndim == w.ndim == y.ndim and 4 <= x.ndim <= 5):
+        return None
+    if not float32(Call(call.operator, {}, sources, targets)):
+        return None
+    if all(array.size == 0 for array in targets):
+        return empty()
+    problem = _problem(call, direction, x.shape, w.shape, y.shape, "bias" in arrays, steps)
+    if problem is None or 0 in (x.size, w.size, y.size):
+        return None
+    images = x.ndim == 4 and not transposed
+    found = _primitive(problem, is_plain(x) and is_plain(y) if images else None)
+    if found is None:
+        return None
+    primitive, order = found
+    program = Program(call.threads)
+    arguments = {}
+    for name, (argument, what) in roles.items():
+        if name not in arrays:
+            continue
+        array = arrays[name]
+        if name == "w":
+            layout = _grouped(array, problem)
+        else:
+            layout = Layout.of(array, order if name in "xy" else None)
+        wanted = primitive.descriptor(what, int(name == "bias"))
+        if name in made.split():
+            arguments[argument] = program.target(array, layout, wanted)
+        else:
+            constant = name == "w" and 1 in call.constants
+            arguments[argument] = program.source(array, layout, wanted, constant=constant)
+    for index, step in enumerate(steps, len(problem.posts) - len(steps)):
+        if not isinstance(step, Activation):
+            flat = Layout.dense(step[1].shape, order).descriptor.address
+            operand = program.source(step[1], Layout.of(step[1], order), flat)
+            arguments[post_argument(index)] = operand
+    program.step(primitive, arguments)
+    return program.entry()
+
+
+def _biased(arrays: dict[str, Array], rest: Sequence[Array]) -> dict[str, Array]:
+    return arrays | dict(zip(("bias",), rest))
 
 
 def _copied(call: Call, steps: Sequence[Step]) -> Entry | None:
     """Return the entry of the convolution of a channels-last copy of its image."""
     x, *rest = call.inputs
-    n, c, h, w = x.shape
-    dense = aligned_array((n, h, w, c), x.dtype).transpose(0, 3, 1, 2)
+    n, c, *size = x.shape
+    dense = np.moveaxis(aligned_array((n, *size, c), x.dtype), -1, 1)
     first = copy(dense, x, call.threads)
-    then = conv2d(replace(call, inputs=(dense, *rest)), steps)
+    then = convolution(replace(call, inputs=(dense, *rest)), steps)
     return None if first is None or then is None else sequence([first, then])
 
 
-@variant("conv2d", "onednn")
-def conv2d(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
-    """Return the entry of y = activation(conv2d(x, w) + b), then the steps.
-
-    Constant weights are reordered once, here.
-    """
+@variant(("conv2d", "conv3d"), "onednn")
+def convolution(call: Call, steps: Sequence[Step] = ()) -> Entry | None:
+    """Return the entry of y = activation(conv(x, w) + b), then the steps."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
+    if len(rest) != bool(call.attributes.get("bias", False)):
+        return None
     if x.ndim == 4 and x.size and not is_nested(x):
         return _copied(call, steps)
-    if not float32(call, rank=4, only=(0, 1, -1)):
-        return None
-    if y.size == 0:
-        return empty()
-    posts = tuple(
-        step if isinstance(step, Activation) else Follow(step[0], step[1].shape) for step in steps
-    )
-    problem = _problem(call, "forward", x, w, y, posts)
-    if problem is None or 0 in (x.size, w.size) or len(rest) != problem.bias:
-        return None
-    made = _primitive(problem, is_plain(x) and is_plain(y))
-    if made is None:
-        return None
-    primitive, order = made
-    program = Program(call.threads)
-    constant = 1 in call.constants
-    arguments = {
-        ARG_SRC: program.source(x, Layout.of(x, order), primitive.descriptor(SOURCE)),
-        ARG_WEIGHTS: program.source(
-            w, _grouped(w, problem), primitive.descriptor(WEIGHTS), constant=constant
-        ),
-        ARG_DST: program.target(y, Layout.of(y, order), primitive.descriptor(TARGET)),
-    }
-    if problem.bias:
-        bias = rest[0]
-        arguments[ARG_BIAS] = program.source(
-            bias, Layout.of(bias), primitive.descriptor(WEIGHTS, 1)
-        )
-    first = len(problem.posts) - len(steps)
-    for index, step in enumerate(steps, first):
-        if not isinstance(step, Activation):
-            operand = step[1]
-            wanted = Layout.dense(operand.shape, order).descriptor.address
-            arguments[post_argument(index)] = program.source(
-                operand, Layout.of(operand, order), wanted
-            )
-    program.step(primitive, arguments)
-    return program.entry()
+    return _bind(call, "forward", _biased({"x": x, "w": w, "y": y}, rest), steps)
 
 
-@variant("conv2d_grad_input", "onednn")
-def conv2d_grad_input(call: Call) -> Entry | None:
+@variant(("conv2d_grad_input", "conv3d_grad_input"), "onednn")
+def grad_input(call: Call) -> Entry | None:
     """Return the entry of dx from (dy, w)."""
-    dy, w = call.inputs
-    (dx,) = call.outputs
-    if not float32(call, rank=4):
-        return None
-    if dx.size == 0:
-        return empty()
-    problem = _problem(call, "input", dx, w, dy)
-    if problem is None or 0 in (dy.size, w.size):
-        return None
-    made = _primitive(problem, is_plain(dx) and is_plain(dy))
-    if made is None:
-        return None
-    primitive, order = made
-    program = Program(call.threads)
-    arguments = {
-        ARG_DIFF_DST: program.source(dy, Layout.of(dy, order), primitive.descriptor(DIFF_TARGET)),
-        ARG_WEIGHTS: program.source(w, _grouped(w, problem), primitive.descriptor(WEIGHTS)),
-        ARG_DIFF_SRC: program.target(dx, Layout.of(dx, order), primitive.descriptor(DIFF_SOURCE)),
-    }
-    program.step(primitive, arguments)
-    return program.entry()
+    (dy, w), (dx,) = call.inputs, call.outputs
+    return _bind(call, "input", {"y": dy, "w": w, "x": dx})
 
 
-@variant("conv2d_grad_weight", "onednn")
-def conv2d_grad_weight(call: Call) -> Entry | None:
+@variant(("conv2d_grad_weight", "conv3d_grad_weight"), "onednn")
+def grad_weight(call: Call) -> Entry | None:
     """Return the entry of dw, and db where the attribute `bias` asks for it, from (x, dy)."""
-    x, dy = call.inputs
-    dw = call.outputs[0]
-    if not float32(call, rank=4, only=(0, 1, 2)):
+    (x, dy), (dw, *rest) = call.inputs, call.outputs
+    if len(rest) != bool(call.attributes.get("bias", False)):
         return None
-    if dw.size == 0 and all(output.size == 0 for output in call.outputs):
-        return empty()
-    problem = _problem(call, "weights", x, dw, dy)
-    if problem is None or 0 in (x.size, dy.size, dw.size):
-        return None
-    if len(call.outputs) != 1 + problem.bias:
-        return None
-    made = _primitive(problem, is_plain(x) and is_plain(dy))
-    if made is None:
-        return None
-    primitive, order = made
-    program = Program(call.threads)
-    arguments = {
-        ARG_SRC: program.source(x, Layout.of(x, order), primitive.descriptor(SOURCE)),
-        ARG_DIFF_DST: program.source(dy, Layout.of(dy, order), primitive.descriptor(DIFF_TARGET)),
-        ARG_DIFF_WEIGHTS: program.target(
-            dw, _grouped(dw, problem), primitive.descriptor(DIFF_WEIGHTS)
-        ),
-    }
-    if problem.bias:
-        db = call.outputs[1]
-        arguments[ARG_DIFF_BIAS] = program.target(
-            db, Layout.of(db), primitive.descriptor(DIFF_WEIGHTS, 1)
-        )
-    program.step(primitive, arguments)
-    return program.entry()
+    return _bind(call, "weights", _biased({"x": x, "y": dy, "w": dw}, rest))
+
+
+@variant(("conv_transpose2d", "conv_transpose3d"), "onednn")
+def transposed(call: Call) -> Entry | None:
+    """Return the entry of y = conv_transpose(x, w) + b."""
+    x, w, *rest = call.inputs
+    (y,) = call.outputs
+    entry = _bind(call, "input", {"y": x, "w": w, "x": y}, transposed=True)
+    if entry is None or not rest or y.size == 0:
+        return entry
+    program = compile_program(2, [("add", (0, 1), {})], (2,))
+    bias = rest[0].reshape(1, -1, *(1,) * (y.ndim - 2))
+    added = None if program is None else bind_program(program, [y, bias], [y], call.threads)
+    return None if added is None else sequence([entry, added])

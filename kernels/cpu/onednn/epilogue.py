@@ -49,7 +49,7 @@ Bind = Callable[[Call, Sequence[Step]], Entry | None]
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn": {
-        "conv2d": convolution.conv2d,
+        "conv2d": convolution.convolution,
         "linear": lambda call, steps: matmul.linear(call, "first", steps),
         "matmul": lambda call, steps: matmul.matmul(call, "first", steps),
     },

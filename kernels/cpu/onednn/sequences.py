@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from soapstone.kernels.cpu.onednn import convolution, pooling, volume
+from soapstone.kernels.cpu.onednn import convolution, pooling
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -53,11 +53,14 @@ def as_image(bind: Callable[[Call], Entry | None]) -> Callable[[Call], Entry | N
     return bind_sequence
 
 
-variant("conv1d", "onednn")(as_image(convolution.conv2d))
-variant("conv1d_grad_input", "onednn")(as_image(convolution.conv2d_grad_input))
-variant("conv1d_grad_weight", "onednn")(as_image(convolution.conv2d_grad_weight))
-variant("max_pool1d", "onednn")(as_image(pooling.max_pool2d))
-variant("max_pool1d_grad", "onednn")(as_image(pooling.max_pool2d_grad))
-variant("avg_pool1d", "onednn")(as_image(pooling.avg_pool2d))
-variant("avg_pool1d_grad", "onednn")(as_image(pooling.avg_pool2d_grad))
-variant("conv_transpose1d", "onednn")(as_image(volume.conv_transpose))
+for _operator, _bind in {
+    "conv1d": convolution.convolution,
+    "conv1d_grad_input": convolution.grad_input,
+    "conv1d_grad_weight": convolution.grad_weight,
+    "conv_transpose1d": convolution.transposed,
+    "max_pool1d": pooling.max_pool2d,
+    "max_pool1d_grad": pooling.max_pool2d_grad,
+    "avg_pool1d": pooling.avg_pool2d,
+    "avg_pool1d_grad": pooling.avg_pool2d_grad,
+}.items():
+    variant(_operator, "onednn")(as_image(_bind))
