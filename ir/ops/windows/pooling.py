@@ -136,7 +136,8 @@ def _local(attributes: Attributes, tile: Tile, box: tuple[Ints, Ints]) -> dict[s
     return {**attributes, **local, "origin": (0,) * rank, "full_size": size}
 
 
-def _localize(attributes: Attributes, tile: Tile) -> Attributes:
+def localize_pool(attributes: Attributes, tile: Tile) -> Attributes:
+    """Return the attributes of a tile of pooled windows."""
     return _local(attributes, tile, tile.inputs[0])
 
 
@@ -304,7 +305,7 @@ def _declare(rank: int) -> None:
             reference=_max_pool,
             attributes=window | _INDICES,
             gradient=partial(_max_grad, rank),
-            localize=_localize,
+            localize=localize_pool,
             forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
             laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
             onnx=Onnx("MaxPool", attributes=ONNX_WINDOW | {"indices": None}, outputs=1),
@@ -335,7 +336,7 @@ def _declare(rank: int) -> None:
             reference=_avg_pool,
             attributes=window | include,
             gradient=partial(_avg_grad, rank),
-            localize=_localize,
+            localize=localize_pool,
             forms=laws_pooling.AVG_POOL2D_FORMS if rank == 2 else (),
             constants=(laws_pooling.POOL_KERNEL,) if rank == 2 else (),
             laws=laws_pooling.AVG_POOL2D_LAWS if rank == 2 else (),
