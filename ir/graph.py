@@ -322,10 +322,12 @@ class GraphBuilder:
         node = Node(node_name, operator_name, inputs, (), items, origin, renamed, sources)
         return self.add(node)
 
-    def add(self, node: Node) -> tuple[str, ...]:
+    def add(self, node: Node, made: Sequence[TensorSpec] = ()) -> tuple[str, ...]:
         """Add a node whose attributes are in their frozen form, and return its outputs.
 
         Its name and those of its outputs are made unique.
+
+        made: its outputs' types where they are known, as in a graph that had it.
 
         Raises:
             GraphError: unknown value.
@@ -333,8 +335,9 @@ class GraphBuilder:
         """
         name = self.unique(node.name)
         try:
-            specs = tuple(self.spec(i) for i in node.inputs)
-            made = _signature(node.operator, node.items, specs).output_specs
+            if not made:
+                specs = tuple(self.spec(i) for i in node.inputs)
+                made = _signature(node.operator, node.items, specs).output_specs
         except ShapeError as error:
             raise ShapeError(f"{node.operator} {name!r}: {error}") from None
         except GraphError as error:

@@ -480,7 +480,7 @@ def by_strategy(sample: Sample) -> dict[str, Array]:
     random = np.random.default_rng([sample.seed, 7])
     graph = sample.unbound
     configurations = {
-        node.name: Configuration(_degrees(graph.signature(node), random)) for node in graph.nodes
+        node.name: Configuration(degrees_of(graph.signature(node), random)) for node in graph.nodes
     }
     machine = MACHINES[random.integers(len(MACHINES))]
     session = Session(machine, RandomMapper(int(random.integers(1 << 30))), seed=0)
@@ -495,7 +495,7 @@ def by_strategy(sample: Sample) -> dict[str, Array]:
         session.close()
 
 
-def _degrees(signature: Signature, random: np.random.Generator) -> dict[str, int]:
+def degrees_of(signature: Signature, random: np.random.Generator) -> dict[str, int]:
     """Return legal degrees of at most four points."""
     degrees: dict[str, int] = {}
     for dim in random.permutation(np.array([d.name for d in signature.dims], object)):

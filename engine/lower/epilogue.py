@@ -29,7 +29,8 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
         if chain:
             fused[chain[-1].name] = (_fused(node, chain),)
             taken.update(step.name for step in [node, *chain])
-    return substituted(graph, dict.fromkeys(taken, ()) | fused)
+    gone: dict[str, tuple[Node, ...]] = dict.fromkeys(taken, ())
+    return substituted(graph, gone | fused)
 
 
 def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> list[Node]:

@@ -31,11 +31,19 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
         moved = node if inputs == node.inputs else replace(node, inputs=inputs)
         builder.sources = node.work_of
         outputs = emit(builder, moved)
-        renamed.update(zip(node.outputs, builder.add(moved) if outputs is None else outputs))
+        renamed.update(
+            zip(node.outputs, kept(builder, moved, graph) if outputs is None else outputs)
+        )
     builder.output(*(renamed.get(name, name) for name in graph.outputs))
     for name, value in graph.updates.items():
         builder.update(name, renamed.get(value, value))
     return builder.build()
+
+
+def kept(builder: GraphBuilder, node: Node, graph: Graph) -> tuple[str, ...]:
+    """Add a node of a graph as it is there, its inputs perhaps called otherwise."""
+    same = node.inputs == graph.by_name[node.name].inputs
+    return builder.add(node, [graph.tensors[name] for name in node.outputs] if same else ())
 
 
 def substituted(

@@ -77,7 +77,7 @@ def hoist_updates(graph: Graph) -> Graph:
             before = [
                 position[reader.name]
                 for name in node.overwrites.values()
-                for reader in _readers(graph, name)
+                for reader in readers_of(graph, name)
                 if reader is not node
             ]
             made = [
@@ -91,7 +91,7 @@ def hoist_updates(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(node for *_, node in keyed))
 
 
-def _readers(graph: Graph, value: str) -> list[Node]:
+def readers_of(graph: Graph, value: str) -> list[Node]:
     """Return the nodes that read a value, or a value that may be a view of it."""
     found: list[Node] = []
     pending = [value]

@@ -185,7 +185,7 @@ def _allowed(
     if value in keep:
         return False
     try:
-        whole = _example(graph.tensors[view.root].shape, strategy.layouts.get(view.root))
+        whole = example(graph.tensors[view.root].shape, strategy.layouts.get(view.root))
         box = tuple(map(slice, *view.box)) if view.box else ...
         seen = view.apply(whole[box])
     except ValueError:
@@ -210,7 +210,7 @@ def _allowed(
     return copies <= 1
 
 
-def _example(shape: tuple[int, ...], order: tuple[int, ...] | None) -> Array:
+def example(shape: tuple[int, ...], order: tuple[int, ...] | None) -> Array:
     """Return an array with the strides of a value dense in the axis order; it is only looked at."""
     axes = order or tuple(range(len(shape)))
     strides, step = {}, 1

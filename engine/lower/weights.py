@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from soapstone.engine.lower.rebuild import rebuild
-from soapstone.engine.lower.spelled import gelu_of, silu_of
+from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.engine.lower.vectors import vector_over
+from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array, Role
 
@@ -22,23 +22,13 @@ from soapstone.ir.tensor import Array, Role
 CHANNELS = {"conv1d": (0, 1), "conv2d": (0, 1), "conv3d": (0, 1), "linear": (1, -1)}
 
 
-def fold_weights(graph: Graph, constants: Mapping[str, Array]) -> Graph:
-    """Return the graph with batch norms, scales and biases folded into constant weights."""
-    for rule, operators in _RULES:
-        if any(node.operator in operators for node in graph.nodes):
-            graph = _rewrite(graph, rule, constants)
-    return graph.pruned()
-
-
 def fold_biases(graph: Graph, weights: Set[str]) -> Graph:
     """Return the graph with biases, and activations behind them, in the products of weights.
 
     weights: inputs that may change between runs, so nothing is made of their contents.
     """
-    rules = ((_plain_product, ("matmul",)), (_bias, ("add",)), (_activation, _KEPT))
-    for rule, operators in rules:
-        if any(node.operator in operators for node in graph.nodes):
-            graph = _rewrite(graph, rule, {}, weights)
+    for each in _PRODUCTS:
+        graph = fold(each, graph, {}, weights)
     return graph.pruned()
 
 
@@ -120,20 +110,32 @@ class _Site:
         return self.again(node, weights, bias or shift)
 
 
-Rule = Callable[[_Site, Node], str | None]
+@dataclass(frozen=True)
+class Fold:
+    """A rule by which nodes of some operators go into others, or become others.
+
+    Attributes:
+        rule: the value that takes the place of a node's; None where it does not apply.
+    """
+
+    name: str
+    operators: tuple[str, ...]
+    rule: Callable[[_Site, Node], str | None]
 
 
-def _rewrite(
-    graph: Graph, rule: Rule, constants: Mapping[str, Array], weights: Set[str] = frozenset()
+def fold(
+    by: Fold, graph: Graph, constants: Mapping[str, Array], weights: Set[str] = frozenset()
 ) -> Graph:
-    """Return the graph with each node replaced where the rule returns another value for it."""
+    """Return the graph with each node replaced where the rule has another value for it."""
+    if not any(node.operator in by.operators for node in graph.nodes):
+        return graph
     site = _Site(constants, {*constants, *weights}, set())
     keep = {*graph.outputs, *graph.updates.values()}
 
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
         site.builder = builder
-        made = rule(site, node)
-        outputs = (made,) if made else builder.add(node)
+        made = by.rule(site, node) if node.operator in by.operators else None
+        outputs = (made,) if made else kept(builder, node, graph)
         if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
@@ -146,8 +148,6 @@ def _rewrite(
 
 def _number(site: _Site, node: Node) -> str | None:
     """Arithmetic with one constant number is `affine`."""
-    if node.operator not in ("add", "sub", "mul", "div"):
-        return None
     x, other = node.inputs
     if x in site.constants and node.operator in ("add", "mul"):
         x, other = other, x
@@ -166,18 +166,30 @@ def _number(site: _Site, node: Node) -> str | None:
     return site.builder.apply("affine", x, name=node.name, scale=scale, shift=shift)[0]
 
 
-def _spelled(site: _Site, node: Node) -> str | None:
-    """Activations written as arithmetic are one operator."""
-    for name, find in (("gelu", gelu_of), ("silu", silu_of)):
-        x = find(node, site.builder.maker)
-        if x is not None:
-            return site.builder.apply(name, x, name=node.name)[0]
-    return None
+def _named(site: _Site, node: Node) -> str | None:
+    """GELU and SiLU written out as arithmetic are one operator, which can join a product."""
+
+    def made(value: str) -> Made[str]:
+        maker = site.builder.maker(value) if value else node  # whose outputs are not named yet
+        if maker is None or len(maker.outputs) > 1:
+            return "", ("",), 0.0, 0.0
+        at = maker.attributes
+        return maker.operator, maker.inputs, at.get("scale", 0.0), at.get("shift", 0.0)
+
+    found = Recogniser(made).activation("")
+    if found is None:
+        return None
+    (name, (x,), slope, _), scale = found
+    if slope not in (0.0, 1.0) or name not in ("gelu", "silu"):
+        return None
+    if not math.isclose(scale, 1.0, rel_tol=1e-5):
+        return None
+    return site.builder.apply(name, x, name=node.name)[0]
 
 
 def _product(site: _Site, node: Node) -> str | None:
     """`matmul` with a constant matrix on the right is `linear`."""
-    if node.operator != "matmul" or node.attributes["transpose_a"]:
+    if node.attributes["transpose_a"]:
         return None
     x, weights = node.inputs
     if weights not in site.fixed or x in site.fixed or site.builder.spec(weights).rank != 2:
@@ -189,12 +201,12 @@ def _product(site: _Site, node: Node) -> str | None:
 
 def _plain_product(site: _Site, node: Node) -> str | None:
     """As `_product`, but nothing is transposed: that costs where it is done in every run."""
-    return None if node.attributes.get("transpose_b") else _product(site, node)
+    return None if node.attributes["transpose_b"] else _product(site, node)
 
 
 def _batch_norm(site: _Site, node: Node) -> str | None:
     """Fixed statistics scale and shift: in the product before, or as one multiply and add."""
-    if node.operator != "batch_norm_inference" or not site.fixed.issuperset(node.inputs[1:]):
+    if not site.fixed.issuperset(node.inputs[1:]):
         return None
     x, gamma, beta, mean, var = node.inputs
     spread = site.constant("affine", var, shift=node.attributes["epsilon"])
@@ -212,8 +224,6 @@ def _batch_norm(site: _Site, node: Node) -> str | None:
 
 def _operands(site: _Site, node: Node) -> tuple[Node, str] | None:
     """Return the product and the vector over its channels that a node combines, or None."""
-    if len(node.inputs) != 2:
-        return None
     for value, other in (node.inputs, node.inputs[::-1]):
         host = site.host(value)
         if host is not None and site.builder.spec(node.inputs[0]).is_float:
@@ -226,7 +236,7 @@ def _operands(site: _Site, node: Node) -> tuple[Node, str] | None:
 def _scale(site: _Site, node: Node) -> str | None:
     if node.operator == "affine":
         return _scale_seen(site, node)
-    found = _operands(site, node) if node.operator == "mul" else None
+    found = _operands(site, node)
     return None if found is None else site.scaled(*found, None)
 
 
@@ -262,7 +272,7 @@ def _scale_seen(site: _Site, node: Node) -> str | None:
 
 
 def _bias(site: _Site, node: Node) -> str | None:
-    found = _operands(site, node) if node.operator == "add" else None
+    found = _operands(site, node)
     if found is None:
         return None
     host, vector = found
@@ -272,7 +282,7 @@ def _bias(site: _Site, node: Node) -> str | None:
 
 
 def _activation(site: _Site, node: Node) -> str | None:
-    host = site.host(node.inputs[0]) if node.operator in _KEPT else None
+    host = site.host(node.inputs[0])
     if host is None or not host.attributes["bias"]:
         return None
     return site.changed(host, host.inputs, activation=node.operator)
@@ -280,12 +290,17 @@ def _activation(site: _Site, node: Node) -> str | None:
 
 _KEPT = ("relu", "sigmoid", "tanh")  # whose gradients need no more than their result
 
-# Rules in the order in which they are applied, with the operators that each may replace.
-_RULES: tuple[tuple[Rule, tuple[str, ...]], ...] = (
-    (_number, ("add", "sub", "mul", "div")),
-    (_spelled, ("mul", "affine")),
-    (_product, ("matmul",)),
-    (_batch_norm, ("batch_norm_inference",)),
-    (_scale, ("mul", "affine")),
-    (_bias, ("add",)),
+FOLDS = (
+    Fold("fold_numbers", ("add", "sub", "mul", "div"), _number),
+    Fold("name_activations", ("mul", "affine"), _named),
+    Fold("fold_products", ("matmul",), _product),
+    Fold("fold_batch_norms", ("batch_norm_inference",), _batch_norm),
+    Fold("fold_scales", ("mul", "affine"), _scale),
+    Fold("fold_biases", ("add",), _bias),
+)
+
+_PRODUCTS = (
+    Fold("fold_products", ("matmul",), _plain_product),
+    Fold("fold_biases", ("add",), _bias),
+    Fold("fold_activations", _KEPT, _activation),
 )

@@ -1,0 +1,116 @@
+"""The passes by name, in the order in which they run, and what they are checked by (`verify.py`).
+
+`soapstone show` prints a graph after any of them; docs/lowering.md says what each is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from soapstone.engine.lower.composites import lower_composites
+from soapstone.engine.lower.concat import place_parts
+from soapstone.engine.lower.elementwise import fuse_elementwise
+from soapstone.engine.lower.epilogue import fuse_epilogues
+from soapstone.engine.lower.halves import widen_halves
+from soapstone.engine.lower.parts import copy_parts, merge_parts
+from soapstone.engine.lower.updates import hoist_updates, merge_stores, store_updates
+from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources
+from soapstone.engine.lower.weights import FOLDS, fold
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array
+from soapstone.native.memory import CHECKED
+
+Under = TypeVar("Under")
+Watch = Callable[[str, Graph, Graph], None]  # is told a pass, the graph before it, and after it
+
+
+@dataclass(frozen=True)
+class Pass(Generic[Under]):
+    """One step of lowering: from a graph to one that computes the same.
+
+    Attributes:
+        apply: from a graph, and what it is lowered under: constants, or a strategy.
+        fuses: whether it is left out where every operator shall be a launch.
+    """
+
+    name: str
+    apply: Callable[[Graph, Under], Graph]
+    fuses: bool = False
+
+
+# Where weights never change, before a strategy is chosen: what weights alone determine.
+CONSTANT_PASSES: tuple[Pass[Mapping[str, Array]], ...] = (
+    *(Pass(each.name, partial(fold, each)) for each in FOLDS),
+    Pass("drop_unread", lambda graph, _: graph.pruned()),
+)
+
+# For every graph: how it is launched under a strategy.
+PASSES: tuple[Pass[Strategy], ...] = (
+    Pass("widen_halves", widen_halves),
+    Pass("lower_composites", lower_composites),
+    Pass("store_updates", lambda graph, _: store_updates(graph)),
+    Pass("merge_parts", merge_parts, fuses=True),
+    Pass("fuse_epilogues", fuse_epilogues, fuses=True),
+    Pass("fuse_elementwise", fuse_elementwise, fuses=True),
+    Pass("place_parts", place_parts, fuses=True),
+    Pass("copy_parts", copy_parts, fuses=True),
+    Pass("merge_stores", merge_stores, fuses=True),
+    Pass("hoist_updates", lambda graph, _: hoist_updates(graph)),
+)
+
+SPLIT = "split_constants"  # between the two, into a graph that runs once and the rest
+NAMES = (*(each.name for each in CONSTANT_PASSES), SPLIT, *(each.name for each in PASSES))
+
+
+def fold_weights(graph: Graph, constants: Mapping[str, Array], watch: Watch | None = None) -> Graph:
+    """Return the graph with batch norms, scales and biases folded into constant weights."""
+    return _applied(graph, CONSTANT_PASSES, constants, watch or _checker(graph, whole=False))
+
+
+def lower(
+    graph: Graph, strategy: Strategy, *, fuse: bool = True, watch: Watch | None = None
+) -> Graph:
+    """Return the graph as it is launched under a strategy; without `fuse`, an operator a launch.
+
+    In checked mode (docs/checked.md) it is verified after every pass.
+
+    watch: is told each pass, the graph before it and the graph after it.
+    """
+    chosen = [each for each in PASSES if fuse or not each.fuses]
+    graph = _applied(graph, chosen, strategy, watch or _checker(graph, whole=True))
+    if CHECKED:
+        check_aliases(graph)
+    return graph
+
+
+def _applied(
+    graph: Graph, passes: Sequence[Pass[Under]], under: Under, watch: Watch | None
+) -> Graph:
+    for each in passes:
+        before, graph = graph, each.apply(graph, under)
+        if watch is not None:
+            watch(each.name, before, graph)
+    return graph
+
+
+def _checker(began: Graph, whole: bool) -> Watch | None:
+    return verifier(began, whole) if CHECKED else None
+
+
+def verifier(began: Graph, whole: bool = True) -> Watch:
+    """Return what verifies the graph after each pass.
+
+    Args:
+        began: the graph before the first pass.
+        whole: whether all that it computes must still be computed, and by whom must be known.
+    """
+
+    def watch(name: str, before: Graph, after: Graph) -> None:
+        check_graph(after, before, f"pass {name!r}")
+        check_sources(after, began, f"pass {name!r}", whole)
+
+    return watch
