@@ -45,7 +45,6 @@ from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult,
 from soapstone.search.parallel.mcmc import proposals
 from soapstone.search.parallel.mcmc.initial import randomly
 from soapstone.search.parallel.methods import found_by
-from soapstone.search.parallel.problem.arrays import FROM_DEVICE, MESSAGE, MOVED, TO_DEVICE
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import prepare
 from soapstone.system import peak_bytes
@@ -211,7 +210,7 @@ class Tables:
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < 3.0:
             simulator.settled.settle()
-            simulator.again()
+            simulator.settled_ns()
             count += 1
         return count / (time.perf_counter() - begin)
 
@@ -330,12 +329,11 @@ class Tables:
         simulator = Simulator(prepare(graph, load_machine("k80", 4)))
         simulator.step_ns(found.strategy.configurations)
         p, c = simulator.problem, simulator.settled.choice
-        rows = c.messages[: c.top[MESSAGE]]
-        rows = rows[(rows[:, FROM_DEVICE] >= 0) & (rows[:, FROM_DEVICE] != rows[:, TO_DEVICE])]
-        pairs = rows[:, FROM_DEVICE] * 4 + rows[:, TO_DEVICE]
+        rows = c.live[(c.live["source"] >= 0) & (c.live["source"] != c.live["target"])]
+        pairs = rows["source"] * 4 + rows["target"]
         hops = (p.route_ptr[1:] - p.route_ptr[:-1])[pairs]
-        near = rows[hops == hops.min(initial=99), MOVED].sum()
-        return float(near / max(1, rows[:, MOVED].sum()))
+        near = rows["moved"][hops == hops.min(initial=99)].sum()
+        return float(near / max(1, rows["moved"].sum()))
 
     def placement(self) -> Iterator[Row]:
         for name in self.names(("inception_v3", "nmt")):

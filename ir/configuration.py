@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir import json_fields
-from soapstone.ir.dims import Kind, Signature
+from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Node
 
@@ -92,7 +92,7 @@ def inherited(
     for dim in signature.dims:
         source = rename.get(dim.name, dim.name)
         degree = min(degrees.get(source, 1), max(dim.extent, 1))
-        if degree == 1 or source in used or dim.kind is Kind.WHOLE:
+        if degree == 1 or source in used:
             continue
         try:
             signature.check(taken | {dim.name: degree}, lowers)

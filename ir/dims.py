@@ -44,9 +44,26 @@ class Dim:
     kind: Kind = Kind.FREE
     monoid: str | None = None  # sum, max, min
 
+    def may_split(self, lowers: bool) -> bool:
+        """Return whether an operator splits it; `lowers`: the operator has a lowering."""
+        return self.kind is not Kind.WHOLE and (lowers or self.kind is not Kind.LOWERED)
+
     def __str__(self) -> str:
         mark = {Kind.FREE: "", Kind.REDUCED: f":{self.monoid}"}.get(self.kind, f":{self.kind}")
         return f"{self.name}={self.extent}{mark}"
+
+
+def affine_interval(
+    first: Any, last: Any, stride: Any, offset: Any, window: Any, extent: Any
+) -> tuple[Any, Any]:
+    """Return what indices from `first` to before `last` of a dim read of an axis (`Affine`).
+
+    Of integers or of arrays of them; searches compile it.
+    """
+    start = first * stride + offset
+    stop = start + (last > first) * ((last - 1 - first) * stride + window)
+    start = np.minimum(np.maximum(start, 0), extent)
+    return start, np.maximum(start, np.minimum(np.maximum(stop, 0), extent))
 
 
 @dataclass(frozen=True)
@@ -71,12 +88,8 @@ class Affine:
         return self.window > self.stride
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
-        first, last = lo[self.dim], hi[self.dim]
-        start = first * self.stride + self.offset
-        stop = (last - 1) * self.stride + self.offset + self.window
-        stop = np.where(last > first, stop, start)
-        start = np.clip(start, 0, self.extent)
-        return start, np.maximum(start, np.clip(stop, 0, self.extent))
+        index = lo[self.dim], hi[self.dim]
+        return affine_interval(*index, self.stride, self.offset, self.window, self.extent)
 
     def __str__(self) -> str:
         if (self.stride, self.offset, self.window) == (1, 0, 1):
@@ -160,9 +173,14 @@ class Operand:
         return " ".join(map(str, self.axes)) or "()"
 
 
+def equal_cut(extent: int, parts: int, part: int) -> int:
+    """Return where one of `parts` nearly equal tiles of [0, extent) begins; searches compile it."""
+    return extent * part // parts
+
+
 def equal_cuts(extent: int, parts: int) -> tuple[int, ...]:
     """Return the boundaries of `parts` nearly equal tiles of [0, extent)."""
-    return tuple(extent * part // parts for part in range(parts + 1))
+    return tuple(equal_cut(extent, parts, part) for part in range(parts + 1))
 
 
 @dataclass(frozen=True)
@@ -187,6 +205,16 @@ class Signature:
         operands = (*self.inputs, *self.outputs)
         return tuple({a for o in operands for a in o.axes if isinstance(a, Product)})
 
+    @cached_property
+    def nested(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of dims: the first is split only where the second is down to single indices."""
+        return tuple(
+            (inner, outer)
+            for product in self.products
+            for position, inner in enumerate(product.dims)
+            for outer in product.dims[:position]
+        )
+
     def lowers(self, degrees: Mapping[str, int]) -> bool:
         """Return whether these degrees need the operator's lowering to primitives."""
         return any(degrees.get(dim.name, 1) > 1 and dim.kind is Kind.LOWERED for dim in self.dims)
@@ -202,27 +230,19 @@ class Signature:
                 raise StrategyError(
                     f"dim {name}: degree {degree} found, 1 to {max(dim.extent, 1)} needed"
                 )
-            if degree > 1 and (dim.kind is Kind.WHOLE or (dim.kind is Kind.LOWERED and not lowers)):
+            if degree > 1 and not dim.may_split(lowers):
                 raise StrategyError(f"dim {name} is never split; degree {degree} found, 1 needed")
-        for product in self.products:
-            for position, name in enumerate(product.dims):
-                if degrees.get(name, 1) == 1:
-                    continue
-                for outer in product.dims[:position]:
-                    extent = self.by_name[outer].extent
-                    if degrees.get(outer, 1) != extent:
-                        raise StrategyError(
-                            f"dim {name}: degree {degrees[name]} splits inside dim {outer}, whose"
-                            f" degree is {degrees.get(outer, 1)}; {extent} needed"
-                        )
+        for name, outer in self.nested:
+            extent = self.by_name[outer].extent
+            if degrees.get(name, 1) > 1 and degrees.get(outer, 1) != extent:
+                raise StrategyError(
+                    f"dim {name}: degree {degrees[name]} splits inside dim {outer}, whose"
+                    f" degree is {degrees.get(outer, 1)}; {extent} needed"
+                )
 
     def configurations(self, most_points: int, lowers: bool = True) -> Iterator[dict[str, int]]:
         """Yield every legal choice of degrees with at most `most_points` point tasks."""
-        splittable = [
-            dim
-            for dim in self.dims
-            if dim.kind is not Kind.WHOLE and (lowers or dim.kind is not Kind.LOWERED)
-        ]
+        splittable = [dim for dim in self.dims if dim.may_split(lowers)]
         choices = [range(1, max(1, min(dim.extent, most_points)) + 1) for dim in splittable]
         for degrees in itertools.product(*choices):
             if math.prod(degrees) > most_points:

@@ -42,7 +42,7 @@ def strategy_of(seed: int) -> Strategy:
     walker.begin(randomly(prepared, seed))
     if seed:
         walker.walk(200)
-        assert (walker.settled.choice.cuts[:, 0] >= 0).any()
+        assert (walker.settled.choice.operators["cut"] >= 0).any()
     found = as_strategy(graph, prepared, walker.settled.configurations(), {})
     return Strategy(configurations=found.configurations, layouts=found.layouts)
 

@@ -24,23 +24,8 @@ from soapstone.ir.tensor import Array
 from soapstone.search.cost.database import database
 from soapstone.search.cost.tasks import Degrees, MeasuredMachine, StepTimes
 from soapstone.search.parallel.covering import covering
-from soapstone.search.parallel.problem.arrays import (
-    DEGREES,
-    DIMS,
-    FROM_DEVICE,
-    GIVERS,
-    KIND,
-    MESSAGE,
-    MOVED,
-    NODE,
-    OP,
-    POINTS,
-    READS,
-    TASK,
-    TO_DEVICE,
-    UPDATES,
-)
-from soapstone.search.parallel.problem.choice import Settled, as_strategy
+from soapstone.search.parallel.problem.arrays import UPDATES
+from soapstone.search.parallel.problem.choice import Settled, as_strategy, needs_of
 from soapstone.search.parallel.problem.geometry import copies
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model, prepare
@@ -215,24 +200,20 @@ def handed(model: Model, configurations: Mapping[str, Configuration]) -> tuple[A
     memories = [processor.memory for processor in model.machine.processors]
     messages = {
         number: row
-        for number, row in enumerate(c.messages[: c.top[MESSAGE]].tolist())
-        if row[FROM_DEVICE] >= 0 and row[FROM_DEVICE] != row[TO_DEVICE]
-        if memories[row[FROM_DEVICE]] == memories[row[TO_DEVICE]]
+        for number, row in enumerate(c.live)
+        if row["source"] >= 0 and row["source"] != row["target"]
+        if memories[row["source"]] == memories[row["target"]]
     }
     for task in p.order.tolist():
-        op = int(p.tasks[task, OP])
-        for place in p.lists[p.tasks[task, READS] : p.tasks[task, READS + 1]].tolist():
-            heads = int(c.need_at[place])
-            for point in range(int(c.operators[op, POINTS])) if heads >= 0 else ():
-                need = int(c.head[heads + point])
-                while need >= 0:
-                    row = messages.pop(int(c.needs[need, 0]), None)
-                    if row is not None:
-                        read[task, c.placed[op, point]] += row[MOVED]
-                    need = int(c.needs[need, 1])
+        op = p.tasks["operator"][task]
+        for point in range(c.operators["points"][op]):
+            for message in needs_of(p, c, task, point):
+                row = messages.pop(message, None)
+                if row is not None:
+                    read[task, c.placed[op, point]] += row["moved"]
     for row in messages.values():
-        writer = p.operands[p.writers[c.givers[row[GIVERS], 0]], NODE]
-        left[p.nodes[writer, TASK], row[TO_DEVICE]] += row[MOVED]
+        maker = p.makers[c.givers["row"][row["givers"]]]
+        left[maker, row["target"]] += row["moved"]
     return read, left
 
 
@@ -313,10 +294,11 @@ def configured(
     c, p = settled.choice, model.problem
     found = []
     for op, _ in model.tasks:
-        degrees = c.operators[op, DEGREES : DEGREES + p.operators[op, DIMS]].tolist()
-        if p.operators[op, KIND] == UPDATES:
+        row, split = p.operators[op], c.operators[op]
+        degrees = split["degrees"][: row["dims"]].tolist()
+        if row["kind"] == UPDATES:
             degrees.append(call(copies, p, c, op))
-        devices = c.placed[op, : c.operators[op, POINTS]].tolist()
+        devices = c.placed[op, : split["points"]].tolist()
         found.append((tuple(degrees), tuple(devices)))
     return found
 

@@ -31,6 +31,16 @@ class DeviceError(GraphError):
     """A description of a device that is not legal, or says too little for a graph."""
 
 
+def roofline(
+    flops: float, rate: float, results: float, full: float, nbytes: float, memory_rate: float
+) -> float:
+    """Return the time of arithmetic or of memory traffic, whichever is longer.
+
+    Searches compile it. `full`: as many results let arithmetic be at its full rate.
+    """
+    return max(flops / (rate * min(1.0, results / full)), nbytes / memory_rate)
+
+
 @dataclass(frozen=True)
 class Device:
     """What a roofline needs to know of a device.
@@ -94,10 +104,10 @@ class Device:
                 f"device {self.name!r}: arithmetic in {kind} found;"
                 f" rates are for {', '.join(self.flops_per_s)}"
             )
-        filled = min(1.0, max(results, 1) / self.full_rate_results)
-        compute_s = flops / (self.flops_per_s[kind] * self.compute_share * filled)
-        memory_s = nbytes / (self.bytes_per_s * self.memory_share)
-        return self.launch_us + 1e6 * max(compute_s, memory_s)
+        rates = self.flops_per_s[kind] * self.compute_share, self.bytes_per_s * self.memory_share
+        return self.launch_us + 1e6 * roofline(
+            flops, rates[0], max(results, 1), self.full_rate_results, nbytes, rates[1]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON-ready data."""

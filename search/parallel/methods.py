@@ -111,7 +111,7 @@ def exhaustive(
     certificate = under_way.run(options.seed if inside else None)
     simulator = Simulator(model)
     walker.restore(simulator.settled)
-    simulation = simulator.summary(simulator.again())
+    simulation = simulator.summary(simulator.settled_ns())
     bound = max(simulation.lower_bound_us, certificate.bound_ns / 1e3)
     simulation = replace(
         simulation, lower_bound_us=bound, gap=max(0.0, simulation.step_us / bound - 1.0)

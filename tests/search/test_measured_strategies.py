@@ -33,7 +33,7 @@ from soapstone.search.cost.tasks import MeasuredMachine, StepTimes, TaskTimes
 from soapstone.search.parallel import NAMED, Options, Simulator, search
 from soapstone.search.parallel.covering import Homes, choices, covering
 from soapstone.search.parallel.mcmc.initial import randomly
-from soapstone.search.parallel.problem.arrays import MOST_DIMS, PLACE, POINTS, SCALE, TAKES
+from soapstone.search.parallel.problem.arrays import MOST_DIMS
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import prepare
 from soapstone.search.parallel.problem.timing import step_kind
@@ -93,7 +93,7 @@ def test_a_step_is_the_sum_of_the_measured_tasks() -> None:
     assert whole.step_us == (50 + 1000 * tasks) / 1e3
     assert not whole.estimated and whole.bytes_moved == 0
     data = simulator.simulate(NAMED["data"](simulator.model))
-    points = simulator.settled.choice.operators[simulator.problem.tasks[:, 0], POINTS]
+    points = simulator.settled.choice.operators["points"][simulator.problem.tasks["operator"]]
     assert data.step_us == (50 + sum(1000 if n == 1 else 600 for n in points)) / 1e3
     assert not data.estimated
     assert data.lower_bound_us <= data.step_us < whole.step_us
@@ -139,9 +139,9 @@ def test_who_receives_a_message_copies_it() -> None:
     for seed in range(6):
         strategy = randomly(simulator.model, seed)
         taking = simulator.simulate(strategy)
-        simulator.problem.devices[:, TAKES] = 0
+        simulator.problem.devices["receives"] = 0
         beside = simulator.simulate(strategy)
-        simulator.problem.devices[:, TAKES] = 1
+        simulator.problem.devices["receives"] = 1
         assert taking.step_us >= beside.step_us and taking.bytes_moved == beside.bytes_moved
         together = Simulator(prepare(graph, made_up(graph, 1000, 600, 0))).simulate(strategy)
         assert together.step_us <= beside.step_us
@@ -175,7 +175,7 @@ def test_tasks_of_ranks_run_in_an_order_of_the_program(seed: int) -> None:
     found = simulator.simulate(randomly(simulator.model, seed))
     assert found.lower_bound_us <= found.step_us
     place = {
-        node.name: int(simulator.problem.tasks[number, PLACE])
+        node.name: int(simulator.problem.tasks["place"][number])
         for number, (_, nodes) in enumerate(simulator.model.tasks)
         for node in nodes
     }
@@ -213,7 +213,7 @@ def test_configurations_that_were_not_measured_are_scaled_rooflines() -> None:
     assert not scaled.simulate(whole).estimated
     assert scaled.simulate(data).estimated
     found = scaled.settled.choice
-    split = found.operators[scaled.problem.tasks[:, 0], POINTS] == 2
+    split = found.operators["points"][scaled.problem.tasks["operator"]] == 2
     assert split.any()
     np.testing.assert_allclose(found.task_ns[split, :2], 3 * costs[1][split], rtol=0.01, atol=4)
 
@@ -230,7 +230,7 @@ def test_machines_without_measured_times_are_as_they_were(name: str) -> None:
         for machine in (plain, measured):
             simulator = Simulator(prepare(graph, machine))
             p = simulator.problem
-            assert not len(p.times) and not p.begin_ns.any() and (p.tasks[:, SCALE] == 1000).all()
+            assert not len(p.times) and not p.begin_ns.any() and (p.tasks["scale"] == 1000).all()
             found = simulator.simulate(randomly(simulator.model, seed))
             assert found.estimated
             costs.append(found.compute_us)

@@ -32,18 +32,7 @@ from soapstone.search.parallel.mcmc.initial import randomly
 from soapstone.search.parallel.mcmc.proposals import INFORMED
 from soapstone.search.parallel.mcmc.walker import Walker
 from soapstone.search.parallel.methods import exhaustive
-from soapstone.search.parallel.problem.arrays import (
-    DEGREES,
-    FREE,
-    FROM_DEVICE,
-    KIND,
-    MESSAGE,
-    MOST_RANK,
-    MOVED,
-    OPERANDS,
-    POINTS,
-    TO_DEVICE,
-)
+from soapstone.search.parallel.problem.arrays import BOX, FREE
 from soapstone.search.parallel.problem.blocks import Blocks, repeated
 from soapstone.search.parallel.problem.choice import Settled, as_strategy, empty
 from soapstone.search.parallel.problem.geometry import tile
@@ -88,29 +77,29 @@ def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
     strategy = as_strategy(graph, prepared, made.configurations(), {})
     strategy.check(graph)
     c = made.choice
-    box, index = np.zeros(2 * MOST_RANK, np.int64), np.zeros(12, np.int64)
+    (box,), index = np.zeros(1, BOX), np.zeros(12, np.int64)
     for number, node in enumerate(prepared.nodes):
         signature = graph.signature(node)
         found = strategy.configuration(graph, node)
         row = c.nodes[number]
         degrees = {
-            dim.name: int(row[DEGREES + j])
-            for j, dim in enumerate(signature.dims)
-            if row[DEGREES + j] > 1
+            dim.name: degree
+            for dim, degree in zip(signature.dims, row["degrees"].tolist())
+            if degree > 1
         }
         assert dict(found.degrees) == degrees, node.label
-        op = int(p.nodes[number, 0])
-        devices = tuple(int(c.placed[op, at]) for at in c.node_at[number, : row[POINTS]])
+        op = int(p.nodes["operator"][number])
+        devices = tuple(int(c.placed[op, at]) for at in c.node_at[number, : row["points"]])
         assert (found.devices or (int(c.placed[op, 0]),) * found.points) == devices
         _, lo, hi = signature.points(found.degrees, found.cuts)
-        operands = range(int(p.nodes[number, OPERANDS]), int(p.nodes[number, OPERANDS + 1]))
+        operands = range(*p.nodes[number]["operands"])
         for operand, shaped in zip(operands, (*signature.inputs, *signature.outputs)):
             low, high = shaped.tiles(lo, hi, found.points)
             for point in range(found.points):
                 call(tile, p, c, operand, point, box, index)
                 rank = len(shaped.axes)
-                np.testing.assert_array_equal(box[:rank], low[point])
-                np.testing.assert_array_equal(box[MOST_RANK : MOST_RANK + rank], high[point])
+                np.testing.assert_array_equal(box["low"][:rank], low[point])
+                np.testing.assert_array_equal(box["high"][:rank], high[point])
 
 
 def walker_of(model: Prepared, seed: int, delta: bool = True, **moves: float) -> Walker:
@@ -124,7 +113,7 @@ def unevenly(model: Prepared, made: Settled, seed: int) -> Settled:
     walker = walker_of(model, seed, UNEVEN=1.0)
     walker.begin(made.configurations())
     walker.walk(200)
-    assert (walker.settled.choice.cuts[:, 0] >= 0).any()
+    assert (walker.settled.choice.operators["cut"] >= 0).any()
     return walker.settled
 
 
@@ -140,10 +129,8 @@ def product(rows: int, inner: int, columns: int) -> Graph:
 
 
 def moved(made: Settled) -> int:
-    live = made.choice.messages[: made.choice.top[MESSAGE]]
-    return int(live[live[:, FROM_DEVICE] != live[:, TO_DEVICE]][:, MOVED].sum()) + int(
-        live[live[:, FROM_DEVICE] < 0][:, MOVED].sum()
-    )
+    live = made.choice.live
+    return int(live["moved"][(live["source"] != live["target"]) | (live["source"] < 0)].sum())
 
 
 @pytest.mark.parametrize(
@@ -192,16 +179,16 @@ def test_delta_simulation_equals_full(prepared: Prepared, machine: str) -> None:
         for walker in walkers:
             walker.walk(50)
         one, other = walkers
-        np.testing.assert_array_equal(one.chain.cost, other.chain.cost)
+        assert one.run[["cost", "best"]] == other.run[["cost", "best"]]
         np.testing.assert_array_equal(one.settled.choice.operators, other.settled.choice.operators)
         fresh = Settled(model)
         chosen = one.settled.choice
-        fresh.restore(chosen.operators, chosen.placed, chosen.cuts)
+        fresh.restore(*chosen.chosen)
         state = schedule.room(model.problem, len(fresh.choice.messages))
         cost = call(schedule.simulate, model.problem, fresh.choice, state, 0, -1)
-        assert cost == one.chain.cost[0]
-    assert walkers[0].chain.counts[5] > 0  # some passes did not begin at the beginning
-    assert walkers[0].chain.counts[1] > 10
+        assert cost == one.run["cost"]
+    assert walkers[0].run["skipped"] > 0  # some passes did not begin at the beginning
+    assert walkers[0].run["accepted"] > 10
 
 
 def test_pools_grow_when_they_are_full(prepared: Prepared) -> None:
@@ -214,8 +201,8 @@ def test_pools_grow_when_they_are_full(prepared: Prepared) -> None:
     chosen = walker.settled.choice
     assert len(chosen.messages) > 2
     simulator = Simulator(prepared)
-    simulator.settled.restore(chosen.operators, chosen.placed, chosen.cuts)
-    assert simulator.again() == walker.chain.cost[0]
+    simulator.settled.restore(*chosen.chosen)
+    assert simulator.settled_ns() == walker.run["cost"]
 
 
 def test_what_devices_hold_is_never_forgotten(prepared: Prepared) -> None:
@@ -230,8 +217,7 @@ def test_what_devices_hold_is_never_forgotten(prepared: Prepared) -> None:
     for each in (roomy, tight):
         state = schedule.room(prepared.problem, len(each.choice.messages))
         costs.append(call(schedule.simulate, prepared.problem, each.choice, state, 0, -1))
-        messages = each.choice.messages[: each.choice.top[MESSAGE]]
-        costs.append((len(messages), int(messages[:, MOVED].sum())))
+        costs.append((len(each.choice.live), int(each.choice.live["moved"].sum())))
     assert costs[:2] == costs[2:]
 
 
@@ -264,9 +250,9 @@ def test_proposals_reach_every_legal_configuration() -> None:
     for _ in range(3000):
         walker.walk(1)
         for op, item in enumerate(model.operators):
-            row = walker.settled.choice.operators[op]
-            dims = model.graph.signature(item.node).dims
-            seen[item.name].add(tuple((d.name, int(row[DEGREES + j])) for j, d in enumerate(dims)))
+            degrees = walker.settled.choice.operators[op]["degrees"].tolist()
+            names = [dim.name for dim in model.graph.signature(item.node).dims]
+            seen[item.name].add(tuple(zip(names, degrees)))
     for item in model.operators:
         signature = model.graph.signature(item.node)
         expected = {
@@ -290,7 +276,7 @@ def test_two_dims_that_follow_one_leave_no_more_points_than_devices() -> None:
     most = 0
     for _ in range(500):
         walker.walk(1)
-        most = max(most, int(walker.settled.choice.operators[:, POINTS].max()))
+        most = max(most, int(walker.settled.choice.operators["points"].max()))
     assert most == 6
 
 
@@ -356,9 +342,9 @@ def test_a_descent_tries_every_placement_on_few_devices() -> None:
     model = prepare(two_layers(), load_machine("p100", 2))
     walker = Walker(model, INFORMED, 0.05, True, 0)
     descent = Descent(walker, 0)
-    op = next(op for op, row in enumerate(model.problem.operators) if row[KIND] == FREE)
+    op = next(op for op, row in enumerate(model.problem.operators) if row["kind"] == FREE)
     degrees, placed = descent._table(op)
-    several = degrees[:, POINTS] == 2
+    several = degrees["points"] == 2
     assert {tuple(row) for row in placed[several]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert {tuple(row) for row in placed[~several]} == {(0, 0), (1, 0)}
 
@@ -462,7 +448,7 @@ def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float
         for op, table, row in zip(space.free, tables, rows):
             c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
         simulator.settled.settle()
-        costs.append(simulator.again())
+        costs.append(simulator.settled_ns())
     walker = walker_of(model, 0)
     walker.begin({})
     said = Exhaustive(model, walker, lambda visited, bound: True).run()
@@ -519,7 +505,7 @@ def test_bounds_of_the_exhaustive_search_are_never_passed(graph: str, devices: i
             table = space.choices[space.kind(op)]
             c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
         simulator.settled.settle()
-        step = simulator.again()
+        step = simulator.settled_ns()
         kinds = tree.kept_first[:-1] + tree.kind[tree.first[:-1] + rows]
         counts = tree.points[tree.first[:-1] + rows]
         ways = [

@@ -8,7 +8,6 @@ import numpy as np
 
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
-from soapstone.search.parallel.problem.arrays import CAPACITY
 from soapstone.search.parallel.problem.operators import Operator, ParallelError
 from soapstone.search.parallel.problem.prepare import Model
 
@@ -21,7 +20,7 @@ def check_capacity(model: Model) -> None:
     Parameters and states stay for good, spread over all devices at best; a point of an operator
     needs its operands on one device, cut as finely as its dims and the devices allow.
     """
-    capacity = model.problem.devices[:, CAPACITY]
+    capacity = model.problem.devices["capacity"]
     graph = model.graph
     lasting = [name for name, role in graph.roles.items() if role in (Role.PARAMETER, Role.STATE)]
     needed, there = sum(_nbytes(graph, name) for name in lasting), int(capacity.sum())

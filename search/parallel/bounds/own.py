@@ -7,21 +7,14 @@ devices are called, collectives hold up only those that take the same channels (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from soapstone.search.parallel.problem.arrays import (
-    CHANNELS,
-    KIND,
-    MESSAGE,
-    MOVED,
-    NODE,
-    OP,
+    MESSAGES,
     OVERFLOW,
-    PLACE,
-    POINTS,
-    READERS,
+    SPLIT,
     UPDATES,
     Array,
     Choice,
@@ -69,13 +62,13 @@ def set_apart(p: Problem, c: Choice, t: State) -> None:
     """
     more = t.free.shape[1] - p.devices.shape[0] - 1 - APART
     known = ZERO
-    for message in range(c.top[MESSAGE]):
-        at = c.messages[message, CHANNELS]
+    for message in range(c.top[MESSAGES]):
+        at = c.messages[message].channels
         if at < 0:
             continue
         number = NONE
         for other in range(message):
-            before = c.messages[other, CHANNELS]
+            before = c.messages[other].channels
             if before < 0 or number >= 0:
                 continue
             same = ZERO
@@ -84,15 +77,15 @@ def set_apart(p: Problem, c: Choice, t: State) -> None:
             ):
                 same += 1
             if c.channels[at + same] < 0 and c.channels[before + same] < 0:
-                number = c.messages[other, MOVED]
+                number = c.messages[other].moved
         if number < 0:
             number = known
             known += 1
-        c.messages[message, MOVED] = number
-    for message in range(c.top[MESSAGE]):
-        at = c.messages[message, CHANNELS]
+        c.messages[message].moved = number
+    for message in range(c.top[MESSAGES]):
+        at = c.messages[message].channels
         if at >= 0:
-            number = c.messages[message, MOVED]
+            number = c.messages[message].moved
             c.channels[at] = more + number if number < APART else NONE
             if number < APART:
                 c.channels[at + 1] = NONE
@@ -104,7 +97,7 @@ def _behind(p: Problem, c: Choice, t: State, task: int, point: int) -> int:
     c.task_ns[task, point] += LONG
     last = simulate(p, c, t, ZERO, NONE)
     c.task_ns[task, point] -= LONG
-    found: int = last - t.trial_end[p.tasks[task, PLACE], point]
+    found: int = last - t.trial_end[p.tasks[task].place, point]
     return found
 
 
@@ -120,14 +113,14 @@ def _note(p: Problem, c: Choice, t: State, o: Own, row: int, back: int) -> None:
     set_apart(p, c, t)
     for place in range(p.order.shape[0]):
         task = p.order[place]
-        op = p.tasks[task, OP]
+        op = p.tasks[task].operator
         o.exchanges[row, task] = c.task_ns[task, devices]
-        for point in range(c.operators[op, POINTS]):
+        for point in range(c.operators[op].points):
             o.times[row, task, point] = c.task_ns[task, point]
             if task == back:
                 late = c.task_ns[task, devices]
                 o.tails[row, point] = _behind(p, c, t, task, point) + late
-            if p.operators[op, KIND] == UPDATES:
+            if p.operators[op].kind == UPDATES:
                 device = c.placed[op, point]
                 o.updates[row, op, device] += c.task_ns[task, point]
                 if o.lasts[row, device] == 0:
@@ -136,8 +129,8 @@ def _note(p: Problem, c: Choice, t: State, o: Own, row: int, back: int) -> None:
 
 
 @compiled
-def _given(c: Choice, op: int, degrees: Array, placed: Array) -> None:
-    put(c.operators[op], degrees, degrees.shape[0])
+def _given(c: Choice, op: int, split: Any, placed: Array) -> None:
+    c.operators[op] = split
     put(c.placed[op], placed, placed.shape[0])
 
 
@@ -168,7 +161,7 @@ def cost_table(
         if ops.shape[0] > 1:
             _given(c, ops[1], other_degrees[row % others], other_placed[row % others])
         settle_all(p, c, s)
-        if c.top[OVERFLOW] or c.top[MESSAGE] > t.arrival.shape[0]:
+        if c.top[OVERFLOW] or c.top[MESSAGES] > t.arrival.shape[0]:
             return row
         _note(p, c, t, o, row, back)
         row += 1
@@ -194,7 +187,7 @@ def sift(
         for i in range(ops.shape[0]):
             _given(c, ops[i], degrees[rows[row, i]], placed[rows[row, i]])
         settle_all(p, c, s)
-        if c.top[OVERFLOW] or c.top[MESSAGE] > t.arrival.shape[0]:
+        if c.top[OVERFLOW] or c.top[MESSAGES] > t.arrival.shape[0]:
             return row
         set_apart(p, c, t)
         kept[row] = simulate(p, c, t, ZERO, limit) != PASSED
@@ -252,7 +245,7 @@ def own_costs(model: Model, ops: Sequence[int], choices: Sequence[Choices]) -> t
     return trial.model, out
 
 
-_NOTHING = Choices(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
+_NOTHING = Choices(np.zeros(1, SPLIT), np.zeros((1, 1), np.int64))
 
 
 class Sieve:
@@ -290,9 +283,8 @@ class Sieve:
 def _readers(model: Model, value: int) -> int:
     """Return how many operators read a value."""
     p = model.problem
-    row = p.values[value]
-    operands = p.readers[row[READERS] : row[READERS + 1], 0]
-    return len({int(p.nodes[p.operands[operand, NODE], OP]) for operand in operands})
+    nodes = p.operands["node"][p.readers_of(value)["operand"]]
+    return len(set(p.nodes["operator"][nodes].tolist()))
 
 
 __all__ = ["Own", "Sieve", "own_costs"]

@@ -8,16 +8,7 @@ import numpy as np
 
 from soapstone.search.parallel.bounds.cuts import cut_ns
 from soapstone.search.parallel.problem.arrays import (
-    LAUNCH,
-    LOOKS,
     MOST_DIMS,
-    RATE,
-    RATES,
-    READERS,
-    SCALE,
-    TASK,
-    TIMES,
-    WRITERS,
     Array,
     Problem,
 )
@@ -57,7 +48,7 @@ def lower_bound(model: Model) -> Bound:
     path = chain(p, least)
     whole = Settled(model)
     whole.set({})
-    kinds = {int(kind) for kind in p.devices[:, 1]}
+    kinds = set(p.devices["kind"].tolist())
     work = float(whole.choice.task_ns[:, 0].sum())
     if len(kinds) > 1:
         work = float(least.sum())
@@ -73,24 +64,23 @@ def lower_bound(model: Model) -> Bound:
 
 def measured_ns(p: Problem) -> list[Array]:
     """Return the measured times of each task's points, a row a configuration."""
-    return [p.times[row[TIMES] : row[TIMES + 1], MOST_DIMS:] for row in p.tasks]
+    return [p.times[slice(*times), MOST_DIMS:] for times in p.tasks["times"]]
 
 
 def uncut_ns(p: Problem) -> tuple[Array, Array]:
     """Return the time of each task's launches, and of its arithmetic in one piece. (tasks,)."""
     launches, uncut = np.zeros(len(p.tasks)), np.zeros(len(p.tasks))
-    for node in range(len(p.nodes)):
-        if p.nodes[node, LOOKS]:
-            continue
-        launches[p.nodes[node, TASK]] += p.kinds[:, LAUNCH].min()
-        uncut[p.nodes[node, TASK]] += p.flops[node] / p.kinds[:, RATES + p.nodes[node, RATE]].max()
+    for node, row in enumerate(p.nodes):
+        if not row["is_view"]:
+            launches[row["task"]] += p.kinds["launch_ns"].min()
+            uncut[row["task"]] += p.flops[node] / p.kinds["rates"][:, row["rate"]].max()
     return launches, uncut
 
 
 def least_ns(p: Problem) -> Array:
     """Return the least time of each task, cut over all devices. int64 (tasks,)."""
     launches, uncut = uncut_ns(p)
-    found = np.floor((launches + uncut / len(p.devices)) * p.tasks[:, SCALE] / 1000)
+    found = np.floor((launches + uncut / len(p.devices)) * p.tasks["scale"] / 1000)
     for task, points_ns in enumerate(measured_ns(p)):
         if points_ns.size:
             found[task] = min(found[task], points_ns[points_ns > 0].min())
@@ -130,16 +120,8 @@ def _after(p: Problem) -> list[set[int]]:
     """Return the tasks that read results of each task."""
     after: list[set[int]] = [set() for _ in range(len(p.tasks))]
     for value in range(len(p.values)):
-        makers = {
-            int(p.makers[row])
-            for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1])
-        }
-        readers = {
-            int(p.readers[place, 1])
-            for place in range(p.values[value, READERS], p.values[value, READERS + 1])
-            if p.readers[place, 1] >= 0
-        }
-        for maker in makers:
+        readers = set(p.readers_of(value)["task"].tolist()) - {-1}
+        for maker in p.makers_of(value):
             after[maker] |= readers
     return after
 

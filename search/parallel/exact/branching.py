@@ -21,17 +21,10 @@ it an earlier one; tables are kept for one configuration of all that renamings m
 
 from __future__ import annotations
 
-from soapstone.search.parallel.exact.exact_arrays import (
-    ALIVE,
-    BACKWARD,
-    DELAYS,
-    ORDERED,
-    SOURCE,
-    TARGET,
-    Path,
-    Tree,
+from soapstone.search.parallel.exact.exact_arrays import Path, Tree
+from soapstone.search.parallel.problem.arrays import (
+    Array,
 )
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry
 from soapstone.search.parallel.problem.tables import NEVER
 
@@ -39,8 +32,8 @@ from soapstone.search.parallel.problem.tables import NEVER
 @compiled
 def _pair(x: Tree, y: Path, edge: int, row: int) -> int:
     """Return which pair of an edge a row makes with what is chosen of its first operator."""
-    a = y.chosen[x.edges[edge, SOURCE]]
-    target = x.edges[edge, TARGET]
+    a = y.chosen[x.edges[edge].source]
+    target = x.edges[edge].target
     rows = x.first[target + 1] - x.first[target]
     found: int = x.kind[a] * rows + x.image[row, x.turned[a]]
     return found
@@ -50,7 +43,7 @@ def _pair(x: Tree, y: Path, edge: int, row: int) -> int:
 def _forward(x: Tree, y: Path, op: int, row: int) -> None:
     """Set when an operator's forward points end, after those of all before it."""
     devices = x.placed.shape[1]
-    ordered = x.flags[op, ORDERED] != 0
+    ordered = x.flags[op].ordered != 0
     now = y.free[op + 1]
     for device in range(devices):
         now[device] = y.free[op, device] if ordered else ZERO
@@ -59,8 +52,8 @@ def _forward(x: Tree, y: Path, op: int, row: int) -> None:
         begins = now[x.placed[row, point]]
         for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
             edge = x.before[at]
-            other = x.edges[edge, SOURCE]
-            delays = x.delays[x.edges[edge, DELAYS] + _pair(x, y, edge, row), 0]
+            other = x.edges[edge].source
+            delays = x.delays[x.edges[edge].delays + _pair(x, y, edge, row), 0]
             for i in range(x.points[y.chosen[other]]):
                 begins = max(begins, y.end[other, i] + delays[i, point])
         ends = begins + x.ahead[row, point]
@@ -89,17 +82,17 @@ def _backward(x: Tree, y: Path, op: int, row: int) -> None:
     for point in range(count):
         for k in range(ways):
             away[point, k] = NEVER
-    if not x.flags[op, BACKWARD]:
+    if not x.flags[op].backward:
         return
     for point in range(count):
         shared = x.shared[x.kept_first[op] + x.kind[row], point]
         away[point, devices] = max(x.tail[row, point], shared)
         for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
             edge = x.before[at]
-            other = x.edges[edge, SOURCE]
+            other = x.edges[edge].source
             a = y.chosen[other]
             pair = _pair(x, y, edge, row)
-            delays = x.delays[x.edges[edge, DELAYS] + pair, 1]
+            delays = x.delays[x.edges[edge].delays + pair, 1]
             for i in range(x.points[a]):
                 for k in range(ways):
                     away[point, k] = max(away[point, k], delays[point, i] + y.away[other, i, k])
@@ -121,12 +114,12 @@ def _backward(x: Tree, y: Path, op: int, row: int) -> None:
         for k in range(ways):
             if later < count:
                 away[point, k] = max(away[point, k], away[later, k])
-            elif x.flags[op, ORDERED]:
+            elif x.flags[op].ordered:
                 away[point, k] = max(away[point, k], y.follow[op, device, k])
             elif k == device:
                 away[point, k] = max(away[point, k], ZERO)
             away[point, k] += x.back[row, point]
-        if x.flags[op, ORDERED]:
+        if x.flags[op].ordered:
             for k in range(ways):
                 follow[device, k] = away[point, k]
 
@@ -197,14 +190,14 @@ def _candidate(x: Tree, y: Path, op: int) -> int:
             row = x.first[op] + i
         else:
             edge = x.before[begin]
-            a = y.chosen[x.edges[edge, SOURCE]]
-            if not x.alive[x.edges[edge, ALIVE] + x.kind[a] * rows + i]:
+            a = y.chosen[x.edges[edge].source]
+            if not x.alive[x.edges[edge].alive + x.kind[a] * rows + i]:
                 continue
             row = x.first[op] + x.image[x.first[op] + i, x.opposite[x.turned[a]]]
         good = True
         for at in range(begin + 1, x.before_ptr[op + 1]):
             edge = x.before[at]
-            good = good and x.alive[x.edges[edge, ALIVE] + _pair(x, y, edge, row)] != 0
+            good = good and x.alive[x.edges[edge].alive + _pair(x, y, edge, row)] != 0
         if good and _allowed(x, y, op, row):
             found: int = row
             return found

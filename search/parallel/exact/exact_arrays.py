@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.arrays import (
+    Array,
+    record,
+)
 from soapstone.search.parallel.problem.compiling import integer
 from soapstone.search.parallel.problem.packing import packed
 
 HUGE = integer(1 << 50)  # of what no strategy reaches
-# Tree.flags
-BACKWARD, ORDERED, ITSELF = 0, 1, 2
-# Tree.edges
-SOURCE, TARGET, DELAYS, ALIVE = 0, 1, 2, 3
+# Of an operator: whether it has a backward pass; whether its tasks are run in the order of
+# operators; whether its backward pass reads what its forward pass makes.
+FLAGS = record("backward", "ordered", "itself")
+# Two operators of which the second reads the first; where their delays and marks begin.
+EDGE = record("source", "target", "delays", "alive")
 
 
 @packed
@@ -31,10 +35,7 @@ class Tree(NamedTuple):
         tail: (rows, points), from when a backward point's results are final to the end of the
             step, by its own parameters. updates: (rows, devices); lasts: from where a device begins
             them to the end of the step, or 0.
-        flags: (operators, 3), whether it has a backward pass; whether its tasks are run in the
-            order of operators; whether its backward pass reads what its forward pass makes.
-        edges: (edges, 4), two operators of which the second reads the first, where their delays and
-            marks begin. before_ptr, before; after_ptr, after: edges by operator.
+        flags: FLAGS. edges: EDGE. before_ptr, before; after_ptr, after: edges by operator.
         delays: of pairs (kept of the first, row of the second): (2, points, points).
         alive: of the same pairs, whether they may be part of a strategy.
         partner: (operators), an earlier one of the same parameters, or -1; joint_first: where in
@@ -117,15 +118,4 @@ class Path(NamedTuple):
     leaves: Array
 
 
-__all__ = [
-    "ALIVE",
-    "BACKWARD",
-    "DELAYS",
-    "HUGE",
-    "ITSELF",
-    "ORDERED",
-    "SOURCE",
-    "TARGET",
-    "Path",
-    "Tree",
-]
+__all__ = ["EDGE", "FLAGS", "HUGE", "Path", "Tree"]

@@ -8,19 +8,10 @@ import numpy as np
 
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel.bounds.own import own_costs
-from soapstone.search.parallel.exact.exact_arrays import BACKWARD, ITSELF, ORDERED, Path, Tree
+from soapstone.search.parallel.exact.exact_arrays import EDGE, FLAGS, Path, Tree
 from soapstone.search.parallel.exact.space import Space
 from soapstone.search.parallel.problem.arrays import (
-    KIND,
-    NODE,
-    OP,
-    PLACE,
-    POINTS,
-    READERS,
-    SOURCE,
-    TASK,
     UPDATES,
-    WRITERS,
     Array,
 )
 from soapstone.search.parallel.problem.operators import ParallelError
@@ -36,8 +27,8 @@ def place_of(model: Model, op: int, which: int) -> float:
     p = model.problem
     task = passes(model, op)[which]
     if task >= 0:
-        return float(p.tasks[task, PLACE])
-    mine = [int(p.tasks[t, PLACE]) for t, (owner, _) in enumerate(model.tasks) if owner == op]
+        return float(p.tasks[task]["place"])
+    mine = [int(p.tasks[t]["place"]) for t, (owner, _) in enumerate(model.tasks) if owner == op]
     return float(min(mine))
 
 
@@ -118,9 +109,7 @@ class Encoder:
             updates[1] = 0
         delays, marks = self._delays()
         partner, joint_first, joint, joint_lasts = self._joint()
-        edges = np.array(
-            [(*ends, *where) for ends, where in zip(self.edges, marks)], np.int64
-        ).reshape(-1, 4)
+        edges = np.array([(*ends, *where) for ends, where in zip(self.edges, marks)], EDGE)
         before = [[e for e, (_, b) in enumerate(self.edges) if b == i] for i in range(count)]
         after = [[e for e, (a, _) in enumerate(self.edges) if a == i] for i in range(count)]
         renamings = space.renamings
@@ -136,7 +125,7 @@ class Encoder:
             ).T.copy(),
             renamings=renamings,
             opposite=same.argmax(axis=1).astype(np.int64),
-            points=np.concatenate([each.degrees[:, POINTS] for each in self.choices]),
+            points=np.concatenate([each.degrees["points"] for each in self.choices]),
             placed=np.concatenate([each.placed for each in self.choices]),
             ahead=times[0],
             back=times[1],
@@ -167,30 +156,27 @@ class Encoder:
     def _flags(self) -> Array:
         """Return `Tree.flags`."""
         p = self.model.problem
-        flags = np.zeros((len(self.order), 3), np.int64)
+        flags = np.zeros(len(self.order), FLAGS)
         ahead, back = -1.0, float(len(p.tasks))
         for i, op in enumerate(self.order):
             first, last = passes(self.model, op)
-            flags[i, BACKWARD] = last >= 0
+            flags[i]["backward"] = last >= 0
             begins, ends = place_of(self.model, op, 0), place_of(self.model, op, 1)
-            if first >= 0 and last >= 0 and begins > ahead and ends < back:
-                flags[i, ORDERED] = 1
-                ahead, back = begins, ends
-            for row in p.values:
-                makers = {
-                    int(p.nodes[p.operands[w, NODE], TASK])
-                    for w in p.writers[row[WRITERS] : row[WRITERS + 1]]
-                }
-                readers = set(p.readers[row[READERS] : row[READERS + 1], 1].tolist())
-                if first >= 0 and last >= 0 and first in makers and last in readers:
-                    flags[i, ITSELF] = 1
+            if first >= 0 and last >= 0:
+                if begins > ahead and ends < back:
+                    flags[i]["ordered"] = 1
+                    ahead, back = begins, ends
+                flags[i]["itself"] = any(
+                    first in p.makers_of(value) and last in p.readers_of(value)["task"]
+                    for value in range(len(p.values))
+                )
         return flags
 
     def _updates_last(self) -> bool:
         """Return whether devices run all updates after everything else."""
         p = self.model.problem
-        update = p.operators[p.tasks[:, OP], KIND] == UPDATES
-        places = p.tasks[:, PLACE]
+        update = p.operators[p.tasks["operator"]]["kind"] == UPDATES
+        places = p.tasks["place"]
         return bool(places[update].min(initial=len(places)) > places[~update].max(initial=-1))
 
     def _in_reverse(self, updates: Array, first: Array) -> bool:
@@ -198,10 +184,10 @@ class Encoder:
         p = self.model.problem
         places: dict[int, list[int]] = {}
         for task in range(len(p.tasks)):
-            k = p.tasks[task, OP]
-            if p.operators[k, KIND] == UPDATES:
-                maker = int(p.nodes[p.operands[p.operators[k, SOURCE], NODE], OP])
-                places.setdefault(self.number[maker], []).append(int(p.tasks[task, PLACE]))
+            k = p.tasks[task]["operator"]
+            if p.operators[k]["kind"] == UPDATES:
+                maker = int(p.nodes[p.operands[p.operators[k]["source"]]["node"]]["operator"])
+                places.setdefault(self.number[maker], []).append(int(p.tasks[task]["place"]))
         makers = sorted(places)
         return all(max(places[b]) < min(places[a]) for a, b in itertools.pairwise(makers))
 
@@ -222,9 +208,9 @@ class Encoder:
             return
         name_of = {item.name: k for k, item in enumerate(small.operators)}
         for k in range(len(p.operators)):
-            if p.operators[k, KIND] != UPDATES:
+            if p.operators[k]["kind"] != UPDATES:
                 continue
-            maker = p.nodes[p.operands[p.operators[k, SOURCE], NODE], OP]
+            maker = p.nodes[p.operands[p.operators[k]["source"]]["node"]]["operator"]
             if maker == op:
                 table = own.updates[kind, name_of[self.model.operators[k].name]]
                 updates[0] += np.take_along_axis(table, names, axis=1)

@@ -19,7 +19,7 @@ import numpy as np
 
 from soapstone.ir.configuration import Configuration
 from soapstone.search.parallel.bounds.own import own_costs
-from soapstone.search.parallel.problem.arrays import CLASS, FREE, KIND, Array
+from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.configurations import degrees_of, rows
 from soapstone.search.parallel.problem.operators import ParallelError
@@ -64,12 +64,12 @@ def costs_of(model: Model) -> tuple[Costs, Tables, dict[int, Choices]]:
         ParallelError: too much of the graph cannot be eliminated.
     """
     p, devices = model.problem, len(model.problem.devices)
-    free = [op for op in range(len(p.operators)) if p.operators[op, KIND] == FREE]
+    free = p.free
     edges = edges_of(model)
     _check(model, free, edges)
     choices: dict[int, Choices] = {}
     own: dict[int, Array] = {}
-    kind = {op: int(p.operators[op, CLASS]) for op in free}
+    kind = {op: int(p.operators[op]["class_"]) for op in free}
     points = {n for n in range(1, devices + 1) if devices % n == 0}
     for op in free:
         if kind[op] not in choices:

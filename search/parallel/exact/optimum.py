@@ -24,7 +24,9 @@ from soapstone.search.parallel.exact.space import Space
 from soapstone.search.parallel.mcmc.descent import Descent
 from soapstone.search.parallel.mcmc.walker import Walker
 from soapstone.search.parallel.problem import pairs
-from soapstone.search.parallel.problem.arrays import BOUNDS, CUT, DEGREES, EXTENT, Array
+from soapstone.search.parallel.problem.arrays import (
+    Array,
+)
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.problem.tables import edges_back, edges_of, passes
@@ -152,8 +154,8 @@ class Exhaustive:
                 before = 0
                 while walker.best_ns != before and go_on():
                     before = walker.best_ns
-                    again = int(random.integers(1 << 30))
-                    Descent(walker, again, self.space.listed).run(go_on)
+                    descent = int(random.integers(1 << 30))
+                    Descent(walker, descent, self.space.listed).run(go_on)
                 if walker.best_ns < best:
                     best = walker.best_ns
                     walker.restore(walker.settled)
@@ -165,14 +167,13 @@ class Exhaustive:
         """Return whether the best strategy known is one of the space."""
         k, p = self.walker.chain, self.model.problem
         for op in self.order:
-            table = self.space.choices[self.space.kind(op)]
-            same = (table.degrees == k.best[op]).all(axis=1)
-            cut = k.best_cuts[op, CUT]
-            if not same.any():
+            table, best = self.space.choices[self.space.kind(op)], k.best[op]
+            cut, degrees = int(best["cut"]), best["degrees"]
+            if not (table.degrees["degrees"] == degrees).all(axis=1).any():
                 return False
             if cut >= 0:
-                bounds = k.best_cuts[op, BOUNDS : BOUNDS + k.best[op, DEGREES + cut] + 1]
-                extent = int(p.operators[op, EXTENT + cut])
+                bounds = k.best_cuts[op, : degrees[cut] + 1]
+                extent = int(p.operators[op]["extent"][cut])
                 if tuple(bounds.tolist()) != equal_cuts(extent, len(bounds) - 1):
                     return False
         return True
@@ -274,7 +275,6 @@ class Exhaustive:
         for op, row in zip(self.order, rows):
             table = self.space.choices[self.space.kind(op)]
             c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
-        c.cuts[:] = -1
 
 
 __all__ = ["Certificate", "Exhaustive"]

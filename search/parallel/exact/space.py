@@ -10,15 +10,7 @@ import itertools
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import (
-    CLASS,
-    FREE,
-    GROUP,
-    KIND,
-    OF_KIND,
-    Array,
-    Problem,
-)
+from soapstone.search.parallel.problem.arrays import Array, Problem
 from soapstone.search.parallel.problem.configurations import degrees_of, every_placement, rows
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
@@ -43,7 +35,7 @@ def interchangeable(p: Problem) -> list[list[int]]:
 
 def _alike(p: Problem, a: int, b: int) -> bool:
     devices = len(p.devices)
-    if (p.devices[a, [GROUP, OF_KIND]] != p.devices[b, [GROUP, OF_KIND]]).any():
+    if any(p.devices[name][a] != p.devices[name][b] for name in ("computer", "kind")):
         return False
     swapped = np.arange(devices)
     swapped[[a, b]] = b, a
@@ -87,14 +79,13 @@ def splits(p: Problem, op: int) -> list[tuple[int, ...]]:
 def check_space(model: Model) -> None:
     """Raise ParallelError, naming the operator, if one has too many configurations."""
     p, devices = model.problem, len(model.problem.devices)
-    for op, item in enumerate(model.operators):
-        if p.operators[op, KIND] == FREE:
-            count = sum(float(devices) ** np.prod(degrees) for degrees in splits(p, op))
-            if count > MOST:
-                raise ParallelError(
-                    f"{item.node.label}: {count:.3g} configurations on {devices} devices found,"
-                    f" {MOST:,} at most for an exhaustive search"
-                )
+    for op in p.free:
+        count = sum(float(devices) ** np.prod(degrees) for degrees in splits(p, op))
+        if count > MOST:
+            raise ParallelError(
+                f"{model.operators[op].node.label}: {count:.3g} configurations on {devices} devices"
+                f" found, {MOST:,} at most for an exhaustive search"
+            )
 
 
 class Space:
@@ -111,7 +102,7 @@ class Space:
     def __init__(self, model: Model) -> None:
         self.model = model
         p, devices = model.problem, len(model.problem.devices)
-        self.free = [op for op in range(len(p.operators)) if p.operators[op, KIND] == FREE]
+        self.free = p.free
         self.renamings = permutations(p)
         self.listed: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
         self.choices: dict[int, Choices] = {}
@@ -131,7 +122,7 @@ class Space:
             self.first[kind] = np.unique(self.images[kind].min(axis=0))
 
     def kind(self, op: int) -> int:
-        return int(self.model.problem.operators[op, CLASS])
+        return int(self.model.problem.operators[op]["class_"])
 
     def size(self, op: int) -> int:
         return len(self.choices[self.kind(op)])

@@ -6,7 +6,7 @@ accepted if it is faster, else with a probability that falls with the difference
 drawn first, so that a simulation stops as soon as it must be passed. `descend` tries given
 configurations in turn instead, and keeps what is faster.
 
-Where memory is scarce (`Chain.pending`) both stop with CHECK at each change that is fast enough:
+Where memory is scarce (`RUN`) both stop with CHECK at each change that is fast enough:
 `Walker` says how many bytes it is over the devices' capacities, and `decide` ends the proposal.
 """
 
@@ -20,16 +20,13 @@ from soapstone.search.parallel.mcmc.chain_arrays import Chain, share
 from soapstone.search.parallel.mcmc.proposals import CLASS, MOVES, propose
 from soapstone.search.parallel.problem import choice as choices
 from soapstone.search.parallel.problem.arrays import (
-    CHANNEL,
-    CUT,
-    GIVER,
-    HEAD,
-    MESSAGE,
-    NEED,
+    CHANNELS,
+    GIVERS,
+    HEADS,
+    MESSAGES,
+    NEEDS,
     OVERFLOW,
-    POINTS,
-    SEND,
-    TASKS,
+    SENDS,
     Array,
     Choice,
     Problem,
@@ -43,6 +40,7 @@ from soapstone.search.parallel.problem.compiling import (
     entry,
     integer,
     put,
+    span,
 )
 from soapstone.search.parallel.simulation.schedule import (
     PASSED,
@@ -60,10 +58,10 @@ BUDGET, FULL, CHECK, NO, YES = (integer(outcome) for outcome in range(5))
 @entry
 def keep_best(c: Choice, k: Chain, cost: int) -> None:
     """Note the strategy as the best so far."""
-    k.cost[1] = cost
-    k.counts[4] = k.counts[0]
+    run = k.run[0]
+    run.best, run.before_best = cost, run.proposals
     for op in range(c.operators.shape[0]):
-        put(k.best[op], c.operators[op], c.operators.shape[1])
+        k.best[op] = c.operators[op]
         put(k.best_placed[op], c.placed[op], c.placed.shape[1])
         put(k.best_cuts[op], c.cuts[op], c.cuts.shape[1])
 
@@ -72,20 +70,20 @@ def keep_best(c: Choice, k: Chain, cost: int) -> None:
 def _crowded(c: Choice, part: Any) -> bool:
     """Return whether more than 1 / part of a pool is taken."""
     return bool(
-        c.top[MESSAGE] > c.messages.shape[0] // part
-        or c.top[GIVER] > c.givers.shape[0] // part
-        or c.top[SEND] > c.sends.shape[0] // part
-        or c.top[NEED] > c.needs.shape[0] // part
-        or c.top[CHANNEL] > c.channels.shape[0] // part
-        or c.top[HEAD] > c.head.shape[0] // part
+        c.top[MESSAGES] > c.messages.shape[0] // part
+        or c.top[GIVERS] > c.givers.shape[0] // part
+        or c.top[SENDS] > c.sends.shape[0] // part
+        or c.top[NEEDS] > c.needs.shape[0] // part
+        or c.top[CHANNELS] > c.channels.shape[0] // part
+        or c.top[HEADS] > c.head.shape[0] // part
     )
 
 
 @compiled
 def _weigh(p: Problem, c: Choice, load: Array, op: int, sign: int) -> None:
     """Add the work of an operator's tasks to that of their devices."""
-    for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
-        for point in range(c.operators[op, POINTS]):
+    for task in span(p.operators[op].tasks):
+        for point in range(c.operators[op].points):
             load[c.placed[op, point]] += sign * c.task_ns[task, point]
 
 
@@ -115,15 +113,16 @@ def _judge(
     p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, threshold: int, delta: bool
 ) -> int:
     """Derive what was proposed, and accept it unless it is above the threshold."""
+    run = k.run[0]
     put(k.load[1], k.load[0], p.devices.shape[0])
     for i in range(s.collected[0]):
-        _weigh(p, b, k.load[1], s.lists[0, i], NONE)
+        _weigh(p, b, k.load[1], s.lists[i].operator, NONE)
     choices.change(p, c, s)
     for i in range(s.collected[0]):
-        _weigh(p, c, k.load[1], s.lists[0, i], ONE)
+        _weigh(p, c, k.load[1], s.lists[i].operator, ONE)
     for device in range(p.devices.shape[0]):
         if k.load[1, device] > threshold:  # whatever has to move
-            k.counts[3] += 1
+            run.unsimulated += 1
             choices.put_back(p, c, b, s)
             return NO
     choices.reconnect(p, c, s)
@@ -131,11 +130,11 @@ def _judge(
         choices.undo(p, c, b, s)
         return FULL
     first = first_affected(p, s) if delta else ZERO
-    k.counts[2] += 1
-    k.counts[5] += first
+    run.simulated += 1
+    run.skipped += first
     cost = simulate(p, c, t, first, threshold)
-    k.pending[1], k.pending[2], k.pending[3] = threshold, first, cost
-    if k.pending[0] and cost != PASSED:
+    run.threshold, run.first, run.passed = threshold, first, cost
+    if run.scarce and cost != PASSED:
         return CHECK
     return _decide(p, c, b, s, t, k, cost)
 
@@ -143,17 +142,18 @@ def _judge(
 @compiled
 def _decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
     """End the proposal that was simulated: its cost is known, PASSED if above the threshold."""
+    run = k.run[0]
     if cost == PASSED:
-        k.counts[6] += 1
+        run.cut_short += 1
         reject(t)
         choices.undo(p, c, b, s)
         return NO
-    accept(p, t, k.pending[2])
+    accept(p, t, run.first)
     put(k.load[0], k.load[1], p.devices.shape[0])
-    k.counts[1] += 1
-    k.moves[k.pending[4], 1] += 1
-    k.cost[0] = cost
-    if cost < k.cost[1]:
+    run.accepted += 1
+    k.moves[run.move, 1] += 1
+    run.cost = cost
+    if cost < run.best:
         keep_best(c, k, cost)
     return YES
 
@@ -161,7 +161,7 @@ def _decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, co
 @entry
 def decide(p: Problem, c: Choice, b: Choice, s: Scratch, t: State, k: Chain, cost: int) -> int:
     """End the proposal that stopped with CHECK, at this cost."""
-    return _decide(p, c, b, s, t, k, cost if cost <= k.pending[1] else PASSED)
+    return _decide(p, c, b, s, t, k, cost if cost <= k.run[0].threshold else PASSED)
 
 
 @entry
@@ -182,6 +182,7 @@ def walk(
         temperature: the rise in nanoseconds that is accepted with probability 1 / e.
         delta: whether passes begin where the change does.
     """
+    run = k.run[0]
     for _ in range(proposals):
         if not _roomy(p, c, s, t):
             return FULL
@@ -189,10 +190,10 @@ def walk(
         move = 0
         while move < MOVES - 1 and u >= k.weights[move]:
             move += 1
-        threshold = k.cost[0] + int(-np.log(1.0 - share(k.random)) * temperature)
-        k.counts[0] += 1
+        threshold = run.cost + int(-np.log(1.0 - share(k.random)) * temperature)
+        run.proposals += 1
         k.moves[move, 0] += 1
-        k.pending[4] = move
+        run.move = move
         if not propose(p, c, b, s, k, move):
             choices.put_back(p, c, b, s)
             continue
@@ -223,22 +224,22 @@ def descend(
         group: equal operators. degrees, placed: configurations, as rows of `Choice.operators` and
             `Choice.placed`. row: (1), the next to try; last: the one to stop before.
     """
+    run = k.run[0]
     while row[0] < last:
         if not _roomy(p, c, s, t):
             return FULL
         at = row[0]
         row[0] += 1
-        k.counts[0] += 1
-        k.pending[4] = CLASS
+        run.proposals += 1
+        run.move = CLASS
         choices.affected(p, s, group[0], True)
         for i in range(1, group.shape[0]):
             choices.affected(p, s, group[i], False)
         choices.save(p, c, b, s)
         for i in range(group.shape[0]):
-            c.cuts[group[i], CUT] = -1
-            put(c.operators[group[i]], degrees[at], degrees.shape[1])
+            c.operators[group[i]] = degrees[at]
             put(c.placed[group[i]], placed[at], placed.shape[1])
-        outcome = _judge(p, c, b, s, t, k, k.cost[0] - 1, delta)
+        outcome = _judge(p, c, b, s, t, k, run.cost - 1, delta)
         if outcome == FULL:
             row[0] = at
         if outcome in (FULL, CHECK):

@@ -6,26 +6,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.arrays import (
+    Array,
+    record,
+)
 from soapstone.search.parallel.problem.compiling import compiled
 from soapstone.search.parallel.problem.packing import packed
 
 AFFORDED = 8  # operators that a change of a whole class has on average
 
 
+# The cost now, and the best; how many proposals were made and accepted, how many were simulated, or
+# needed no simulation, how many came before the best one; tasks that passes did not begin with, and
+# passes cut short. `scarce`: memory is. Of the proposal that waits for CHECK: its threshold, first
+# place, time and move.
+RUN = record(
+    *("cost", "best", "proposals", "accepted", "simulated", "unsimulated", "before_best"),
+    *("skipped", "cut_short", "scarce", "threshold", "first", "passed", "move"),
+)
+
+
 @packed
 class Chain(NamedTuple):
-    """A chain's place: random numbers, costs and counts.
+    """A chain's place: random numbers, costs and counts."""
 
-    random: uint64 (1). cost: int64 [now, best]. counts: int64 [proposals, accepted, simulations,
-    those not simulated, proposals at the best, tasks that passes did not begin with, passes cut
-    short]. load: (2, devices), work of each device, now and as proposed. pending: int64 [whether
-    memory is scarce, threshold, first place, time, move] of the proposal that waits for CHECK.
-    """
-
-    random: Array
-    cost: Array
-    counts: Array
+    random: Array  # uint64 (1)
+    run: Array  # RUN (1)
     weights: Array  # (MOVES): cumulative shares of moves
     free: Array  # operators that may be chosen, those with a configuration of their own
     group_of: Array  # (operators, 2): their class, and those that share their parameters
@@ -36,12 +42,16 @@ class Chain(NamedTuple):
     axes: Array  # (peers, dims): the peer's dim that cuts what they share as each of its own does
     path: Array  # (2, AFFORDED): operators that are changed together, and the place of their peer
     divisors: Array  # numbers of points tried first
-    best: Array  # operators of the best choice
+    best: Array  # of the best choice what is chosen: operators, devices, uneven tiles
     best_placed: Array
     best_cuts: Array
-    load: Array
-    pending: Array
+    load: Array  # (2, devices): work of each device, now and as proposed
     moves: Array  # (MOVES, 2): how often proposed and accepted
+
+    @property
+    def chosen(self) -> tuple[Array, Array, Array]:
+        """The best choice, as `Choice.chosen`."""
+        return self.best, self.best_placed, self.best_cuts
 
 
 @compiled

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from soapstone.search.parallel.mcmc.walker import Walker
-from soapstone.search.parallel.problem.arrays import CLASS, Array
+from soapstone.search.parallel.problem.arrays import (
+    Array,
+)
 from soapstone.search.parallel.problem.configurations import (
     degrees_of,
     every_placement,
@@ -63,7 +65,7 @@ class Descent:
         """Try configurations for groups of each kind, until it is of no use or `go_on` says no."""
         for groups in groups_of(self.model):
             work = self.walker.settled.choice.task_ns[:, 0]
-            tasks = self.model.problem.tasks[:, 0]
+            tasks = self.model.problem.tasks["operator"]
             cost = {int(op): int(work[tasks == op].sum()) for group in groups for op in group}
             groups.sort(key=lambda group: -sum(cost[int(op)] for op in group))
             vain = 0
@@ -82,7 +84,7 @@ class Descent:
     def _table(self, op: int) -> tuple[Array, Array]:
         """Return configurations for an operator, in random order, `AT_ONCE` at most."""
         p = self.model.problem
-        number, devices = int(p.operators[op, CLASS]), len(p.devices)
+        number, devices = int(p.operators[op]["class_"]), len(p.devices)
         if number not in self.choices:
             points = {n for n in range(1, devices + 1) if devices % n == 0}
             self.choices[number] = [

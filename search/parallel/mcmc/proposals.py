@@ -11,22 +11,12 @@ import numpy as np
 from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, Chain, below
 from soapstone.search.parallel.problem import choice as choices
 from soapstone.search.parallel.problem.arrays import (
-    BOUNDS,
-    CUT,
-    DEGREES,
-    DIMS,
-    EXTENT,
     FREE,
-    KIND,
-    NODE,
-    OK,
-    POINTS,
     Array,
     Choice,
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.problem.arrays import CLASS as ITS_CLASS
 from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, put
 from soapstone.search.parallel.problem.geometry import legal
 
@@ -58,8 +48,8 @@ def cumulative(shares: dict[int, float]) -> Array:
 @compiled
 def _points(p: Problem, c: Choice, op: int) -> int:
     points = 1
-    for dim in range(p.operators[op, DIMS]):
-        points *= c.operators[op, DEGREES + dim]
+    for dim in range(p.operators[op].dims):
+        points *= c.operators[op].degrees[dim]
     return points
 
 
@@ -69,10 +59,10 @@ def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
 
     Every legal choice of degrees with at most one point a device can be drawn.
     """
-    c.cuts[op, CUT] = -1
+    c.operators[op].cut = -1
     for _ in range(64):
-        for dim in range(p.operators[op, DIMS]):
-            c.operators[op, DEGREES + dim] = 1
+        for dim in range(p.operators[op].dims):
+            c.operators[op].degrees[dim] = 1
         if below(k.random, np.int64(8)) == 0:
             left = 1 + below(k.random, len(p.devices))
         else:
@@ -87,30 +77,30 @@ def _degrees(p: Problem, c: Choice, k: Chain, op: int) -> None:
                 continue
             left //= factor
             count = 0
-            for dim in range(p.operators[op, DIMS]):
-                wide = c.operators[op, DEGREES + dim] * factor <= p.operators[op, EXTENT + dim]
-                count += p.operators[op, OK + dim] and wide
+            for dim in range(p.operators[op].dims):
+                wide = c.operators[op].degrees[dim] * factor <= p.operators[op].extent[dim]
+                count += p.operators[op].splits[dim] and wide
             if count == 0:
                 good = False
                 break
             pick = below(k.random, count)
-            for dim in range(p.operators[op, DIMS]):
-                wide = c.operators[op, DEGREES + dim] * factor <= p.operators[op, EXTENT + dim]
-                if p.operators[op, OK + dim] and wide:
+            for dim in range(p.operators[op].dims):
+                wide = c.operators[op].degrees[dim] * factor <= p.operators[op].extent[dim]
+                if p.operators[op].splits[dim] and wide:
                     if pick == 0:
-                        c.operators[op, DEGREES + dim] *= factor
+                        c.operators[op].degrees[dim] *= factor
                         break
                     pick -= 1
-        if good and legal(p, p.operators[op, NODE], c.operators[op, DEGREES:]):
+        if good and legal(p, p.operators[op].node, c.operators[op].degrees):
             return
-    for dim in range(p.operators[op, DIMS]):
-        c.operators[op, DEGREES + dim] = 1
+    for dim in range(p.operators[op].dims):
+        c.operators[op].degrees[dim] = 1
 
 
 @compiled
 def _place(p: Problem, c: Choice, k: Chain, op: int) -> None:
     """Draw devices: mostly neighbours in order, or evenly spaced; sometimes any, even the same."""
-    points = c.operators[op, POINTS]
+    points = c.operators[op].points
     pick = below(k.random, np.int64(16))
     if pick < 8:
         blocks = max(1, len(p.devices) // points)
@@ -144,22 +134,22 @@ def _place(p: Problem, c: Choice, k: Chain, op: int) -> None:
 @compiled
 def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
     """Give an operator another's degrees, dim by dim, and devices; return whether that is legal."""
-    if p.operators[source, DIMS] != p.operators[target, DIMS]:
+    if p.operators[source].dims != p.operators[target].dims:
         return False
-    for dim in range(p.operators[source, DIMS]):
-        degree = c.operators[source, DEGREES + dim]
-        if degree > p.operators[target, EXTENT + dim] or (
-            degree > 1 and not p.operators[target, OK + dim]
+    for dim in range(p.operators[source].dims):
+        degree = c.operators[source].degrees[dim]
+        if degree > p.operators[target].extent[dim] or (
+            degree > 1 and not p.operators[target].splits[dim]
         ):
             return False
-    if not legal(p, p.operators[target, NODE], c.operators[source, DEGREES:]):
+    if not legal(p, p.operators[target].node, c.operators[source].degrees):
         return False
-    put(c.operators[target], c.operators[source], c.operators.shape[1])
+    c.operators[target] = c.operators[source]
     put(c.placed[target], c.placed[source], c.placed.shape[1])
     put(c.cuts[target], c.cuts[source], c.cuts.shape[1])
-    cut = c.cuts[source, CUT]
-    if cut >= 0 and p.operators[source, EXTENT + cut] != p.operators[target, EXTENT + cut]:
-        c.cuts[target, CUT] = -1
+    cut = c.operators[source].cut
+    if cut >= 0 and p.operators[source].extent[cut] != p.operators[target].extent[cut]:
+        c.operators[target].cut = -1
     return True
 
 
@@ -167,19 +157,19 @@ def _take_over(p: Problem, c: Choice, source: int, target: int) -> bool:
 def _align(p: Problem, c: Choice, k: Chain, op: int, place: int) -> None:
     """Give an operator the tiles that its peer has of the value that they share."""
     peer = k.peers[place]
-    c.cuts[op, CUT] = -1
-    for dim in range(p.operators[op, DIMS]):
+    c.operators[op].cut = -1
+    for dim in range(p.operators[op].dims):
         degree, other = ONE, k.axes[place, dim]
-        if other >= 0 and p.operators[op, OK + dim]:
-            degree = c.operators[peer, DEGREES + other]
-        c.operators[op, DEGREES + dim] = min(degree, p.operators[op, EXTENT + dim])
+        if other >= 0 and p.operators[op].splits[dim]:
+            degree = c.operators[peer].degrees[other]
+        c.operators[op].degrees[dim] = min(degree, p.operators[op].extent[dim])
     # Two dims may follow one of the peer's: x and x.T of a product of x with itself.
     fits = _points(p, c, op) <= len(p.devices)
-    if not (fits and legal(p, p.operators[op, NODE], c.operators[op, DEGREES:])):
-        for dim in range(p.operators[op, DIMS]):
-            c.operators[op, DEGREES + dim] = 1
-    c.operators[op, POINTS] = _points(p, c, op)
-    if c.operators[op, POINTS] == c.operators[peer, POINTS]:
+    if not (fits and legal(p, p.operators[op].node, c.operators[op].degrees)):
+        for dim in range(p.operators[op].dims):
+            c.operators[op].degrees[dim] = 1
+    c.operators[op].points = _points(p, c, op)
+    if c.operators[op].points == c.operators[peer].points:
         put(c.placed[op], c.placed[peer], c.placed.shape[1])
     else:
         _place(p, c, k, op)
@@ -212,24 +202,21 @@ def _along(k: Chain, op: int) -> int:
 @compiled
 def _another_degree(p: Problem, c: Choice, k: Chain, op: int) -> bool:
     """Double or halve the degree of one dim, or move a factor from one to another."""
-    c.cuts[op, CUT] = -1
-    dims = p.operators[op, DIMS]
+    c.operators[op].cut = -1
+    dims = p.operators[op].dims
     a = below(k.random, dims)
     b = below(k.random, dims)
     pick = below(k.random, np.int64(3))
     if pick != 0:
-        if c.operators[op, DEGREES + a] % 2:
+        if c.operators[op].degrees[a] % 2:
             return False
-        c.operators[op, DEGREES + a] //= 2
+        c.operators[op].degrees[a] //= 2
     if pick != 1:
-        c.operators[op, DEGREES + b] *= 2
-        if (
-            c.operators[op, DEGREES + b] > p.operators[op, EXTENT + b]
-            or not p.operators[op, OK + b]
-        ):
+        c.operators[op].degrees[b] *= 2
+        if c.operators[op].degrees[b] > p.operators[op].extent[b] or not p.operators[op].splits[b]:
             return False
     return _points(p, c, op) <= len(p.devices) and legal(
-        p, p.operators[op, NODE], c.operators[op, DEGREES:]
+        p, p.operators[op].node, c.operators[op].degrees
     )
 
 
@@ -240,17 +227,17 @@ def _uneven(p: Problem, c: Choice, k: Chain, op: int) -> bool:
     A dim is cut unevenly or another is: one of an operator at most. A dim of single indices stays
     so, which those that another dim is split inside must.
     """
-    dims = p.operators[op, DIMS]
+    dims = p.operators[op].dims
     dim = below(k.random, dims)
-    degree, extent = c.operators[op, DEGREES + dim], p.operators[op, EXTENT + dim]
+    degree, extent = c.operators[op].degrees[dim], p.operators[op].extent[dim]
     if degree < 2 or degree == extent:
         return False
     row = c.cuts[op]
-    if row[CUT] != dim:
-        row[CUT] = dim
+    if c.operators[op].cut != dim:
+        c.operators[op].cut = dim
         for i in range(degree + 1):
-            row[BOUNDS + i] = extent * i // degree
-    i = BOUNDS + 1 + below(k.random, degree - 1)
+            row[i] = extent * i // degree
+    i = 1 + below(k.random, degree - 1)
     low, high = row[i - 1] + 1, row[i + 1]
     if high - low < 2:
         return False
@@ -305,23 +292,23 @@ def propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -
             other = twin + i
             if (
                 other >= p.operators.shape[0]
-                or p.operators[op + i, ITS_CLASS] != p.operators[other, ITS_CLASS]
+                or p.operators[op + i].class_ != p.operators[other].class_
             ):
                 break
-            if p.operators[op + i, KIND] == FREE:
+            if p.operators[op + i].kind == FREE:
                 _take_over(p, c, other, op + i)
     elif move == SHIFT:
         by = 1 + below(k.random, np.int64(p.devices.shape[0]))
         for i in range(run):
-            if p.operators[op + i, KIND] == FREE:
-                for point in range(c.operators[op + i, POINTS]):
+            if p.operators[op + i].kind == FREE:
+                for point in range(c.operators[op + i].points):
                     c.placed[op + i, point] = (c.placed[op + i, point] + by) % p.devices.shape[0]
     elif move == DEGREE:
-        before = c.operators[op, POINTS]
+        before = c.operators[op].points
         if not _another_degree(p, c, k, op):
             return False
-        c.operators[op, POINTS] = _points(p, c, op)
-        if c.operators[op, POINTS] != before:
+        c.operators[op].points = _points(p, c, op)
+        if c.operators[op].points != before:
             _place(p, c, k, op)
     elif move == COPY:
         count = k.peer_ptr[op + 1] - k.peer_ptr[op]
@@ -331,18 +318,18 @@ def propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -
         if below(k.random, np.int64(2)) or not _take_over(p, c, k.peers[place], op):
             _align(p, c, k, op, place)
     elif move == ALONG:
-        before = c.operators[op, POINTS]
+        before = c.operators[op].points
         _degrees(p, c, k, op)
-        c.operators[op, POINTS] = _points(p, c, op)
-        if c.operators[op, POINTS] != before:
+        c.operators[op].points = _points(p, c, op)
+        if c.operators[op].points != before:
             _place(p, c, k, op)
         for i in range(1, run):
             _align(p, c, k, k.path[0, i], k.path[1, i])
     else:
         _degrees(p, c, k, op)
-        c.operators[op, POINTS] = _points(p, c, op)
+        c.operators[op].points = _points(p, c, op)
         if move == UNIFORM:  # as in the paper: any device for each point
-            for i in range(c.operators[op, POINTS]):
+            for i in range(c.operators[op].points):
                 c.placed[op, i] = below(k.random, len(p.devices))
         else:
             _place(p, c, k, op)

@@ -14,14 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from soapstone.ir.configuration import Configuration
 from soapstone.search.parallel.computers import Computers
 from soapstone.search.parallel.mcmc.descent import MATTERS, Descent
 from soapstone.search.parallel.mcmc.initial import NAMED, Parallel, is_recurrent, randomly
 from soapstone.search.parallel.mcmc.options import Options
 from soapstone.search.parallel.mcmc.walker import Walker
+from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.blocks import Blocks
 from soapstone.search.parallel.problem.prepare import Model
 
@@ -42,7 +41,8 @@ class Round:
     Attributes:
         stop: set by an interrupt. note: called with costs, and proposals made by then; None for
             a smaller model. least: proposals for each operator before a chain may stop.
-        best: the chain with the best strategy. counts: of all chains of the whole model.
+        best: the chain with the best strategy. runs: `chain_arrays.RUN` of all chains of the whole
+            model.
         initial_us: the time of a step of each beginning.
         proposals: of all chains that have come to their ends.
     """
@@ -60,7 +60,7 @@ class Round:
     ) -> None:
         self.model, self.options, self.stop, self.least = model, options, stop, least
         self.note = note
-        self.proposals, self.counts = 0, np.zeros(8, np.int64)
+        self.proposals, self.runs = 0, list[Array]()
         self.initial_us: dict[str, float] = {}
         self._costs: dict[str, int] = {}
         self._beginnings: dict[str, Mapping[str, Configuration]] = {}
@@ -182,7 +182,7 @@ class Round:
         begun = [walker for walker in begins if walker.best_ns]
         self.best = min(self.best, *begun, key=lambda walker: walker.best_ns)
         self.proposals += sum(walker.proposals for walker in begun)
-        self.counts += sum(walker.chain.counts for walker in begun)
+        self.runs += [walker.chain.run for walker in begun]
 
     def _together(self, walkers: Sequence[Walker]) -> None:
         if len(walkers) == 1:
@@ -230,7 +230,7 @@ class Round:
         heat = HEATS[0]
         while not self.stop.is_set() and self._left(walker) > 0:
             if walker.best_ns < MATTERS * best:
-                best, found = walker.best_ns, int(walker.chain.counts[4])
+                best, found = walker.best_ns, int(walker.run["before_best"])
             made = walker.proposals
             vain = max(least, self.options.patience * made) - (made - found)
             if vain <= 0:
@@ -241,7 +241,7 @@ class Round:
                 size = min(size, math.ceil(rest / self.options.chains) - made)
             warmth = HEATS[made // (TURN * floor) % len(HEATS)]
             if warmth > heat:
-                walker.again()
+                walker.return_to_best()
             heat = warmth
             walker.walk(size, heat)
             self._say(walker.best_ns, walker.proposals)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -143,18 +145,18 @@ class _Search:
         Round(self.model, self.options, self.stop).walker(0).load()
         self.began = time.perf_counter()
         first = self._round(self.start)
-        best, counts = first.best, first.counts
+        best, runs = first.best, first.runs
         while self._goes_on(best.best_ns):
             try:
                 other = self._round(None)
             except KeyboardInterrupt:
                 break
             best = min(best, other.best, key=lambda walker: walker.best_ns)
-            counts += other.counts
-        seconds = time.perf_counter() - self.began
+            runs = runs + other.runs
+        seconds, run = time.perf_counter() - self.began, np.concatenate(runs)
         simulator = Simulator(self.model, best.settled)
         best.restore(simulator.settled)
-        simulation = simulator.summary(simulator.again())
+        simulation = simulator.summary(simulator.settled_ns())
         found = simulator.settled.configurations()
         provenance = {
             "search": "mcmc",
@@ -170,10 +172,12 @@ class _Search:
             simulation=simulation,
             initial_us=first.initial_us,
             proposals=self.proposals,
-            accepted=int(counts[1]),
+            accepted=int(run["accepted"].sum()),
             seconds=seconds,
             simulation_mode=self.options.simulation,
-            skipped=float(counts[5]) / max(1.0, float(counts[2]) * len(self.model.tasks)),
+            skipped=float(
+                run["skipped"].sum() / max(1, run["simulated"].sum() * len(self.model.tasks))
+            ),
             history=tuple(self.history),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,14 +12,10 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Operand
 from soapstone.ir.graph import Node
 from soapstone.search.parallel.mcmc import chain, proposals
-from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, Chain
+from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, RUN, Chain
 from soapstone.search.parallel.problem.arrays import (
-    CAPACITY,
-    DEGREES,
-    FREE,
-    FROM,
-    KIND,
     MOST_DIMS,
+    SPLIT,
     Array,
 )
 from soapstone.search.parallel.problem.choice import Settled, empty
@@ -51,8 +48,8 @@ class Walker:
         self.settled = Settled(model)
         self.chain = _chain(model, moves, seed)
         self.temperature = temperature / len(self.chain.free)
-        self.tight = most_bytes(model.problem) > int(model.problem.devices[:, CAPACITY].min())
-        self.fitting: tuple[int, Array, Array, Array] | None = None  # the best one that was checked
+        self.tight = most_bytes(model.problem) > int(model.problem.devices["capacity"].min())
+        self.fitting: tuple[int, tuple[Array, ...]] | None = None  # the best one that was checked
         self.step_ns, self.seconds = 0, 0.0
         self._room()
 
@@ -64,16 +61,16 @@ class Walker:
     def load(self) -> None:
         """Compile what walks and descends, or load it, before any clock runs."""
         self.begin({})
-        none = np.zeros((0, 1), np.int64)
+        none, row = np.zeros((0, 1), np.int64), np.zeros(1, np.int64)
         self._run(chain.walk, 0.0, 0, self.delta)
-        self._run(chain.descend, none[:, 0], none, none, np.zeros(1, np.int64), 0, self.delta)
+        self._run(chain.descend, none[:, 0], np.zeros(0, SPLIT), none, row, 0, self.delta)
         self.seconds = 0.0
 
     def begin(self, configurations: Mapping[str, Configuration]) -> int:
         """Start from a strategy; return its cost in ns."""
         self.settled.set(configurations)
         cost = self._pass()
-        self.chain.cost[:] = cost
+        self.run["cost"] = self.run["best"] = cost
         call(chain.keep_best, self.settled.choice, self.chain, cost)
         self._check_each(cost > self.step_ns)
         self._note()
@@ -81,29 +78,31 @@ class Walker:
 
     def _check_each(self, each: bool) -> None:
         """Say whether every accepted change is checked to fit, or only what is best by and by."""
-        self.chain.pending[0] = each
+        self.run["scarce"] = each
 
     def _note(self) -> None:
-        k = self.chain
-        self.fitting = self.best_ns, k.best.copy(), k.best_placed.copy(), k.best_cuts.copy()
+        self.fitting = self.best_ns, tuple(each.copy() for each in self.chain.chosen)
 
     def _verify(self) -> None:
         """Go back to the best strategy that fits if a better one does not; check each from now."""
-        if not self.tight or self.chain.pending[0] or self.fitting is None:
+        if not self.tight or self.run["scarce"] or self.fitting is None:
             return
-        if self.best_ns == self.fitting[0]:
+        cost, fitting = self.fitting
+        if self.best_ns == cost:
             return
-        k, held = self.chain, self.settled
-        now = held.choice.operators.copy(), held.choice.placed.copy(), held.choice.cuts.copy()
+        held = self.settled
+        now = [each.copy() for each in held.choice.chosen]
         self.restore(held)
         if self._pass() == self.best_ns:
             self._note()
             held.restore(*now)
             self._pass()
             return
-        k.cost[:], k.best[:], k.best_placed[:], k.best_cuts[:] = self.fitting
+        self.run["cost"] = self.run["best"] = cost
+        for kept, best in zip(self.chain.chosen, fitting):
+            kept[:] = best
         self._check_each(True)
-        self.again()
+        self.return_to_best()
 
     def visit(self) -> None:
         """Derive and judge the strategy whose configurations are set; the best one stays known.
@@ -114,12 +113,12 @@ class Walker:
         cost = self._pass()
         if cost < self.best_ns:
             call(chain.keep_best, self.settled.choice, self.chain, cost)
-        self.chain.cost[0] = self.best_ns
+        self.run["cost"] = self.best_ns
 
-    def again(self) -> None:
+    def return_to_best(self) -> None:
         """Go back to the best."""
         self.restore(self.settled)
-        self.chain.cost[0] = self._pass()
+        self.run["cost"] = self._pass()
 
     def _pass(self) -> int:
         """Simulate what is set, as the accepted strategy; return its cost."""
@@ -164,8 +163,8 @@ class Walker:
             held.settle()
             self._pass()
         elif done == chain.CHECK:
-            cost = int(self.chain.pending[3])
-            allowed = int(self.chain.pending[1])
+            cost = int(self.run["passed"])
+            allowed = int(self.run["threshold"])
             # The pass under trial is what memory is counted for.
             trial = self.state._replace(end=self._ends(), free=self.state.trial_free)
             cost += _unfit_ns(excess(p, held.choice, held.scratch, trial))
@@ -174,20 +173,25 @@ class Walker:
 
     def _ends(self) -> Array:
         """Return when points end in the pass under trial, which begins at its first place."""
-        first = int(self.chain.pending[2])
+        first = int(self.run["first"])
         return np.concatenate([self.state.end[:first], self.state.trial_end[first:]])
 
     @property
+    def run(self) -> Any:
+        """Costs and counts: `chain_arrays.RUN`."""
+        return self.chain.run[0]
+
+    @property
     def proposals(self) -> int:
-        return int(self.chain.counts[0])
+        return int(self.run["proposals"])
 
     @property
     def best_ns(self) -> int:
-        return int(self.chain.cost[1])
+        return int(self.run["best"])
 
     def restore(self, settled: Settled) -> None:
         """Set the best strategy in arrays of the same model."""
-        settled.restore(self.chain.best, self.chain.best_placed, self.chain.best_cuts)
+        settled.restore(*self.chain.chosen)
 
 
 def _unfit_ns(nbytes: int) -> int:
@@ -197,8 +201,8 @@ def _unfit_ns(nbytes: int) -> int:
 def _chain(model: Model, moves: Mapping[int, float], seed: int) -> Chain:
     p = model.problem
     operators = len(p.operators)
-    free = np.nonzero(p.operators[:, KIND] == FREE)[0]
-    if not free.size:
+    free = p.free
+    if not free:
         raise ParallelError(f"graph {model.graph.name!r} has no operator to choose for")
     group_of = np.zeros((operators, 2), np.int64)
     groups: list[list[int]] = []
@@ -210,16 +214,15 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> Chain:
                 groups.append([])
             groups[group_of[op, column]].append(op)
     ptr = np.cumsum([0, *map(len, groups)])
-    peers = _peers(model, set(free.tolist()))
+    peers = _peers(model, set(free))
     peer_ptr = np.cumsum([0, *(len(peers[op]) for op in range(operators))])
     devices = len(p.devices)
     random = np.random.SeedSequence(seed).generate_state(1, np.uint64) | np.uint64(1)
     return Chain(
         random=random,
-        cost=np.zeros(2, np.int64),
-        counts=np.zeros(8, np.int64),
+        run=np.zeros(1, RUN),
         weights=proposals.cumulative(dict(moves)),
-        free=free.astype(np.int64),
+        free=np.array(free, np.int64),
         group_of=group_of,
         group_ptr=ptr.astype(np.int64),
         members=np.array([op for group in groups for op in group], np.int64),
@@ -230,11 +233,10 @@ def _chain(model: Model, moves: Mapping[int, float], seed: int) -> Chain:
         ),
         path=np.zeros((2, AFFORDED), np.int64),
         divisors=np.array([n for n in range(1, devices + 1) if devices % n == 0], np.int64),
-        best=np.zeros((operators, DEGREES + MOST_DIMS), np.int64),
+        best=np.zeros(operators, SPLIT),
         best_placed=np.zeros((operators, devices), np.int64),
-        best_cuts=np.zeros((operators, devices + 2), np.int64),
+        best_cuts=np.zeros((operators, devices + 1), np.int64),
         load=np.zeros((2, devices), np.int64),
-        pending=np.zeros(5, np.int64),
         moves=np.zeros((proposals.MOVES, 2), np.int64),
     )
 
@@ -274,9 +276,9 @@ def _dims(model: Model, number: int, node: Node, operand: Operand) -> list[int]:
     """
     dims = model.graph.signature(node).dims
     place = {dim.name: j for j, dim in enumerate(dims) if dim.extent > 1}
-    row = model.problem.nodes[number]
+    follows = model.problem.nodes[number]["follows"]
     axes = ([place[name] for name in axis.dims if name in place] for axis in operand.axes)
-    return [int(row[FROM + found[0]]) if found else -1 for found in axes]
+    return [int(follows[found[0]]) if found else -1 for found in axes]
 
 
 def _lined(pairs: list[tuple[int, int]]) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """The arrays that compiled code works on: a graph on a machine, a strategy, and room to work in.
 
-Tables are two-dimensional integers, a row an item; the constants below are their columns. A column
-and the one after it may hold the range of an item's entries in another table or in `lists`. Few
-arrays keep calls between compiled functions short, and their compilation fast.
+Tables are arrays of records, one an item: compiled code reads `p.nodes[node].task`, and Python
+`p.nodes[node]["task"]`, or the column `p.nodes["task"]`. A `RANGE` says where an item's entries are
+in another table, or in `lists`. Few arrays keep calls between compiled functions short, and their
+compilation fast.
 """
 
 from __future__ import annotations
@@ -16,45 +17,62 @@ from soapstone.search.parallel.problem.packing import packed
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-WHOLE, AFFINE, PRODUCT = 0, 1, 2  # kinds of axis maps
+UNINDEXED, AFFINE, PRODUCT = 0, 1, 2  # maps of axes: `Whole`, `Affine`, `Product` of `ir.dims`
 FREE, UPDATES = 0, 1  # how an operator gets its configuration
 MOST_RANK, MOST_DIMS = 8, 12
-
-# Problem.operators
-NODE, DIMS, KIND, SOURCE, OPERAND, CLASS = 0, 1, 2, 3, 4, 5
-NODES, TASKS, FOLLOWERS, TOUCHED = 6, 8, 10, 12  # ranges
-EXTENT, OK, FROM, LOWERS = 16, 28, 40, 52  # a column a dim; FROM and LOWERS of nodes only
-# Problem.nodes: DIMS, EXTENT, OK, FROM, LOWERS and
-OP, TASK, RATE, LOOKS, NESTED, OPERANDS = 0, 2, 3, 4, 6, 8
-# Problem.operands: NODE and
-VALUE, OUTPUT, BYTES, AXES, INSIDE = 1, 2, 3, 4, 6  # INSIDE: read by light nodes of its task
-# Problem.axes
-MAP, GATHERED, LENGTH, STRIDE, OFFSET, WINDOW, MAPPED = 0, 1, 2, 3, 4, 5, 6
-# Problem.tasks: OP and
-MAKES, READS, PLACE = 1, 3, 5  # rows of writers, of readers; its place in the order
-TIMES, SCALE = 6, 8  # rows of measured times; thousandths of the roofline where there is none
-# Problem.values: BYTES and
-RANK, FAN, STAYS, WRITERS, READERS = 0, 1, 2, 4, 6
-# Problem.devices
-GROUP, OF_KIND, CAPACITY, TAKES = 0, 1, 2, 3  # TAKES: it copies what it is sent itself
-# Problem.kinds; RATES: a column a type
-MEMORY_RATE, LAUNCH, FULL, RATES = 0, 1, 2, 3
 TYPES = ("float32", "float64", "float16")
-# Choice.operators and Choice.nodes
-POINTS, DEGREES = 0, 1
-# Choice.messages
-BUSY, LATENCY, MOVED, FROM_DEVICE, TO_DEVICE, GIVERS, CHANNELS = range(7)
+KNOWN = 8  # operands of a value that are compared with those after them
+
+
+def record(*names: str, of: type = np.int64, **others: Any) -> np.dtype[Any]:
+    """Return the type of a table's rows: numbers of these names, then fields of other types."""
+    return np.dtype([*((name, of) for name in names), *others.items()], align=True)
+
+
+RANGE = record("begin", "end")
+BY_DIM = (np.int64, (MOST_DIMS,))
+BY_AXIS = (np.int64, (MOST_RANK,))
+_DIMS = {"dims": np.int64, "extent": BY_DIM, "splits": BY_DIM}  # splits: whether it may be split
+
+# Of Problem.operators; `source` and `operand`: of an update, the gradient's, made and read.
+OPERATOR = record(
+    *("node", "kind", "source", "operand", "class_"),
+    **{"nodes": RANGE, "tasks": RANGE, "followers": RANGE, "touched": RANGE, **_DIMS},
+)
+# `follows`: the dim of its operator that a dim of a node follows, or -1; `rate`: its type.
+NODE = record(
+    *("operator", "task", "rate", "is_view"),
+    **{"nested": RANGE, "operands": RANGE, **_DIMS, "follows": BY_DIM, "lowers": BY_DIM},
+)
+# `read_inside`: by light nodes of the task that makes it.
+OPERAND = record("node", "value", "is_output", "element_bytes", "read_inside", axes=RANGE)
+AXIS = record("map", "gathered", "extent", "stride", "offset", "window", dims=RANGE)
+# `makes`, `reads`: rows of writers, of readers; `place` in the order; `times`: rows of measured
+# ones; `scale`: thousandths of the roofline where there is none.
+TASK = record("operator", "place", "scale", makes=RANGE, reads=RANGE, times=RANGE)
+# `is_sum`: of a parameter's gradients; `lasts`: it is a parameter's or a state's next value.
+VALUE = record("rank", "is_sum", "lasts", "element_bytes", writers=RANGE, readers=RANGE)
+READER = record("operand", "task")  # the task that waits, or -1: in the next step
+DEVICE = record("computer", "kind", "capacity", "receives")  # `receives`: it copies what it is sent
+# Rates a ns, by type of numbers; `full`: results that fill a device.
+DEVICE_KIND = record(
+    *("memory_rate", "launch_ns", "full"), of=np.float64, rates=(np.float64, (len(TYPES),))
+)
+
+SPLIT = record("points", "cut", degrees=BY_DIM)  # `cut`: the dim with uneven tiles, or -1
+WHOLE = np.array((1, -1, [1] * MOST_DIMS), SPLIT)  # a split in one point
+MESSAGE = record("busy", "latency", "moved", "source", "target", "givers", "channels")
+GIVER = record("row", "point", "next", of=np.int32)  # a point of a row of writers
+LINK = record("message", "next", of=np.int32)
 # Choice.top: how much is taken of each pool; whether one was too small
-MESSAGE, GIVER, SEND, NEED, CHANNEL, HEAD, OVERFLOW = (integer(pool) for pool in range(7))
-# Scratch.writers, Scratch.readers: a box, then
-DEVICE, ROW, POINT, SAME = 2 * MOST_RANK, 2 * MOST_RANK + 1, 2 * MOST_RANK + 2, 2 * MOST_RANK + 3
-# Scratch.holdings: a box, then the message that brought it, and the next holding of the device
-BROUGHT, NEXT = 2 * MOST_RANK, 2 * MOST_RANK + 1
-KNOWN = 8
-# Choice.cuts
-CUT, BOUNDS = 0, 1
-# Scratch.marks: of devices
-MARK, MEMBER, HOLDING, SENT = 0, 1, 2, 3
+MESSAGES, GIVERS, SENDS, NEEDS, CHANNELS, HEADS, OVERFLOW = (integer(pool) for pool in range(7))
+
+BOX = record(low=BY_AXIS, high=BY_AXIS)
+TILE = record("device", "row", "point", "same", box=BOX)
+HOLDING = record("message", "next", box=BOX)  # the message that brought a device a box
+MARK = record("stamp", "member", "holding", "sent")  # of a device
+COLLECTED = record("operator", "operator_stamp", "value", "value_stamp")
+SEEN = record("operand", "waits")  # whether anything waits for an operand
 
 
 @packed
@@ -76,10 +94,10 @@ class Problem(NamedTuple):
     values: Array
     writers: Array  # operands
     makers: Array  # (writers): tasks
-    readers: Array  # (readers, 2): operand, and the task that waits or -1: in the next step
+    readers: Array
     lists: Array
     devices: Array
-    kinds: Array  # of devices: rates a ns, ns of a launch, results that fill it
+    kinds: Array  # of devices
     route_ptr: Array  # channels from one device to another, (devices * devices + 1)
     route: Array
     latency_ns: Array  # (devices, devices)
@@ -89,15 +107,29 @@ class Problem(NamedTuple):
     begin_ns: Array  # (1): before the first task
     slower: Array  # (1): thousandths by which tasks are slower while all others of a computer work
 
+    @property
+    def free(self) -> list[int]:
+        """The numbers of the operators that have a configuration of their own."""
+        found: list[int] = np.flatnonzero(self.operators["kind"] == FREE).tolist()
+        return found
+
+    def makers_of(self, value: int) -> set[int]:
+        """Return the tasks that make a value."""
+        return set(self.makers[slice(*self.values[value]["writers"])].tolist())
+
+    def readers_of(self, value: int) -> Array:
+        """Return the rows of `readers` of a value."""
+        return self.readers[slice(*self.values[value]["readers"])]
+
 
 @packed
 class Choice(NamedTuple):
     """A strategy, and what follows from it before any simulation."""
 
-    operators: Array  # points, degrees
+    operators: Array  # SPLIT
     placed: Array  # (operators, devices): the device of each point
-    cuts: Array  # (operators, devices + 2): a dim with uneven tiles or -1, and their boundaries
-    nodes: Array  # points, degrees
+    cuts: Array  # (operators, devices + 1): boundaries of uneven tiles
+    nodes: Array  # SPLIT, but for cuts
     node_at: Array  # (nodes, devices): the operator's point that runs a node's point
     task_ns: Array  # (tasks, devices + 1); last: exchange before results are final, 0 for none
     top: Array
@@ -105,24 +137,34 @@ class Choice(NamedTuple):
     need_at: Array  # (readers): likewise
     head: Array  # first send of a writer's point, first need of a reader's point
     messages: Array
-    givers: Array  # (pool, 3): row of writers, point, next: whose ends a message waits for
-    sends: Array  # (pool, 2): message, next: those that a point is the last giver of
-    needs: Array  # (pool, 2): message, next: what a point waits for
+    givers: Array  # whose ends a message waits for
+    sends: Array  # LINK: those that a point is the last giver of
+    needs: Array  # LINK: what a point waits for
     channels: Array  # of collectives, each list ended by -1
+
+    @property
+    def chosen(self) -> tuple[Array, Array, Array]:
+        """What is chosen, from which all else follows: operators, devices, uneven tiles."""
+        return self.operators, self.placed, self.cuts
+
+    @property
+    def live(self) -> Array:
+        """The messages that there are."""
+        return self.messages[: self.top[MESSAGES]]
 
 
 @packed
 class Scratch(NamedTuple):
     """Room to work in."""
 
-    box: Array  # (4, 2 * rank)
+    box: Array  # (4)
     at: Array  # (most dims)
-    writers: Array
-    readers: Array
+    writers: Array  # TILE
+    readers: Array  # TILE
     holdings: Array
-    marks: Array  # (devices, 4)
+    marks: Array  # (devices)
     seen: Array  # (channels): stamps
     stamp: Array  # (1)
-    lists: Array  # (4, operators or values): collected, their stamps
-    known: Array  # (KNOWN, 2): operands of a value seen last, and whether anything waits for them
+    lists: Array  # COLLECTED
+    known: Array  # (KNOWN)
     collected: Array  # (2): how many operators and values are collected

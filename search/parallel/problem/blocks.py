@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from soapstone.ir.configuration import Configuration
-from soapstone.search.parallel.problem.arrays import CLASS, FREE, KIND
 from soapstone.search.parallel.problem.prepare import Model, prepare
 
 LONGEST = 64  # operators of a block
@@ -47,10 +46,9 @@ class Blocks:
     """
 
     def __init__(self, full: Model) -> None:
-        p = full.problem
-        free = [op for op in range(len(p.operators)) if p.operators[op, KIND] == FREE]
+        free = full.problem.free
         names = [full.operators[op].name for op in free]
-        like = repeated([int(p.operators[op, CLASS]) for op in free])
+        like = repeated(full.problem.operators["class_"][free].tolist())
         self.like = {name: names[i] for name, i in zip(names, like)}
         kept = set(self.like.values())
         self.model = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,33 +10,30 @@ import numpy as np
 from soapstone.engine.lower import channels_last
 from soapstone.ir.configuration import Configuration, check_configuration
 from soapstone.ir.dims import equal_cuts
+from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.search.parallel.problem.arrays import (
-    BOUNDS,
-    CUT,
-    DEGREES,
-    EXTENT,
-    FOLLOWERS,
+    BOX,
+    COLLECTED,
+    GIVER,
+    HOLDING,
     KNOWN,
+    LINK,
+    MARK,
+    MESSAGE,
     MOST_DIMS,
-    MOST_RANK,
-    NODE,
-    NODES,
-    OK,
     OVERFLOW,
-    POINTS,
-    READERS,
-    TASKS,
-    TOUCHED,
-    WRITERS,
+    SEEN,
+    TILE,
+    WHOLE,
     Array,
     Choice,
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.problem.compiling import compiled, entry, put
-from soapstone.search.parallel.problem.geometry import legal, settle, uneven
+from soapstone.search.parallel.problem.compiling import compiled, entry, put, span
+from soapstone.search.parallel.problem.geometry import settle, uneven
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
@@ -48,20 +45,20 @@ def empty(p: Problem, pool: int) -> Choice:
     devices, operators, nodes = len(p.devices), len(p.operators), len(p.nodes)
     tasks, rows = len(p.tasks), len(p.writers)
     return Choice(
-        operators=np.ones((operators, DEGREES + MOST_DIMS), np.int64),
+        operators=np.full(operators, WHOLE),
         placed=np.zeros((operators, devices), np.int64),
-        cuts=np.full((operators, devices + 2), -1, np.int64),
-        nodes=np.ones((nodes, DEGREES + MOST_DIMS), np.int64),
+        cuts=np.full((operators, devices + 1), -1, np.int64),
+        nodes=np.full(nodes, WHOLE),
         node_at=np.zeros((nodes, devices), np.int64),
         task_ns=np.zeros((tasks, devices + 1), np.int64),
         top=np.zeros(7, np.int64),
         send_at=np.zeros(max(rows, 1), np.int64),
         need_at=np.zeros(max(len(p.readers), 1), np.int64),
         head=np.full(max(pool, 3 * (rows + len(p.readers)) * devices), -1, np.int32),
-        messages=np.zeros((pool, 7), np.int64),
-        givers=np.zeros((2 * pool, 3), np.int32),
-        sends=np.zeros((pool, 2), np.int32),
-        needs=np.zeros((2 * pool, 2), np.int32),
+        messages=np.zeros(pool, MESSAGE),
+        givers=np.zeros(2 * pool, GIVER),
+        sends=np.zeros(pool, LINK),
+        needs=np.zeros(2 * pool, LINK),
         channels=np.zeros(2 * pool, np.int32),
     )
 
@@ -69,22 +66,21 @@ def empty(p: Problem, pool: int) -> Choice:
 def scratch(p: Problem, held: int = 0) -> Scratch:
     """Return room to work in. held: boxes that devices have of one value, at least."""
     devices = len(p.devices)
-    written = p.values[:, WRITERS + 1] - p.values[:, WRITERS]
-    read = p.values[:, READERS + 1] - p.values[:, READERS]
+    written = p.values["writers"]["end"] - p.values["writers"]["begin"]
+    read = p.values["readers"]["end"] - p.values["readers"]["begin"]
     most = int(written.max(initial=1)) * devices
     held = max(held, min(int(read.max(initial=1)) * devices * devices, 1 << 16) + 1)
-    width = 2 * MOST_RANK
     return Scratch(
-        box=np.zeros((4, width), np.int64),
+        box=np.zeros(4, BOX),
         at=np.zeros(MOST_DIMS, np.int64),
-        writers=np.zeros((most, width + 4), np.int64),
-        readers=np.zeros((devices, width + 4), np.int64),
-        holdings=np.zeros((held, width + 2), np.int64),
-        marks=np.zeros((devices, 4), np.int64),
+        writers=np.zeros(most, TILE),
+        readers=np.zeros(devices, TILE),
+        holdings=np.zeros(held, HOLDING),
+        marks=np.zeros(devices, MARK),
         seen=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
         stamp=np.zeros(1, np.int64),
-        lists=np.zeros((4, max(len(p.operators), len(p.values))), np.int64),
-        known=np.zeros((KNOWN, 2), np.int64),
+        lists=np.zeros(max(len(p.operators), len(p.values)), COLLECTED),
+        known=np.zeros(KNOWN, SEEN),
         collected=np.zeros(2, np.int64),
     )
 
@@ -114,33 +110,33 @@ def affected(p: Problem, s: Scratch, op: int, first: bool) -> None:
         s.collected[0] = 0
         s.collected[1] = 0
     stamp = s.stamp[0]
-    begin = p.operators[op, FOLLOWERS]
-    for place in range(begin - 1, p.operators[op, FOLLOWERS + 1]):
+    begin = p.operators[op].followers.begin
+    for place in range(begin - 1, p.operators[op].followers.end):
         other = op if place < begin else p.lists[place]
-        if s.lists[1, other] == stamp:
+        if s.lists[other].operator_stamp == stamp:
             continue
-        s.lists[1, other] = stamp
-        s.lists[0, s.collected[0]] = other
+        s.lists[other].operator_stamp = stamp
+        s.lists[s.collected[0]].operator = other
         s.collected[0] += 1
-        for at in range(p.operators[other, TOUCHED], p.operators[other, TOUCHED + 1]):
+        for at in span(p.operators[other].touched):
             value = p.lists[at]
-            if s.lists[3, value] != stamp:
-                s.lists[3, value] = stamp
-                s.lists[2, s.collected[1]] = value
+            if s.lists[value].value_stamp != stamp:
+                s.lists[value].value_stamp = stamp
+                s.lists[s.collected[1]].value = value
                 s.collected[1] += 1
 
 
 @compiled
 def _move(p: Problem, source: Choice, target: Choice, op: int) -> None:
     """Copy what is derived of an operator, messages aside."""
-    put(target.operators[op], source.operators[op], source.operators.shape[1])
+    target.operators[op] = source.operators[op]
     put(target.placed[op], source.placed[op], source.placed.shape[1])
     put(target.cuts[op], source.cuts[op], source.cuts.shape[1])
-    for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
+    for place in span(p.operators[op].nodes):
         node = p.lists[place]
-        put(target.nodes[node], source.nodes[node], source.nodes.shape[1])
+        target.nodes[node] = source.nodes[node]
         put(target.node_at[node], source.node_at[node], source.node_at.shape[1])
-    for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+    for task in span(p.operators[op].tasks):
         put(target.task_ns[task], source.task_ns[task], source.task_ns.shape[1])
 
 
@@ -149,12 +145,12 @@ def save(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
     """Keep in `b` what a change of the collected operators will overwrite."""
     put(b.top, c.top, 7)
     for i in range(s.collected[0]):
-        _move(p, c, b, s.lists[0, i])
+        _move(p, c, b, s.lists[i].operator)
     for i in range(s.collected[1]):
-        value = s.lists[2, i]
-        for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+        value = s.lists[i].value
+        for row in span(p.values[value].writers):
             b.send_at[row] = c.send_at[row]
-        for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        for place in span(p.values[value].readers):
             b.need_at[place] = c.need_at[place]
 
 
@@ -165,30 +161,30 @@ def change(p: Problem, c: Choice, s: Scratch) -> None:
     Messages are left to `reconnect`.
     """
     for i in range(1, s.collected[0]):  # in order: what follows is settled after what it follows
-        op, place = s.lists[0, i], i
-        while place > 0 and s.lists[0, place - 1] > op:
-            s.lists[0, place] = s.lists[0, place - 1]
+        op, place = s.lists[i].operator, i
+        while place > 0 and s.lists[place - 1].operator > op:
+            s.lists[place].operator = s.lists[place - 1].operator
             place -= 1
-        s.lists[0, place] = op
+        s.lists[place].operator = op
     for i in range(s.collected[0]):
-        settle(p, c, s, s.lists[0, i])
+        settle(p, c, s, s.lists[i].operator)
 
 
 @compiled
 def reconnect(p: Problem, c: Choice, s: Scratch) -> None:
     """Make the messages of the collected values anew."""
     for i in range(s.collected[1]):
-        connect(p, c, s, s.lists[2, i])
+        connect(p, c, s, s.lists[i].value)
 
 
 @compiled
 def undo(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
     """Take a change back."""
     for i in range(s.collected[1]):
-        value = s.lists[2, i]
-        for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+        value = s.lists[i].value
+        for row in span(p.values[value].writers):
             c.send_at[row] = b.send_at[row]
-        for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        for place in span(p.values[value].readers):
             c.need_at[place] = b.need_at[place]
     put_back(p, c, b, s)
 
@@ -198,7 +194,7 @@ def put_back(p: Problem, c: Choice, b: Choice, s: Scratch) -> None:
     """Set the collected operators to what they were; their messages are as they were."""
     put(c.top, b.top, 7)
     for i in range(s.collected[0]):
-        _move(p, b, c, s.lists[0, i])
+        _move(p, b, c, s.lists[i].operator)
 
 
 class Settled:
@@ -218,9 +214,7 @@ class Settled:
             ParallelError: a configuration is not legal on this graph and machine.
         """
         c = self.choice
-        c.operators[:] = 1
-        c.placed[:] = 0
-        c.cuts[:] = -1
+        c.operators[:], c.placed[:] = WHOLE, 0
         for op, item in enumerate(self.model.operators):
             found = configurations.get(item.name)
             if found is not None and item.source is None:
@@ -228,52 +222,33 @@ class Settled:
         self.settle()
 
     def _set(self, op: int, item: Configuration) -> None:
-        p, c = self.problem, self.choice
-        operator = self.model.operators[op]
-        names = [dim.name for dim in self.model.graph.signature(operator.node).dims]
-        for name, degree in item.degrees.items():
-            dim = names.index(name) if name in names else -1
-            if (
-                dim < 0
-                or degree > p.operators[op, EXTENT + dim]
-                or (degree > 1 and not p.operators[op, OK + dim])
-            ):
-                raise ParallelError(
-                    f"{operator.node.label}: dim {name} cannot be split by {degree}"
-                )
-            c.operators[op, DEGREES + dim] = degree
-        if not call(legal, p, int(p.operators[op, NODE]), c.operators[op, DEGREES:]):
-            raise ParallelError(f"{operator.node.label}: degrees {item} are not legal together")
-        self._set_cuts(op, names, item)
-        points, most = item.points, len(p.devices)
-        if points > most:
+        c, node, most = self.choice, self.model.operators[op].node, len(self.problem.devices)
+        signature = self.model.graph.signature(node)
+        try:
+            check_configuration(node, signature, item)
+        except StrategyError as error:
+            raise ParallelError(f"{node.label}: {error}") from None
+        if item.points > most:
             raise ParallelError(
-                f"{operator.node.label}: {points} points found, at most one a device needed, {most}"
+                f"{node.label}: {item.points} points found, at most one a device needed, {most}"
             )
-        devices = item.devices or [i * most // points for i in range(points)]
+        devices = item.devices or [i * most // item.points for i in range(item.points)]
         if max(devices) >= most:
-            raise ParallelError(
-                f"{operator.node.label}: device {max(devices)} found, below {most} needed"
-            )
-        c.operators[op, POINTS] = points
-        c.placed[op, :points] = devices
-
-    def _set_cuts(self, op: int, names: list[str], item: Configuration) -> None:
-        node = self.model.operators[op].node
+            raise ParallelError(f"{node.label}: device {max(devices)} found, below {most} needed")
         uneven = {
             name: cut for name, cut in item.cuts.items() if cut != equal_cuts(cut[-1], len(cut) - 1)
         }
-        if not uneven:
-            return
         if len(uneven) > 1:
             raise ParallelError(
                 f"{node.label}: uneven tiles along {', '.join(uneven)} found, one dim at most"
             )
-        check_configuration(node, self.model.graph.signature(node), item)
-        name, cut = next(iter(uneven.items()))
-        row = self.choice.cuts[op]
-        row[CUT] = names.index(name)
-        row[BOUNDS : BOUNDS + len(cut)] = cut
+        split = c.operators[op]
+        split["points"], c.placed[op, : item.points] = item.points, devices
+        for number, dim in enumerate(signature.dims):
+            split["degrees"][number] = item.degrees.get(dim.name, 1)
+            if dim.name in uneven:
+                split["cut"] = number
+                c.cuts[op, : len(uneven[dim.name])] = uneven[dim.name]
 
     def settle(self) -> None:
         """Derive everything; make the pools larger until it fits."""
@@ -284,9 +259,9 @@ class Settled:
             self.grow()
 
     def restore(self, operators: Array, placed: Array, cuts: Array) -> None:
-        """Take over a strategy of the same model from arrays, and derive everything."""
-        c = self.choice
-        c.operators[:], c.placed[:], c.cuts[:] = operators, placed, cuts
+        """Take over a strategy of the same model (`Choice.chosen`), and derive everything."""
+        for kept, new in zip(self.choice.chosen, (operators, placed, cuts)):
+            kept[:] = new
         self.settle()
 
     def grow(self) -> None:
@@ -294,9 +269,8 @@ class Settled:
         old = self.choice
         self.scratch = scratch(self.problem, 2 * len(self.scratch.holdings))
         self.choice = empty(self.problem, 2 * len(old.messages))
-        self.choice.operators[:] = old.operators
-        self.choice.placed[:] = old.placed
-        self.choice.cuts[:] = old.cuts
+        for kept, new in zip(self.choice.chosen, old.chosen):
+            kept[:] = new
 
     def configurations(self) -> dict[str, Configuration]:
         """Return the configuration of every forward node, and of every update."""
@@ -309,28 +283,29 @@ class Settled:
                     continue  # a gradient follows by itself
                 row = c.nodes[number[node.name]]
                 names = [dim.name for dim in self.model.graph.signature(node).dims]
-                degrees = {
-                    name: int(row[DEGREES + dim])
+                degrees = dict(zip(names, row["degrees"].tolist()))
+                cuts = {
+                    name: tuple(c.cuts[op, : degrees[name] + 1].tolist())
                     for dim, name in enumerate(names)
-                    if row[DEGREES + dim] > 1
+                    if call(uneven, self.problem, c, number[node.name], dim)
                 }
-                points = c.node_at[number[node.name], : row[POINTS]]
+                points = c.node_at[number[node.name], : row["points"]]
                 found[node.name] = Configuration(
-                    degrees,
-                    tuple(int(c.placed[op, point]) for point in points),
-                    self._cuts(op, number[node.name], names),
+                    {name: degree for name, degree in degrees.items() if degree > 1},
+                    tuple(c.placed[op, points].tolist()),
+                    cuts,
                 )
         return found
 
-    def _cuts(self, op: int, node: int, names: list[str]) -> dict[str, tuple[int, ...]]:
-        """Return the boundaries of a node's uneven tiles, by dim."""
-        p, c = self.problem, self.choice
-        for dim, name in enumerate(names):
-            if call(uneven, p, c, node, dim):
-                degree = int(c.nodes[node, DEGREES + dim])
-                row = c.cuts[op, BOUNDS : BOUNDS + degree + 1]
-                return {name: tuple(int(bound) for bound in row)}
-        return {}
+
+def needs_of(p: Problem, c: Choice, task: int, point: int) -> Iterator[int]:
+    """Yield the messages that a task waits for at a point."""
+    for at in range(*p.tasks[task]["reads"]):
+        heads = int(c.need_at[p.lists[at]])
+        need = int(c.head[heads + point]) if heads >= 0 else -1
+        while need >= 0:
+            message, need = c.needs[need].tolist()
+            yield message
 
 
 def as_strategy(
@@ -371,6 +346,7 @@ __all__ = [
     "affected",
     "as_strategy",
     "change",
+    "needs_of",
     "reconnect",
     "reconnect_all",
     "save",

@@ -43,4 +43,10 @@ def put(target: Any, source: Any, count: int) -> None:
         target[i] = source[i]
 
 
-__all__ = ["NONE", "ONE", "ZERO", "compiled", "entry", "integer", "put"]
+@compiled
+def span(of: Any) -> range:
+    """Return the numbers of a `RANGE` of the tables."""
+    return range(of.begin, of.end)
+
+
+__all__ = ["NONE", "ONE", "ZERO", "compiled", "entry", "integer", "put", "span"]

@@ -9,20 +9,8 @@ import numpy as np
 
 from soapstone.search.parallel.problem.arrays import (
     AFFINE,
-    AXES,
-    DEGREES,
-    DIMS,
-    EXTENT,
-    MAP,
-    MAPPED,
     MOST_DIMS,
-    NODE,
-    OK,
-    OPERANDS,
-    OUTPUT,
-    POINTS,
-    STRIDE,
-    WINDOW,
+    WHOLE,
     Array,
     Problem,
 )
@@ -40,12 +28,12 @@ def degrees_of(
         equal: degrees divide extents, so that parts are equal.
     """
     row = p.operators[op]
-    dims, most = int(row[DIMS]), max(points)
-    made = _made(p, int(row[NODE]))
+    dims, most, node = int(row["dims"]), max(points), int(row["node"])
+    made = _made(p, node)
     choices = []
     for dim in range(dims):
-        extent = int(row[EXTENT + dim])
-        free = row[OK + dim] and (reduced or dim in made)
+        extent = int(row["extent"][dim])
+        free = row["splits"][dim] and (reduced or dim in made)
         wide = range(1, min(extent, most) + 1) if free else (1,)
         choices.append([d for d in wide if not (equal and extent % d)])
     padded = np.ones(MOST_DIMS, np.int64)
@@ -53,7 +41,7 @@ def degrees_of(
     def extended(found: tuple[int, ...], product: int) -> Iterator[tuple[int, ...]]:
         if len(found) == dims:
             padded[:dims] = found
-            if product in points and call(legal, p, int(row[NODE]), padded):
+            if product in points and call(legal, p, node, padded):
                 yield found
             return
         for degree in choices[len(found)]:
@@ -65,17 +53,12 @@ def degrees_of(
 
 def _made(p: Problem, node: int) -> set[int]:
     """Return the dims that index a result of a node without overlaps."""
-    found: list[set[int]] = []
-    for operand in range(p.nodes[node, OPERANDS], p.nodes[node, OPERANDS + 1]):
-        if not p.operands[operand, OUTPUT]:
-            continue
-        mine: set[int] = set()
-        for axis in range(p.operands[operand, AXES], p.operands[operand, AXES + 1]):
-            overlaps = p.axes[axis, MAP] == AFFINE and p.axes[axis, WINDOW] > p.axes[axis, STRIDE]
-            if not overlaps:
-                mine.update(p.lists[p.axes[axis, MAPPED] : p.axes[axis, MAPPED + 1]].tolist())
-        found.append(mine)
-    return set().union(*found)
+    found: set[int] = set()
+    for operand in p.operands[slice(*p.nodes[node]["operands"])]:
+        for axis in p.axes[slice(*operand["axes"])] if operand["is_output"] else ():
+            if axis["map"] != AFFINE or axis["window"] <= axis["stride"]:
+                found.update(p.lists[slice(*axis["dims"])].tolist())
+    return found
 
 
 def placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:
@@ -97,13 +80,12 @@ def rows(
     choices: Collection[tuple[tuple[int, ...], tuple[int, ...]]], devices: int
 ) -> tuple[Array, Array]:
     """Return (degrees, devices of points) as rows of `Choice.operators` and `Choice.placed`."""
-    degrees = np.ones((len(choices), DEGREES + MOST_DIMS), np.int64)
+    splits = np.full(len(choices), WHOLE)
     placed = np.zeros((len(choices), devices), np.int64)
-    for row, (split, where) in enumerate(choices):
-        degrees[row, POINTS] = len(where)
-        degrees[row, DEGREES : DEGREES + len(split)] = split
+    for row, (degrees, where) in enumerate(choices):
+        splits[row]["points"], splits[row]["degrees"][: len(degrees)] = len(where), degrees
         placed[row, : len(where)] = where
-    return degrees, placed
+    return splits, placed
 
 
 __all__ = ["degrees_of", "every_placement", "placements", "rows"]

@@ -3,144 +3,106 @@
 An operator's degrees become those of its gradient nodes by dim name; light operators follow the
 tiles of what they read; updates are spread over the devices that hold parts of the gradient.
 
-A box is a row of numbers: where it begins along each axis and, from `MOST_RANK` on, where it ends.
+What an axis map or a roofline says is compiled from where it is said.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from soapstone.ir.dims import affine_interval, equal_cut
+from soapstone.search.cost.machine import roofline
 from soapstone.search.parallel.problem.arrays import (
     AFFINE,
-    AXES,
-    BOUNDS,
-    BYTES,
-    CUT,
-    DEGREES,
-    DIMS,
-    EXTENT,
-    FROM,
-    FULL,
-    GATHERED,
-    INSIDE,
-    KIND,
-    LAUNCH,
-    LENGTH,
-    LOOKS,
-    LOWERS,
-    MAP,
-    MAPPED,
-    MEMORY_RATE,
     MOST_DIMS,
-    MOST_RANK,
-    NESTED,
-    NODE,
-    NODES,
-    OF_KIND,
-    OFFSET,
-    OK,
-    OP,
-    OPERAND,
-    OPERANDS,
-    OUTPUT,
-    POINTS,
-    RATE,
-    RATES,
-    SCALE,
-    SOURCE,
-    STRIDE,
-    TASK,
-    TASKS,
-    TIMES,
+    UNINDEXED,
     UPDATES,
-    WHOLE,
-    WINDOW,
     Array,
     Choice,
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, entry
+from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, span
 
 SPLIT_FLOPS = 1024.0  # operations of a long sum that count as a result: they may be shared out
+
+_affine, _equal_cut, _roofline = compiled(affine_interval), compiled(equal_cut), compiled(roofline)
 
 
 @entry
 def uneven(p: Problem, c: Choice, node: int, dim: int) -> bool:
     """Return whether a node's dim has the uneven tiles of its operator (`resolved`)."""
-    op = p.nodes[node, OP]
-    cut = c.cuts[op, CUT]
+    mine = p.nodes[node]
+    split = c.operators[mine.operator]
+    cut = split.cut
     return bool(
         cut >= 0
-        and p.nodes[node, FROM + dim] == cut
-        and c.nodes[node, DEGREES + dim] == c.operators[op, DEGREES + cut]
-        and p.nodes[node, EXTENT + dim] == p.operators[op, EXTENT + cut]
+        and mine.follows[dim] == cut
+        and c.nodes[node].degrees[dim] == split.degrees[cut]
+        and mine.extent[dim] == p.operators[mine.operator].extent[cut]
     )
 
 
 @compiled
 def interval(p: Problem, c: Choice, node: int, dim: int, index: int) -> tuple[int, int]:
     """Return the interval of one of a dim's tiles."""
-    extent, degree = p.nodes[node, EXTENT + dim], c.nodes[node, DEGREES + dim]
+    extent, degree = p.nodes[node].extent[dim], c.nodes[node].degrees[dim]
     if degree == 1:
         return ZERO, extent
     if uneven(p, c, node, dim):
-        op = p.nodes[node, OP]
-        return c.cuts[op, BOUNDS + index], c.cuts[op, BOUNDS + index + 1]
-    return extent * index // degree, extent * (index + 1) // degree
+        op = p.nodes[node].operator
+        return c.cuts[op, index], c.cuts[op, index + 1]
+    return _equal_cut(extent, degree, index), _equal_cut(extent, degree, index + 1)
 
 
 @entry
-def tile(p: Problem, c: Choice, operand: int, point: int, box: Array, index: Array) -> None:
+def tile(p: Problem, c: Choice, operand: int, point: int, box: Any, index: Array) -> None:
     """Write the box of an operand's tile at a node's point, as `Operand.tiles` says it."""
-    node = p.operands[operand, NODE]
+    node = p.operands[operand].node
     rest = point
-    for dim in range(p.nodes[node, DIMS] - 1, -1, -1):
-        degree = c.nodes[node, DEGREES + dim]
+    for dim in range(p.nodes[node].dims - 1, -1, -1):
+        degree = c.nodes[node].degrees[dim]
         index[dim] = ZERO
         if degree > 1:
             index[dim] = rest % degree
             rest //= degree
-    first = p.operands[operand, AXES]
-    for axis in range(first, p.operands[operand, AXES + 1]):
-        at, extent = axis - first, p.axes[axis, LENGTH]
-        kind = p.axes[axis, MAP]
-        if kind == WHOLE:
-            box[at], box[MOST_RANK + at] = 0, extent
-        elif kind == AFFINE:
-            dim = p.lists[p.axes[axis, MAPPED]]
+    first = p.operands[operand].axes.begin
+    for number in span(p.operands[operand].axes):
+        at, axis = number - first, p.axes[number]
+        if axis.map == UNINDEXED:
+            box.low[at], box.high[at] = 0, axis.extent
+        elif axis.map == AFFINE:
+            dim = p.lists[axis.dims.begin]
             a, b = interval(p, c, node, dim, index[dim])
-            start = a * p.axes[axis, STRIDE] + p.axes[axis, OFFSET]
-            stop = start
-            if b > a:
-                stop = (b - 1) * p.axes[axis, STRIDE] + p.axes[axis, OFFSET] + p.axes[axis, WINDOW]
-            start = min(max(start, 0), extent)
-            box[at] = start
-            box[MOST_RANK + at] = max(start, min(max(stop, 0), extent))
+            box.low[at], box.high[at] = _affine(
+                a, b, axis.stride, axis.offset, axis.window, axis.extent
+            )
         else:
             start, last, empty = 0, 0, False
-            for place in range(p.axes[axis, MAPPED], p.axes[axis, MAPPED + 1]):
+            for place in span(axis.dims):
                 dim = p.lists[place]
                 a, b = interval(p, c, node, dim, index[dim])
-                start = start * p.nodes[node, EXTENT + dim] + a
-                last = last * p.nodes[node, EXTENT + dim] + b - 1
+                start = start * p.nodes[node].extent[dim] + a
+                last = last * p.nodes[node].extent[dim] + b - 1
                 empty = empty or b <= a
-            box[at] = start
-            box[MOST_RANK + at] = start if empty else last + 1
+            box.low[at] = start
+            box.high[at] = start if empty else last + 1
 
 
 @compiled
-def volume(box: Array, rank: int) -> int:
+def volume(box: Any, rank: int) -> int:
     """Return how many elements a box has."""
     result = 1
     for axis in range(rank):
-        result *= box[MOST_RANK + axis] - box[axis]
+        result *= box.high[axis] - box.low[axis]
     return result
 
 
 @compiled
-def inside(a: Array, b: Array, rank: int) -> bool:
+def inside(a: Any, b: Any, rank: int) -> bool:
     """Return whether the first box lies in the second."""
     for axis in range(rank):
-        if a[axis] < b[axis] or a[MOST_RANK + axis] > b[MOST_RANK + axis]:
+        if a.low[axis] < b.low[axis] or a.high[axis] > b.high[axis]:
             return False
     return True
 
@@ -148,16 +110,17 @@ def inside(a: Array, b: Array, rank: int) -> bool:
 @compiled
 def partial(p: Problem, c: Choice, operand: int) -> bool:
     """Return whether an output's tiles are partial results (`Signature.monoid`)."""
-    node = p.operands[operand, NODE]
-    for dim in range(p.nodes[node, DIMS]):
-        if c.nodes[node, DEGREES + dim] == 1:
+    node = p.operands[operand].node
+    for dim in range(p.nodes[node].dims):
+        if c.nodes[node].degrees[dim] == 1:
             continue
         found = False
-        for axis in range(p.operands[operand, AXES], p.operands[operand, AXES + 1]):
-            for place in range(p.axes[axis, MAPPED], p.axes[axis, MAPPED + 1]):
+        for number in span(p.operands[operand].axes):
+            axis = p.axes[number]
+            for place in span(axis.dims):
                 if p.lists[place] == dim:
                     found = True
-                    if p.axes[axis, MAP] == AFFINE and p.axes[axis, WINDOW] > p.axes[axis, STRIDE]:
+                    if axis.map == AFFINE and axis.window > axis.stride:
                         return True
         if not found:
             return True
@@ -167,9 +130,10 @@ def partial(p: Problem, c: Choice, operand: int) -> bool:
 @entry
 def legal(p: Problem, node: int, degrees: Array) -> bool:
     """Return whether a node's dims may be split so; extents are not looked at."""
-    for place in range(p.nodes[node, NESTED], p.nodes[node, NESTED + 1], 2):
+    nested = p.nodes[node].nested
+    for place in range(nested.begin, nested.end, 2):
         outer = p.lists[place + 1]
-        if degrees[p.lists[place]] > 1 and degrees[outer] != p.nodes[node, EXTENT + outer]:
+        if degrees[p.lists[place]] > 1 and degrees[outer] != p.nodes[node].extent[outer]:
             return False
     return True
 
@@ -177,21 +141,21 @@ def legal(p: Problem, node: int, degrees: Array) -> bool:
 @compiled
 def spread(p: Problem, c: Choice, s: Scratch, op: int) -> None:
     """Set the degrees and points of an operator's nodes from its own (`inherited`, `resolved`)."""
-    for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
+    for place in span(p.operators[op].nodes):
         node = p.lists[place]
-        taken = c.nodes[node, DEGREES:]
-        count = p.nodes[node, DIMS]
+        mine, taken = p.nodes[node], c.nodes[node].degrees
+        count = mine.dims
         for dim in range(count):
             taken[dim] = 1
         points = 1
         for dim in range(count):
-            source = p.nodes[node, FROM + dim]
-            if source < 0 or not p.nodes[node, OK + dim]:
+            source = mine.follows[dim]
+            if source < 0 or not mine.splits[dim]:
                 continue
-            degree = min(c.operators[op, DEGREES + source], p.nodes[node, EXTENT + dim])
+            degree = min(c.operators[op].degrees[source], mine.extent[dim])
             used = False
             for other in range(dim):
-                used = used or (taken[other] > 1 and p.nodes[node, FROM + other] == source)
+                used = used or (taken[other] > 1 and mine.follows[other] == source)
             if degree <= 1 or used:
                 continue
             taken[dim] = degree
@@ -199,16 +163,16 @@ def spread(p: Problem, c: Choice, s: Scratch, op: int) -> None:
                 points *= degree
             else:
                 taken[dim] = 1
-        c.nodes[node, POINTS] = points
+        c.nodes[node].points = points
         weight = ONE
-        for own in range(p.operators[op, DIMS] - 1, -1, -1):
+        for own in range(p.operators[op].dims - 1, -1, -1):
             s.at[own] = weight
-            weight *= c.operators[op, DEGREES + own]
+            weight *= c.operators[op].degrees[own]
         for point in range(points):
             rest, at = point, 0
             for dim in range(count - 1, -1, -1):
                 if taken[dim] > 1:
-                    at += rest % taken[dim] * s.at[p.nodes[node, FROM + dim]]
+                    at += rest % taken[dim] * s.at[mine.follows[dim]]
                     rest //= taken[dim]
             c.node_at[node, point] = at
 
@@ -217,29 +181,30 @@ def spread(p: Problem, c: Choice, s: Scratch, op: int) -> None:
 def axis_degree(p: Problem, c: Choice, axis: int, node: int) -> int:
     """Return in how many ranges an axis is cut."""
     degree = 1
-    for place in range(p.axes[axis, MAPPED], p.axes[axis, MAPPED + 1]):
-        degree *= c.nodes[node, DEGREES + p.lists[place]]
+    for place in span(p.axes[axis].dims):
+        degree *= c.nodes[node].degrees[p.lists[place]]
     return degree
 
 
 @compiled
 def point_at(p: Problem, c: Choice, operand: int, ranges: Array, replica: int) -> int:
     """Return the node's point whose tile is at these ranges; `replica` numbers those alike."""
-    node = p.operands[operand, NODE]
+    node = p.operands[operand].node
     result, weight, left = 0, 1, replica
-    first = p.operands[operand, AXES]
-    for dim in range(p.nodes[node, DIMS] - 1, -1, -1):
-        degree = c.nodes[node, DEGREES + dim]
+    first = p.operands[operand].axes.begin
+    for dim in range(p.nodes[node].dims - 1, -1, -1):
+        degree = c.nodes[node].degrees[dim]
         if degree == 1:
             continue
         index, found = 0, False
-        for axis in range(first, p.operands[operand, AXES + 1]):
+        for axis in range(first, p.operands[operand].axes.end):
             inner = 1
-            for place in range(p.axes[axis, MAPPED + 1] - 1, p.axes[axis, MAPPED] - 1, -1):
+            dims = p.axes[axis].dims
+            for place in range(dims.end - 1, dims.begin - 1, -1):
                 other = p.lists[place]
                 if other == dim:
                     index, found = ranges[axis - first] // inner % degree, True
-                inner *= c.nodes[node, DEGREES + other]
+                inner *= c.nodes[node].degrees[other]
         if not found:
             index = left % degree
             left //= degree
@@ -254,11 +219,19 @@ def copies(p: Problem, c: Choice, op: int) -> int:
 
     More than one make parts of a sum, and each of their devices has read the whole tile.
     """
-    source = p.operators[op, SOURCE]
-    made, tiles = p.operands[source, NODE], 1
-    for axis in range(p.operands[source, AXES], p.operands[source, AXES + 1]):
+    source = p.operators[op].source
+    made, tiles = p.operands[source].node, 1
+    for axis in span(p.operands[source].axes):
         tiles *= axis_degree(p, c, axis, made)
-    found: int = c.nodes[made, POINTS] // tiles
+    found: int = c.nodes[made].points // tiles
+    return found
+
+
+@compiled
+def _first_dim(p: Problem, axis: int) -> int:
+    """Return the first dim that indexes an axis, or -1."""
+    dims = p.axes[axis].dims
+    found: int = p.lists[dims.begin] if dims.begin < dims.end else NONE
     return found
 
 
@@ -270,66 +243,63 @@ def follow(p: Problem, c: Choice, op: int, ranges: Array, cut: Array) -> None:
     an equal share of the parameter, and the sum needs each byte once at one place (the scheme of
     Rajbhandari et al., ZeRO, 2020, stage 1).
     """
-    source, operand = p.operators[op, SOURCE], p.operators[op, OPERAND]
-    made, node = p.operands[source, NODE], p.operators[op, NODE]
-    first, begin = p.operands[source, AXES], p.operands[operand, AXES]
-    rank = p.operands[operand, AXES + 1] - begin
-    for dim in range(p.operators[op, DIMS]):
-        c.operators[op, DEGREES + dim] = 1
+    mine, degrees = p.operators[op], c.operators[op].degrees
+    source, operand = mine.source, mine.operand
+    made, dims = p.operands[source].node, mine.dims
+    first, begin = p.operands[source].axes.begin, p.operands[operand].axes.begin
+    rank = p.operands[operand].axes.end - begin
+    for dim in range(dims):
+        degrees[dim] = 1
     for axis in range(rank):
         cut[axis] = axis_degree(p, c, first + axis, made)
     more, where = 1, -1
     shared = copies(p, c, op)
     for axis in range(rank):
-        room = min(shared, p.axes[begin + axis, LENGTH] // cut[axis])
+        room = min(shared, p.axes[begin + axis].extent // cut[axis])
         if room > more:
             more, where = room, axis
         if more == shared:
             break
     for axis in range(rank):
-        dim = -1
-        if p.axes[begin + axis, MAPPED] < p.axes[begin + axis, MAPPED + 1]:
-            dim = p.lists[p.axes[begin + axis, MAPPED]]
+        dim = _first_dim(p, begin + axis)
         wanted = cut[axis] * (more if axis == where else 1)
-        if dim < 0 or not p.operators[op, OK + dim] or wanted <= 1:
+        if dim < 0 or not mine.splits[dim] or wanted <= 1:
             continue
-        if c.operators[op, DEGREES + dim] > 1:
+        if degrees[dim] > 1:
             continue
-        c.operators[op, DEGREES + dim] = min(wanted, p.operators[op, EXTENT + dim])
-        if not legal(p, node, c.operators[op, DEGREES:]):
-            c.operators[op, DEGREES + dim] = 1
+        degrees[dim] = min(wanted, mine.extent[dim])
+        if not legal(p, mine.node, degrees):
+            degrees[dim] = 1
     points = 1
-    for dim in range(p.operators[op, DIMS]):
-        points *= c.operators[op, DEGREES + dim]
+    for dim in range(dims):
+        points *= degrees[dim]
     while points > p.devices.shape[0]:  # a halved split of the widest dim fits
         widest = 0
-        for dim in range(p.operators[op, DIMS]):
-            if c.operators[op, DEGREES + dim] > c.operators[op, DEGREES + widest]:
+        for dim in range(dims):
+            if degrees[dim] > degrees[widest]:
                 widest = dim
-        points //= c.operators[op, DEGREES + widest]
-        c.operators[op, DEGREES + widest] = max(1, c.operators[op, DEGREES + widest] // 2)
-        points *= c.operators[op, DEGREES + widest]
-    c.operators[op, POINTS] = points
+        points //= degrees[widest]
+        degrees[widest] = max(1, degrees[widest] // 2)
+        points *= degrees[widest]
+    c.operators[op].points = points
     for point in range(points):
         replica = ZERO
         for axis in range(rank):
-            dim = -1
-            if p.axes[begin + axis, MAPPED] < p.axes[begin + axis, MAPPED + 1]:
-                dim = p.lists[p.axes[begin + axis, MAPPED]]
+            dim = _first_dim(p, begin + axis)
             ranges[axis] = 0
             if dim < 0:
                 continue
             rest = point
-            for other in range(p.operators[op, DIMS] - 1, dim, -1):
-                rest //= c.operators[op, DEGREES + other]
-            index = rest % c.operators[op, DEGREES + dim]
-            if axis == where and c.operators[op, DEGREES + dim] == cut[axis] * more:
+            for other in range(dims - 1, dim, -1):
+                rest //= degrees[other]
+            index = rest % degrees[dim]
+            if axis == where and degrees[dim] == cut[axis] * more:
                 replica = index % more
                 ranges[axis] = index // more
             else:
-                ranges[axis] = index * cut[axis] // c.operators[op, DEGREES + dim]
+                ranges[axis] = index * cut[axis] // degrees[dim]
         at = point_at(p, c, source, ranges, replica)
-        c.placed[op, point] = c.placed[p.nodes[made, OP], c.node_at[made, at]]
+        c.placed[op, point] = c.placed[p.nodes[made].operator, c.node_at[made, at]]
 
 
 @compiled
@@ -338,43 +308,48 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
 
     Unlike there a weight's gradient, few results of long sums, may fill a device.
     """
-    op = p.tasks[task, OP]
     total = 0
-    for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
+    rates = p.kinds[kind]
+    for place in span(p.operators[p.tasks[task].operator].nodes):
         node = p.lists[place]
-        if p.nodes[node, TASK] != task:
+        mine, degrees = p.nodes[node], c.nodes[node].degrees
+        if mine.task != task:
             continue
-        mine = -1
-        for candidate in range(c.nodes[node, POINTS]):
+        at = -1
+        for candidate in range(c.nodes[node].points):
             if c.node_at[node, candidate] == point:
-                mine = candidate
+                at = candidate
                 break
-        if mine < 0 or p.nodes[node, LOOKS]:
+        if at < 0 or mine.is_view:
             continue
         nbytes, results, largest = 0.0, 1.0, 0.0
-        for operand in range(p.nodes[node, OPERANDS], p.nodes[node, OPERANDS + 1]):
-            tile(p, c, operand, mine, s.box[2], s.at)
-            size, gathered = 1.0, False
-            for axis in range(p.operands[operand, AXES], p.operands[operand, AXES + 1]):
-                at = axis - p.operands[operand, AXES]
-                size *= s.box[2, MOST_RANK + at] - s.box[2, at]
-                gathered = gathered or p.axes[axis, GATHERED] != 0
-            if p.operands[operand, OUTPUT]:
+        for number in span(mine.operands):
+            operand, box = p.operands[number], s.box[2]
+            tile(p, c, number, at, box, s.at)
+            gathered = False
+            for axis in span(operand.axes):
+                gathered = gathered or p.axes[axis].gathered != 0
+            size = float(volume(box, operand.axes.end - operand.axes.begin))
+            if operand.is_output:
                 results = max(results, size)
             if not gathered:
-                nbytes += size * p.operands[operand, BYTES]
-                largest = max(largest, size * p.operands[operand, BYTES])
+                nbytes += size * operand.element_bytes
+                largest = max(largest, size * operand.element_bytes)
             else:
                 nbytes += largest
         share = 1.0
-        for dim in range(p.nodes[node, DIMS]):
-            if c.nodes[node, DEGREES + dim] > 1:
+        for dim in range(mine.dims):
+            if degrees[dim] > 1:
                 a, b = interval(p, c, node, dim, s.at[dim])
-                share *= (b - a) / p.nodes[node, EXTENT + dim]
+                share *= (b - a) / mine.extent[dim]
         work = p.flops[node] * share
-        filled = min(1.0, max(results, work / SPLIT_FLOPS) / p.kinds[kind, FULL])
-        compute = work / (p.kinds[kind, RATES + p.nodes[node, RATE]] * filled)
-        total += int(p.kinds[kind, LAUNCH] + max(compute, nbytes / p.kinds[kind, MEMORY_RATE]))
+        results = max(results, work / SPLIT_FLOPS)
+        total += int(
+            rates.launch_ns
+            + _roofline(
+                work, rates.rates[mine.rate], results, rates.full, nbytes, rates.memory_rate
+            )
+        )
     return max(total, 1)
 
 
@@ -385,16 +360,16 @@ def measured(p: Problem, c: Choice, task: int) -> int:
     Only equal parts are measured. An update's row says last how many points made its gradient:
     a parameter that every device reads is slower to write than one that stays on its device.
     """
-    op = p.tasks[task, OP]
-    if c.cuts[op, CUT] >= 0:
+    op = p.tasks[task].operator
+    split, dims = c.operators[op], p.operators[op].dims
+    if split.cut >= 0:
         return -1
-    update = p.operators[op, KIND] == UPDATES
+    update = p.operators[op].kind == UPDATES
     shared = copies(p, c, op) if update else ZERO
-    for row in range(p.tasks[task, TIMES], p.tasks[task, TIMES + 1]):
-        same = True
-        for dim in range(p.operators[op, DIMS]):
-            same = same and p.times[row, dim] == c.operators[op, DEGREES + dim]
-        same = same and (not update or p.times[row, p.operators[op, DIMS]] == shared)
+    for row in span(p.tasks[task].times):
+        same = not update or p.times[row, dims] == shared
+        for dim in range(dims):
+            same = same and p.times[row, dim] == split.degrees[dim]
         if same:
             return row
     return -1
@@ -406,26 +381,23 @@ def price(p: Problem, c: Choice, s: Scratch, op: int) -> None:
 
     Equal tiles on equal devices are priced once.
     """
-    for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+    mine, split = p.operators[op], c.operators[op]
+    # Tiles differ by one index at most: the first one and those after it are alike when the extent
+    # divides; otherwise each is priced.
+    equal = split.cut < 0
+    for dim in range(mine.dims):
+        equal = equal and mine.extent[dim] % split.degrees[dim] == 0
+    for task in span(mine.tasks):
         row = measured(p, c, task)
-        for point in range(c.operators[op, POINTS]):
+        for point in range(split.points):
+            kind = p.devices[c.placed[op, point]].kind
             if row >= 0:
                 c.task_ns[task, point] = p.times[row, MOST_DIMS + point]
-                continue
-            kind = p.devices[c.placed[op, point], OF_KIND]
-            # Tiles differ by one index at most: the first one and those after it are alike when
-            # the extent divides; otherwise each is priced.
-            alike = point > 0 and kind == p.devices[c.placed[op, 0], OF_KIND]
-            alike = alike and c.cuts[op, CUT] < 0
-            for dim in range(p.operators[op, DIMS]):
-                alike = (
-                    alike and p.operators[op, EXTENT + dim] % c.operators[op, DEGREES + dim] == 0
-                )
-            if alike:
+            elif equal and point > 0 and kind == p.devices[c.placed[op, 0]].kind:
                 c.task_ns[task, point] = c.task_ns[task, 0]
             else:
                 c.task_ns[task, point] = (
-                    task_cost(p, c, s, task, point, kind) * p.tasks[task, SCALE] // 1000
+                    task_cost(p, c, s, task, point, kind) * p.tasks[task].scale // 1000
                 )
 
 
@@ -440,29 +412,28 @@ def _exchanges(p: Problem, c: Choice, task: int, op: int) -> int:
     """
     latency, slow = 0, 0.0
     levels = 0
-    while (1 << levels) < c.operators[op, POINTS]:
+    while (1 << levels) < c.operators[op].points:
         levels += 1
-    for point in range(1, c.operators[op, POINTS]):
+    for point in range(1, c.operators[op].points):
         a, b = c.placed[op, 0], c.placed[op, point]
         latency = max(latency, p.latency_ns[a, b])
         slow = max(slow, p.ns_per_byte[a, b])
     total = 0
-    for place in range(p.operators[op, NODES], p.operators[op, NODES + 1]):
+    for place in span(p.operators[op].nodes):
         node = p.lists[place]
-        if p.nodes[node, TASK] != task:
+        if p.nodes[node].task != task:
             continue
         exchanged = False
-        for dim in range(p.nodes[node, DIMS]):
-            exchanged = exchanged or (
-                p.nodes[node, LOWERS + dim] != 0 and c.nodes[node, DEGREES + dim] > 1
-            )
+        for dim in range(p.nodes[node].dims):
+            split = c.nodes[node].degrees[dim] > 1
+            exchanged = exchanged or (split and p.nodes[node].lowers[dim] != 0)
         if exchanged:
             total += max(1, 2 * levels * latency)
-        for operand in range(p.nodes[node, OPERANDS], p.nodes[node, OPERANDS + 1]):
-            if p.operands[operand, INSIDE] and partial(p, c, operand):
-                nbytes = float(p.operands[operand, BYTES])
-                for axis in range(p.operands[operand, AXES], p.operands[operand, AXES + 1]):
-                    nbytes *= p.axes[axis, LENGTH]
+        for operand in span(p.nodes[node].operands):
+            if p.operands[operand].read_inside and partial(p, c, operand):
+                nbytes = float(p.operands[operand].element_bytes)
+                for axis in span(p.operands[operand].axes):
+                    nbytes *= p.axes[axis].extent
                     nbytes /= axis_degree(p, c, axis, node)
                 total += 2 * levels * latency + int(2 * nbytes * slow)
     return total
@@ -471,11 +442,11 @@ def _exchanges(p: Problem, c: Choice, task: int, op: int) -> int:
 @compiled
 def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
     """Derive everything of one operator that its own degrees and devices determine."""
-    if p.operators[op, KIND] == UPDATES:
-        follow(p, c, op, s.box[0], s.box[1])
+    if p.operators[op].kind == UPDATES:
+        follow(p, c, op, s.box[0].low, s.box[1].low)
     spread(p, c, s, op)
     price(p, c, s, op)
-    for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
+    for task in span(p.operators[op].tasks):
         c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)
 
 

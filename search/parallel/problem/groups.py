@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from soapstone.ir.tensor import Role
-from soapstone.search.parallel.problem.arrays import CLASS, FREE, KIND
 from soapstone.search.parallel.problem.prepare import Model
 
 
 def classes(model: Model) -> dict[int, object]:
     """Return the class of each operator that has a configuration of its own."""
     p = model.problem
-    return {op: int(p.operators[op, CLASS]) for op in range(len(p.operators)) if _free(model, op)}
+    return {op: int(p.operators["class_"][op]) for op in p.free}
 
 
 def sharing(model: Model) -> dict[int, object]:
@@ -26,10 +25,6 @@ def sharing(model: Model) -> dict[int, object]:
         own = tuple(n for n in node.inputs if model.graph.roles.get(n) is Role.PARAMETER)
         found[op] = (own, signature.dims, signature.products) if own else number
     return found
-
-
-def _free(model: Model, op: int) -> bool:
-    return bool(model.problem.operators[op, KIND] == FREE)
 
 
 __all__ = ["classes", "sharing"]

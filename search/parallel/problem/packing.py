@@ -9,6 +9,7 @@ not counted, which would take most of its time; the tuple holds them while a cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 from llvmlite import ir
@@ -33,8 +34,9 @@ class PackedType(types.Type):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, kind: str, fields: dict[str, types.Array]) -> None:
         self.fields = fields
-        of = ", ".join(f"{each.dtype} {each.ndim}" for each in fields.values())
-        super().__init__(f"{kind}({of})")
+        of = ", ".join(f"{name} {each.dtype} {each.ndim}" for name, each in fields.items())
+        # Names of compiled functions hold those of their arguments' types: records' are long.
+        super().__init__(f"{kind}({blake2b(of.encode(), digest_size=8).hexdigest()})")
 
 
 @register_model(PackedType)

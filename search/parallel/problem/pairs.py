@@ -6,17 +6,10 @@ minimal over its neighbours' configurations. Pairs whose own best way is too lon
 
 from __future__ import annotations
 
-from soapstone.search.parallel.exact.exact_arrays import (
-    ALIVE,
-    DELAYS,
-    HUGE,
-    ITSELF,
-    SOURCE,
-    TARGET,
-    Path,
-    Tree,
+from soapstone.search.parallel.exact.exact_arrays import HUGE, Path, Tree
+from soapstone.search.parallel.problem.arrays import (
+    Array,
 )
-from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, entry
 from soapstone.search.parallel.problem.tables import NEVER
 
@@ -67,9 +60,9 @@ def _through(x: Tree, row: int, grid: Array, forward: bool) -> None:
 @compiled
 def _delays(x: Tree, edge: int, kind: int, row: int) -> Array:
     """Return the ways between points of a pair of an edge: forward, and back."""
-    target = x.edges[edge, TARGET]
+    target = x.edges[edge].target
     rows = x.first[target + 1] - x.first[target]
-    found: Array = x.delays[x.edges[edge, DELAYS] + kind * rows + row - x.first[target]]
+    found: Array = x.delays[x.edges[edge].delays + kind * rows + row - x.first[target]]
     return found
 
 
@@ -102,7 +95,7 @@ def _around(
 
     grid: from where forward to where backward points of the second begin and end.
     """
-    theirs = x.points[x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]]
+    theirs = x.points[x.kept[x.kept_first[x.edges[edge].source] + kind]]
     delays = _delays(x, edge, kind, row)
     _led(delays[0], grid, delays[1], theirs, x.points[row], room, found)
 
@@ -110,7 +103,7 @@ def _around(
 @compiled
 def _into(x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array) -> None:
     """Lead the ways of a grid on the first operator of an edge to points of the second one."""
-    theirs = x.points[x.kept[x.kept_first[x.edges[edge, SOURCE]] + kind]]
+    theirs = x.points[x.kept[x.kept_first[x.edges[edge].source] + kind]]
     delays = _delays(x, edge, kind, row)
     _led(delays[0].T, grid, delays[1].T, x.points[row], theirs, room, found)
 
@@ -175,7 +168,7 @@ def reaches(x: Tree, y: Path) -> None:
                     x.reach[number, s, e] = NEVER
         for at in range(x.before_ptr[op], x.before_ptr[op + 1]):
             edge = x.before[at]
-            other = x.edges[edge, SOURCE]
+            other = x.edges[edge].source
             rows = x.first[op + 1] - x.first[op]
             best, begin, leave = y.least, y.begin, y.leave
             for number in range(first, x.kept_first[op + 1]):
@@ -186,8 +179,8 @@ def reaches(x: Tree, y: Path) -> None:
                         best[number, s, e] = HUGE
             for kind in range(x.kept_first[other + 1] - x.kept_first[other]):
                 theirs = x.kept_first[other] + kind
-                pair = x.edges[edge, DELAYS] + kind * rows
-                mark = x.edges[edge, ALIVE] + kind * rows
+                pair = x.edges[edge].delays + kind * rows
+                mark = x.edges[edge].alive + kind * rows
                 for i in range(rows):
                     if not x.alive[mark + i]:
                         continue
@@ -252,18 +245,18 @@ def rests(x: Tree, y: Path, limit: int) -> int:
             for s in range(x.points[row]):
                 for e in range(x.points[row]):
                     late = x.ahead_late[row] > 0
-                    if (late and x.flags[op, ITSELF]) or (
+                    if (late and x.flags[op].itself) or (
                         not late and x.placed[row, s] == x.placed[row, e]
                     ):
                         x.rest[number, s, e] = ZERO
         for at in range(x.after_ptr[op], x.after_ptr[op + 1]):
             edge = x.after[at]
-            other = x.edges[edge, TARGET]
+            other = x.edges[edge].target
             rows = x.first[other + 1] - x.first[other]
             for kind in range(x.kept_first[op + 1] - first):
                 number = first + kind
                 count = x.points[x.kept[number]]
-                mark = x.edges[edge, ALIVE] + kind * rows
+                mark = x.edges[edge].alive + kind * rows
                 best, least = y.grid[3], y.begin[number]
                 _clear(best, HUGE)
                 for s in range(devices):

@@ -16,33 +16,13 @@ from soapstone.runtime import Machine
 from soapstone.runtime.machines.routes import Routes, routes
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.problem.arrays import (
-    BYTES,
-    CLASS,
-    FAN,
-    FOLLOWERS,
     FREE,
-    KIND,
-    MAKES,
-    MOST_DIMS,
     MOST_RANK,
-    NODE,
-    NODES,
-    OK,
-    OP,
-    OPERAND,
-    PLACE,
-    RANK,
-    READERS,
-    READS,
-    SCALE,
-    SOURCE,
-    STAYS,
+    OPERATOR,
+    READER,
     TASK,
-    TASKS,
-    TOUCHED,
     UPDATES,
     VALUE,
-    WRITERS,
     Array,
     Problem,
 )
@@ -134,16 +114,15 @@ class _Encoder(Numbering):
         order = self._order(flops)
         self.place = {int(task): place for place, task in enumerate(order)}
         values, writers, readers, touched, makes = self._values(operands)
-        tasks = np.zeros((len(self.tasks), SCALE + 1), np.int64)
+        tasks = np.zeros(len(self.tasks), TASK)
         reads: list[list[int]] = [[] for _ in self.tasks]
-        for place, task in enumerate(readers[:, 1].tolist()):
+        for place, task in enumerate(readers["task"].tolist()):
             if task >= 0:
                 reads[task].append(place)
         for i, (op, _) in enumerate(self.tasks):
-            tasks[i, OP] = op
-            tasks[i, MAKES : MAKES + 2] = self.listed(makes[i])
-            tasks[i, READS : READS + 2] = self.listed(reads[i])
-        tasks[order, PLACE] = np.arange(len(order))
+            tasks[i]["operator"] = op
+            tasks[i]["makes"], tasks[i]["reads"] = self.listed(makes[i]), self.listed(reads[i])
+        tasks["place"][order] = np.arange(len(order))
         operators = self._operators(touched)
         devices, kinds = devices_of(self.machine)
         timed = times_of(self, self.machine, nodes, flops, tasks, kinds)
@@ -160,7 +139,7 @@ class _Encoder(Numbering):
             order=order,
             values=values,
             writers=writers,
-            makers=nodes[operands[writers, NODE], TASK],
+            makers=nodes["task"][operands["node"][writers]],
             readers=readers,
             lists=np.array(self.lists, np.int64),
             devices=devices,
@@ -245,76 +224,73 @@ class _Encoder(Numbering):
             or {self.task_of[n] for n, _ in now.get(name, ())}
             - {self.task_of[n] for n, _ in writers[name]}
         ]
-        rows = np.zeros((len(self.values), READERS + 2), np.int64)
+        rows = np.zeros(len(self.values), VALUE)
         write: list[int] = []
         read: list[tuple[int, int]] = []
         touched: list[set[int]] = [set() for _ in self.operators]
         makes: list[list[int]] = [[] for _ in self.tasks]
         for i, name in enumerate(self.values):
-            spec = graph.tensors[name]
+            spec, row = graph.tensors[name], rows[i]
             if spec.rank > MOST_RANK:
                 raise ParallelError(f"value {name!r}: rank {spec.rank} found, {MOST_RANK} at most")
-            rows[i, RANK], rows[i, BYTES] = spec.rank, np.dtype(spec.dtype).itemsize
-            rows[i, FAN], rows[i, STAYS] = name in self.fans, name in graph.updates.values()
+            row["rank"], row["element_bytes"] = spec.rank, np.dtype(spec.dtype).itemsize
+            row["is_sum"], row["lasts"] = name in self.fans, name in graph.updates.values()
             makers = set()
-            rows[i, WRITERS] = len(write)
+            begin = len(write), len(read)
             for maker, position in sorted(writers[name], key=self._when, reverse=True):
                 operand = self.operand_number[maker, position, True]
-                operands[operand, VALUE] = i
+                operands[operand]["value"] = i
                 makes[self.task_of[maker]].append(len(write))
                 makers.add(self.task_of[maker])
                 touched[self.op_of[maker]].add(i)
                 write.append(operand)
-            rows[i, WRITERS + 1] = len(write)
-            rows[i, READERS] = len(read)
             for group, waits in ((now, True), (later, False)):
                 for reader, position in sorted(group.get(name, ()), key=self._when):
                     task = self.task_of[reader]
                     if waits and task in makers:
                         continue  # within a task results are at hand
                     operand = self.operand_number[reader, position, False]
-                    operands[operand, VALUE] = i
+                    operands[operand]["value"] = i
                     touched[self.op_of[reader]].add(i)
                     read.append((operand, task if waits else -1))
-            rows[i, READERS + 1] = len(read)
+            row["writers"], row["readers"] = zip(begin, (len(write), len(read)))
         return (
             rows,
             np.array(write, np.int64),
-            np.array(read, np.int64).reshape(-1, 2),
+            np.array(read, READER),
             [sorted(values) for values in touched],
             makes,
         )
 
     def _operators(self, touched: list[list[int]]) -> Array:
-        rows = np.zeros((len(self.operators), OK + MOST_DIMS), np.int64)
+        rows = np.zeros(len(self.operators), OPERATOR)
         classes: dict[Any, int] = {}
         follows = [-1] * len(self.operators)
         for i, item in enumerate(self.operators):
             row = rows[i]
             write_dims(self.graph, row, item.node)
-            row[NODE], row[KIND] = self.number[item.name], FREE
-            row[SOURCE] = row[OPERAND] = -1
+            row["node"], row["kind"] = self.number[item.name], FREE
+            row["source"] = row["operand"] = -1
             if item.source is not None:
                 maker, value = self._maker(item.source)
-                row[KIND] = UPDATES
-                row[SOURCE] = self.operand_number[maker.name, maker.outputs.index(value), True]
+                row["kind"] = UPDATES
+                row["source"] = self.operand_number[maker.name, maker.outputs.index(value), True]
                 position = item.node.inputs.index(item.source)
-                row[OPERAND] = self.operand_number[item.name, position, False]
+                row["operand"] = self.operand_number[item.name, position, False]
                 follows[i] = self.op_of[maker.name]
-            row[CLASS] = self._class(item, classes)
-            row[NODES : NODES + 2] = self.listed(
-                self.number[node.name] for node in (*item.ahead, *item.back)
-            )
-            mine = {self.task_of[node.name] for node in (*item.ahead, *item.back)}
-            row[TASKS : TASKS + 2] = min(mine), max(mine) + 1
-            row[TOUCHED : TOUCHED + 2] = self.listed(touched[i])
+            row["class_"] = self._class(item, classes)
+            mine = [node.name for node in (*item.ahead, *item.back)]
+            row["nodes"] = self.listed(self.number[name] for name in mine)
+            tasks = [self.task_of[name] for name in mine]
+            row["tasks"] = min(tasks), max(tasks) + 1
+            row["touched"] = self.listed(touched[i])
         for i in range(len(self.operators)):
             reached, later = {i}, []
             for j in range(i + 1, len(self.operators)):  # what follows comes later
                 if follows[j] in reached:
                     reached.add(j)
                     later.append(j)
-            rows[i, FOLLOWERS : FOLLOWERS + 2] = self.listed(later)
+            rows[i]["followers"] = self.listed(later)
         return rows
 
     def _maker(self, value: str) -> tuple[Node, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,69 +12,52 @@ from soapstone.ir.graph import Graph, Node
 from soapstone.search.cost.launches import work
 from soapstone.search.parallel.problem.arrays import (
     AFFINE,
-    DIMS,
-    EXTENT,
-    FROM,
-    LOOKS,
-    LOWERS,
+    AXIS,
     MOST_DIMS,
     MOST_RANK,
-    NESTED,
-    OK,
-    OP,
-    OPERANDS,
+    NODE,
+    OPERAND,
     PRODUCT,
-    RATE,
-    TASK,
     TYPES,
-    WHOLE,
+    UNINDEXED,
     Array,
 )
 from soapstone.search.parallel.problem.numbering import Numbering
 from soapstone.search.parallel.problem.operators import ParallelError, followed
 
 Made = tuple[str, int, bool]  # a node, the position of an operand, whether it is an output
-_KINDS = {Whole: WHOLE, Affine: AFFINE, Product: PRODUCT}
+_KINDS = {Whole: UNINDEXED, Affine: AFFINE, Product: PRODUCT}
 
 
-def write_dims(graph: Graph, row: Array, node: Node) -> None:
+def write_dims(graph: Graph, row: Any, node: Node) -> None:
     """Write the dims of a node, or of the operator whose forward node it is."""
     dims = graph.signature(node).dims
     if len(dims) > MOST_DIMS:
         raise ParallelError(f"{node.label}: {len(dims)} dims found, {MOST_DIMS} at most")
-    row[DIMS] = len(dims)
-    row[EXTENT : EXTENT + MOST_DIMS] = 1
+    row["dims"], row["extent"] = len(dims), 1
     for j, dim in enumerate(dims):
-        row[EXTENT + j] = max(dim.extent, 1)
-        row[OK + j] = dim.kind is not Kind.WHOLE and (
-            dim.kind is not Kind.LOWERED or node.spec.lower is not None
-        )
+        row["extent"][j] = max(dim.extent, 1)
+        row["splits"][j] = dim.may_split(node.spec.lower is not None)
 
 
 def nodes_of(n: Numbering) -> tuple[Array, Array]:
     """Return `Problem.nodes`, and `flops`."""
-    rows = np.zeros((len(n.nodes), LOWERS + MOST_DIMS), np.int64)
+    rows = np.zeros(len(n.nodes), NODE)
     flops = np.zeros(len(n.nodes))
     sources = _sources(n)
     for i, node in enumerate(n.nodes):
         row, signature = rows[i], n.graph.signature(node)
         write_dims(n.graph, row, node)
-        row[OP], row[TASK] = n.op_of[node.name], n.task_of[node.name]
+        row["operator"], row["task"] = n.op_of[node.name], n.task_of[node.name]
         for j, dim in enumerate(signature.dims):
-            row[LOWERS + j] = dim.kind is Kind.LOWERED
-            row[FROM + j] = sources[node.name].get(dim.name, -1)
+            row["lowers"][j] = dim.kind is Kind.LOWERED
+            row["follows"][j] = sources[node.name].get(dim.name, -1)
         place = {dim.name: j for j, dim in enumerate(signature.dims)}
-        row[NESTED : NESTED + 2] = n.listed(
-            at
-            for product in signature.products
-            for position, inner in enumerate(product.dims)
-            for outer in product.dims[:position]
-            for at in (place[inner], place[outer])
-        )
+        row["nested"] = n.listed(place[dim] for pair in signature.nested for dim in pair)
         flops[i] = work(n.graph, node)[0]
         dtype = signature.dtypes[0] if signature.dtypes else "float32"
-        row[RATE] = TYPES.index(dtype) if dtype in TYPES else 0
-        row[LOOKS] = node.spec.view in ("reshape", "split", "slice", "concat")
+        row["rate"] = TYPES.index(dtype) if dtype in TYPES else 0
+        row["is_view"] = node.spec.view in ("reshape", "split", "slice", "concat")
     return rows, flops
 
 
@@ -119,8 +103,8 @@ def _followed_dims(
 def operands_of(n: Numbering, nodes: Array) -> tuple[Array, Array, dict[Made, int]]:
     """Return `Problem.operands` and `axes`, and operands by what they are; set nodes' ranges."""
     number: dict[Made, int] = {}
-    operands: list[list[int]] = []
-    axes: list[list[int]] = []
+    operands: list[tuple[Any, ...]] = []
+    axes: list[tuple[Any, ...]] = []
     for i, node in enumerate(n.nodes):
         signature = n.graph.signature(node)
         place = {dim.name: j for j, dim in enumerate(signature.dims)}
@@ -137,15 +121,15 @@ def operands_of(n: Numbering, nodes: Array) -> tuple[Array, Array, dict[Made, in
                     )
                 number[node.name, position, output] = len(operands)
                 begin = len(axes)
-                for axis in operand.axes:
-                    mapped = n.listed(place[dim] for dim in axis.dims)
-                    axes.append([*_axis(axis), *mapped])
+                axes += [
+                    (*_axis(axis), n.listed(place[dim] for dim in axis.dims))
+                    for axis in operand.axes
+                ]
                 size = np.dtype(n.graph.tensors[name].dtype).itemsize
-                operands.append(
-                    [i, -1, output, size, begin, len(axes), output and _inside(n, name)]
-                )
-        nodes[i, OPERANDS : OPERANDS + 2] = first, len(operands)
-    return np.array(operands, np.int64), np.array(axes, np.int64).reshape(-1, 8), number
+                inside = output and _inside(n, name)
+                operands.append((i, -1, output, size, inside, (begin, len(axes))))
+        nodes[i]["operands"] = first, len(operands)
+    return np.array(operands, OPERAND), np.array(axes, AXIS), number
 
 
 def _inside(n: Numbering, name: str) -> bool:

@@ -8,38 +8,34 @@ way share theirs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from soapstone.search.parallel.problem.arrays import (
-    BUSY,
-    CHANNELS,
-    CLASS,
-    FROM_DEVICE,
-    GIVERS,
-    LATENCY,
-    MESSAGE,
-    NODE,
-    OP,
+    MESSAGES,
     OVERFLOW,
-    POINTS,
-    RANK,
-    READERS,
-    TASK,
-    TO_DEVICE,
-    WRITERS,
     Array,
     Choice,
     Problem,
     Scratch,
+    record,
 )
 from soapstone.search.parallel.problem.choice import Settled
-from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, integer, put
+from soapstone.search.parallel.problem.compiling import (
+    NONE,
+    ZERO,
+    compiled,
+    entry,
+    integer,
+    put,
+    span,
+)
 from soapstone.search.parallel.problem.geometry import spread, tile
 from soapstone.search.parallel.problem.packing import call, packed
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation.movement import connect, overlap
+from soapstone.search.parallel.simulation.schedule import pass_on
 
 NEVER = integer(-(1 << 56))  # a delay that says nothing: less than all others together
 
@@ -50,6 +46,11 @@ class Room(NamedTuple):
 
     free: Array  # (channels + 1): when channels are free
     delay: Array  # (devices, devices): from a writer's point to a reader's, NEVER if it is not read
+
+
+# A value, the task that reads it, whether it goes back, whether others may read a part of it on the
+# same device before, so that less has to be moved.
+BETWEEN = record("value", "task", "back", "shared")
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Choices:
 
 
 @compiled
-def _set(p: Problem, c: Choice, s: Scratch, op: int, degrees: Array, placed: Array) -> None:
-    put(c.operators[op], degrees, degrees.shape[0])
+def _set(p: Problem, c: Choice, s: Scratch, op: int, split: Any, placed: Array) -> None:
+    c.operators[op] = split
     put(c.placed[op], placed, placed.shape[0])
     spread(p, c, s, op)
 
@@ -73,30 +74,13 @@ def _set(p: Problem, c: Choice, s: Scratch, op: int, degrees: Array, placed: Arr
 @compiled
 def _all_ns(p: Problem, c: Choice, room: Room) -> int:
     """Return when the last message has arrived, if all are sent at once."""
-    devices = p.devices.shape[0]
     latest = ZERO
     for channel in range(room.free.shape[0]):
         room.free[channel] = 0
-    for message in range(c.top[MESSAGE]):
+    for message in range(c.top[MESSAGES]):
         row = c.messages[message]
-        source, target = row[FROM_DEVICE], row[TO_DEVICE]
-        begins = ZERO
-        if source < 0:
-            at = row[CHANNELS]
-            while c.channels[at] >= 0:
-                begins = max(begins, room.free[c.channels[at]])
-                at += 1
-            at = row[CHANNELS]
-            while c.channels[at] >= 0:
-                room.free[c.channels[at]] = begins + row[BUSY]
-                at += 1
-        elif source != target:
-            pair = source * devices + target
-            for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                begins = max(begins, room.free[p.route[at]])
-            for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                room.free[p.route[at]] = begins + row[BUSY]
-        latest = max(latest, begins + row[BUSY] + row[LATENCY])
+        begins = pass_on(p, c, row, room.free, ZERO, ZERO)
+        latest = max(latest, begins + row.busy + row.latency)
     return latest
 
 
@@ -105,22 +89,21 @@ def _delay(
     p: Problem, c: Choice, s: Scratch, room: Room, value: int, task: int, others: int
 ) -> None:
     """Set the least time from each of a value's points to each of a task's that read of it."""
-    row = p.values[value, WRITERS]
-    operand = p.writers[row]
-    node = p.operands[operand, NODE]
-    rank = p.values[value, RANK]
+    row = p.values[value].writers.begin
+    operand, rank = p.writers[row], p.values[value].rank
+    node = p.operands[operand].node
     for point in range(room.delay.shape[0]):
         for other in range(room.delay.shape[0]):
             room.delay[point, other] = NEVER
-    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
-        if p.readers[place, 1] != task:
+    for place in span(p.values[value].readers):
+        if p.readers[place].task != task:
             continue
-        reader = p.readers[place, 0]
-        mine = p.operands[reader, NODE]
-        for index in range(c.nodes[mine, POINTS]):
+        reader = p.readers[place].operand
+        mine = p.operands[reader].node
+        for index in range(c.nodes[mine].points):
             at = c.node_at[mine, index]
             tile(p, c, reader, index, s.box[0], s.at)
-            for other in range(c.nodes[node, POINTS]):
+            for other in range(c.nodes[node].points):
                 tile(p, c, operand, other, s.box[1], s.at)
                 if overlap(s.box[0], s.box[1], rank):
                     point = c.node_at[node, other]
@@ -129,15 +112,15 @@ def _delay(
             if c.need_at[place] >= 0:
                 need = c.head[c.need_at[place] + at]
             while need >= 0:
-                message = c.messages[c.needs[need, 0]]
-                giver = message[GIVERS]
-                while giver >= 0:
-                    point = c.givers[giver, 1]
-                    if c.givers[giver, 0] == row and room.delay[point, at] >= 0:
-                        longer = message[LATENCY] + (ZERO if others else message[BUSY])
-                        room.delay[point, at] = max(room.delay[point, at], longer)
-                    giver = c.givers[giver, 2]
-                need = c.needs[need, 1]
+                message = c.messages[c.needs[need].message]
+                number = message.givers
+                while number >= 0:
+                    giver = c.givers[number]
+                    if giver.row == row and room.delay[giver.point, at] >= 0:
+                        longer = message.latency + (ZERO if others else message.busy)
+                        room.delay[giver.point, at] = max(room.delay[giver.point, at], longer)
+                    number = giver.next
+                need = c.needs[need].next
 
 
 @entry
@@ -158,8 +141,7 @@ def pair_table(
     """Write what moves between two operators, for all pairs of configurations, in nanoseconds.
 
     Args:
-        between: (values, 4): a value, the task that reads it, whether it goes back, whether others
-            may read a part of it on the same device before, so that less has to be moved.
+        between: BETWEEN, a row a value.
         ends: the two operators. degrees, placed; other_degrees, other_placed: their configurations.
         moving: (configurations, other configurations), the time of all messages; or empty.
         delays: (configurations, other configurations, 2, points, points), least times forward and
@@ -171,16 +153,17 @@ def pair_table(
         for j in range(other_degrees.shape[0]):
             _set(p, c, s, ends[1], other_degrees[j], other_placed[j])
             for k in range(between.shape[0]):
+                each = between[k]
                 for pool in range(7):
                     c.top[pool] = 0
-                connect(p, c, s, between[k, 0])
+                connect(p, c, s, each.value)
                 if c.top[OVERFLOW]:
                     return NONE
                 if moving.shape[0]:
                     moving[i, j] += _all_ns(p, c, room)
                 if delays.shape[0]:
-                    back = between[k, 2]
-                    _delay(p, c, s, room, between[k, 0], between[k, 1], between[k, 3])
+                    back = each.back
+                    _delay(p, c, s, room, each.value, each.task, each.shared)
                     for a in range(devices):
                         for b in range(devices):
                             longer = max(delays[i, j, back, a, b], room.delay[a, b])
@@ -197,8 +180,8 @@ class Pair:
         number = {item.name: i for i, item in enumerate(self.model.operators)}
         self.ends = np.array([number[name] for name in names], np.int64)
         self.settled = Settled(self.model)
-        self.between = np.array(self._between(model), np.int64).reshape(-1, 4)
-        self.shared = tuple(self.between[:, 3].tolist())
+        self.between = np.array(self._between(model), BETWEEN)
+        self.shared = tuple(self.between["shared"].tolist())
 
     def _between(self, whole: Model) -> list[tuple[int, int, bool, bool]]:
         """Return values that one of the two makes, each with the other's task that reads it.
@@ -208,22 +191,16 @@ class Pair:
         """
         p = self.model.problem
         ahead, back = zip(*(passes(self.model, int(op)) for op in self.ends))
-        readers_of: dict[int, set[int]] = {}
-        names = {name: i for i, name in enumerate(whole.values)}
-        for value in range(len(p.values)):
-            everyone = names[self.model.values[value]]
-            row = whole.problem.values[everyone]
-            reading = whole.problem.readers[row[READERS] : row[READERS + 1], 1].tolist()
-            readers_of[value] = {int(whole.problem.tasks[t, OP]) for t in reading if t >= 0}
+        everyone = {name: i for i, name in enumerate(whole.values)}
         found = []
-        for value in range(len(p.values)):
-            row = p.values[value]
-            node = p.operands[p.writers[row[WRITERS]], NODE]
-            maker, task = int(p.nodes[node, OP]), int(p.nodes[node, TASK])
-            tasks = {int(p.readers[at, 1]) for at in range(row[READERS], row[READERS + 1])}
+        for value, name in enumerate(self.model.values):
+            reading = whole.problem.readers_of(everyone[name])["task"]
+            theirs = {whole.tasks[task][0] for task in reading.tolist() if task >= 0}
+            task = p.makers[p.values[value]["writers"]["begin"]]
+            maker, tasks = self.model.tasks[task][0], p.readers_of(value)["task"]
             for goes_back, sent, read in ((False, ahead[0], ahead[1]), (True, back[1], back[0])):
                 if maker == self.ends[int(goes_back)] and task == sent and read in tasks:
-                    found.append((value, read, goes_back, len(readers_of[value]) > 2))
+                    found.append((value, read, goes_back, len(theirs) > 2))
         return found
 
     def moving(self, mine: Choices, others: Choices) -> Array:
@@ -330,7 +307,7 @@ def relation(model: Model, ends: tuple[int, int], back: bool = False) -> tuple[o
         for j, name in enumerate(node.inputs)
         if name in made
     )
-    kinds = tuple(int(model.problem.operators[op, CLASS]) for op in ends)
+    kinds = tuple(int(model.problem.operators[op]["class_"]) for op in ends)
     return (*kinds, joined)
 
 

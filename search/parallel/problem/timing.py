@@ -11,19 +11,12 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.search.cost.launches import work
-from soapstone.search.cost.machine import Device, DeviceError
+from soapstone.search.cost.machine import Device, DeviceError, roofline
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.problem.arrays import (
-    DIMS,
-    FROM,
-    LAUNCH,
-    LOOKS,
-    MEMORY_RATE,
+    DEVICE,
+    DEVICE_KIND,
     MOST_DIMS,
-    RATE,
-    RATES,
-    SCALE,
-    TIMES,
     TYPES,
     Array,
 )
@@ -72,25 +65,19 @@ def devices_of(machine: Machine) -> tuple[Array, Array]:
     capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
     takes = isinstance(machine, MeasuredMachine)  # its executors' workers do
     rows = [
-        [places.index(processor.node), kind, capacity[processor.memory], takes]
+        (places.index(processor.node), kind, capacity[processor.memory], takes)
         for processor, kind in zip(machine.processors, kind_of)
     ]
     rates = []
     for kind in range(len(kinds)):
         device = devices[kind_of.index(kind)]
         full = device.flops_per_s["float32"]
-        rates.append(
-            [
-                device.bytes_per_s * device.memory_share / 1e9,
-                device.launch_us * 1e3,
-                float(device.full_rate_results),
-                *(
-                    device.flops_per_s.get(dtype, full) * device.compute_share / 1e9
-                    for dtype in TYPES
-                ),
-            ]
-        )
-    return np.array(rows, np.int64), np.array(rates)
+        flops = [
+            device.flops_per_s.get(dtype, full) * device.compute_share / 1e9 for dtype in TYPES
+        ]
+        memory = device.bytes_per_s * device.memory_share / 1e9
+        rates.append((memory, device.launch_us * 1e3, float(device.full_rate_results), flops))
+    return np.array(rows, DEVICE), np.array(rates, DEVICE_KIND)
 
 
 def read_ns(graph: Graph, machine: Machine) -> Array:
@@ -108,7 +95,7 @@ def times_of(
 ) -> tuple[Array, Array, Array, list[str]]:
     """Return `Problem.times`, `begin_ns`, `slower`, and `Model.kinds`; set the ranges of tasks."""
     devices = len(machine.processors)
-    tasks[:, SCALE] = 1000
+    tasks["scale"] = 1000
     if not isinstance(machine, MeasuredMachine):
         none = np.zeros(1, np.int64)
         return np.zeros((0, MOST_DIMS + devices), np.int64), none, none, []
@@ -122,10 +109,10 @@ def times_of(
             rows.append([*degrees, *ones, *points_ns, *room])
         ranges[kind] = begin, len(rows)
     for task, kind in enumerate(kinds):
-        tasks[task, TIMES : TIMES + 2] = ranges[kind]
+        tasks[task]["times"] = ranges[kind]
         whole = next((t for d, t in machine.times.of(kind).items() if max(d, default=1) == 1), None)
         if whole is not None:
-            tasks[task, SCALE] = 1000 * whole[0] / _roofline_ns(n, task, nodes, flops, rates)
+            tasks[task]["scale"] = 1000 * whole[0] / _roofline_ns(n, task, nodes, flops, rates)
     step = machine.times.step(step_kind(n.graph))
     begin_ns = np.array([round(step.begin_ns)], np.int64)
     slower = np.array([round(1000 * step.slower)], np.int64)
@@ -134,13 +121,14 @@ def times_of(
 
 def _roofline_ns(n: Numbering, task: int, nodes: Array, flops: Array, rates: Array) -> float:
     """Return the time of a task in one piece by the roofline of the first device."""
-    total = 0.0
+    total, first = 0.0, rates[0]
     for node in n.tasks[task][1]:
-        row = nodes[n.number[node.name]]
-        if not row[LOOKS]:
+        number = n.number[node.name]
+        if not nodes[number]["is_view"]:
             _, nbytes = work(n.graph, node)
-            compute = flops[n.number[node.name]] / rates[0, RATES + row[RATE]]
-            total += rates[0, LAUNCH] + max(compute, nbytes / rates[0, MEMORY_RATE])
+            rate = first["rates"][nodes[number]["rate"]]
+            busy = roofline(flops[number], rate, 1.0, 1.0, nbytes, first["memory_rate"])
+            total += first["launch_ns"] + busy
     return max(total, 1.0)
 
 
@@ -156,7 +144,7 @@ def _kind(n: Numbering, nodes: Array, task: int) -> str:
             [str(n.graph.tensors[name]), made.get(name, -1), str(n.graph.roles.get(name))]
             for name in node.inputs
         ]
-        dims = row[FROM : FROM + row[DIMS]].tolist()
+        dims = row["follows"][: row["dims"]].tolist()
         said.append([node.operator, node.items, operands, dims])
     dims = [[dim.name, dim.extent] for dim in n.graph.signature(item.node).dims]
     return json.dumps([said, dims, item.source is None], default=str)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.search.cost.tasks import MeasuredMachine
-from soapstone.search.parallel.problem.arrays import PLACE, Choice, Problem
+from soapstone.search.parallel.problem.arrays import Choice, Problem
 from soapstone.search.parallel.problem.operators import fans_of, waits_of
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
@@ -45,7 +45,7 @@ class Arrangement:
         p, order = self.problem, np.zeros(len(self.problem.order), np.int64)
         call(arrange, p, choice, state, self._ptr, self._after, self._need.copy(), order)
         tasks = p.tasks.copy()
-        tasks[order, PLACE] = np.arange(len(order))
+        tasks["place"][order] = np.arange(len(order))
         return p._replace(order=order, tasks=tasks)
 
 

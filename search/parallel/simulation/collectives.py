@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from soapstone.search.parallel.problem.arrays import GROUP, MEMBER, Array, Problem
+from soapstone.search.parallel.problem.arrays import Array, Problem
 from soapstone.search.parallel.problem.compiling import ONE, ZERO, entry
 
 FROM_ONE, SUM = ZERO, ONE  # what a collective does
@@ -17,20 +17,20 @@ def collective_ns(
     """Return the time of a collective: the fastest of ring, tree and hierarchical.
 
     Args:
-        marks: its column MEMBER lists the devices, ascending. nbytes: of the whole box.
+        marks: their members are the devices, ascending. nbytes: of the whole box.
         kind: FROM_ONE (broadcast or all-gather) or SUM; need: the most bytes a member needs of it.
     """
     flat_lat, flat_byte, near_lat, near_byte, far_lat, far_byte = 0, 0.0, 0, 0.0, 0, 0.0
     groups, together, most = 1, 1, 1
     for i in range(count):
-        a, b = marks[i, MEMBER], marks[(i + 1) % count, MEMBER]
+        a, b = marks[i].member, marks[(i + 1) % count].member
         lat, per = p.latency_ns[a, b], p.ns_per_byte[a, b]
         flat_lat, flat_byte = max(flat_lat, lat), max(flat_byte, per)
-        if p.devices[a, GROUP] == p.devices[b, GROUP]:
+        if p.devices[a].computer == p.devices[b].computer:
             near_lat, near_byte = max(near_lat, lat), max(near_byte, per)
         else:
             far_lat, far_byte = max(far_lat, lat), max(far_byte, per)
-        if i + 1 < count and p.devices[a, GROUP] != p.devices[b, GROUP]:
+        if i + 1 < count and p.devices[a].computer != p.devices[b].computer:
             groups += 1
             together = 1
         elif i + 1 < count:

@@ -12,51 +12,22 @@ several devices are partial results, it is a reduction: to one, scattered, or to
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 from soapstone.search.parallel.problem.arrays import (
-    BOUNDS,
-    BROUGHT,
-    BYTES,
-    CHANNEL,
     CHANNELS,
-    CLASS,
-    CUT,
-    DEGREES,
-    DEVICE,
-    DIMS,
-    FAN,
-    GIVER,
     GIVERS,
-    HEAD,
-    HOLDING,
+    HEADS,
     KNOWN,
-    MARK,
-    MEMBER,
-    MESSAGE,
-    MOST_RANK,
-    NEED,
-    NEXT,
-    NODE,
-    NODES,
-    OP,
-    OPERANDS,
+    MESSAGES,
+    NEEDS,
     OVERFLOW,
-    PLACE,
-    POINT,
-    POINTS,
-    RANK,
-    READERS,
-    ROW,
-    SAME,
-    SEND,
-    SENT,
-    WRITERS,
-    Array,
+    SENDS,
     Choice,
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, integer, put
+from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, integer, span
 from soapstone.search.parallel.problem.geometry import inside, partial, tile, volume
 from soapstone.search.parallel.simulation.collectives import FROM_ONE, SUM, collective_ns
 
@@ -65,12 +36,11 @@ ENOUGH = 3  # devices that need one box, for a collective
 
 
 @compiled
-def overlap(a: Array, b: Array, rank: int) -> int:
+def overlap(a: Any, b: Any, rank: int) -> int:
     """Return how many elements two boxes share."""
     result = 1
     for axis in range(rank):
-        low = max(a[axis], b[axis])
-        high = min(a[MOST_RANK + axis], b[MOST_RANK + axis])
+        low, high = max(a.low[axis], b.low[axis]), min(a.high[axis], b.high[axis])
         if low >= high:
             return 0
         result *= high - low
@@ -78,9 +48,9 @@ def overlap(a: Array, b: Array, rank: int) -> int:
 
 
 @compiled
-def _equal(a: Array, b: Array, rank: int) -> bool:
+def _equal(a: Any, b: Any, rank: int) -> bool:
     for axis in range(rank):
-        if a[axis] != b[axis] or a[MOST_RANK + axis] != b[MOST_RANK + axis]:
+        if a.low[axis] != b.low[axis] or a.high[axis] != b.high[axis]:
             return False
     return True
 
@@ -102,74 +72,75 @@ def _take(c: Choice, pool: int, capacity: int) -> int:
 
 @compiled
 def _message(c: Choice, busy: int, latency: int, nbytes: int, source: int, target: int) -> int:
-    number = _take(c, MESSAGE, c.messages.shape[0])
+    number = _take(c, MESSAGES, c.messages.shape[0])
     row = c.messages[number]
-    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = (
-        busy,
-        latency,
-        nbytes,
-        source,
-        target,
-        -1,
-        -1,
-    )
+    row.busy, row.latency, row.moved = busy, latency, nbytes
+    row.source, row.target = source, target
+    row.givers = row.channels = -1
     return number
 
 
 @compiled
-def _give(c: Choice, row: int, point: int, message: int) -> None:
+def _give(c: Choice, w: Any, message: int) -> None:
     """Let a message wait for a writer's point."""
-    number = _take(c, GIVER, c.givers.shape[0])
+    number = _take(c, GIVERS, c.givers.shape[0])
     if c.top[OVERFLOW]:
         return
-    c.givers[number, 0] = row
-    c.givers[number, 1] = point
-    c.givers[number, 2] = c.messages[message, GIVERS]
-    c.messages[message, GIVERS] = number
+    giver = c.givers[number]
+    giver.row, giver.point, giver.next = w.row, w.point, c.messages[message].givers
+    c.messages[message].givers = number
+
+
+@compiled
+def _link(c: Choice, links: Any, number: int, message: int, at: int) -> None:
+    """Put a message before the list whose head is at a place."""
+    if c.top[OVERFLOW]:
+        return
+    links[number].message, links[number].next = message, c.head[at]
+    c.head[at] = number
 
 
 @compiled
 def _sent(p: Problem, c: Choice, message: int) -> None:
     """Let a message be sent by the last of those that it waits for."""
-    giver = c.messages[message, GIVERS]
+    number = c.messages[message].givers
     row, point, last = ZERO, ZERO, NONE
-    while giver >= 0:
-        task = p.makers[c.givers[giver, 0]]
-        place = p.tasks[task, PLACE] * p.devices.shape[0] + c.givers[giver, 1]
+    while number >= 0:
+        giver = c.givers[number]
+        place = p.tasks[p.makers[giver.row]].place * p.devices.shape[0] + giver.point
         if place > last:
-            row, point, last = c.givers[giver, 0], c.givers[giver, 1], place
-        giver = c.givers[giver, 2]
-    number = _take(c, SEND, c.sends.shape[0])
-    if c.top[OVERFLOW]:
-        return
-    at = c.send_at[row] + point
-    c.sends[number, 0] = message
-    c.sends[number, 1] = c.head[at]
-    c.head[at] = number
+            row, point, last = giver.row, giver.point, place
+        number = giver.next
+    _link(c, c.sends, _take(c, SENDS, c.sends.shape[0]), message, c.send_at[row] + point)
+
+
+@compiled
+def _from_all(
+    p: Problem, c: Choice, s: Scratch, box: Any, rank: int, total: int, message: int
+) -> None:
+    """Let a message wait for all that has a part of a box, and be sent by the last of them."""
+    for i in range(total):
+        if overlap(s.writers[i].box, box, rank):
+            _give(c, s.writers[i], message)
+    _sent(p, c, message)
 
 
 @compiled
 def _depend(c: Choice, message: int, at: int) -> None:
     """Let a reader's point wait for a message; `at` is where the head of its list is."""
-    number = _take(c, NEED, c.needs.shape[0])
-    if c.top[OVERFLOW]:
-        return
-    c.needs[number, 0] = message
-    c.needs[number, 1] = c.head[at]
-    c.head[at] = number
+    _link(c, c.needs, _take(c, NEEDS, c.needs.shape[0]), message, at)
 
 
 @compiled
-def _hold(c: Choice, s: Scratch, count: int, device: int, message: int, box: Array) -> int:
+def _hold(c: Choice, s: Scratch, count: int, device: int, message: int, box: Any) -> int:
     """Note that a device has a box once a message has arrived; a full table is as a full pool."""
     if count >= s.holdings.shape[0]:
         c.top[OVERFLOW] = 1
         return count
     row = s.holdings[count]
-    put(row, box, 2 * MOST_RANK)
-    row[BROUGHT] = message
-    row[NEXT] = s.marks[device, HOLDING]
-    s.marks[device, HOLDING] = count
+    row.box = box
+    row.message, row.next = message, s.marks[device].holding
+    s.marks[device].holding = count
     return count + 1
 
 
@@ -184,13 +155,13 @@ def _at_hand(p: Problem, c: Choice, row: int) -> bool:
 
 
 @compiled
-def _held(s: Scratch, device: int, box: Array, rank: int) -> int:
+def _held(s: Scratch, device: int, box: Any, rank: int) -> int:
     """Return the message that brings a device a box, HERE if it needs none, or -1."""
-    number = s.marks[device, HOLDING]
+    number = s.marks[device].holding
     while number >= 0:
-        if inside(box, s.holdings[number], rank):
-            return int(s.holdings[number, BROUGHT])
-        number = s.holdings[number, NEXT]
+        if inside(box, s.holdings[number].box, rank):
+            return int(s.holdings[number].message)
+        number = s.holdings[number].next
     return -1
 
 
@@ -202,20 +173,20 @@ def _collective(
     devices = p.devices.shape[0]
     count = ZERO
     for device in range(devices):
-        if s.marks[device, MARK] == s.stamp[0]:
-            s.marks[count, MEMBER] = device
+        if s.marks[device].stamp == s.stamp[0]:
+            s.marks[count].member = device
             count += 1
     busy = collective_ns(p, s.marks, count, nbytes, kind, need)
     number = _message(c, busy, ZERO, int(moved), NONE, NONE)
-    c.messages[number, CHANNELS] = c.top[CHANNEL]
+    c.messages[number].channels = c.top[CHANNELS]
     for i in range(count):
-        pair = s.marks[i, MEMBER] * devices + s.marks[(i + 1) % count, MEMBER]
+        pair = s.marks[i].member * devices + s.marks[(i + 1) % count].member
         for place in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
             channel = p.route[place]
             if s.seen[channel] != s.stamp[0]:
                 s.seen[channel] = s.stamp[0]
-                c.channels[_take(c, CHANNEL, c.channels.shape[0])] = channel
-    c.channels[_take(c, CHANNEL, c.channels.shape[0])] = -1
+                c.channels[_take(c, CHANNELS, c.channels.shape[0])] = channel
+    c.channels[_take(c, CHANNELS, c.channels.shape[0])] = -1
     return number
 
 
@@ -230,12 +201,12 @@ def _copy(p: Problem, c: Choice, nbytes: int, source: int, target: int) -> int:
 @compiled
 def _heads(c: Choice, devices: int) -> int:
     """Take empty lists, one a device; return where their heads begin."""
-    at = c.top[HEAD]
+    at = c.top[HEADS]
     if at + devices > c.head.shape[0]:
         c.top[OVERFLOW] = 1
         at = ZERO
     else:
-        c.top[HEAD] = at + devices
+        c.top[HEADS] = at + devices
     for place in range(at, at + devices):
         c.head[place] = -1
     found: int = at
@@ -255,21 +226,21 @@ def _none(c: Choice, first: int, devices: int) -> bool:
 def connect(p: Problem, c: Choice, s: Scratch, value: int) -> None:
     """Make the messages of a value anew, at the top of the pools."""
     devices = p.devices.shape[0]
-    for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+    for row in span(p.values[value].writers):
         c.send_at[row] = NONE
-    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+    for place in span(p.values[value].readers):
         c.need_at[place] = NONE
     total, sums = _writers(p, c, s, value)
     for device in range(devices):
-        s.marks[device, HOLDING] = -1
-    if sums or p.values[value, FAN]:
+        s.marks[device].holding = -1
+    if sums or p.values[value].is_sum:
         _reduce(p, c, s, value, total)
     elif total:
         _distribute(p, c, s, value, total)
-    for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+    for row in span(p.values[value].writers):
         if c.send_at[row] >= 0 and _none(c, c.send_at[row], devices):
             c.send_at[row] = NONE
-    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+    for place in span(p.values[value].readers):
         if c.need_at[place] >= 0 and _none(c, c.need_at[place], devices):
             c.need_at[place] = NONE
 
@@ -282,66 +253,66 @@ def _writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
     counts: devices run tasks in order, and add up what they have.
     """
     total, kept, sums = ZERO, ZERO, False
-    for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
+    for row in span(p.values[value].writers):
         operand = p.writers[row]
-        node = p.operands[operand, NODE]
-        op = p.nodes[node, OP]
+        node = p.operands[operand].node
+        op = p.nodes[node].operator
         sums = sums or partial(p, c, operand)
-        if p.values[value, FAN] and _at_hand(p, c, row):
+        if p.values[value].is_sum and _at_hand(p, c, row):
             if _known(p, c, s, operand, ZERO, kept):
                 continue
             kept += 1
         c.send_at[row] = _heads(c, p.devices.shape[0])
-        for point in range(c.nodes[node, POINTS]):
+        for point in range(c.nodes[node].points):
             w = s.writers[total]
-            tile(p, c, operand, point, w, s.at)
-            w[ROW] = row
-            w[POINT] = c.node_at[node, point]
-            w[DEVICE] = c.placed[op, w[POINT]]
+            tile(p, c, operand, point, w.box, s.at)
+            w.row = row
+            w.point = c.node_at[node, point]
+            w.device = c.placed[op, w.point]
             total += 1
     return total, sums
 
 
 @compiled
 def _reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
-    """Collect the tiles of one reader; return how many. POINT is its list of needs, or -1."""
-    operand, task = p.readers[place, 0], p.readers[place, 1]
-    node = p.operands[operand, NODE]
-    op = p.nodes[node, OP]
+    """Collect the tiles of one reader; return how many. `point` is its list of needs, or -1."""
+    operand, task = p.readers[place].operand, p.readers[place].task
+    node = p.operands[operand].node
+    op = p.nodes[node].operator
     if task >= 0 and c.need_at[place] < 0:
         c.need_at[place] = _heads(c, p.devices.shape[0])
-    for point in range(c.nodes[node, POINTS]):
+    for point in range(c.nodes[node].points):
         r = s.readers[point]
-        tile(p, c, operand, point, r, s.at)
+        tile(p, c, operand, point, r.box, s.at)
         at = c.node_at[node, point]
-        r[DEVICE] = c.placed[op, at]
-        r[POINT] = c.need_at[place] + at if task >= 0 else -1
-    return int(c.nodes[node, POINTS])
+        r.device = c.placed[op, at]
+        r.point = c.need_at[place] + at if task >= 0 else -1
+    return int(c.nodes[node].points)
 
 
 @compiled
 def _same(p: Problem, c: Choice, operand: int, other: int) -> bool:
     """Return whether two operands, of equal operators, have equal tiles on equal devices."""
-    node, before = p.operands[operand, NODE], p.operands[other, NODE]
-    op, first = p.nodes[node, OP], p.nodes[before, OP]
+    node, before = p.operands[operand].node, p.operands[other].node
+    op, first = p.nodes[node].operator, p.nodes[before].operator
+    mine, theirs, split = p.operators[op], p.operators[first], c.operators[op]
     if (
-        c.nodes[node, POINTS] != c.nodes[before, POINTS]
-        or p.operators[op, CLASS] != p.operators[first, CLASS]
-        or p.operators[op, NODES + 1] - p.operators[op, NODES]
-        != p.operators[first, NODES + 1] - p.operators[first, NODES]
-        or p.lists[p.operators[op, NODES]] - node != p.lists[p.operators[first, NODES]] - before
-        or p.nodes[node, OPERANDS] - operand != p.nodes[before, OPERANDS] - other
-        or c.cuts[op, CUT] != c.cuts[first, CUT]
+        c.nodes[node].points != c.nodes[before].points
+        or mine.class_ != theirs.class_
+        or mine.nodes.end - mine.nodes.begin != theirs.nodes.end - theirs.nodes.begin
+        or p.lists[mine.nodes.begin] - node != p.lists[theirs.nodes.begin] - before
+        or p.nodes[node].operands.begin - operand != p.nodes[before].operands.begin - other
+        or split.cut != c.operators[first].cut
     ):
         return False
-    for i in range(DEGREES + p.nodes[node, DIMS]):
-        if c.nodes[node, i] != c.nodes[before, i]:
+    for dim in range(p.nodes[node].dims):
+        if c.nodes[node].degrees[dim] != c.nodes[before].degrees[dim]:
             return False
-    for point in range(c.nodes[node, POINTS]):
+    for point in range(c.nodes[node].points):
         if c.placed[op, c.node_at[node, point]] != c.placed[first, c.node_at[before, point]]:
             return False
-    if c.cuts[op, CUT] >= 0:
-        for i in range(BOUNDS, BOUNDS + c.operators[op, DEGREES + c.cuts[op, CUT]] + 1):
+    if split.cut >= 0:
+        for i in range(split.degrees[split.cut] + 1):
             if c.cuts[op, i] != c.cuts[first, i]:
                 return False
     return True
@@ -352,62 +323,62 @@ def _known(p: Problem, c: Choice, s: Scratch, operand: int, waits: int, count: i
     """Return whether an operand is the same as one of the last kept ones; else keep it."""
     for i in range(max(ZERO, count - KNOWN), count):
         kept = s.known[i % KNOWN]
-        if kept[1] == waits and _same(p, c, operand, kept[0]):
+        if kept.waits == waits and _same(p, c, operand, kept.operand):
             return True
-    s.known[count % KNOWN, 0] = operand
-    s.known[count % KNOWN, 1] = waits
+    kept = s.known[count % KNOWN]
+    kept.operand, kept.waits = operand, waits
     return False
 
 
 @compiled
 def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
     """Bring final tiles to their readers."""
-    rank = p.values[value, RANK]
+    rank = p.values[value].rank
     held, kept = ZERO, ZERO
-    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+    for place in span(p.values[value].readers):
         # The first to read a tile on a device waits for it; those after it find it there.
-        if _known(p, c, s, p.readers[place, 0], 1 if p.readers[place, 1] >= 0 else 0, kept):
+        if _known(p, c, s, p.readers[place].operand, 1 if p.readers[place].task >= 0 else 0, kept):
             continue
         kept += 1
         count = _reader(p, c, s, place)
         for j in range(count):
             r = s.readers[j]
-            r[SAME] = -2
-            if volume(r, rank) == 0:
+            r.same = -2
+            if volume(r.box, rank) == 0:
                 continue
-            found = _held(s, r[DEVICE], r, rank)
+            found = _held(s, r.device, r.box, rank)
             if found == NONE:
                 w = s.writers[j if j < total else 0]
-                if w[DEVICE] == r[DEVICE] and inside(r, w, rank):
+                if w.device == r.device and inside(r.box, w.box, rank):
                     found = HERE
-                    if not _at_hand(p, c, w[ROW]):
-                        found = _message(c, ZERO, ZERO, ZERO, r[DEVICE], r[DEVICE])
-                        _give(c, w[ROW], w[POINT], found)
+                    if not _at_hand(p, c, w.row):
+                        found = _message(c, ZERO, ZERO, ZERO, r.device, r.device)
+                        _give(c, w, found)
                         _sent(p, c, found)
-                    held = _hold(c, s, held, r[DEVICE], found, w)
+                    held = _hold(c, s, held, r.device, found, w.box)
             if found == NONE:
-                r[SAME] = -1
-            elif found >= 0 and r[POINT] >= 0:
-                _depend(c, found, r[POINT])
+                r.same = -1
+            elif found >= 0 and r.point >= 0:
+                _depend(c, found, r.point)
         for j in range(count):
-            if s.readers[j, SAME] != -1:
+            if s.readers[j].same != -1:
                 continue
-            s.readers[j, SAME] = j
+            s.readers[j].same = j
             s.stamp[0] += 1
-            s.marks[s.readers[j, DEVICE], MARK] = s.stamp[0]
+            s.marks[s.readers[j].device].stamp = s.stamp[0]
             devices = 1
             for other in range(j + 1, count):
                 r = s.readers[other]
-                if r[SAME] == -1 and _equal(s.readers[j], r, rank):
-                    r[SAME] = j
-                    if s.marks[r[DEVICE], MARK] != s.stamp[0]:
-                        s.marks[r[DEVICE], MARK] = s.stamp[0]
+                if r.same == -1 and _equal(s.readers[j].box, r.box, rank):
+                    r.same = j
+                    if s.marks[r.device].stamp != s.stamp[0]:
+                        s.marks[r.device].stamp = s.stamp[0]
                         devices += 1
             if devices >= ENOUGH:
                 held = _gather(p, c, s, value, j, count, total, held)
             else:
                 for other in range(j, count):
-                    if s.readers[other, SAME] == j:
+                    if s.readers[other].same == j:
                         held = _fetch(p, c, s, value, other, total, held)
 
 
@@ -416,142 +387,132 @@ def _gather(
     p: Problem, c: Choice, s: Scratch, value: int, j: int, count: int, total: int, held: int
 ) -> int:
     """One box for many devices: a broadcast or an all-gather."""
-    rank, item = p.values[value, RANK], p.values[value, BYTES]
-    box = s.readers[j]
+    rank, item = p.values[value].rank, p.values[value].element_bytes
+    box = s.readers[j].box
     nbytes = float(volume(box, rank) * item)
     wanted = 0.0
     for device in range(p.devices.shape[0]):
-        if s.marks[device, MARK] == s.stamp[0]:
+        if s.marks[device].stamp == s.stamp[0]:
             wanted += nbytes
     for i in range(total):
-        shared = overlap(s.writers[i], box, rank)
-        if shared and s.marks[s.writers[i, DEVICE], MARK] == s.stamp[0]:
+        shared = overlap(s.writers[i].box, box, rank)
+        if shared and s.marks[s.writers[i].device].stamp == s.stamp[0]:
             wanted -= shared * item
     for i in range(total):
-        if overlap(s.writers[i], box, rank):
-            s.marks[s.writers[i, DEVICE], MARK] = s.stamp[0]
+        if overlap(s.writers[i].box, box, rank):
+            s.marks[s.writers[i].device].stamp = s.stamp[0]
     message = _collective(p, c, s, nbytes, FROM_ONE, nbytes, wanted)
-    for i in range(total):
-        if overlap(s.writers[i], box, rank):
-            _give(c, s.writers[i, ROW], s.writers[i, POINT], message)
-    _sent(p, c, message)
+    _from_all(p, c, s, box, rank, total, message)
     for other in range(j, count):
         r = s.readers[other]
-        if r[SAME] == j:
-            if r[POINT] >= 0:
-                _depend(c, message, r[POINT])
-            held = _hold(c, s, held, r[DEVICE], message, box)
+        if r.same == j:
+            if r.point >= 0:
+                _depend(c, message, r.point)
+            held = _hold(c, s, held, r.device, message, box)
     return held
 
 
 @compiled
 def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, held: int) -> int:
     """What one point lacks, from every device that has some of it."""
-    rank, item = p.values[value, RANK], p.values[value, BYTES]
+    rank, item = p.values[value].rank, p.values[value].element_bytes
     r, box = s.readers[j], s.box[3]
-    device = r[DEVICE]
+    device = r.device
     for i in range(total):
         w = s.writers[i]
-        shared = overlap(w, r, rank)
+        shared = overlap(w.box, r.box, rank)
         if shared == 0:
             continue
         for axis in range(rank):
-            box[axis] = max(w[axis], r[axis])
-            box[MOST_RANK + axis] = min(w[MOST_RANK + axis], r[MOST_RANK + axis])
+            box.low[axis] = max(w.box.low[axis], r.box.low[axis])
+            box.high[axis] = min(w.box.high[axis], r.box.high[axis])
         found, known = NONE, ZERO
-        number = s.marks[device, HOLDING]
+        number = s.marks[device].holding
         while number >= 0:
-            there = overlap(box, s.holdings[number], rank)
+            there = overlap(box, s.holdings[number].box, rank)
             if there == shared:
-                found = s.holdings[number, BROUGHT]
+                found = s.holdings[number].message
                 break
             known = max(known, there)
-            number = s.holdings[number, NEXT]
+            number = s.holdings[number].next
         if found == NONE:
-            if w[DEVICE] == device and _at_hand(p, c, w[ROW]):
+            if w.device == device and _at_hand(p, c, w.row):
                 found = HERE
             else:
-                nbytes = ZERO if w[DEVICE] == device else (shared - known) * item
-                found = _copy(p, c, nbytes, w[DEVICE], device)
-                _give(c, w[ROW], w[POINT], found)
+                nbytes = ZERO if w.device == device else (shared - known) * item
+                found = _copy(p, c, nbytes, w.device, device)
+                _give(c, w, found)
                 _sent(p, c, found)
             held = _hold(c, s, held, device, found, box)
-        if found >= 0 and r[POINT] >= 0:
-            _depend(c, found, r[POINT])
+        if found >= 0 and r.point >= 0:
+            _depend(c, found, r.point)
     return held
 
 
 @compiled
 def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
     """Sum partial tiles and bring the sums to their readers, one message a distinct tile."""
-    rank, item = p.values[value, RANK], p.values[value, BYTES]
-    first_row = p.values[value, WRITERS]
+    rank, item = p.values[value].rank, p.values[value].element_bytes
+    first_row = p.values[value].writers.begin
     for q in range(total):
-        box = s.writers[q]
-        if box[ROW] != first_row:
+        box = s.writers[q].box
+        if s.writers[q].row != first_row:
             break
         known = volume(box, rank) == 0
         for other in range(q):
-            known = known or _equal(box, s.writers[other], rank)
+            known = known or _equal(box, s.writers[other].box, rank)
         if known:
             continue
         s.stamp[0] += 1
         holders = ZERO
         for i in range(total):
             w = s.writers[i]
-            if overlap(w, box, rank) and s.marks[w[DEVICE], MARK] != s.stamp[0]:
-                s.marks[w[DEVICE], MARK] = s.stamp[0]
+            if overlap(w.box, box, rank) and s.marks[w.device].stamp != s.stamp[0]:
+                s.marks[w.device].stamp = s.stamp[0]
                 holders += 1
         if holders == 1:
             _passed_on(p, c, s, value, q, total)
             continue
         nbytes, need, wanted = float(volume(box, rank) * item), 0.0, 0.0
-        for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        for place in span(p.values[value].readers):
             for j in range(_reader(p, c, s, place)):
-                shared = overlap(box, s.readers[j], rank)
+                shared = overlap(box, s.readers[j].box, rank)
                 if shared:
-                    s.marks[s.readers[j, DEVICE], MARK] = s.stamp[0]
+                    s.marks[s.readers[j].device].stamp = s.stamp[0]
                     need = max(need, float(shared * item))
                     wanted += shared * item
         most = nbytes * p.devices.shape[0]
         moved = (holders - 1) * nbytes + max(0.0, min(wanted, most) - nbytes)
         message = _collective(p, c, s, nbytes, SUM, need, moved)
-        for i in range(total):
-            if overlap(s.writers[i], box, rank):
-                _give(c, s.writers[i, ROW], s.writers[i, POINT], message)
-        _sent(p, c, message)
-        for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+        _from_all(p, c, s, box, rank, total, message)
+        for place in span(p.values[value].readers):
             for j in range(_reader(p, c, s, place)):
                 r = s.readers[j]
-                if r[POINT] >= 0 and overlap(box, r, rank):
-                    _depend(c, message, r[POINT])
+                if r.point >= 0 and overlap(box, r.box, rank):
+                    _depend(c, message, r.point)
 
 
 @compiled
 def _passed_on(p: Problem, c: Choice, s: Scratch, value: int, q: int, total: int) -> None:
     """Partial tiles of one device: summed there, then copied to each device that reads them."""
-    rank, item = p.values[value, RANK], p.values[value, BYTES]
-    box = s.writers[q]
-    home = box[DEVICE]
+    rank, item = p.values[value].rank, p.values[value].element_bytes
+    home, row, box = s.writers[q].device, s.writers[q].row, s.writers[q].box
     s.stamp[0] += 1
-    for place in range(p.values[value, READERS], p.values[value, READERS + 1]):
+    for place in span(p.values[value].readers):
         for j in range(_reader(p, c, s, place)):
             r = s.readers[j]
-            shared = overlap(box, r, rank)
+            shared = overlap(box, r.box, rank)
             if shared == 0:
                 continue
-            if r[DEVICE] == home and _at_hand(p, c, box[ROW]):
+            if r.device == home and _at_hand(p, c, row):
                 continue
-            mark = s.marks[r[DEVICE]]
-            if mark[MARK] != s.stamp[0]:
-                mark[MARK] = s.stamp[0]
-                mark[SENT] = _copy(p, c, shared * item, home, r[DEVICE])
-                for i in range(total):
-                    if overlap(s.writers[i], box, rank):
-                        _give(c, s.writers[i, ROW], s.writers[i, POINT], mark[SENT])
-                _sent(p, c, mark[SENT])
-            if r[POINT] >= 0:
-                _depend(c, mark[SENT], r[POINT])
+            mark = s.marks[r.device]
+            if mark.stamp != s.stamp[0]:
+                mark.stamp = s.stamp[0]
+                mark.sent = _copy(p, c, shared * item, home, r.device)
+                _from_all(p, c, s, box, rank, total, mark.sent)
+            if r.point >= 0:
+                _depend(c, mark.sent, r.point)
 
 
 __all__ = ["connect", "overlap"]

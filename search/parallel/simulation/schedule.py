@@ -13,35 +13,17 @@ delta simulation are the same function, and their results are equal bit by bit.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.search.parallel.problem.arrays import (
-    BUSY,
-    CHANNELS,
-    FROM_DEVICE,
-    GIVERS,
-    GROUP,
-    LATENCY,
-    MAKES,
-    OP,
-    PLACE,
-    POINTS,
-    READS,
-    TAKES,
-    TASKS,
-    TO_DEVICE,
-    WRITERS,
-    Array,
-    Choice,
-    Problem,
-    Scratch,
-)
-from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, put
+from soapstone.search.parallel.problem.arrays import Array, Choice, Problem, Scratch, record
+from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, put, span
 from soapstone.search.parallel.problem.packing import packed
 
 PASSED = NONE  # the result of a pass that was stopped
+# A message of the proposal's pass, with the arrival and begin before it.
+LOGGED = record("message", "arrival", "began")
 
 
 @packed
@@ -56,8 +38,7 @@ class State(NamedTuple):
             channels are free, and the latest time so far.
         work: (devices), what is left to be done after a place.
         lists: room for where a task's lists of needs begin.
-        log: (messages, 3): messages of the proposal's pass, with the arrival and begin before it.
-        counts: (2): entries of the log, tasks that passes have run.
+        log: LOGGED (messages); logged: (1), how many entries it has.
     """
 
     end: Array
@@ -69,13 +50,13 @@ class State(NamedTuple):
     work: Array
     lists: Array
     log: Array
-    counts: Array
+    logged: Array
 
 
 def room(p: Problem, messages: int, more: int = 0) -> State:
     """Return a state that has room for so many messages, and for more channels than there are."""
     tasks, devices = len(p.tasks), len(p.devices)
-    reads = int((p.tasks[:, READS + 1] - p.tasks[:, READS]).max(initial=0))
+    reads = int((p.tasks["reads"]["end"] - p.tasks["reads"]["begin"]).max(initial=0))
     wide = devices + int(p.route.max(initial=0)) + 2 + more
     free = np.zeros((tasks + 1, wide), np.int64)
     free[0, :devices] = p.begin_ns[0]
@@ -89,53 +70,62 @@ def room(p: Problem, messages: int, more: int = 0) -> State:
         trial_free=np.zeros((tasks + 1, wide), np.int64),
         work=np.zeros(devices, np.int64),
         lists=np.zeros(reads + 1, np.int64),
-        log=np.zeros((messages, 3), np.int64),
-        counts=np.zeros(2, np.int64),
+        log=np.zeros(messages, LOGGED),
+        logged=np.zeros(1, np.int64),
     )
+
+
+@compiled
+def pass_on(p: Problem, c: Choice, message: Any, free: Array, first: int, begins: int) -> int:
+    """Let a message take its channels once all are free; return when it begins.
+
+    Args:
+        free: when channels are, from place `first` on.
+    """
+    source, target = message.source, message.target
+    if source < 0:
+        at = message.channels
+        while c.channels[at] >= 0:
+            begins = max(begins, free[first + c.channels[at]])
+            at += 1
+        at = message.channels
+        while c.channels[at] >= 0:
+            free[first + c.channels[at]] = begins + message.busy
+            at += 1
+    elif source != target:
+        pair = source * p.devices.shape[0] + target
+        for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+            begins = max(begins, free[first + p.route[at]])
+        for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+            free[first + p.route[at]] = begins + message.busy
+    return begins
 
 
 @compiled
 def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int) -> int:
     """Send a message; return when it arrives."""
-    devices = p.devices.shape[0]
     row = c.messages[message]
     begins = ZERO
-    giver = row[GIVERS]
-    while giver >= 0:
-        writer, point = c.givers[giver, 0], c.givers[giver, 1]
-        place = p.tasks[p.makers[writer], PLACE]
-        ended = t.trial_end[place, point] if place >= first else t.end[place, point]
+    number = row.givers
+    while number >= 0:
+        giver = c.givers[number]
+        place = p.tasks[p.makers[giver.row]].place
+        ended = t.trial_end[place, giver.point] if place >= first else t.end[place, giver.point]
         begins = max(begins, ended)
-        giver = c.givers[giver, 2]
-    source, target = row[FROM_DEVICE], row[TO_DEVICE]
+        number = giver.next
+    begins = pass_on(p, c, row, free, p.devices.shape[0], begins)
     arrives = begins
-    if source < 0:
-        at = row[CHANNELS]
-        while c.channels[at] >= 0:
-            begins = max(begins, free[devices + c.channels[at]])
-            at += 1
-        at = row[CHANNELS]
-        while c.channels[at] >= 0:
-            free[devices + c.channels[at]] = begins + row[BUSY]
-            at += 1
-        arrives = begins + row[BUSY]
-    elif source != target:
-        pair = source * devices + target
-        for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-            begins = max(begins, free[devices + p.route[at]])
-        for at in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-            free[devices + p.route[at]] = begins + row[BUSY]
-        arrives = begins + row[BUSY] + row[LATENCY]
-        if p.devices[target, TAKES]:  # the copy is work of the receiver, be it idle or not
-            free[target] += row[BUSY] + row[LATENCY]
-            arrives = max(arrives, free[target])
-    number = t.counts[0]
-    t.counts[0] = number + 1
-    t.log[number, 0] = message
-    t.log[number, 1] = t.arrival[message]
-    t.log[number, 2] = t.began[message]
-    t.arrival[message] = arrives
-    t.began[message] = begins
+    if row.source < 0:
+        arrives += row.busy
+    elif row.source != row.target:
+        arrives += row.busy + row.latency
+        if p.devices[row.target].receives:  # it is work of the receiver, be it idle or not
+            free[row.target] += row.busy + row.latency
+            arrives = max(arrives, free[row.target])
+    logged = t.log[t.logged[0]]
+    t.logged[0] += 1
+    logged.message, logged.arrival, logged.began = message, t.arrival[message], t.began[message]
+    t.arrival[message], t.began[message] = arrives, begins
     return arrives
 
 
@@ -149,10 +139,10 @@ def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int
     devices, latest, slower = p.devices.shape[0], free.shape[0] - 1, p.slower[0]
     others = ZERO
     for other in range(devices):
-        others += other != device and p.devices[other, GROUP] == p.devices[device, GROUP]
+        others += other != device and p.devices[other].computer == p.devices[device].computer
     late = ZERO
     for other in range(devices):
-        if other == device or p.devices[other, GROUP] != p.devices[device, GROUP]:
+        if other == device or p.devices[other].computer != p.devices[device].computer:
             continue
         both = min(ends, free[other]) - begins
         if both > 0:
@@ -167,7 +157,7 @@ def _beside(p: Problem, free: Array, device: int, begins: int, ends: int) -> int
 def _lists(p: Problem, c: Choice, t: State, task: int) -> int:
     """Note where the lists of a task's needs begin; return how many there are."""
     count = ZERO
-    for at in range(p.tasks[task, READS], p.tasks[task, READS + 1]):
+    for at in span(p.tasks[task].reads):
         heads = c.need_at[p.lists[at]]
         if heads >= 0:
             t.lists[count] = heads
@@ -182,8 +172,8 @@ def _begins(c: Choice, t: State, lists: int, point: int, free: int) -> int:
     for i in range(lists):
         need = c.head[t.lists[i] + point]
         while need >= 0:
-            begins = max(begins, t.arrival[c.needs[need, 0]])
-            need = c.needs[need, 1]
+            begins = max(begins, t.arrival[c.needs[need].message])
+            need = c.needs[need].next
     return begins
 
 
@@ -193,22 +183,22 @@ def _ended(
 ) -> None:
     """Make the results of a task final, and send them."""
     devices, latest = p.devices.shape[0], free.shape[0] - 1
-    points = c.operators[p.tasks[task, OP], POINTS]
+    points = c.operators[p.tasks[task].operator].points
     free[latest] = max(free[latest], final)
     if c.task_ns[task, devices] > 0:  # an exchange among all points before results are final
         final += c.task_ns[task, devices]
         for point in range(points):
             t.trial_end[place, point] = final
-    for at in range(p.tasks[task, MAKES], p.tasks[task, MAKES + 1]):
+    for at in span(p.tasks[task].makes):
         heads = c.send_at[p.lists[at]]
         if heads < 0:
             continue
         for point in range(points):
             send = c.head[heads + point]
             while send >= 0:
-                arrives = _send(p, c, t, free, c.sends[send, 0], first)
+                arrives = _send(p, c, t, free, c.sends[send].message, first)
                 free[latest] = max(free[latest], arrives)
-                send = c.sends[send, 1]
+                send = c.sends[send].next
 
 
 @entry
@@ -224,13 +214,13 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
     tasks = p.order.shape[0]
     free = t.trial_free[first]
     put(free, t.free[first], t.free.shape[1])
-    t.counts[0] = 0
+    t.logged[0] = 0
     for device in range(devices):
         t.work[device] = 0
     for place in range(first, tasks):
         task = p.order[place]
-        op = p.tasks[task, OP]
-        for point in range(c.operators[op, POINTS]):
+        op = p.tasks[task].operator
+        for point in range(c.operators[op].points):
             t.work[c.placed[op, point]] += c.task_ns[task, point]
     if limit >= 0:
         for device in range(devices):
@@ -241,10 +231,10 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
         free = t.trial_free[place + 1]
         put(free, before, t.free.shape[1])
         task = p.order[place]
-        op = p.tasks[task, OP]
+        op = p.tasks[task].operator
         final = ZERO
         lists = _lists(p, c, t, task)
-        for point in range(c.operators[op, POINTS]):
+        for point in range(c.operators[op].points):
             device = c.placed[op, point]
             begins = _begins(c, t, lists, point, free[device])
             ends = begins + c.task_ns[task, point]
@@ -255,10 +245,8 @@ def simulate(p: Problem, c: Choice, t: State, first: int, limit: int) -> int:
             t.work[device] -= c.task_ns[task, point]
             final = max(final, ends)
             if limit >= 0 and ends + t.work[device] > limit:
-                t.counts[1] += place - first
                 return PASSED
         _ended(p, c, t, free, task, final, place, first)
-    t.counts[1] += tasks - first
     result: int = free[t.free.shape[1] - 1]
     if limit >= 0 and result > limit:
         return PASSED
@@ -280,17 +268,17 @@ def arrange(
     """
     free = t.trial_free[0]
     put(free, t.free[0], t.free.shape[1])
-    t.counts[0] = 0
+    t.logged[0] = 0
     for number in range(order.shape[0]):
         found, soonest = NONE, ZERO
         for place in range(order.shape[0]):
             task = p.order[place]
             if need[task] != 0:
                 continue
-            op = p.tasks[task, OP]
+            op = p.tasks[task].operator
             lists = _lists(p, c, t, task)
             begins = ZERO
-            for point in range(c.operators[op, POINTS]):
+            for point in range(c.operators[op].points):
                 device = c.placed[op, point]
                 begins = max(begins, _begins(c, t, lists, point, free[device]))
             if found < 0 or begins < soonest:
@@ -299,9 +287,9 @@ def arrange(
         need[found] = -1
         for at in range(ptr[found], ptr[found + 1]):
             need[after[at]] -= 1
-        op, place, final = p.tasks[found, OP], p.tasks[found, PLACE], ZERO
+        op, place, final = p.tasks[found].operator, p.tasks[found].place, ZERO
         lists = _lists(p, c, t, found)
-        for point in range(c.operators[op, POINTS]):
+        for point in range(c.operators[op].points):
             device = c.placed[op, point]
             ends = _begins(c, t, lists, point, free[device]) + c.task_ns[found, point]
             free[device] = ends
@@ -321,9 +309,9 @@ def accept(p: Problem, t: State, first: int) -> None:
 @compiled
 def reject(t: State) -> None:
     """Forget the pass that was simulated: messages have arrived when they did before it."""
-    for number in range(t.counts[0] - 1, -1, -1):
-        t.arrival[t.log[number, 0]] = t.log[number, 1]
-        t.began[t.log[number, 0]] = t.log[number, 2]
+    for number in range(t.logged[0] - 1, -1, -1):
+        logged = t.log[number]
+        t.arrival[logged.message], t.began[logged.message] = logged.arrival, logged.began
 
 
 @compiled
@@ -334,13 +322,13 @@ def first_affected(p: Problem, s: Scratch) -> int:
     """
     first = p.order.shape[0]
     for i in range(s.collected[0]):
-        op = s.lists[0, i]
-        for task in range(p.operators[op, TASKS], p.operators[op, TASKS + 1]):
-            first = min(first, p.tasks[task, PLACE])
+        op = s.lists[i].operator
+        for task in span(p.operators[op].tasks):
+            first = min(first, p.tasks[task].place)
     for i in range(s.collected[1]):
-        value = s.lists[2, i]
-        for row in range(p.values[value, WRITERS], p.values[value, WRITERS + 1]):
-            first = min(first, p.tasks[p.makers[row], PLACE])
+        value = s.lists[i].value
+        for row in span(p.values[value].writers):
+            first = min(first, p.tasks[p.makers[row]].place)
     found: int = first
     return found
 
@@ -351,6 +339,7 @@ __all__ = [
     "accept",
     "arrange",
     "first_affected",
+    "pass_on",
     "reject",
     "room",
     "simulate",

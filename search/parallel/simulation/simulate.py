@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,24 +15,8 @@ from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Event, Profile
 from soapstone.search.parallel.bounds.step import Bound, lower_bound
-from soapstone.search.parallel.problem.arrays import (
-    BUSY,
-    CAPACITY,
-    FAN,
-    FROM_DEVICE,
-    GIVERS,
-    MESSAGE,
-    MOVED,
-    OP,
-    PLACE,
-    POINTS,
-    READS,
-    STAYS,
-    TO_DEVICE,
-    VALUE,
-    Array,
-)
-from soapstone.search.parallel.problem.choice import Settled
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.choice import Settled, needs_of
 from soapstone.search.parallel.problem.geometry import measured
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model, prepare
@@ -116,9 +100,9 @@ class Simulator:
             ParallelError: a configuration is not legal.
         """
         self.settled.set(configurations)
-        return self.again()
+        return self.settled_ns()
 
-    def again(self) -> int:
+    def settled_ns(self) -> int:
         """Simulate what is set already, and return the time of a step."""
         c = self.settled.choice
         if len(self.state.arrival) < len(c.messages):
@@ -136,32 +120,31 @@ class Simulator:
         Raises:
             ParallelError: a configuration is not legal.
         """
-        step = self.step_ns(configurations)
-        return self.summary(step)
+        return self.summary(self.step_ns(configurations))
 
     def summary(self, step_ns: int) -> Simulation:
         """Return the figures of what was simulated last."""
         p, c, s = self.problem, self.settled.choice, self.state
-        live = c.messages[: c.top[MESSAGE]]
-        moving = (live[:, FROM_DEVICE] != live[:, TO_DEVICE]) | (live[:, FROM_DEVICE] < 0)
-        rows = c.givers[live[:, GIVERS], 0]
-        values = p.values[p.operands[p.writers[rows], VALUE]]
-        parameters = (values[:, FAN] | values[:, STAYS]) != 0
-        points = c.operators[p.tasks[:, 0], POINTS]
+        live = c.live
+        moving = (live["source"] != live["target"]) | (live["source"] < 0)
+        rows = c.givers["row"][live["givers"]]
+        values = p.values[p.operands["value"][p.writers[rows]]]
+        parameters = (values["is_sum"] | values["lasts"]) != 0
+        points = c.operators["points"][p.tasks["operator"]]
         active = np.arange(len(p.devices))[None, :] < points[:, None]
         compute = int(c.task_ns[:, : len(p.devices)][active].sum())
         bound = self.bound.us
         peak = peaks(p, c, self.settled.scratch, s)
-        kept = c.operators.copy(), c.placed.copy(), c.cuts.copy()
+        kept = [each.copy() for each in c.chosen]
         return Simulation(
             step_us=step_ns / 1e3,
             compute_us=compute / 1e3,
-            bytes_moved=int(live[moving, MOVED].sum()),
-            bytes_synchronized=int(live[moving & parameters, MOVED].sum()),
+            bytes_moved=int(live["moved"][moving].sum()),
+            bytes_synchronized=int(live["moved"][moving & parameters].sum()),
             messages=int(moving.sum()),
             tasks=int(points.sum()),
             peak_bytes_per_device=tuple(int(n) for n in peak),
-            missing_bytes=int(np.maximum(peak - p.devices[:, CAPACITY], 0).sum()),
+            missing_bytes=int(np.maximum(peak - p.devices["capacity"], 0).sum()),
             lower_bound_us=bound,
             gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
             estimated=any(call(measured, p, c, task) < 0 for task in range(len(p.tasks))),
@@ -174,22 +157,18 @@ class Simulator:
         profile = Profile(self.model.machine, self.model.graph.name)
         devices = len(p.devices)
         names = [processor.name for processor in self.model.machine.processors]
-        numbers = {
-            (task, point): number
-            for number, (task, point) in enumerate(
-                (task, point)
-                for task in range(len(p.tasks))
-                for point in range(int(c.operators[p.tasks[task, OP], POINTS]))
-            )
-        }
+        numbers: dict[tuple[int, int], int] = {}
+        for task, op in enumerate(p.tasks["operator"].tolist()):
+            for point in range(c.operators["points"][op]):
+                numbers[task, point] = len(numbers)
         found = []
         for task, (op, nodes) in enumerate(self.model.tasks):
             item = self.model.operators[op]
             name = item.name + ("" if nodes[0] in item.ahead else " backward")
-            for point in range(int(c.operators[op, POINTS])):
-                stop = int(s.end[p.tasks[task, PLACE], point]) - int(c.task_ns[task, devices])
+            for point in range(c.operators["points"][op]):
+                stop = int(s.end[p.tasks[task]["place"], point]) - int(c.task_ns[task, devices])
                 start = stop - int(c.task_ns[task, point])
-                after = self._given(self._needs(task, point), len(numbers))
+                after = self._given(needs_of(p, c, task, point), len(numbers))
                 found.append(
                     Event(
                         *(name, "task", int(c.placed[op, point]), point, start, stop, 0),
@@ -198,10 +177,9 @@ class Simulator:
                         after=tuple(n if isinstance(n, int) else numbers[n] for n in after),
                     )
                 )
-        for number in range(int(c.top[MESSAGE])):
-            row = c.messages[number]
-            source, target = int(row[FROM_DEVICE]), int(row[TO_DEVICE])
-            if source == target and source >= 0:
+        for number, row in enumerate(c.live):
+            source, target = int(row["source"]), int(row["target"])
+            if source == target >= 0:
                 continue
             kind = "collective" if source < 0 else "copy"
             ends = ("", "") if source < 0 else (names[source], names[target])
@@ -209,10 +187,10 @@ class Simulator:
             found.append(
                 Event(
                     *(kind, kind, profile.row(" -> ".join(ends) if source >= 0 else kind), 0),
-                    *(start, start + int(row[BUSY]), 0),
+                    *(start, start + int(row["busy"]), 0),
                     number=len(numbers) + number,
                     after=tuple(numbers[giver] for giver in self._givers(number)),
-                    nbytes=int(row[MOVED]),
+                    nbytes=int(row["moved"]),
                     source=ends[0],
                     target=ends[1],
                 )
@@ -220,44 +198,32 @@ class Simulator:
         profile.put(found)
         return profile
 
-    def _needs(self, task: int, point: int) -> list[int]:
-        """Return the messages that a task waits for at a point."""
-        p, c = self.problem, self.settled.choice
-        found = []
-        for at in range(int(p.tasks[task, READS]), int(p.tasks[task, READS + 1])):
-            heads = int(c.need_at[p.lists[at]])
-            need = int(c.head[heads + point]) if heads >= 0 else -1
-            while need >= 0:
-                found.append(int(c.needs[need, 0]))
-                need = int(c.needs[need, 1])
-        return found
-
     def _givers(self, message: int) -> list[tuple[int, int]]:
         """Return the tasks, and their points, whose results a message carries."""
         p, c = self.problem, self.settled.choice
         found = []
-        giver = int(c.messages[message, GIVERS])
+        giver = int(c.messages[message]["givers"])
         while giver >= 0:
-            writer, point, giver = (int(n) for n in c.givers[giver])
+            writer, point, giver = c.givers[giver].tolist()
             found.append((int(p.makers[writer]), point))
         return found
 
-    def _given(self, messages: Sequence[int], first: int) -> list[int | tuple[int, int]]:
+    def _given(self, messages: Iterable[int], first: int) -> list[int | tuple[int, int]]:
         """Return what messages stand for: themselves, or tasks where nothing has to move."""
         found: dict[int | tuple[int, int], None] = {}
         for message in messages:
-            source, target = self.settled.choice.messages[message, [FROM_DEVICE, TO_DEVICE]]
-            if source == target and source >= 0:
+            row = self.settled.choice.messages[message]
+            if row["source"] == row["target"] >= 0:
                 found.update(dict.fromkeys(self._givers(message)))
             else:
                 found[first + message] = None
         return list(found)
 
 
-def _timeline_of(model: Model, operators: Array, placed: Array, cuts: Array) -> Profile:
+def _timeline_of(model: Model, *chosen: Array) -> Profile:
     simulator = Simulator(model)
-    simulator.settled.restore(operators, placed, cuts)
-    simulator.again()
+    simulator.settled.restore(*chosen)
+    simulator.settled_ns()
     return simulator._timeline()
 
 
