@@ -80,11 +80,11 @@ def uncut_ns(p: Problem) -> tuple[Array, Array]:
 def least_ns(p: Problem) -> Array:
     """Return the least time of each task, cut over all devices. int64 (tasks,)."""
     launches, uncut = uncut_ns(p)
-    found = np.floor((launches + uncut / len(p.devices)) * p.tasks["scale"] / 1000)
+    found: Array = np.floor((launches + uncut / len(p.devices)) * p.tasks["scale"] / 1000)
     for task, points_ns in enumerate(measured_ns(p)):
         if points_ns.size:
             found[task] = min(found[task], points_ns[points_ns > 0].min())
-    return np.maximum(found, 1).astype(np.int64)
+    return np.asarray(np.maximum(found, 1), np.int64)
 
 
 def tails(p: Problem, least: Array) -> Array:

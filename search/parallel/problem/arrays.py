@@ -24,7 +24,7 @@ TYPES = ("float32", "float64", "float16")
 KNOWN = 8  # operands of a value that are compared with those after them
 
 
-def record(*names: str, of: type = np.int64, **others: Any) -> np.dtype[Any]:
+def record(*names: str, of: Any = np.int64, **others: Any) -> np.dtype[Any]:
     """Return the type of a table's rows: numbers of these names, then fields of other types."""
     return np.dtype([*((name, of) for name in names), *others.items()], align=True)
 
@@ -32,17 +32,19 @@ def record(*names: str, of: type = np.int64, **others: Any) -> np.dtype[Any]:
 RANGE = record("begin", "end")
 BY_DIM = (np.int64, (MOST_DIMS,))
 BY_AXIS = (np.int64, (MOST_RANK,))
-_DIMS = {"dims": np.int64, "extent": BY_DIM, "splits": BY_DIM}  # splits: whether it may be split
 
-# Of Problem.operators; `source` and `operand`: of an update, the gradient's, made and read.
+# `source`, `operand`: of an update, the gradient as it is made and read; `splits`: whether a dim may
+# be split.
 OPERATOR = record(
-    *("node", "kind", "source", "operand", "class_"),
-    **{"nodes": RANGE, "tasks": RANGE, "followers": RANGE, "touched": RANGE, **_DIMS},
+    *("node", "kind", "source", "operand", "class_", "dims"),
+    **{"nodes": RANGE, "tasks": RANGE, "followers": RANGE, "touched": RANGE},
+    **{"extent": BY_DIM, "splits": BY_DIM},
 )
 # `follows`: the dim of its operator that a dim of a node follows, or -1; `rate`: its type.
 NODE = record(
-    *("operator", "task", "rate", "is_view"),
-    **{"nested": RANGE, "operands": RANGE, **_DIMS, "follows": BY_DIM, "lowers": BY_DIM},
+    *("operator", "task", "rate", "is_view", "dims"),
+    **{"nested": RANGE, "operands": RANGE},
+    **{"extent": BY_DIM, "splits": BY_DIM, "follows": BY_DIM, "lowers": BY_DIM},
 )
 # `read_inside`: by light nodes of the task that makes it.
 OPERAND = record("node", "value", "is_output", "element_bytes", "read_inside", axes=RANGE)
