@@ -14,9 +14,9 @@ from soapstone.search.parallel.problem.packing import packed
 HUGE = integer(1 << 50)  # of what no strategy reaches
 # Of an operator: whether it has a backward pass; whether its tasks are run in the order of
 # operators; whether its backward pass reads what its forward pass makes.
-FLAGS = record("backward", "ordered", "itself")
+FLAGS = record("backward ordered itself")
 # Two operators of which the second reads the first; where their delays and marks begin.
-EDGE = record("source", "target", "delays", "alive")
+EDGE = record("source target delays alive")
 
 
 @packed

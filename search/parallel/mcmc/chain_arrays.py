@@ -21,8 +21,8 @@ AFFORDED = 8  # operators that a change of a whole class has on average
 # passes cut short. `scarce`: memory is. Of the proposal that waits for CHECK: its threshold, first
 # place, time and move.
 RUN = record(
-    *("cost", "best", "proposals", "accepted", "simulated", "unsimulated", "before_best"),
-    *("skipped", "cut_short", "scarce", "threshold", "first", "passed", "move"),
+    "cost best proposals accepted simulated unsimulated before_best"
+    " skipped cut_short scarce threshold first passed move"
 )
 
 

@@ -24,57 +24,62 @@ TYPES = ("float32", "float64", "float16")
 KNOWN = 8  # operands of a value that are compared with those after them
 
 
-def record(*names: str, of: Any = np.int64, **others: Any) -> np.dtype[Any]:
-    """Return the type of a table's rows: numbers of these names, then fields of other types."""
-    return np.dtype([*((name, of) for name in names), *others.items()], align=True)
+def record(
+    names: str, of: Any = np.int64, *, ranges: str = "", by_dim: str = "", **others: Any
+) -> np.dtype[Any]:
+    """Return the type of a table's rows.
+
+    Args:
+        names: of numbers, with spaces between. ranges, by_dim: of fields that are a `RANGE`, or
+            have a number for each dim. others: other fields, with their types.
+    """
+    fields = [(name, of) for name in names.split()]
+    fields += [(name, RANGE) for name in ranges.split()]
+    fields += [(name, (np.int64, (MOST_DIMS,))) for name in by_dim.split()]
+    return np.dtype([*fields, *others.items()], align=True)
 
 
-RANGE = record("begin", "end")
-BY_DIM = (np.int64, (MOST_DIMS,))
-BY_AXIS = (np.int64, (MOST_RANK,))
-
-# `source`, `operand`: of an update, the gradient as it is made and read; `splits`: whether a dim may
-# be split.
+RANGE = record("begin end")
+# `source`, `operand`: of an update, the gradient as it is made and read; `splits`: whether a dim
+# may be split.
 OPERATOR = record(
-    *("node", "kind", "source", "operand", "class_", "dims"),
-    **{"nodes": RANGE, "tasks": RANGE, "followers": RANGE, "touched": RANGE},
-    **{"extent": BY_DIM, "splits": BY_DIM},
+    "node kind source operand class_ dims",
+    ranges="nodes tasks followers touched",
+    by_dim="extent splits",
 )
 # `follows`: the dim of its operator that a dim of a node follows, or -1; `rate`: its type.
 NODE = record(
-    *("operator", "task", "rate", "is_view", "dims"),
-    **{"nested": RANGE, "operands": RANGE},
-    **{"extent": BY_DIM, "splits": BY_DIM, "follows": BY_DIM, "lowers": BY_DIM},
+    "operator task rate is_view dims",
+    ranges="nested operands",
+    by_dim="extent splits follows lowers",
 )
 # `read_inside`: by light nodes of the task that makes it.
-OPERAND = record("node", "value", "is_output", "element_bytes", "read_inside", axes=RANGE)
-AXIS = record("map", "gathered", "extent", "stride", "offset", "window", dims=RANGE)
+OPERAND = record("node value is_output element_bytes read_inside", ranges="axes")
+AXIS = record("map gathered extent stride offset window", ranges="dims")
 # `makes`, `reads`: rows of writers, of readers; `place` in the order; `times`: rows of measured
 # ones; `scale`: thousandths of the roofline where there is none.
-TASK = record("operator", "place", "scale", makes=RANGE, reads=RANGE, times=RANGE)
+TASK = record("operator place scale", ranges="makes reads times")
 # `is_sum`: of a parameter's gradients; `lasts`: it is a parameter's or a state's next value.
-VALUE = record("rank", "is_sum", "lasts", "element_bytes", writers=RANGE, readers=RANGE)
-READER = record("operand", "task")  # the task that waits, or -1: in the next step
-DEVICE = record("computer", "kind", "capacity", "receives")  # `receives`: it copies what it is sent
+VALUE = record("rank is_sum lasts element_bytes", ranges="writers readers")
+READER = record("operand task")  # the task that waits, or -1: in the next step
+DEVICE = record("computer kind capacity receives")  # `receives`: it copies what it is sent itself
 # Rates a ns, by type of numbers; `full`: results that fill a device.
-DEVICE_KIND = record(
-    *("memory_rate", "launch_ns", "full"), of=np.float64, rates=(np.float64, (len(TYPES),))
-)
+DEVICE_KIND = record("memory_rate launch_ns full", np.float64, rates=(np.float64, (len(TYPES),)))
 
-SPLIT = record("points", "cut", degrees=BY_DIM)  # `cut`: the dim with uneven tiles, or -1
+SPLIT = record("points cut", by_dim="degrees")  # `cut`: the dim with uneven tiles, or -1
 WHOLE = np.array((1, -1, [1] * MOST_DIMS), SPLIT)  # a split in one point
-MESSAGE = record("busy", "latency", "moved", "source", "target", "givers", "channels")
-GIVER = record("row", "point", "next", of=np.int32)  # a point of a row of writers
-LINK = record("message", "next", of=np.int32)
+MESSAGE = record("busy latency moved source target givers channels")
+GIVER = record("row point next", np.int32)  # a point of a row of writers
+LINK = record("message next", np.int32)
 # Choice.top: how much is taken of each pool; whether one was too small
 MESSAGES, GIVERS, SENDS, NEEDS, CHANNELS, HEADS, OVERFLOW = (integer(pool) for pool in range(7))
 
-BOX = record(low=BY_AXIS, high=BY_AXIS)
-TILE = record("device", "row", "point", "same", box=BOX)
-HOLDING = record("message", "next", box=BOX)  # the message that brought a device a box
-MARK = record("stamp", "member", "holding", "sent")  # of a device
-COLLECTED = record("operator", "operator_stamp", "value", "value_stamp")
-SEEN = record("operand", "waits")  # whether anything waits for an operand
+BOX = record("", low=(np.int64, (MOST_RANK,)), high=(np.int64, (MOST_RANK,)))
+TILE = record("device row point same", box=BOX)
+HOLDING = record("message next", box=BOX)  # the message that brought a device a box
+MARK = record("stamp member holding sent")  # of a device
+COLLECTED = record("operator operator_stamp value value_stamp")
+SEEN = record("operand waits")  # whether anything waits for an operand
 
 
 @packed

@@ -50,7 +50,7 @@ class Room(NamedTuple):
 
 # A value, the task that reads it, whether it goes back, whether others may read a part of it on the
 # same device before, so that less has to be moved.
-BETWEEN = record("value", "task", "back", "shared")
+BETWEEN = record("value task back shared")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.simulation.schedule import State
 
 # What a device holds from when to when, in ns; `next`: another of one value on the device, or -1.
-HELD = record("device", "nbytes", "begin", "end", "next")
+HELD = record("device nbytes begin end next")
 
 
 @compiled

@@ -23,7 +23,7 @@ from soapstone.search.parallel.problem.packing import packed
 
 PASSED = NONE  # the result of a pass that was stopped
 # A message of the proposal's pass, with the arrival and begin before it.
-LOGGED = record("message", "arrival", "began")
+LOGGED = record("message arrival began")
 
 
 @packed
