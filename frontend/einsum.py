@@ -12,28 +12,38 @@ import math
 import string
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.tensor import TensorSpec
+
+V = TypeVar("V")  # how values are named: by their names in a builder, or as a reader of files does
 
 # The subscripts of one operand. An ellipsis is "~2", "~1", counted from the right, so that operands
 # of different rank agree.
 _Term = tuple[str, ...]
 
 
+class Builder(Protocol[V]):
+    """What emits operators, such as a `GraphBuilder`, whose values are names."""
+
+    def spec(self, name: V, /) -> TensorSpec:
+        """Return the shape and type of a value."""
+
+    def apply(self, operator: str, /, *values: V, name: str, **attributes: Any) -> Sequence[V]:
+        """Emit an operator and return its outputs."""
+
+
 @dataclass(frozen=True)
-class _Value:
+class _Value(Generic[V]):
     """A value of the graph and the subscript of each of its axes."""
 
-    name: str
+    name: V
     term: _Term
 
 
-def einsum(
-    builder: GraphBuilder, equation: str, names: Sequence[str], *, name: str = "einsum"
-) -> str:
-    """Return the name of the value that the equation makes of the named values.
+def einsum(builder: Builder[V], equation: str, names: Sequence[V], *, name: str = "einsum") -> V:
+    """Return the value that the equation makes of the given values.
 
     Args:
         equation: such as `bij,bjk->bik`; without `->` the output has, in alphabetical order, the
@@ -113,7 +123,7 @@ def _term(equation: str, text: str, rank: int) -> _Term:
 
 
 def _extents(
-    builder: GraphBuilder, equation: str, terms: Sequence[_Term], names: Sequence[str]
+    builder: Builder[V], equation: str, terms: Sequence[_Term], names: Sequence[V]
 ) -> dict[str, int]:
     """Return the extent of each subscript; axes of extent 1 broadcast."""
     extents: dict[str, int] = {}
@@ -151,35 +161,35 @@ def _moved(have: _Term, want: _Term) -> tuple[int, ...]:
     return tuple(have.index(label) for label in want)
 
 
-class _Emission:
+class _Emission(Generic[V]):
     """Emits the operators of one equation; every method returns a value of the builder."""
 
-    def __init__(self, builder: GraphBuilder, name: str, extents: dict[str, int]) -> None:
+    def __init__(self, builder: Builder[V], name: str, extents: dict[str, int]) -> None:
         self._builder, self._name, self._extents = builder, name, extents
 
-    def _apply(self, operator: str, *values: str, **attributes: Any) -> str:
+    def _apply(self, operator: str, *values: V, **attributes: Any) -> V:
         node = f"{self._name}.{operator}"
         return self._builder.apply(operator, *values, name=node, **attributes)[0]
 
-    def _shape(self, value: _Value) -> tuple[int, ...]:
+    def _shape(self, value: _Value[V]) -> tuple[int, ...]:
         return self._builder.spec(value.name).shape
 
     def _size(self, labels: Collection[str]) -> int:
         return math.prod(self._extents[label] for label in labels)
 
-    def _reshape(self, value: str, shape: Sequence[int]) -> str:
+    def _reshape(self, value: V, shape: Sequence[int]) -> V:
         if self._builder.spec(value).shape == tuple(shape):
             return value
         return self._apply("reshape", value, shape=tuple(shape))
 
-    def transposed(self, value: _Value, term: _Term) -> _Value:
+    def transposed(self, value: _Value[V], term: _Term) -> _Value[V]:
         """The axes in the order of a term."""
         order = _moved(value.term, term)
         if order == tuple(range(len(order))):
             return value
         return _Value(self._apply("transpose", value.name, permutation=order), term)
 
-    def summed(self, value: _Value, keep: Collection[str]) -> _Value:
+    def summed(self, value: _Value[V], keep: Collection[str]) -> _Value[V]:
         """Without the axes that nothing else needs."""
         axes = tuple(axis for axis, label in enumerate(value.term) if label not in keep)
         if not axes:
@@ -187,7 +197,7 @@ class _Emission:
         left = tuple(label for label in value.term if label in keep)
         return _Value(self._apply("reduce_sum", value.name, axes=axes), left)
 
-    def prepared(self, value: _Value, keep: Collection[str]) -> _Value:
+    def prepared(self, value: _Value[V], keep: Collection[str]) -> _Value[V]:
         """An operand with each subscript once, no axis that broadcasts, and none to sum alone."""
         value = self._diagonal(value)
         shape = self._shape(value)
@@ -199,7 +209,7 @@ class _Emission:
             value = _Value(name, tuple(value.term[axis] for axis in stay))
         return self.summed(value, keep)
 
-    def _diagonal(self, value: _Value) -> _Value:
+    def _diagonal(self, value: _Value[V]) -> _Value[V]:
         """One axis for each subscript that an operand repeats: every so many elements of both."""
         repeated = next((x for x in value.term if value.term.count(x) > 1), None)
         if repeated is None:
@@ -223,11 +233,11 @@ class _Emission:
         )
         return self._diagonal(_Value(name, (repeated, *(value.term[axis] for axis in rest))))
 
-    def cost(self, a: _Value, b: _Value) -> int:
+    def cost(self, a: _Value[V], b: _Value[V]) -> int:
         """Multiplications of a product of two values."""
         return self._size({*a.term, *b.term})
 
-    def pair(self, a: _Value, b: _Value, keep: Collection[str], output: _Term) -> _Value:
+    def pair(self, a: _Value[V], b: _Value[V], keep: Collection[str], output: _Term) -> _Value[V]:
         """The product of two values, summed over the subscripts that are not kept."""
         a = self.summed(a, {*keep, *b.term})
         b = self.summed(b, {*keep, *a.term})
@@ -254,7 +264,7 @@ class _Emission:
         term = (*lead, *rows, *columns)
         return _Value(self._reshape(made, [self._extents[label] for label in term]), term)
 
-    def _matrix(self, value: _Value, batch: _Term, outer: _Term, inner: _Term) -> tuple[str, bool]:
+    def _matrix(self, value: _Value[V], batch: _Term, outer: _Term, inner: _Term) -> tuple[V, bool]:
         """The value as matrices (batch…, outer, inner), or (batch…, inner, outer) and True."""
         turned = value.term == (*batch, *inner, *outer) and bool(outer)
         sides = (inner, outer) if turned else (outer, inner)
@@ -262,7 +272,7 @@ class _Emission:
         shape = [self._extents[label] for label in batch]
         return self._reshape(value.name, [*shape, *map(self._size, sides)]), turned
 
-    def _multiplied(self, a: _Value, b: _Value, batch: _Term) -> _Value:
+    def _multiplied(self, a: _Value[V], b: _Value[V], batch: _Term) -> _Value[V]:
         """The product element by element; axes that only one of them has are broadcast."""
         rows = tuple(label for label in a.term if label not in batch)
         columns = tuple(label for label in b.term if label not in batch)
@@ -282,7 +292,7 @@ class _Emission:
             sides.append(self._reshape(name, held))
         return _Value(self._apply("mul", *sides), term)
 
-    def finished(self, value: _Value, output: _Term) -> _Value:
+    def finished(self, value: _Value[V], output: _Term) -> _Value[V]:
         """The value with the axes of the output."""
         value = self.summed(value, output)
         lost = tuple(label for label in output if label not in value.term)

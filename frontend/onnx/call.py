@@ -264,6 +264,17 @@ class Call:
             return x
         return self("transpose", x, permutation=tuple(permutation))
 
+    def part(self, x: Value, axis: int, start: int, stop: int) -> Value:
+        """Return x from `start` to `stop` along an axis, both counted from 0."""
+        starts, stops = [0] * x.rank, list(x.shape)
+        starts[axis], stops[axis] = start, stop
+        return self("slice", x, starts=starts, stops=stops, steps=(1,) * x.rank)
+
+    def row(self, x: Value, axis: int, place: int) -> Value:
+        """Return x at a place of an axis, without that axis."""
+        made = self.part(x, axis, place, place + 1)
+        return self.reshape(made, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
     def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
         """Return x repeated to a shape, or x itself."""
         return x if x.shape == tuple(shape) else self("broadcast", x, shape=tuple(shape))

@@ -14,7 +14,7 @@ from onnx import helper
 import soapstone.frontend.onnx.export_movement  # noqa: F401  (registers its rules)
 from soapstone.files import naming
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
-from soapstone.frontend.onnx.export_rules import Given, rule_of
+from soapstone.frontend.onnx.export_rules import Given
 from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
 from soapstone.ir.graph import Graph
@@ -113,7 +113,7 @@ def onnx_graph(
             raise OnnxError(f"weight {name!r}: {spec_of(weights[name])} found, {spec} needed")
         held[name] = weights[name]
     for node in graph.nodes:
-        rule_of(node, opset)(Given(writer, graph, node))
+        Given(writer, graph, node).write()
     outputs = []
     for position, name in enumerate(graph.outputs):
         made = name

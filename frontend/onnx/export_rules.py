@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.tensors import ONNX_OF
 from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
 from soapstone.ir.ops.elementwise.fused import program_steps
-from soapstone.ir.spec import operator
 from soapstone.ir.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -37,12 +37,53 @@ def export(*names: str) -> Callable[[ExportRule], ExportRule]:
 class Given:
     """A node to export: its operands and attributes, and how to write ONNX nodes."""
 
-    def __init__(self, writer: Writer, graph: Graph, node: Node, depth: int = 0) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        graph: Graph,
+        node: Node,
+        names: Mapping[str, str] = MappingProxyType({}),
+        depth: int = 0,
+    ) -> None:
+        """`names`: what values of the graph are called in the file, where that is another name."""
+
+        def named(values: Sequence[str]) -> tuple[str, ...]:
+            return tuple(names.get(name, name) for name in values)
+
         self.writer, self.node, self.depth = writer, node, depth
-        self.inputs, self.outputs = node.inputs, node.outputs
+        self.inputs, self.outputs = named(node.inputs), named(node.outputs)
         self.specs = [graph.tensors[name] for name in node.inputs]
         self.made = [graph.tensors[name] for name in node.outputs]
-        self.read = {n for n in node.outputs if graph.consumers[n] or n in graph.outputs}
+        used = [n for n in node.outputs if graph.consumers[n] or n in graph.outputs]
+        self.read = set(named(used))
+
+    def write(self) -> None:
+        """Write the node by the rule of its operator.
+
+        Raises:
+            UnsupportedError: it has no counterpart in ONNX.
+        """
+        rule_of(self.node, self.writer.opset)(self)
+
+    def write_instead(self, make: Callable[[Emitter], Sequence[str]]) -> None:
+        """Write the operators that `make` emits of the operands, and returns the results of."""
+        if self.depth > _MOST_DEPTH:
+            raise UnsupportedError(f"{self.node.label} has no counterpart in ONNX")
+        builder = GraphBuilder()
+        for name, spec in dict(zip(self.node.inputs, self.specs)).items():
+            builder.input(name, spec.shape, spec.dtype)
+        results = make(Emitter(builder, self.node, ""))
+        builder.output(*results)
+        graph = builder.build().pruned()
+        names = dict(zip(results, self.outputs)) | dict(zip(self.node.inputs, self.inputs))
+        for node in graph.nodes:
+            for output in node.outputs:
+                names[output] = names.get(output) or self.writer.new(output)
+        for node in graph.nodes:
+            Given(self.writer, graph, node, names, self.depth + 1).write()
+        for result, output in zip(results, self.outputs):
+            if names[result] != output:
+                self("Identity", names[result], to=output)
 
     def __getitem__(self, name: str) -> Any:
         return self.node.attributes[name]
@@ -259,24 +300,14 @@ def _dropout(g: Given) -> None:
 @export("fused_elementwise")
 def _fused(g: Given) -> None:
     """Write the steps of the chain one after the other."""
-    names, specs = list(g.inputs), list(g.specs)
-    for position, (spec, operands, values) in enumerate(
-        program_steps(g.node.attributes, len(g.inputs)), len(g.inputs)
-    ):
-        inputs = tuple(names[i] for i in operands)
-        results = g["results"]
-        name = g.writer.new(f"{g.node.name}.{spec.name}")
-        if position in results:
-            name = g.outputs[results.index(position)]
-        made = spec.bind([specs[i] for i in operands], values).output_specs[0]
-        node = Node(f"{g.node.name}.{position}", spec.name, inputs, (name,), tuple(values.items()))
-        step = Given.__new__(Given)
-        step.writer, step.node, step.inputs, step.outputs = g.writer, node, inputs, (name,)
-        step.depth, step.read, step.made = g.depth + 1, {name}, [made]
-        step.specs = [specs[i] for i in operands]
-        rule_of(node, g.writer.opset)(step)
-        names.append(name)
-        specs.append(made)
+
+    def steps(emit: Emitter) -> list[str]:
+        names = list(g.node.inputs)
+        for spec, operands, values in program_steps(g.node.attributes, len(names)):
+            names.append(emit(spec.name, *(names[i] for i in operands), **values))
+        return [names[result] for result in g["results"]]
+
+    g.write_instead(steps)
 
 
 def rule_of(node: Node, opset: int) -> ExportRule:
@@ -285,39 +316,15 @@ def rule_of(node: Node, opset: int) -> ExportRule:
     Raises:
         UnsupportedError: there is none; names the operator.
     """
-    found = EXPORTS.get(node.operator)
-    if found is None and writable(node.spec, opset):
+    if node.operator in EXPORTS:
+        return EXPORTS[node.operator]
+    if writable(node.spec, opset):
         return write_declared
-    if found is None and operator(node.operator).lower is not None:
-        return _lowered
-    if found is None:
-        hint = operator(node.operator).doc or "an operator of training or of this runtime"
-        raise UnsupportedError(f"{node.label} has no counterpart in ONNX ({hint})")
-    return found
-
-
-def _lowered(g: Given) -> None:
-    """Write the primitives that an operator lowers to."""
-    lower = operator(g.node.operator).lower
-    builder = GraphBuilder()
-    for name, spec in dict(zip(g.inputs, g.specs)).items():
-        builder.input(name, spec.shape, spec.dtype)
-    if lower is None or g.depth > _MOST_DEPTH:
-        raise UnsupportedError(f"{g.node.label} has no counterpart in ONNX")
-    results = lower(Emitter(builder, g.node, ""), g.node)
-    builder.output(*results)
-    graph = builder.build().pruned()
-    names = {name: name for name in g.inputs}
-    for node in graph.nodes:
-        names |= {output: g.writer.new(output) for output in node.outputs}
-    for node in graph.nodes:
-        inputs, outputs = (tuple(names[n] for n in part) for part in (node.inputs, node.outputs))
-        step = Given(g.writer, graph, node, g.depth + 1)
-        step.inputs, step.outputs = inputs, outputs
-        step.read = {names[name] for name in step.read}
-        rule_of(node, g.writer.opset)(step)
-    for result, output in zip(results, g.outputs):
-        g("Identity", names[result], to=output)
+    lower = node.spec.lower
+    if lower is not None:
+        return lambda g: g.write_instead(lambda emit: lower(emit, g.node))
+    hint = node.spec.doc or "an operator of training or of this runtime"
+    raise UnsupportedError(f"{node.label} has no counterpart in ONNX ({hint})")
 
 
 _MOST_DEPTH = 8

@@ -102,10 +102,7 @@ def scan(n: Call) -> Any:
         parts = []
         for value, axis, down in zip(inputs, axes, back):
             place = total - 1 - trip if down else trip
-            starts, stops = [0] * value.rank, list(value.shape)
-            starts[axis], stops[axis] = place, place + 1
-            row = n("slice", value, starts=starts, stops=stops, steps=(1,) * value.rank)
-            parts.append(n.reshape(row, (*value.shape[:axis], *value.shape[axis + 1 :])))
+            parts.append(n.row(value, axis, place))
         made = n.importer.subgraph(body, n.scope, (*states, *parts), "body")
         states = made[: len(states)]
         for place, result in enumerate(made[len(states) :]):

@@ -41,9 +41,7 @@ def gather(n: Call) -> Value:
     if ids.array is not None and ids.array.size == 1:
         # One known place: a slice, which is a view.
         place = n.axis_of(int(ids.array.reshape(())), x.shape[axis])
-        starts, stops = [0] * x.rank, list(x.shape)
-        starts[axis], stops[axis] = place, place + 1
-        part = n("slice", x, starts=starts, stops=stops, steps=(1,) * x.rank)
+        part = n.part(x, axis, place, place + 1)
         return n.reshape(part, (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]))
     return n("gather", x, ids, axis=axis)
 
@@ -100,8 +98,8 @@ def one_hot(n: Call) -> Value:
     column = n("mod", column, n.like(max(count, 1), column))  # negative ones count from the end
     inside = n("logical_and", *_within(n, n.reshape(ids, column.shape), count))
     hit = n("logical_and", n("equal", column, places), inside)
-    off, on = (n("slice", values, starts=(i,), stops=(i + 1,), steps=(1,)) for i in range(2))
-    return n("where", hit, n.reshape(on, ()), n.reshape(off, ()))
+    off, on = (n.row(values, 0, place) for place in range(2))
+    return n("where", hit, on, off)
 
 
 def _within(n: Call, ids: Value, count: int) -> tuple[Value, Value]:

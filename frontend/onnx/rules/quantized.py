@@ -32,9 +32,7 @@ def _spread(n: Call, part: Value, x: Value, axis: int, block: int) -> Value:
     whole = n.reshape(wide, (*part.shape[:axis], count * block, *part.shape[axis + 1 :]))
     if count * block == x.shape[axis]:
         return whole
-    starts, stops = (0,) * x.rank, list(whole.shape)
-    stops[axis] = x.shape[axis]
-    return n("slice", whole, starts=starts, stops=stops, steps=(1,) * x.rank)
+    return n.part(whole, axis, 0, x.shape[axis])
 
 
 def quantized(n: Call, x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:

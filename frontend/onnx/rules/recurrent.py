@@ -68,56 +68,37 @@ class _Direction:
         self.hidden = n.value(2).shape[2]
         self.gates = _GATES[n.kind]
         given = n.attribute("activations")
-        each = len(_ACTIVATIONS[n.kind])
         self.activations = _ACTIVATIONS[n.kind]
+        each = len(self.activations)
         if given is not None:
             if len(given) < each * (number + 1):
                 raise OnnxError(f"{len(given)} activations found; {each} a direction needed")
             self.activations = tuple(given[each * number : each * (number + 1)])
 
-    def part(self, position: int) -> Value | None:
+    def part(self, value: Value) -> Value:
         """Return this direction's part of an input."""
-        value = self.n.maybe(position)
-        if value is None:
-            return None
-        starts = (self.number, *(0 for _ in value.shape[1:]))
-        stops = (self.number + 1, *value.shape[1:])
-        one = value
-        if value.shape[0] != 1:
-            one = self.n("slice", value, starts=starts, stops=stops, steps=(1,) * value.rank)
-        return self.n.reshape(one, value.shape[1:])
+        if value.shape[0] == 1:
+            return self.n.reshape(value, value.shape[1:])
+        return self.n.row(value, 0, self.number)
 
     def ordered(self, value: Value) -> Value:
         """Return rows gate by gate in the order of the operator."""
         order = _ORDER.get(self.n.kind)
         if order is None:
             return value
-        h, tail = self.hidden, (1,) * (value.rank - 1)
-        parts = [
-            self.n(
-                "slice",
-                value,
-                starts=(gate * h, *(0 for _ in tail)),
-                stops=((gate + 1) * h, *value.shape[1:]),
-                steps=(1, *tail),
-            )
-            for gate in order
-        ]
+        h = self.hidden
+        parts = [self.n.part(value, 0, gate * h, (gate + 1) * h) for gate in order]
         return self.n("concat", *parts, axis=0)
 
     def weights(self, position: int) -> Value:
-        value = self.part(position)
-        if value is None:
-            raise OnnxError(f"input {position} is missing")
-        return self.n.transpose(self.ordered(value), (1, 0))
+        return self.n.transpose(self.ordered(self.part(self.n.value(position))), (1, 0))
 
     def biases(self) -> tuple[Value, Value]:
         size = self.gates * self.hidden
-        both = self.part(3)
-        if both is None:
+        if not self.n.has(3):
             zero = self.n.known(np.zeros(self.n.room(size)), self.x.dtype)
             return zero, zero
-        halves = self.n.all("split", both, axis=0, sizes=(size, size))
+        halves = self.n.all("split", self.part(self.n.value(3)), axis=0, sizes=(size, size))
         return self.ordered(halves[0]), self.ordered(halves[1])
 
     def state(self, position: int) -> Value:
@@ -126,77 +107,48 @@ class _Direction:
         if value is None:
             return self.n("full", shape=(batch, self.hidden), value=0.0, dtype=self.x.dtype)
         if self.n.attribute("layout", 0):
-            axes = (1, 0, 2)
-            whole = self.n.transpose(value, axes)
-            starts, stops = (self.number, 0, 0), (self.number + 1, *whole.shape[1:])
-            one = self.n("slice", whole, starts=starts, stops=stops, steps=(1, 1, 1))
-            return self.n.reshape(one, whole.shape[1:])
-        found = self.part(position)
-        if found is None:
-            raise OnnxError(f"input {position} is missing")
-        return found
+            return self.n.row(self.n.transpose(value, (1, 0, 2)), 0, self.number)
+        return self.part(value)
 
     def run(self) -> tuple[Value, list[Value]]:
         """Return all outputs and the last states."""
         n = self.n
         w, r, (wb, rb) = self.weights(1), self.weights(2), self.biases()
-        h = self.state(5)
+        states, biases, more = [self.state(5)], (wb, rb), {}
+        if n.kind != "GRU":
+            biases = (n("add", wb, rb),)
         if n.kind == "LSTM":
-            c = self.state(6)
+            states.append(self.state(6))
             if n.has(7) or self.activations != _ACTIVATIONS["LSTM"]:
-                return self._peephole(w, r, n("add", wb, rb), h, c)
-            y, h, c, *_ = n.all(
-                "lstm", self.x, w, r, n("add", wb, rb), h, c, reverse=self.backwards
-            )
-            return y, [h, c]
-        if n.kind == "GRU":
+                return self._peephole(w, r, *biases, *states)
+        elif n.kind == "GRU":
             if self.activations != _ACTIVATIONS["GRU"]:
                 raise UnsupportedError(f"activations {self.activations} are not supported")
-            after = bool(n.attribute("linear_before_reset", 0))
-            y, h, *_ = n.all(
-                "gru",
-                self.x,
-                w,
-                r,
-                wb,
-                rb,
-                h,
-                reverse=self.backwards,
-                linear_before_reset=after,
-            )
-            return y, [h]
-        name = _EMITTED.get(self.activations[0])
-        if name not in ("tanh", "relu"):
-            raise UnsupportedError(f"activation {self.activations[0]} is not supported")
-        y, h, *_ = n.all(
-            "rnn", self.x, w, r, n("add", wb, rb), h, reverse=self.backwards, activation=name
-        )
-        return y, [h]
+            more["linear_before_reset"] = bool(n.attribute("linear_before_reset", 0))
+        else:
+            more["activation"] = _EMITTED.get(self.activations[0])
+            if more["activation"] not in ("tanh", "relu"):
+                raise UnsupportedError(f"activation {self.activations[0]} is not supported")
+        operands = (self.x, w, r, *biases, *states)
+        y, *made = n.all(n.spec.name, *operands, reverse=self.backwards, **more)
+        return y, made[: len(states)]
 
     def _peephole(
         self, w: Value, r: Value, b: Value, h: Value, c: Value
     ) -> tuple[Value, list[Value]]:
         """Unroll an LSTM whose gates see the cell, or with other activations."""
-        n, (steps, batch, k) = self.n, self.x.shape
+        n, (steps, batch, _) = self.n, self.x.shape
         if steps > MOST_STEPS:
             raise UnsupportedError(f"{steps} steps with peepholes or other activations")
         names = [_EMITTED.get(activation) for activation in self.activations]
         if None in names:
             raise UnsupportedError(f"activations {self.activations} are not supported")
         gate, cell, out = (str(name) for name in names)
-        peep = self.part(7)
         sizes = (self.hidden,) * 3
-        sight = n.all("split", peep, axis=0, sizes=sizes) if peep is not None else None
+        sight = n.all("split", self.part(n.value(7)), axis=0, sizes=sizes) if n.has(7) else None
         outputs: list[Value] = []
         for step in range(steps)[:: -1 if self.backwards else 1]:
-            x = n(
-                "slice",
-                self.x,
-                starts=(step, 0, 0),
-                stops=(step + 1, batch, k),
-                steps=(1, 1, 1),
-            )
-            rows = n("linear", n.reshape(x, (batch, k)), w, b)
+            rows = n("linear", n.row(self.x, 0, step), w, b)
             both = n("add", rows, n("linear", h, r, bias=False))
             i, f, g, o = n.all("split", both, axis=1, sizes=(self.hidden,) * 4)
             if sight is not None:  # ONNX orders them i o f

@@ -97,14 +97,10 @@ def cumprod(n: Call) -> Value:
 
     def moved(value: Value, by: int) -> Value:
         """Return the elements `by` places on, ones where there are none."""
-        ones, starts, stops = [0] * x.rank, [0] * x.rank, list(x.shape)
+        ones, none = [0] * x.rank, (0,) * x.rank
         ones[axis] = by
-        if backwards:
-            starts[axis] = by
-        else:
-            stops[axis] = extent - by
-        kept = n("slice", value, starts=starts, stops=stops, steps=(1,) * x.rank)
-        none = (0,) * x.rank
+        first = by if backwards else 0
+        kept = n.part(value, axis, first, first + extent - by)
         low, high = (none, ones) if backwards else (ones, none)
         return n("pad", kept, low=low, high=high, interior=none, value=1.0)
 

@@ -10,6 +10,7 @@ from soapstone.frontend.onnx.call import Call
 from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import dtype_of
 from soapstone.frontend.onnx.values import Value, rule
+from soapstone.ir.tensor import Array
 
 _MOST = 1 << 24  # elements of a known matrix
 
@@ -45,16 +46,24 @@ def transformed(n: Call, x: Value, axis: int, length: int, inverse: bool, one_si
         matrix[:, 1, :, 0], matrix[:, 1, :, 1] = -sin, cos
     if inverse:
         matrix /= length
+    return _along(n, x, axis, matrix.reshape(extent * parts, bins * 2), 2)
+
+
+def _along(n: Call, x: Value, axis: int, matrix: Array, parts: int) -> Value:
+    """Return x with its elements along an axis, and their parts, multiplied by a known matrix.
+
+    matrix: (elements and parts of x, elements and `parts` of the result); elements beyond it are
+    left out.
+    """
     order = [a for a in range(x.rank - 1) if a != axis]
-    stops = list(x.shape)
-    stops[axis] = extent
+    extent = len(matrix) // x.shape[-1]
     if extent < x.shape[axis]:
-        x = n("slice", x, starts=(0,) * x.rank, stops=stops, steps=(1,) * x.rank)
+        x = n.part(x, axis, 0, extent)
     moved = n.transpose(x, (*order, axis, x.rank - 1))
     lead = moved.shape[:-2]
-    rows = n.reshape(moved, (math.prod(lead), extent * parts))
-    known = n.known(matrix.reshape(extent * parts, bins * 2), x.dtype)
-    made = n.reshape(n("linear", rows, known, bias=False), (*lead, bins, 2))
+    rows = n.reshape(moved, (math.prod(lead), len(matrix)))
+    made = n("linear", rows, n.known(matrix, x.dtype), bias=False)
+    made = n.reshape(made, (*lead, matrix.shape[1] // parts, parts))
     back = list(range(len(order)))
     back.insert(axis, len(order))
     return n.transpose(made, (*back, len(order) + 1))
@@ -71,18 +80,7 @@ def _real_inverse(n: Call, x: Value, axis: int, length: int) -> Value:
     if length % 2 == 0 and bins == length // 2 + 1:
         twice[-1] = 1
     matrix = np.stack([twice * np.cos(angle), -twice * np.sin(angle)], 1) / length
-    order = [a for a in range(x.rank - 1) if a != axis]
-    stops = list(x.shape)
-    stops[axis] = bins
-    if bins < x.shape[axis]:
-        x = n("slice", x, starts=(0,) * x.rank, stops=stops, steps=(1,) * x.rank)
-    moved = n.transpose(x, (*order, axis, x.rank - 1))
-    lead = moved.shape[:-2]
-    rows = n.reshape(moved, (math.prod(lead), bins * 2))
-    made = n("linear", rows, n.known(matrix.reshape(bins * 2, length), x.dtype), bias=False)
-    back = list(range(len(order)))
-    back.insert(axis, len(order))
-    return n.transpose(n.reshape(made, (*lead, length, 1)), (*back, len(order) + 1))
+    return _along(n, x, axis, matrix.reshape(bins * 2, length), 1)
 
 
 @rule("STFT")
