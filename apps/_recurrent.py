@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import GraphBuilder, Model, Tensor
+from soapstone.frontend.layers.base import declare
 from soapstone.ir.graph import Initial
-from soapstone.ir.tensor import Role
 
 State = tuple[Tensor, Tensor]
 
@@ -19,10 +19,7 @@ def time_major(model: Model, x: Tensor, name: str | None = None) -> Tensor:
 def _lstm_weights(builder: GraphBuilder, width: int, hidden: int, name: str) -> list[str]:
     shapes = {"input": (width, 4 * hidden), "state": (hidden, 4 * hidden), "bias": (4 * hidden,)}
     initial = Initial("uniform", hidden**-0.5)
-    return [
-        builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
-        for part, shape in shapes.items()
-    ]
+    return declare(builder, name, {part: (shape, initial) for part, shape in shapes.items()})
 
 
 def lstm(
@@ -47,12 +44,10 @@ def sru(model: Model, x: Tensor, name: str) -> Tensor:
 
     def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
         _, samples, width = builder.spec(values[0]).shape
-        weight = builder.input(
-            f"{name}.input", (width, 3 * width), role=Role.PARAMETER, initial=initial
-        )
-        bias = builder.input(f"{name}.bias", (2 * width,), role=Role.PARAMETER, initial=Initial())
+        parameters = {"input": ((width, 3 * width), initial), "bias": ((2 * width,), Initial())}
+        weights = declare(builder, name, parameters)
         zero = builder.apply("full", shape=(samples, width), name=f"{name}.zero")
-        return builder.apply("sru", *values, weight, bias, *zero, name=name)[:1]
+        return builder.apply("sru", *values, *weights, *zero, name=name)[:1]
 
     initial = Initial("uniform", x.shape[-1] ** -0.5)
     return model.record(emit, (x,))[0]
@@ -111,10 +106,8 @@ def dense_steps(
     def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
         k = builder.spec(values[0]).shape[-1]
         shapes = {"weight": (k, width), "bias": (width,)} if bias else {"weight": (k, width)}
-        weights = [
-            builder.input(f"{name}.{part}", shape, role=Role.PARAMETER, initial=initial)
-            for part, shape in shapes.items()
-        ]
+        parameters = {part: (shape, initial) for part, shape in shapes.items()}
+        weights = declare(builder, name, parameters)
         return tuple(
             builder.apply(
                 "linear", x, *weights, bias=bias, activation=activation, name=f"{name}.{number}"

@@ -30,7 +30,7 @@ class Builder(Protocol[V]):
     def spec(self, name: V, /) -> TensorSpec:
         """Return the shape and type of a value."""
 
-    def apply(self, operator: str, /, *values: V, name: str, **attributes: Any) -> Sequence[V]:
+    def apply(self, operator_name: str, *inputs: V, name: str, **attributes: Any) -> Sequence[V]:
         """Emit an operator and return its outputs."""
 
 

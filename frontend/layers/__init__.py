@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from soapstone.frontend.layers.base import (
-    LayerBase,
-    Padding,
-    Pair,
-    Parameters,
-    declare_scalar,
-    initials,
-    layer_seed,
-    pads,
-    pair,
-    spread,
-)
+from soapstone.frontend.layers.attention import AttentionLayers
 from soapstone.frontend.layers.convolution import ConvolutionLayers
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.layers.dense import DenseLayers
@@ -21,7 +10,7 @@ from soapstone.frontend.layers.movement import MovementLayers
 from soapstone.frontend.layers.normalization import NormalizationLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
 from soapstone.frontend.layers.pooling import PoolingLayers
-from soapstone.frontend.layers.sequence import SequenceLayers
+from soapstone.frontend.layers.recurrent import RecurrentLayers
 
 
 class Layers(
@@ -29,24 +18,10 @@ class Layers(
     ConvolutionLayers,
     PoolingLayers,
     NormalizationLayers,
-    SequenceLayers,
+    RecurrentLayers,
+    AttentionLayers,
     MovementLayers,
     ParameterLayers,
     DeclaredLayers,
 ):
     """The layers of a model; `record` and the builder are the model's."""
-
-
-__all__ = [
-    "LayerBase",
-    "Layers",
-    "Padding",
-    "Pair",
-    "Parameters",
-    "declare_scalar",
-    "initials",
-    "layer_seed",
-    "pads",
-    "pair",
-    "spread",
-]

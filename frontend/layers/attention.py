@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from soapstone.frontend.layers.base import LayerBase
+from soapstone.frontend.layers.base import LayerBase, Parameters, declare
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder, Initial
-from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Tensor
@@ -67,13 +66,10 @@ class AttentionLayers(LayerBase):
             raise GraphError(f"{label}: {heads} heads found; a divisor of width {width} needed")
 
         def projected(builder: GraphBuilder, x: str, part: str, initial: Initial, end: str) -> str:
-            shape = (builder.spec(x).shape[-1], width)
-            weights = [
-                builder.input(f"{node}.{part}.weight", shape, role=Role.PARAMETER, initial=initial)
-            ]
+            parameters: Parameters = {"weight": ((builder.spec(x).shape[-1], width), initial)}
             if bias:
-                row = f"{node}.{part}.bias"
-                weights.append(builder.input(row, (width,), role=Role.PARAMETER, initial=Initial()))
+                parameters["bias"] = ((width,), Initial())
+            weights = declare(builder, f"{node}.{part}", parameters)
             return builder.apply("linear", x, *weights, bias=bias, name=end)[0]
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -101,14 +97,8 @@ class AttentionLayers(LayerBase):
         node = self._name("learned_positions", name)
         if len(x.shape) != 3:
             raise ShapeError(f"learned_positions {node!r}: x has shape {x.shape}; n t k needed")
-        shape = x.shape[1:]
-
-        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
-            initial = Initial("normal", 0.02)
-            table = builder.input(f"{node}.table", shape, role=Role.PARAMETER, initial=initial)
-            return builder.apply("add", *values, table, name=node)
-
-        return self.record(emit, (x,))[0]
+        table: Parameters = {"table": (x.shape[1:], Initial("normal", 0.02))}
+        return self._layer("add", x, table, node)
 
     def embedding_bag(
         self,

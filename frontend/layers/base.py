@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arguments import Checked
@@ -31,16 +31,6 @@ def spread(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     ):
         raise GraphError(f"{name}: {value!r} found, one integer or {rank} needed")
     return result
-
-
-def pair(name: str, value: Pair) -> tuple[int, int]:
-    """Return (height, width) from one number or two.
-
-    Raises:
-        GraphError: anything else; names the argument.
-    """
-    height, width = spread(name, value, 2)
-    return height, width
 
 
 def pads(value: Padding, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
@@ -123,7 +113,7 @@ class LayerBase(Checked):
         self,
         operator: str,
         x: Tensor,
-        parameters: Mapping[str, tuple[tuple[int, ...], Initial]],
+        parameters: Parameters,
         node: str,
         **attributes: Any,
     ) -> Tensor:
@@ -137,10 +127,7 @@ class LayerBase(Checked):
             attributes = {**attributes, "activation": None}
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
-            names = [
-                builder.input(f"{node}.{name}", shape, "float32", Role.PARAMETER, initial)
-                for name, (shape, initial) in parameters.items()
-            ]
+            names = declare(builder, node, parameters)
             made = builder.apply(operator, *values, *names, name=node, **attributes)[:1]
             if after in FROM_INPUT:
                 made = builder.apply(after, *made, name=f"{node}.{after}")
@@ -155,6 +142,16 @@ class LayerBase(Checked):
                 f"{layer}: axis {axis} found, {-rank} to {rank - 1} needed for {x.spec}"
             )
         return axis % rank
+
+
+def declare(
+    builder: GraphBuilder, node: str, parameters: Parameters, role: Role = Role.PARAMETER
+) -> list[str]:
+    """Return a layer's parameters or states, declared as `node.name`, in order."""
+    return [
+        builder.input(f"{node}.{name}", shape, role=role, initial=initial)
+        for name, (shape, initial) in parameters.items()
+    ]
 
 
 def declare_scalar(builder: GraphBuilder, name: str, dtype: str) -> str:

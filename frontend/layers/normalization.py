@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from soapstone.frontend.layers.base import LayerBase, Parameters, declare_scalar, layer_seed
+from soapstone.frontend.layers.base import (
+    LayerBase,
+    Parameters,
+    declare,
+    declare_scalar,
+    layer_seed,
+)
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder, Initial
 from soapstone.ir.tensor import Role
@@ -30,18 +36,13 @@ class NormalizationLayers(LayerBase):
         node = self._name("batch_norm", name)
         if len(x.shape) < 2:
             raise ShapeError(f"batch_norm {node!r}: x has shape {x.shape}; n c … needed")
-        shape = (x.shape[1],)
+        zeros, ones = (((x.shape[1],), Initial("constant", value)) for value in (0.0, 1.0))
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
-            gamma = builder.input(
-                f"{node}.gamma", shape, role=Role.PARAMETER, initial=Initial("constant", 1.0)
-            )
-            beta = builder.input(f"{node}.beta", shape, role=Role.PARAMETER, initial=Initial())
-            mean = builder.input(f"{node}.mean", shape, role=Role.STATE, initial=Initial())
-            variance = builder.input(
-                f"{node}.variance", shape, role=Role.STATE, initial=Initial("constant", 1.0)
-            )
-            operands = (*values, gamma, beta, mean, variance)
+            states: Parameters = {"mean": zeros, "variance": ones}
+            operands = [*values, *declare(builder, node, {"gamma": ones, "beta": zeros})]
+            mean, variance = declare(builder, node, states, Role.STATE)
+            operands += [mean, variance]
             if not training:
                 return builder.apply("batch_norm_inference", *operands, name=node, epsilon=epsilon)
             made = builder.apply(
@@ -58,16 +59,7 @@ class NormalizationLayers(LayerBase):
         node = self._name("layer_norm", name)
         if not x.shape:
             raise ShapeError(f"layer_norm {node!r}: x is a scalar; one axis or more needed")
-        shape = (x.shape[-1],)
-
-        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
-            gamma = builder.input(
-                f"{node}.gamma", shape, role=Role.PARAMETER, initial=Initial("constant", 1.0)
-            )
-            beta = builder.input(f"{node}.beta", shape, role=Role.PARAMETER, initial=Initial())
-            return builder.apply("layer_norm", *values, gamma, beta, name=node, epsilon=epsilon)[:1]
-
-        return self.record(emit, (x,))[0]
+        return self._layer("layer_norm", x, _affine(x.shape[-1]), node, epsilon=epsilon)
 
     def rms_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
         """Return x over the root of its mean square along the last axis. x: (…, c)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from soapstone.frontend.layers.base import Padding, Pair, pads, spread
+from soapstone.frontend.layers.base import Padding, pads, spread
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import GraphBuilder
@@ -34,17 +34,10 @@ class PoolingLayers(DeclaredLayers):
         name: str | None = None,
     ) -> Tensor:
         """Return the maximum over windows along one to three axes. x: (n, c, …)."""
-        rank = self._windows("max_pool", x)
+        rank, attributes = self._windows("max_pool", x, kernel, stride, padding, dilation)
         operator = f"max_pool{rank}d"
         node = self._name(operator, name)
-        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
-        attributes: dict[str, Any] = {
-            "kernel": window,
-            "stride": window if stride is None else spread("stride", stride, rank),
-            "padding": pads(padding, window, steps),
-            "dilation": steps,
-            "ceil_mode": ceil_mode,
-        }
+        attributes["ceil_mode"] = ceil_mode
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             return builder.apply(operator, *values, name=node, indices=training, **attributes)[:1]
@@ -67,19 +60,9 @@ class PoolingLayers(DeclaredLayers):
 
         With `include_pad` the padding counts as zeros, else it is left out of the mean.
         """
-        rank = self._windows("avg_pool", x)
-        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
-        return self.apply(
-            f"avg_pool{rank}d",
-            x,
-            name=name,
-            kernel=window,
-            stride=window if stride is None else spread("stride", stride, rank),
-            padding=pads(padding, window, steps),
-            dilation=steps,
-            ceil_mode=ceil_mode,
-            include_pad=include_pad,
-        )
+        rank, attributes = self._windows("avg_pool", x, kernel, stride, padding, dilation)
+        attributes |= {"ceil_mode": ceil_mode, "include_pad": include_pad}
+        return self.apply(f"avg_pool{rank}d", x, name=name, **attributes)
 
     def lp_pool(
         self,
@@ -92,48 +75,11 @@ class PoolingLayers(DeclaredLayers):
         name: str | None = None,
     ) -> Tensor:
         """Return the p-norm of windows along one to three axes. x: (n, c, …)."""
-        rank = self._windows("lp_pool", x)
-        window = spread("kernel", kernel, rank)
-        step = window if stride is None else spread("stride", stride, rank)
-        border = pads(padding, window, (1,) * rank)
-        return self.apply("lp_pool", x, name=name, kernel=window, stride=step, padding=border, p=p)
+        _, attributes = self._windows("lp_pool", x, kernel, stride, padding)
+        del attributes["dilation"]
+        return self.apply("lp_pool", x, name=name, p=p, **attributes)
 
-    def max_pool2d(
-        self,
-        x: Tensor,
-        kernel: Pair,
-        *,
-        stride: Pair | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        name: str | None = None,
-    ) -> Tensor:
-        """Return the maximum over windows. x: (n, c, h, w)."""
-        return self.max_pool(
-            x, kernel, stride=stride, padding=padding, ceil_mode=ceil_mode, name=name
-        )
-
-    def avg_pool2d(
-        self,
-        x: Tensor,
-        kernel: Pair,
-        *,
-        stride: Pair | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        include_pad: bool = True,
-        name: str | None = None,
-    ) -> Tensor:
-        """Return the mean over windows. x: (n, c, h, w)."""
-        return self.avg_pool(
-            x,
-            kernel,
-            stride=stride,
-            padding=padding,
-            ceil_mode=ceil_mode,
-            include_pad=include_pad,
-            name=name,
-        )
+    max_pool2d, avg_pool2d = max_pool, avg_pool  # of images x: (n, c, h, w)
 
     def global_avg_pool(self, x: Tensor, *, name: str | None = None) -> Tensor:
         """Return the mean over positions. x: (n, c, …); result: (n, c)."""
@@ -143,8 +89,23 @@ class PoolingLayers(DeclaredLayers):
         """Return the maximum over positions. x: (n, c, …); result: (n, c)."""
         return self.reduce_max(x, tuple(range(2, len(x.shape))), name=name)
 
-    def _windows(self, layer: str, x: Tensor) -> int:
+    def _windows(
+        self,
+        layer: str,
+        x: Tensor,
+        kernel: Extent,
+        stride: Extent | None,
+        padding: Padding,
+        dilation: Extent = 1,
+    ) -> tuple[int, dict[str, Any]]:
+        """Return along how many axes the windows of a layer are, and their attributes."""
         rank = len(x.shape) - 2
         if not 1 <= rank <= 3:
             raise ShapeError(f"{layer}: x has shape {x.shape}; n c and 1 to 3 more needed")
-        return rank
+        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
+        return rank, {
+            "kernel": window,
+            "stride": window if stride is None else spread("stride", stride, rank),
+            "padding": pads(padding, window, steps),
+            "dilation": steps,
+        }

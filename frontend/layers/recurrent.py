@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from soapstone.frontend.layers.base import LayerBase, declare_scalar, layer_seed
+from soapstone.frontend.layers.base import LayerBase, declare, declare_scalar, layer_seed
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder, Initial
 from soapstone.ir.tensor import Role
@@ -321,9 +321,7 @@ class RecurrentLayers(LayerBase):
         initial = Initial("uniform", 1 / math.sqrt(width))
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(
-                builder.input(f"{node}.{part}", shape, role=Role.PARAMETER, initial=initial)
-                for part, shape in shapes.items()
-            )
+            parameters = {part: (shape, initial) for part, shape in shapes.items()}
+            return tuple(declare(builder, node, parameters))
 
         return Cell(self, kind, node, width, self.record(emit, ()))

@@ -79,8 +79,10 @@ class _Emitter:
     def spec(self, value: Value) -> TensorSpec:
         return value.spec
 
-    def apply(self, operator: str, *values: Value, name: str, **attributes: Any) -> Sequence[Value]:
-        return self._n.all(operator, *values, **attributes)
+    def apply(
+        self, operator_name: str, *inputs: Value, name: str, **attributes: Any
+    ) -> Sequence[Value]:
+        return self._n.all(operator_name, *inputs, **attributes)
 
 
 @rule("Einsum")

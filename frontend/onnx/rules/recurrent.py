@@ -114,9 +114,9 @@ class _Direction:
         """Return all outputs and the last states."""
         n = self.n
         w, r, (wb, rb) = self.weights(1), self.weights(2), self.biases()
-        states, biases, more = [self.state(5)], (wb, rb), {}
-        if n.kind != "GRU":
-            biases = (n("add", wb, rb),)
+        states = [self.state(5)]
+        more: dict[str, Any] = {"reverse": self.backwards}
+        biases = [wb, rb] if n.kind == "GRU" else [n("add", wb, rb)]
         if n.kind == "LSTM":
             states.append(self.state(6))
             if n.has(7) or self.activations != _ACTIVATIONS["LSTM"]:
@@ -126,11 +126,12 @@ class _Direction:
                 raise UnsupportedError(f"activations {self.activations} are not supported")
             more["linear_before_reset"] = bool(n.attribute("linear_before_reset", 0))
         else:
-            more["activation"] = _EMITTED.get(self.activations[0])
-            if more["activation"] not in ("tanh", "relu"):
+            name = _EMITTED.get(self.activations[0])
+            if name not in ("tanh", "relu"):
                 raise UnsupportedError(f"activation {self.activations[0]} is not supported")
+            more["activation"] = name
         operands = (self.x, w, r, *biases, *states)
-        y, *made = n.all(n.spec.name, *operands, reverse=self.backwards, **more)
+        y, *made = n.all(n.spec.name, *operands, **more)
         return y, made[: len(states)]
 
     def _peephole(
