@@ -118,5 +118,5 @@ class AttentionLayers(LayerBase):
             raise ShapeError(
                 f"embedding_bag {node!r}: table ({rows}, {width}) found; 1 or more needed"
             )
-        parameters = {"table": ((rows, width), Initial("normal", 1.0))}
+        parameters: Parameters = {"table": ((rows, width), Initial("normal", 1.0))}
         return self._layer("embedding_bag", ids, parameters, node, reduction=reduction)
