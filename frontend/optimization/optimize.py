@@ -315,7 +315,7 @@ def optimize(
     from soapstone.search.optimize.steps import search_step
 
     deadline = deadline or Deadline(seconds)
-    graph, held, frozen = _taken(model, weights, batch_size, dims or {})
+    graph, held, frozen = taken(model, weights, batch_size, dims or {})
     training = bool(graph.updates)
     if alpha < 1:
         raise GraphError(f"alpha {alpha} found; 1 or more needed")
@@ -477,7 +477,7 @@ def training_graph_of(app: str | Path, batch_size: int) -> Graph:
     return training_graph(forward, options["loss"], chosen, tuple(options["metrics"]))
 
 
-def _taken(
+def taken(
     model: Model | OnnxModel | Graph | str | Path,
     weights: Mapping[str, Array],
     batch_size: int,

@@ -21,6 +21,7 @@ from soapstone.cli import onnx as cli_onnx
 from soapstone.cli import optimize as cli_optimize
 from soapstone.cli import profile as cli_profile
 from soapstone.cli import rules as cli_rules
+from soapstone.cli import show as cli_show
 from soapstone.cli import strategy as cli_strategy
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ app.add_typer(cli_rules.app, name="rules")
 app.add_typer(cli_strategy.app, name="strategy")
 app.add_typer(cli_strategy.machines, name="machine")
 app.command()(cli_optimize.optimize)
+app.command()(cli_show.show)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

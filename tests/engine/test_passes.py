@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from random_graphs import degrees_of, draw
+from typer.testing import CliRunner
 
+from soapstone.cli.main import app
 from soapstone.engine.lower import channels_last, fold_weights, lower, split_constants, views
 from soapstone.engine.lower.passes import NAMES, PASSES, verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources, check_views
@@ -16,6 +20,7 @@ from soapstone.frontend.app import load_app
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph_files import save_graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.mappers import load
@@ -44,16 +49,16 @@ def verified_inference(graph: Graph, constants: dict[str, Array]) -> Graph:
     return verified(rest, replace(WHOLE, layouts=channels_last(rest)))
 
 
-@pytest.mark.parametrize("app", ["lenet", "squeezenet", "rnnlm", "dlrm", "bert"])
-def test_apps_are_sound_after_every_pass(app: str) -> None:
-    graph = graph_of(app, 4)
+@pytest.mark.parametrize("name", ["lenet", "squeezenet", "rnnlm", "dlrm", "bert"])
+def test_apps_are_sound_after_every_pass(name: str) -> None:
+    graph = graph_of(name, 4)
     for machine in MACHINES:
         verified(graph, load("data_parallel").strategy(graph, machine))
-    forward = load_app(app).build(1).build(1)
+    forward = load_app(name).build(1).build(1)
     constants = {
-        name: np.broadcast_to(np.ones((), spec.dtype), spec.shape)
-        for name, spec in forward.tensors.items()
-        if forward.roles.get(name, Role.INPUT) is not Role.INPUT
+        value: np.broadcast_to(np.ones((), spec.dtype), spec.shape)
+        for value, spec in forward.tensors.items()
+        if forward.roles.get(value, Role.INPUT) is not Role.INPUT
     }
     lowered = verified_inference(forward, constants)
     assert {name for node in lowered.nodes for name in node.work_of} <= forward.by_name.keys()
@@ -174,3 +179,56 @@ def test_passes_have_names_of_their_own_and_run_in_the_order_of_the_list() -> No
     ran.clear()
     lower(small(), WHOLE, fuse=False, watch=lambda name, before, after: ran.append(name))
     assert ran == [each.name for each in PASSES if not each.fuses]
+
+
+def told(*arguments: str) -> str:
+    """Return what `soapstone show` prints, or the one line of its error."""
+    result = CliRunner().invoke(app, ["show", *arguments])
+    assert result.exit_code in (0, 1) and (result.exit_code == 0 or not result.stdout)
+    return result.output
+
+
+def test_show_prints_graphs_differences_and_launches(tmp_path: Path) -> None:
+    file = str(tmp_path / "small.json")
+    save_graph(
+        small(),
+        file,
+        {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+        | {"s": np.ones((4, 2), np.float32)},
+    )
+    table = told(file, "--cpus", "1")
+    assert "fuse_epilogues        3 operators\n" in table and "3 launches" in table
+    assert "matmul: matmul + add + relu; whole; Read x[4, 3], Read w[3, 2], Read b[2]" in table
+    after = told(file, "--after", "fuse_epilogues")
+    assert "relu = with_epilogue(x, w, b" in after and "of matmul, add, relu" in after
+    assert told(file, "--after", "model") == f"{small()}\n"
+    changes = told(file, "--after", "fuse_epilogues", "--diff").splitlines()
+    assert changes[:2] == ["--- merge_parts", "+++ fuse_epilogues"]
+    assert [line[:7] for line in changes[2:] if line[0] in "+-"] == [
+        "-  matm",
+        "-  add ",
+        "-  relu",
+        "+  relu",
+    ]
+    assert "fold_products" in told("lenet", "--inference", "--diff")
+
+
+def test_show_as_json() -> None:
+    whole = json.loads(told("lenet", "--inference", "--json"))
+    assert whole["passes"]["split_constants"] == 8 and len(whole["launches"]) == 8
+    assert whole["launches"][0]["tiles"][-1] == {
+        "region": "conv1",
+        "privilege": "Write",
+        "shape": [1, 6, 28, 28],
+    }
+    nodes = json.loads(told("lenet", "--after", "model", "--json"))["nodes"]
+    assert nodes[0]["operator"] == "conv2d" and nodes[0]["work_of"] == ["conv1"]
+    assert json.loads(told("lenet", "--diff", "--json"))["diff"]["fuse_epilogues"] == []
+
+
+def test_show_says_in_one_line_what_was_wrong() -> None:
+    assert told("lenet", "--after", "who").startswith(
+        "error: pass 'who' found; one of model, fold_"
+    )
+    assert "which is not for this graph" in told("lenet", "--after", "fold_scales")
+    assert "inference runs on one processor" in told("lenet", "--inference", "--cpus", "2")
