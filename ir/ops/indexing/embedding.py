@@ -10,16 +10,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Axis, DimTable, Operand, Signature, along, finish
+from soapstone.ir.dims import DimTable, Operand, Signature, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
+from soapstone.ir.ops.operands import named, plain
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 
-def _index_axes(table: DimTable, spec: TensorSpec, where: str) -> list[Axis]:
-    return [along(table, f"d{axis}", extent, where) for axis, extent in enumerate(spec.shape)]
+def held_rows(operator: str, attributes: Attributes, ids: Array, rows: int) -> tuple[Array, Array]:
+    """Return the place of each id in a tile's rows, and which of them the tile holds.
+
+    Raises:
+        GraphError: an index outside the whole table; names the operator.
+    """
+    total = attributes.get("total", rows)
+    inside = (ids >= 0) & (ids < total)
+    if not inside.all():
+        found = ids[~inside].flat[0]
+        raise GraphError(f"{operator}: index {found} found, 0 to {total - 1} needed")
+    place = ids.astype(np.int64) - attributes.get("base", 0)
+    return place, (place >= 0) & (place < rows)
+
+
+def added_rows(attributes: Attributes, dy: Array, ids: Array) -> Array:
+    """Return dy (*ids.shape, d) added up by the row of the (tile of the) table it came from."""
+    rows = attributes["vocabulary"]
+    place = ids.astype(np.int64) - attributes.get("base", 0)
+    held = (place >= 0) & (place < rows)
+    dtable = np.zeros((rows, dy.shape[-1]), dy.dtype)
+    np.add.at(dtable, place[held], dy[held])
+    return dtable
+
+
+def localize_table(attributes: Attributes, tile: Tile) -> Attributes:
+    """Return the attributes of a tile of a table's gradient."""
+    return {**attributes, "base": tile.intervals["v"][0], "vocabulary": tile.size("v")}
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
@@ -27,21 +54,14 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     need_rank(inputs, 1, "v d")
     need_float(inputs, 1)
     table = DimTable()
-    ids = _index_axes(table, inputs[0], "input 0")
-    rows = [along(table, name, e, "input 1") for name, e in zip("vd", inputs[1].shape)]
-    y = Operand((*ids, rows[1]))
-    return finish(table, [Operand(tuple(ids)), Operand(tuple(rows))], [y], [inputs[1].dtype])
+    ids = plain(table, inputs[0].shape, "input 0")
+    rows = named(table, "vd", inputs[1].shape, "input 1")
+    y = Operand((*ids.axes, rows.axes[1]))
+    return finish(table, [ids, rows], [y], [inputs[1].dtype])
 
 
 def _embedding(attributes: Attributes, ids: Array, rows: Array) -> Array:
-    if "total" in attributes or not attributes.get("partial", False):
-        total = attributes.get("total", rows.shape[0])
-        inside = (ids >= 0) & (ids < total)
-        if not inside.all():
-            found = ids[~inside].flat[0]
-            raise GraphError(f"embedding: index {found} found, 0 to {total - 1} needed")
-    place = ids.astype(np.int64) - attributes.get("base", 0)
-    held = (place >= 0) & (place < rows.shape[0])
+    place, held = held_rows("embedding", attributes, ids, rows.shape[0])
     y = np.zeros((*ids.shape, rows.shape[1]), rows.dtype)
     y[held] = rows[place[held]]
     return y
@@ -66,25 +86,12 @@ def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
             " needed (the axes of input 1, then d)"
         )
     table = DimTable()
-    ids = _index_axes(table, inputs[1], "input 1")
-    lead = _index_axes(table, TensorSpec(inputs[0].shape[:-1]), "input 0")
+    ids = plain(table, inputs[1].shape, "input 1")
+    lead = plain(table, inputs[0].shape[:-1], "input 0")
     v = along(table, "v", attributes["vocabulary"], "attribute vocabulary")
     d = along(table, "d", inputs[0].shape[-1], "input 0")
-    operands = [Operand((*lead, d)), Operand(tuple(ids))]
+    operands = [Operand((*lead.axes, d)), ids]
     return finish(table, operands, [Operand((v, d))], [inputs[0].dtype])
-
-
-def _embedding_grad(attributes: Attributes, dy: Array, ids: Array) -> Array:
-    rows = attributes["vocabulary"]
-    place = ids.astype(np.int64) - attributes.get("base", 0)
-    held = (place >= 0) & (place < rows)
-    dtable = np.zeros((rows, dy.shape[-1]), dy.dtype)
-    np.add.at(dtable, place[held], dy[held])
-    return dtable
-
-
-def _grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
-    return {**attributes, "base": tile.intervals["v"][0], "vocabulary": tile.size("v")}
 
 
 register(
@@ -113,9 +120,9 @@ register(
         inputs=("dy", "ids"),
         outputs=("dtable",),
         signature=_grad_signature,
-        reference=_embedding_grad,
+        reference=added_rows,
         attributes={"vocabulary": Attribute("int", minimum=0)},
-        localize=_grad_localize,
+        localize=localize_table,
         cases=(
             Case(("4 3", "int32 4 <5"), {"vocabulary": 5}, ()),
             Case(("2 3 2", "int64 2 3 <7"), {"vocabulary": 7}, ()),

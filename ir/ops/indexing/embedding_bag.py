@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from soapstone.ir.dims import Kind, Signature, einsum
-from soapstone.ir.errors import GraphError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
+from soapstone.ir.ops.indexing.embedding import added_rows, held_rows, localize_table
 from soapstone.ir.ops.recurrent.rnn import CountedSpec
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -32,23 +32,8 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     return einsum("n l, v d -> n d", inputs, dtypes=[inputs[1].dtype], monoid=monoid)
 
 
-def _held(attributes: Attributes, ids: Array, rows: int) -> tuple[Array, Array]:
-    """Return the place of each id in a tile's rows, and which of them the tile holds.
-
-    Raises:
-        GraphError: an index outside the whole table.
-    """
-    total = attributes.get("total", rows)
-    inside = (ids >= 0) & (ids < total)
-    if not inside.all():
-        found = ids[~inside].flat[0]
-        raise GraphError(f"embedding_bag: index {found} found, 0 to {total - 1} needed")
-    place = ids.astype(np.int64) - attributes.get("base", 0)
-    return place, (place >= 0) & (place < rows)
-
-
 def _embedding_bag(attributes: Attributes, ids: Array, table: Array) -> Array:
-    place, held = _held(attributes, ids, table.shape[0])
+    place, held = held_rows("embedding_bag", attributes, ids, table.shape[0])
     maximum = attributes["reduction"] == "max"
     empty = maximum and (ids.shape[1] > 0 or "length" in attributes)
     absent = table.dtype.type(-np.inf if empty else 0)
@@ -88,17 +73,8 @@ def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
 
 
 def _embedding_bag_grad(attributes: Attributes, dy: Array, ids: Array) -> Array:
-    rows = attributes["vocabulary"]
-    place = ids.astype(np.int64) - attributes.get("base", 0)
-    held = (place >= 0) & (place < rows)
     each = np.broadcast_to(dy[:, None], (*ids.shape, dy.shape[1]))
-    dtable = np.zeros((rows, dy.shape[1]), dy.dtype)
-    np.add.at(dtable, place[held], each[held] * dy.dtype.type(attributes["scale"]))
-    return dtable
-
-
-def _grad_localize(attributes: Attributes, tile: Tile) -> Attributes:
-    return {**attributes, "base": tile.intervals["v"][0], "vocabulary": tile.size("v")}
+    return added_rows(attributes, each * dy.dtype.type(attributes["scale"]), ids)
 
 
 def _max_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
@@ -113,7 +89,7 @@ def _max_grad(attributes: Attributes, dy: Array, ids: Array, table: Array, y: Ar
     dtable = np.zeros_like(table)
     if not ids.shape[1]:
         return dtable
-    place, _ = _held(attributes, ids, table.shape[0])
+    place, _ = held_rows("embedding_bag", attributes, ids, table.shape[0])
     chosen = table[place] == y[:, None]  # the first of several equal ones has it all
     row = np.take_along_axis(place, np.argmax(chosen, axis=1), axis=1)
     np.add.at(dtable, (row, np.arange(dy.shape[1])[None, :]), dy)
@@ -154,7 +130,7 @@ register(
             "vocabulary": Attribute("int", minimum=0),
             "scale": Attribute("float", 1.0),
         },
-        localize=_grad_localize,
+        localize=localize_table,
         operations=_work,
         cases=(
             Case(("4 3", "int32 4 3 <5"), {"vocabulary": 5}, ()),

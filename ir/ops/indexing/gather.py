@@ -16,7 +16,7 @@ from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer
-from soapstone.ir.ops.movement.reshaping import need_axis
+from soapstone.ir.ops.operands import named, need_axis
 from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -54,8 +54,8 @@ def split_axis(dtype: str) -> dict[str, Kind]:
     return {"v": Kind.WHOLE} if dtype == "bool" else {}
 
 
-def _index_axes(table: DimTable, spec: TensorSpec, where: str) -> list[Axis]:
-    return [along(table, f"i{axis}", extent, where) for axis, extent in enumerate(spec.shape)]
+def _indices(table: DimTable, spec: TensorSpec, where: str) -> Operand:
+    return named(table, (f"i{axis}" for axis in range(spec.rank)), spec.shape, where)
 
 
 # gather
@@ -67,11 +67,10 @@ def _gather_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) ->
     need_axis(x, axis)
     table = DimTable()
     names = ["v" if place == axis else f"d{place}" for place in range(x.rank)]
-    axes = [along(table, name, e, "input 0") for name, e in zip(names, x.shape)]
-    indices = _index_axes(table, ids, "input 1")
-    output = Operand((*axes[:axis], *indices, *axes[axis + 1 :]))
-    operands = [Operand(tuple(axes)), Operand(tuple(indices))]
-    return finish(table, operands, [output], [x.dtype], split_axis(x.dtype))
+    whole = named(table, names, x.shape, "input 0")
+    indices = _indices(table, ids, "input 1")
+    output = Operand((*whole.axes[:axis], *indices.axes, *whole.axes[axis + 1 :]))
+    return finish(table, [whole, indices], [output], [x.dtype], split_axis(x.dtype))
 
 
 def _gather(attributes: Attributes, x: Array, ids: Array) -> Array:
@@ -110,11 +109,11 @@ def _gather_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attribute
     names = [f"d{place}" for place in range(axis)]
     names += [f"i{place}" for place in range(ids.rank)]
     names += [f"d{place}" for place in range(axis + 1, rank)]
-    axes = [along(table, name, e, "input 0") for name, e in zip(names, dy.shape)]
-    indices = _index_axes(table, ids, "input 1")
+    given = named(table, names, dy.shape, "input 0")
+    indices = _indices(table, ids, "input 1")
     v = along(table, "v", attributes["extent"], "attribute extent")
-    output = Operand((*axes[:axis], v, *axes[axis + ids.rank :]))
-    return finish(table, [Operand(tuple(axes)), Operand(tuple(indices))], [output], [dy.dtype])
+    output = Operand((*given.axes[:axis], v, *given.axes[axis + ids.rank :]))
+    return finish(table, [given, indices], [output], [dy.dtype])
 
 
 def _gather_grad(attributes: Attributes, dy: Array, ids: Array) -> Array:

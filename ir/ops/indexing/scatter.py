@@ -17,7 +17,7 @@ from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
 from soapstone.ir.ops.indexing.gather import element_places, held_positions, nd_positions
-from soapstone.ir.ops.movement.reshaping import need_axis
+from soapstone.ir.ops.operands import need_axis
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 

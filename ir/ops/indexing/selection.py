@@ -12,7 +12,7 @@ import numpy as np
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
-from soapstone.ir.ops.movement.reshaping import need_axis, plain
+from soapstone.ir.ops.operands import need_axis, plain
 from soapstone.ir.ops.reduction.folds import need_number
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec

@@ -22,7 +22,7 @@ from soapstone.ir.dims import (
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_rank
-from soapstone.ir.ops.movement.reshaping import need_numbers, plain
+from soapstone.ir.ops.operands import need_numbers, plain
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec

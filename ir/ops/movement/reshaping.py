@@ -27,25 +27,12 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
+from soapstone.ir.ops.operands import need_axis, need_numbers, plain
 from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import DTYPES, Array, TensorSpec
 
 _NONE = ""  # renames a dim that follows no dim of the forward operator
-
-
-def plain(table: DimTable, shape: Sequence[int], where: str) -> Operand:
-    """Return the operand whose axes are the dims d0, d1, …, recording their extents."""
-    return Operand(tuple(along(table, f"d{axis}", e, where) for axis, e in enumerate(shape)))
-
-
-def need_numbers(spec: TensorSpec, name: str, values: Sequence[int]) -> None:
-    """Check that an attribute has one number for each axis of input 0."""
-    if len(values) != spec.rank:
-        raise ShapeError(
-            f"input 0 has rank {spec.rank} (shape {spec.shape});"
-            f" attribute {name} has {len(values)} numbers, {spec.rank} needed"
-        )
 
 
 # full
@@ -230,16 +217,6 @@ register(
 )
 
 # concat and split, each the gradient of the other
-
-
-def need_axis(spec: TensorSpec, axis: int) -> None:
-    """Check that input 0 has an axis.
-
-    Raises:
-        ShapeError: its rank is too small.
-    """
-    if axis >= spec.rank:
-        raise ShapeError(f"dim d{axis} does not exist; input 0 has rank {spec.rank}")
 
 
 def _joined(table: DimTable, specs: Sequence[TensorSpec], axis: int, what: str) -> list[Operand]:

@@ -14,7 +14,7 @@ from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.movement import laws_movement
-from soapstone.ir.ops.movement.reshaping import need_numbers, plain
+from soapstone.ir.ops.operands import need_numbers, plain
 from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec

@@ -14,6 +14,7 @@ from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, 
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.operands import lettered, named
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -22,29 +23,16 @@ _DIMS = {2: ("n", "c"), 3: ("n", "c", "w"), 4: ("n", "c", "h", "w"), 5: ("n", "c
 
 
 def _batch_signature(
-    inputs: Sequence[TensorSpec], images: int, outputs: str, composite: bool
+    inputs: Sequence[TensorSpec], pattern: str, outputs: str, composite: bool
 ) -> Signature:
-    """Return the signature of `images` inputs (n, c, …) and then values of each channel.
-
-    `outputs` has a letter an output: x for (n, c, …), c for (c,).
-    """
-    need_float(inputs, *range(len(inputs)))
+    """Return the signature of operands each written as x: (n, c, …) or c: (c,)."""
     names = _DIMS.get(inputs[0].rank)
     if names is None:
         raise ShapeError(
             f"input 0 has rank {inputs[0].rank} (shape {inputs[0].shape}); 2 to 5 needed (n c …)"
         )
-    table = DimTable()
-    operands = []
-    for position, spec in enumerate(inputs):
-        axes = names if position < images else ("c",)
-        need_rank(inputs, position, " ".join(axes))
-        where = f"input {position}"
-        operands.append(Operand(tuple(along(table, d, e, where) for d, e in zip(axes, spec.shape))))
-    by_letter = {"x": operands[0], "c": Operand((operands[0].axes[1],))}
     kinds = {name: Kind.LOWERED for name in names if name != "c"} if composite else {}
-    made = [by_letter[letter] for letter in outputs]
-    return finish(table, operands, made, [inputs[0].dtype] * len(made), kinds)
+    return lettered(inputs, {"x": names, "c": ("c",)}, pattern, outputs, kinds)
 
 
 def _over(rank: int) -> tuple[int, ...]:
@@ -55,13 +43,6 @@ def _over(rank: int) -> tuple[int, ...]:
 def _spread(values: Array, rank: int) -> Array:
     """Return values of each channel in a shape that broadcasts over (n, c, …)."""
     return values.reshape(1, values.size, *(1,) * (rank - 2))
-
-
-def _mean(emit: Emitter, value: str, axes: Sequence[int]) -> str:
-    """Emit the mean over axes, which are kept; it is zero where there is nothing to average."""
-    shape = emit.spec(value).shape
-    total = emit("reduce_sum", value, axes=tuple(axes), keepdims=True)
-    return emit("affine", total, scale=1 / max(1, math.prod(shape[axis] for axis in axes)))
 
 
 def _batch_norm(
@@ -170,7 +151,7 @@ def _first(operand: Operand) -> Operand:
 
 def _sums_signature(inputs: tuple[TensorSpec, ...], gradient: bool) -> Signature:
     """Return the signature of (x, first) or (dy, x, mean) to sums (2, c)."""
-    whole = _batch_signature(inputs, 2, "x", False)
+    whole = _batch_signature(inputs, "xxc"[: len(inputs)], "x", False)
     first, second, *rest = whole.inputs
     operands = (first, second if gradient else _first(second), *rest)
     table = DimTable()
@@ -218,8 +199,7 @@ def _statistics_signature(inputs: tuple[TensorSpec, ...], first: bool, results: 
         operands.append(Operand(tuple(axes)))
     for number in range(len(operands), len(inputs)):
         need_rank(inputs, number, "c")
-        where = f"input {number}"
-        operands.append(Operand((along(table, "c", inputs[number].shape[0], where),)))
+        operands.append(named(table, "c", inputs[number].shape, f"input {number}"))
     made = Operand((Affine("c", table.extent("c")),))
     return finish(table, operands, [made] * results, [inputs[0].dtype] * results)
 
@@ -257,7 +237,7 @@ register(
         name="batch_norm",
         inputs=("x", "gamma", "beta", "running_mean", "running_var"),
         outputs=("y", "new_running_mean", "new_running_var", "mean", "rstd"),
-        signature=lambda inputs, a: _batch_signature(inputs, 1, "xcccc", True),
+        signature=lambda inputs, a: _batch_signature(inputs, "xcccc", "xcccc", True),
         reference=_batch_norm,
         attributes=_EPSILON | {"momentum": Attribute("float", 0.1, minimum=0)},
         gradient=_batch_norm_gradient,
@@ -281,7 +261,7 @@ register(
         name="batch_norm_grad",
         inputs=("dy", "x", "gamma", "mean", "rstd"),
         outputs=("dx", "dgamma", "dbeta"),
-        signature=lambda inputs, a: _batch_signature(inputs, 2, "xcc", True),
+        signature=lambda inputs, a: _batch_signature(inputs, "xxccc", "xcc", True),
         reference=_batch_norm_grad,
         lower=_batch_norm_grad_lower,
         flops_per_point=11,
@@ -297,7 +277,7 @@ register(
     OpSpec(
         name="batch_norm_inference",
         inputs=("x", "gamma", "beta", "mean", "var"),
-        signature=lambda inputs, a: _batch_signature(inputs, 1, "x", False),
+        signature=lambda inputs, a: _batch_signature(inputs, "xcccc", "x", False),
         reference=_inference,
         attributes=_EPSILON,
         gradient=_inference_gradient,

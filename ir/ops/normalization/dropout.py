@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Operand, Signature, along, finish
+from soapstone.ir.dims import Signature, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.operands import aligned
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -41,10 +42,8 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
         raise ShapeError(f"input 1 has type {inputs[1].dtype}; int64 needed (the step)")
     if attributes["rate"] >= 1:
         raise GraphError(f"attribute rate: {attributes['rate']} found, less than 1 needed")
-    table = DimTable()
-    shape = inputs[0].shape
-    x = Operand(tuple(along(table, f"d{axis}", e, "input 0") for axis, e in enumerate(shape)))
-    return finish(table, [x, Operand(())], [x], [inputs[0].dtype])
+    table, operands = aligned(inputs, scalars=(1,))
+    return finish(table, operands, operands[:1], [inputs[0].dtype])
 
 
 def _positions(shape: Sequence[int], origin: Sequence[int], full: Sequence[int]) -> Array:

@@ -10,23 +10,18 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
-from soapstone.ir.dims import (
-    Affine,
-    Axis,
-    DimTable,
-    Kind,
-    Operand,
-    Product,
-    Signature,
-    along,
-    finish,
-)
+from soapstone.ir.dims import Axis, DimTable, Kind, Product, Signature, along
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.onnx_entry import Onnx
-from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.normalization.statistics import (
+    emit_centred,
+    emit_rstd,
+    emit_slope,
+    normalised,
+    slope,
+)
+from soapstone.ir.ops.operands import lettered
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.windows.window import spatial_dims
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
@@ -45,7 +40,6 @@ def _signature(
     inputs: Sequence[TensorSpec], attributes: Attributes, pattern: str, outputs: str
 ) -> Signature:
     """Return the signature of operands each written as x: (n, c, …), c: (c,) or s: (n, groups)."""
-    need_float(inputs, *range(len(inputs)))
     rank = inputs[0].rank
     if not 2 <= rank <= 5:
         raise ShapeError(
@@ -53,9 +47,10 @@ def _signature(
         )
     places = spatial_dims(rank - 2)
     groups = _groups(attributes, inputs[0].shape[1])
-    table = DimTable()
 
-    def channels(extent: int, where: str) -> Axis:
+    def axis(table: DimTable, name: str, extent: int, where: str) -> Axis:
+        if name != "c":
+            return along(table, name, extent, where)
         if groups and extent % groups:
             raise ShapeError(f"dim g: {groups} groups do not divide {extent} channels of {where}")
         inner = extent // groups if groups else 1
@@ -63,25 +58,9 @@ def _signature(
         table.add("ci", inner, where)
         return Product(("g", "ci"), (groups, inner))
 
-    operands = []
-    for position, (spec, letter) in enumerate(zip(inputs, pattern)):
-        where = f"input {position}"
-        names = {"x": ("n", "c", *places), "c": ("c",), "s": ("n", "g")}[letter]
-        need_rank(inputs, position, " ".join(names))
-        operands.append(
-            Operand(
-                tuple(
-                    channels(extent, where) if name == "c" else along(table, name, extent, where)
-                    for name, extent in zip(names, spec.shape)
-                )
-            )
-        )
-    x = operands[0]
-    n = Affine("n", table.extent("n"))
-    made = {"x": x, "c": Operand((x.axes[1],)), "s": Operand((n, Affine("g", groups)))}
+    names = {"x": ("n", "c", *places), "c": ("c",), "s": ("n", "g")}
     kinds = dict.fromkeys(("ci", *places), Kind.LOWERED)
-    found = [made[letter] for letter in outputs]
-    return finish(table, operands, found, [inputs[0].dtype] * len(found), kinds)
+    return lettered(inputs, names, pattern, outputs, kinds, axis)
 
 
 def _parts(attributes: Attributes, x: Array) -> Array:
@@ -97,26 +76,17 @@ def _spread(values: Array, x: Array) -> Array:
 
 
 def _forward(attributes: Attributes, x: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
-    parts = _parts(attributes, x)
-    count = x.dtype.type(max(1, parts.shape[2]))
-    mean = parts.sum(axis=2) / count
-    centred = parts - mean[..., None]
-    variance = (centred * centred).sum(axis=2) / count
-    rstd = 1 / np.sqrt(variance + x.dtype.type(attributes["epsilon"]))
-    normal = (centred * rstd[..., None]).reshape(x.shape)
-    return normal * _spread(gamma, x) + _spread(beta, x), mean, rstd
+    normal, mean, rstd = normalised(_parts(attributes, x), (2,), attributes["epsilon"])
+    y = normal.reshape(x.shape) * _spread(gamma, x) + _spread(beta, x)
+    return y, mean[..., 0], rstd[..., 0]
 
 
 def _backward(
     attributes: Attributes, dy: Array, x: Array, gamma: Array, mean: Array, rstd: Array
 ) -> tuple[Array, ...]:
-    parts = _parts(attributes, x)
-    count = x.dtype.type(max(1, parts.shape[2]))
-    normal = (parts - mean[..., None]) * rstd[..., None]
+    normal = (_parts(attributes, x) - mean[..., None]) * rstd[..., None]
     scaled = _parts(attributes, dy * _spread(gamma, x))
-    inner = scaled - scaled.sum(axis=2, keepdims=True) / count
-    inner = inner - normal * ((scaled * normal).sum(axis=2, keepdims=True) / count)
-    dx = (inner * rstd[..., None]).reshape(x.shape)
+    dx = slope(scaled, normal, rstd[..., None], (2,)).reshape(x.shape)
     over = (0, *range(2, x.ndim))
     return dx, (dy * normal.reshape(x.shape)).sum(axis=over), dy.sum(axis=over)
 
@@ -150,22 +120,13 @@ class _Lowering:
         shape = [self.wide[axis] if axis in axes else 1 for axis in range(len(self.wide))]
         return self.reshape(value, axes, shape)
 
-    def mean(self, value: str) -> str:
-        """Emit the mean over a group, which is kept as axes of one."""
-        total = self.e("reduce_sum", value, axes=self.over, keepdims=True)
-        share = 1 / max(1, math.prod(self.wide[2:]))
-        return self.e("affine", total, scale=share)
-
 
 def _lower(emit: Emitter, node: Node) -> Sequence[str]:
     x, gamma, beta = node.inputs
     low = _Lowering(emit, node, x)
     e, everything = low.e, range(len(low.wide))
-    wide = low.widen(x, everything)
-    mean = low.mean(wide)
-    centred = e("sub", wide, mean)
-    variance = low.mean(e("mul", centred, centred))
-    rstd = e("power", e("affine", variance, shift=node.attributes["epsilon"]), exponent=-0.5)
+    centred, mean, variance = emit_centred(e, low.widen(x, everything), low.over)
+    rstd = emit_rstd(e, variance, node.attributes["epsilon"])
     y = e("mul", e("mul", centred, rstd), low.widen(gamma, (1, 2)))
     y = e("add", y, low.widen(beta, (1, 2)))
     flat = [low.reshape(value, (0, 1), low.wide[:2]) for value in (mean, rstd)]
@@ -179,10 +140,8 @@ def _grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
     dy, x = (low.widen(value, everything) for value in (dy, x))
     mean, rstd = (low.widen(value, (0, 1)) for value in (mean, rstd))
     normal = e("mul", e("sub", x, mean), rstd)
-    scaled = e("mul", dy, low.widen(gamma, (1, 2)))
-    inner = e("sub", scaled, low.mean(scaled))
-    inner = e("sub", inner, e("mul", normal, low.mean(e("mul", scaled, normal))))
-    dx = low.reshape(e("mul", inner, rstd), everything, low.shape)
+    inner = emit_slope(e, e("mul", dy, low.widen(gamma, (1, 2))), normal, rstd, low.over)
+    dx = low.reshape(inner, everything, low.shape)
     over = (0, *low.over[1:])
     sums = (
         e("reduce_sum", value, axes=over, keepdims=True) for value in (e("mul", dy, normal), dy)

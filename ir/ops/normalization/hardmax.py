@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
-from soapstone.ir.errors import ShapeError
+from soapstone.ir.dims import Kind, Signature, finish
 from soapstone.ir.ops.elementwise.pointwise import nowhere
+from soapstone.ir.ops.operands import aligned, front_axis
 from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    x, axis = inputs[0], attributes["axis"]
-    if not -x.rank <= axis < x.rank:
-        raise ShapeError(f"input 0 has rank {x.rank} (shape {x.shape}); no axis {axis}")
-    table = DimTable()
-    operand = Operand(
-        tuple(along(table, f"d{d}", extent, "input 0") for d, extent in enumerate(x.shape))
-    )
-    whole = {f"d{axis % x.rank}": Kind.WHOLE}
-    return finish(table, [operand], [operand], [x.dtype], whole)
+    whole = {f"d{front_axis(inputs[0], attributes['axis'])}": Kind.WHOLE}
+    table, operands = aligned(inputs)
+    return finish(table, operands, operands, [inputs[0].dtype], whole)
 
 
 def _hardmax(attributes: Attributes, x: Array) -> Array:

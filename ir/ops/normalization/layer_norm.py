@@ -6,17 +6,25 @@ there are several. Those are split only after lowering.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.onnx_entry import Onnx
-from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.normalization import laws_sequence
+from soapstone.ir.ops.normalization.statistics import (
+    emit_centred,
+    emit_mean,
+    emit_rstd,
+    emit_slope,
+    mean,
+    normalised,
+    slope,
+)
+from soapstone.ir.ops.operands import lettered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -41,7 +49,6 @@ def _signature(
     inputs: Sequence[TensorSpec], attributes: Attributes, pattern: str, outputs: str
 ) -> Signature:
     """Return the signature of operands each written as x (… c), s (…) or c (c)."""
-    need_float(inputs, *range(len(inputs)))
     rank = inputs[0].rank
     lead = leading(attributes, rank)
     if not 0 <= lead < rank:
@@ -51,68 +58,46 @@ def _signature(
         )
     first, last = _names(lead, rank)
     names = {"x": (*first, *last), "s": first, "c": last}
-    table = DimTable()
-    operands = []
-    for position, (spec, letter) in enumerate(zip(inputs, pattern)):
-        need_rank(inputs, position, " ".join(names[letter]))
-        where = f"input {position}"
-        axes = (along(table, d, e, where) for d, e in zip(names[letter], spec.shape))
-        operands.append(Operand(tuple(axes)))
-
-    def operand(letter: str) -> Operand:
-        axes: tuple[Axis, ...] = tuple(Affine(d, table.extent(d)) for d in names[letter])
-        return Operand(axes)
-
-    made = [operand(letter) for letter in outputs]
-    kinds = dict.fromkeys(last, Kind.LOWERED)
-    return finish(table, operands, made, [inputs[0].dtype] * len(made), kinds)
+    return lettered(inputs, names, pattern, outputs, dict.fromkeys(last, Kind.LOWERED))
 
 
-def _over(attributes: Attributes, x: Array) -> tuple[tuple[int, ...], tuple[int, ...], Array]:
-    """Return the leading axes, the normalised ones, and how many elements these have."""
-    lead = leading(attributes, x.ndim)
-    over = tuple(range(lead, x.ndim))
-    count = x.dtype.type(max(1, math.prod(x.shape[lead:])))
-    return tuple(range(lead)), over, count
+def _axes(attributes: Attributes, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the leading axes and the normalised ones."""
+    lead = leading(attributes, rank)
+    return tuple(range(lead)), tuple(range(lead, rank))
 
 
 def _layer_norm(attributes: Attributes, x: Array, gamma: Array, beta: Array) -> tuple[Array, ...]:
-    lead, over, count = _over(attributes, x)
-    mean = x.sum(axis=over, keepdims=True) / count
-    centred = x - mean
-    var = (centred * centred).sum(axis=over, keepdims=True) / count
-    rstd = 1 / np.sqrt(var + x.dtype.type(attributes["epsilon"]))
+    lead, over = _axes(attributes, x.ndim)
+    normal, middle, rstd = normalised(x, over, attributes["epsilon"])
     shape = x.shape[: len(lead)]
-    return centred * rstd * gamma + beta, mean.reshape(shape), rstd.reshape(shape)
+    return normal * gamma + beta, middle.reshape(shape), rstd.reshape(shape)
 
 
 def _layer_norm_grad(
-    attributes: Attributes, dy: Array, x: Array, gamma: Array, mean: Array, rstd: Array
+    attributes: Attributes, dy: Array, x: Array, gamma: Array, middle: Array, rstd: Array
 ) -> tuple[Array, ...]:
-    lead, over, count = _over(attributes, x)
-    column = (*mean.shape, *(1,) * len(over))
-    normal = (x - mean.reshape(column)) * rstd.reshape(column)
-    scaled = dy * gamma
-    inner = scaled - scaled.sum(axis=over, keepdims=True) / count
-    inner = inner - normal * ((scaled * normal).sum(axis=over, keepdims=True) / count)
-    return inner * rstd.reshape(column), (dy * normal).sum(axis=lead), dy.sum(axis=lead)
+    lead, over = _axes(attributes, x.ndim)
+    middle, rstd = np.expand_dims(middle, over), np.expand_dims(rstd, over)
+    normal = (x - middle) * rstd
+    dx = slope(dy * gamma, normal, rstd, over)
+    return dx, (dy * normal).sum(axis=lead), dy.sum(axis=lead)
 
 
 def _rms_norm(attributes: Attributes, x: Array, gamma: Array) -> tuple[Array, ...]:
-    lead, over, count = _over(attributes, x)
-    square = (x * x).sum(axis=over, keepdims=True) / count
-    rstd = 1 / np.sqrt(square + x.dtype.type(attributes["epsilon"]))
+    lead, over = _axes(attributes, x.ndim)
+    rstd = 1 / np.sqrt(mean(x * x, over) + x.dtype.type(attributes["epsilon"]))
     return x * rstd * gamma, rstd.reshape(x.shape[: len(lead)])
 
 
 def _rms_norm_grad(
     attributes: Attributes, dy: Array, x: Array, gamma: Array, rstd: Array
 ) -> tuple[Array, ...]:
-    lead, over, count = _over(attributes, x)
-    rstd = rstd.reshape(*rstd.shape, *(1,) * len(over))
-    normal, scaled = x * rstd, dy * gamma
-    inner = scaled - normal * ((scaled * normal).sum(axis=over, keepdims=True) / count)
-    return inner * rstd, (dy * normal).sum(axis=lead)
+    lead, over = _axes(attributes, x.ndim)
+    rstd = np.expand_dims(rstd, over)
+    normal = x * rstd
+    dx = slope(dy * gamma, normal, rstd, over, centred=False)
+    return dx, (dy * normal).sum(axis=lead)
 
 
 class _Lowering:
@@ -120,16 +105,9 @@ class _Lowering:
 
     def __init__(self, emit: Emitter, node: Node, x: str) -> None:
         self.emit, self.shape = emit, emit.spec(x).shape
-        lead = leading(node.attributes, len(self.shape))
-        first, last = _names(lead, len(self.shape))
+        self.lead, self.over = _axes(node.attributes, len(self.shape))
+        first, last = _names(len(self.lead), len(self.shape))
         self.e = emit.renamed({f"d{axis}": d for axis, d in enumerate((*first, *last))})
-        self.lead, self.over = tuple(range(lead)), tuple(range(lead, len(self.shape)))
-
-    def mean(self, value: str) -> str:
-        """Emit the mean over the normalised axes, which are kept."""
-        total = self.e("reduce_sum", value, axes=self.over, keepdims=True)
-        count = max(1, math.prod(self.shape[axis] for axis in self.over))
-        return self.e("affine", total, scale=1 / count)
 
     def column(self, value: str) -> str:
         """Emit a statistic in a shape that broadcasts over x."""
@@ -144,37 +122,32 @@ class _Lowering:
         """Emit the sum over the leading axes."""
         return self.e("reduce_sum", value, axes=self.lead, keepdims=False)
 
-    def rstd(self, square: str, epsilon: float) -> str:
-        return self.e("power", self.e("affine", square, shift=epsilon), exponent=-0.5)
-
 
 def _layer_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
     x, gamma, beta = node.inputs
     low = _Lowering(emit, node, x)
     e = low.e
-    mean = low.mean(x)
-    centred = e("sub", x, mean)
-    rstd = low.rstd(low.mean(e("mul", centred, centred)), node.attributes["epsilon"])
+    centred, middle, variance = emit_centred(e, x, low.over)
+    rstd = emit_rstd(e, variance, node.attributes["epsilon"])
     y = e("add", e("mul", e("mul", centred, rstd), gamma), beta)
-    return [y, low.flat(mean), low.flat(rstd)]
+    return [y, low.flat(middle), low.flat(rstd)]
 
 
 def _layer_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    dy, x, gamma, mean, rstd = node.inputs
+    dy, x, gamma, middle, rstd = node.inputs
     low = _Lowering(emit, node, x)
     e = low.e
-    mean, rstd = low.column(mean), low.column(rstd)
-    normal = e("mul", e("sub", x, mean), rstd)
-    scaled = e("mul", dy, gamma)
-    inner = e("sub", scaled, low.mean(scaled))
-    inner = e("sub", inner, e("mul", normal, low.mean(e("mul", scaled, normal))))
-    return [e("mul", inner, rstd), low.total(e("mul", dy, normal)), low.total(dy)]
+    middle, rstd = low.column(middle), low.column(rstd)
+    normal = e("mul", e("sub", x, middle), rstd)
+    dx = emit_slope(e, e("mul", dy, gamma), normal, rstd, low.over)
+    return [dx, low.total(e("mul", dy, normal)), low.total(dy)]
 
 
 def _rms_norm_lower(emit: Emitter, node: Node) -> Sequence[str]:
     x, gamma = node.inputs
     low = _Lowering(emit, node, x)
-    rstd = low.rstd(low.mean(low.e("mul", x, x)), node.attributes["epsilon"])
+    square = emit_mean(low.e, low.e("mul", x, x), low.over)
+    rstd = emit_rstd(low.e, square, node.attributes["epsilon"])
     return [low.e("mul", low.e("mul", x, rstd), gamma), low.flat(rstd)]
 
 
@@ -183,20 +156,15 @@ def _rms_norm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
     low = _Lowering(emit, node, x)
     e = low.e
     rstd = low.column(rstd)
-    normal, scaled = e("mul", x, rstd), e("mul", dy, gamma)
-    inner = e("sub", scaled, e("mul", normal, low.mean(e("mul", scaled, normal))))
-    return [e("mul", inner, rstd), low.total(e("mul", dy, normal))]
+    normal = e("mul", x, rstd)
+    dx = emit_slope(e, e("mul", dy, gamma), normal, rstd, low.over, centred=False)
+    return [dx, low.total(e("mul", dy, normal))]
 
 
-def _layer_norm_gradient(g: GradientContext) -> Sequence[str | None]:
-    x, gamma, _ = g.inputs
-    operands = (g.only_grad(), x, gamma, *g.outputs[1:])
-    return list(g.emit.all("layer_norm_grad", *operands, axis=g.attributes["axis"]))
-
-
-def _rms_norm_gradient(g: GradientContext) -> Sequence[str | None]:
-    operands = (g.only_grad(), *g.inputs, g.outputs[1])
-    return list(g.emit.all("rms_norm_grad", *operands, axis=g.attributes["axis"]))
+def _gradient(g: GradientContext) -> Sequence[str | None]:
+    operands = (g.only_grad(), *g.inputs[:2], *g.outputs[1:])
+    name = f"{g.node.operator}_grad"
+    return list(g.emit.all(name, *operands, axis=g.attributes["axis"]))
 
 
 register(
@@ -207,7 +175,7 @@ register(
         signature=lambda inputs, a: _signature(inputs, a, "xcc", "xss"),
         reference=_layer_norm,
         attributes=_EPSILON | _AXIS,
-        gradient=_layer_norm_gradient,
+        gradient=_gradient,
         lower=_layer_norm_lower,
         flops_per_point=8,
         forms=laws_sequence.LAYER_NORM_FORMS,
@@ -253,7 +221,7 @@ register(
         signature=lambda inputs, a: _signature(inputs, a, "xc", "xs"),
         reference=_rms_norm,
         attributes=_EPSILON | _AXIS,
-        gradient=_rms_norm_gradient,
+        gradient=_gradient,
         lower=_rms_norm_lower,
         flops_per_point=5,
         onnx="RMSNormalization",

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from soapstone.ir.dims import Dim, DimTable, Kind, Operand, Signature, along
-from soapstone.ir.errors import ShapeError
+from soapstone.ir.dims import Kind, Signature, finish
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.normalization import laws_sequence
+from soapstone.ir.ops.operands import aligned, front_axis
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -32,25 +32,9 @@ _CASES = (
 
 def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, *range(len(inputs)))
-    rank, axis = inputs[0].rank, attributes["axis"]
-    if not -rank <= axis < rank:
-        raise ShapeError(f"input 0 has rank {rank} (shape {inputs[0].shape}); no axis {axis}")
-    table = DimTable()
-    operands = []
-    for position, spec in enumerate(inputs):
-        if spec.rank != rank:
-            raise ShapeError(
-                f"input {position} has rank {spec.rank} (shape {spec.shape}); {rank} needed"
-            )
-        where = f"input {position}"
-        axes = (along(table, f"d{d}", extent, where) for d, extent in enumerate(spec.shape))
-        operands.append(Operand(tuple(axes)))
-    over = f"d{axis % rank}"
-    dims = [
-        Dim(dim.name, dim.extent, Kind.LOWERED if dim.name == over else Kind.FREE)
-        for dim in table.dims()
-    ]
-    return Signature(tuple(dims), tuple(operands), (operands[0],), (inputs[0].dtype,))
+    over = f"d{front_axis(inputs[0], attributes['axis'])}"
+    table, operands = aligned(inputs)
+    return finish(table, operands, operands[:1], [inputs[0].dtype], {over: Kind.LOWERED})
 
 
 def _shifted(attributes: Attributes, x: Array) -> Array:

@@ -5,15 +5,15 @@ Dims: d0, d1, …; those that are normalised over are split only after lowering.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
-from soapstone.ir.errors import ShapeError
+from soapstone.ir.dims import Kind, Signature, finish
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float
+from soapstone.ir.ops.normalization.statistics import emit_centred, emit_mean, mean
+from soapstone.ir.ops.operands import aligned, front_axis
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -23,18 +23,8 @@ _TINY = 1e-9  # ONNX adds it to the deviation
 def _signature(inputs: Sequence[TensorSpec], axes: Sequence[int]) -> Signature:
     need_float(inputs, *range(len(inputs)))
     x = inputs[0]
-    for axis in axes:
-        if not -x.rank <= axis < x.rank:
-            raise ShapeError(f"input 0 has rank {x.rank} (shape {x.shape}), and so no axis {axis}")
-    table = DimTable()
-    operands = []
-    for position, spec in enumerate(inputs):
-        if spec.rank != x.rank:
-            raise ShapeError(f"input {position} has rank {spec.rank}; {x.rank} needed")
-        where = f"input {position}"
-        named = (along(table, f"d{axis}", e, where) for axis, e in enumerate(spec.shape))
-        operands.append(Operand(tuple(named)))
-    kinds = {f"d{axis % x.rank}": Kind.LOWERED for axis in axes}
+    kinds = {f"d{front_axis(x, axis)}": Kind.LOWERED for axis in axes}
+    table, operands = aligned(inputs)
     return finish(table, operands, [operands[0]], [x.dtype], kinds)
 
 
@@ -85,38 +75,29 @@ def _axes(attributes: Attributes, rank: int) -> tuple[int, ...]:
 
 def _mean_variance(attributes: Attributes, x: Array) -> Array:
     axes = _axes(attributes, x.ndim)
-    count = x.dtype.type(max(1, math.prod(x.shape[axis] for axis in axes)))
-    centred = x - x.sum(axis=axes, keepdims=True) / count
-    variance = (centred * centred).sum(axis=axes, keepdims=True) / count
-    return np.asarray(centred / (np.sqrt(variance) + x.dtype.type(_TINY)))
+    centred = x - mean(x, axes)
+    return np.asarray(centred / (np.sqrt(mean(centred * centred, axes)) + x.dtype.type(_TINY)))
 
 
-def _emit_mean(e: Emitter, value: str, axes: Sequence[int]) -> str:
-    shape = e.spec(value).shape
-    total = e("reduce_sum", value, axes=tuple(axes), keepdims=True)
-    return e("affine", total, scale=1 / max(1, math.prod(shape[axis] for axis in axes)))
-
-
-def _emit_centred(e: Emitter, x: str, axes: Sequence[int]) -> tuple[str, str]:
+def _emit_deviation(e: Emitter, x: str, axes: Sequence[int]) -> tuple[str, str]:
     """Emit x less its mean, and its deviation."""
-    centred = e("sub", x, _emit_mean(e, x, axes))
-    variance = _emit_mean(e, e("mul", centred, centred), axes)
+    centred, _, variance = emit_centred(e, x, axes)
     return centred, e("affine", e("sqrt", variance), shift=_TINY)
 
 
 def _mean_variance_lower(emit: Emitter, node: Node) -> Sequence[str]:
     (x,) = node.inputs
     e = emit.renamed({})
-    return [e("div", *_emit_centred(e, x, _axes(node.attributes, e.spec(x).rank)))]
+    return [e("div", *_emit_deviation(e, x, _axes(node.attributes, e.spec(x).rank)))]
 
 
 def _mean_variance_gradient(g: GradientContext) -> Sequence[str | None]:
     (x,), (y,), dy = g.inputs, g.outputs, g.grad()
     e = g.emit.renamed({})
     axes = _axes(g.attributes, g.spec(x).rank)
-    _, deviation = _emit_centred(e, x, axes)
-    inner = e("sub", dy, _emit_mean(e, dy, axes))
-    inner = e("sub", inner, e("mul", y, _emit_mean(e, e("mul", dy, y), axes)))
+    _, deviation = _emit_deviation(e, x, axes)
+    inner = e("sub", dy, emit_mean(e, dy, axes))
+    inner = e("sub", inner, e("mul", y, emit_mean(e, e("mul", dy, y), axes)))
     return [e("div", inner, deviation)]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.operands import named
 from soapstone.ir.ops.products import attention_lower
 from soapstone.ir.ops.recurrent.rnn import CountedSpec
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
@@ -59,21 +60,14 @@ def _bind(
     operands = []
     for position, (text, spec) in enumerate(zip(texts, inputs)):
         need_rank(inputs, position, text)
-        where = f"input {position}"
-        axes = (along(table, name, e, where) for name, e in zip(text.split(), spec.shape))
-        operands.append(Operand(tuple(axes)))
+        operands.append(named(table, text.split(), spec.shape, f"input {position}"))
     if len(inputs) > len(texts):
         where = f"input {len(texts)}"
         operands.append(_mask_axes(table, inputs[-1], where))
-    results = []
-    for text in made:
-        names = text.split()
-        if text == "mask":
-            results.append(operands[-1])
-        else:
-            results.append(
-                Operand(tuple(along(table, name, table.extent(name), "output") for name in names))
-            )
+    results = [
+        operands[-1] if text == "mask" else named(table, names, map(table.extent, names), "output")
+        for text, names in ((text, text.split()) for text in made)
+    ]
     return finish(table, operands, results, [inputs[0].dtype] * len(results), kinds)
 
 
@@ -264,8 +258,7 @@ def _causal_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) ->
     need_float(inputs, 0)
     need_rank(inputs, 0, "b heads tq tk")
     table = DimTable()
-    axes = (along(table, n, e, "input 0") for n, e in zip(_SCORES, inputs[0].shape))
-    operand = Operand(tuple(axes))
+    operand = named(table, _SCORES, inputs[0].shape, "input 0")
     return finish(table, [operand], [operand], [inputs[0].dtype])
 
 

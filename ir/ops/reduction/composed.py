@@ -6,21 +6,23 @@ is split, they run as the primitives that `lower` emits. Dims: d0, d1, … by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import DimTable, Kind, Signature, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float
+from soapstone.ir.ops.operands import plain
 from soapstone.ir.ops.reduction.folds import (
     AXES,
+    declare,
     keep_axes,
     kept_shape,
-    need_number,
+    number_signature,
+    reduce_sum,
     reduced_axes,
     reduction_cases,
     reduction_signature,
@@ -29,27 +31,10 @@ from soapstone.ir.ops.reduction.folds import (
 from soapstone.ir.spec import Attributes, Case, GradientContext, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 
-Reference = Callable[[Attributes, Array], Array]
-
-
-def _number_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_number(inputs)
-    return reduction_signature(inputs, attributes, "sum")
-
-
-def _product_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_number(inputs)
-    return reduction_signature(inputs, attributes, "prod")
-
 
 def _composite_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, 0)
     return reduction_signature(inputs, attributes, "sum", Kind.LOWERED)
-
-
-def _sum(attributes: Attributes, x: Array) -> Array:
-    axes, keepdims = attributes["axes"], attributes["keepdims"]
-    return np.asarray(np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype))
 
 
 def _product(attributes: Attributes, x: Array) -> Array:
@@ -59,7 +44,7 @@ def _product(attributes: Attributes, x: Array) -> Array:
 
 def _log_sum(attributes: Attributes, x: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(_sum(attributes, x)))
+        return np.asarray(np.log(reduce_sum(attributes, x)))
 
 
 def _log_sum_exp(attributes: Attributes, x: Array) -> Array:
@@ -120,7 +105,7 @@ def _kept_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
     x = inputs[1]
     small = reduction_signature((x,), {"axes": axes, "keepdims": True}, "sum").outputs[0]
     table = DimTable()
-    large = Operand(tuple(along(table, f"d{i}", e, "input 1") for i, e in enumerate(x.shape)))
+    large = plain(table, x.shape, "input 1")
     operands = []
     for position, spec in enumerate(inputs):
         wanted = large if position == 1 else small
@@ -152,20 +137,11 @@ def _norm_grad(attributes: Attributes, dy: Array, x: Array, y: Array) -> Array:
 # Lowerings
 
 
-def _plain(node: Node) -> dict[str, Any]:
-    return {name: node.attributes[name] for name in ("axes", "keepdims")}
-
-
-def _lower_l2(emit: Emitter, node: Node) -> list[str]:
-    rank = emit.spec(node.inputs[0]).rank
-    total = emit("reduce_sum_square", node.inputs[0], **_plain(node))
-    return [emit("sqrt", total, rename=_output_dims(node, rank))]
-
-
-def _lower_log_sum(emit: Emitter, node: Node) -> list[str]:
-    rank = emit.spec(node.inputs[0]).rank
-    total = emit("reduce_sum", node.inputs[0], **_plain(node))
-    return [emit("log", total, rename=_output_dims(node, rank))]
+def _lower_last(total: str, last: str, emit: Emitter, node: Node) -> list[str]:
+    """Emit a reduction, and what is done to its total."""
+    given = {name: node.attributes[name] for name in ("axes", "keepdims")}
+    rename = _output_dims(node, emit.spec(node.inputs[0]).rank)
+    return [emit(last, emit(total, node.inputs[0], **given), rename=rename)]
 
 
 def _output_dims(node: Node, rank: int) -> dict[str, str]:
@@ -200,90 +176,61 @@ _INTEGERS = Case(("int64 3 4 >=1 <4",), {"axes": (0,), "keepdims": True}, ())
 _LOGARITHMS = tuple(replace(case, positive=True) for case in reduction_cases(empty=False))
 _NOTHING = Case(("2 0",), {"axes": (1,)}, ())
 
-register(
-    OpSpec(
-        name="reduce_prod",
-        inputs=("x",),
-        signature=_product_signature,
-        reference=_product,
-        attributes=AXES,
-        gradient=_product_grad,
-        onnx="ReduceProd",
-        cases=(*reduction_cases(empty=True), _INTEGERS),
-        doc="the product over axes; over no elements 1",
-    )
+_OF_NUMBERS = (*reduction_cases(empty=True), _INTEGERS)
+declare(
+    "reduce_prod",
+    partial(number_signature, monoid="prod"),
+    _product,
+    _product_grad,
+    _OF_NUMBERS,
+    "the product over axes; over no elements 1",
 )
-register(
-    OpSpec(
-        name="reduce_l1",
-        inputs=("x",),
-        signature=_number_signature,
-        reference=lambda a, x: _sum(a, np.abs(x)),
-        attributes=AXES,
-        gradient=_l1_grad,
-        flops_per_point=2,
-        onnx="ReduceL1",
-        cases=(*reduction_cases(empty=True), _INTEGERS),
-        doc="the sum of absolute values over axes",
-    )
+declare(
+    "reduce_l1",
+    number_signature,
+    lambda a, x: reduce_sum(a, np.abs(x)),
+    _l1_grad,
+    _OF_NUMBERS,
+    "the sum of absolute values over axes",
+    flops_per_point=2,
 )
-register(
-    OpSpec(
-        name="reduce_sum_square",
-        inputs=("x",),
-        signature=_number_signature,
-        reference=lambda a, x: _sum(a, x * x),
-        attributes=AXES,
-        gradient=_sum_square_grad,
-        flops_per_point=2,
-        onnx="ReduceSumSquare",
-        cases=(*reduction_cases(empty=True), _INTEGERS),
-        doc="the sum of squares over axes",
-    )
+declare(
+    "reduce_sum_square",
+    number_signature,
+    lambda a, x: reduce_sum(a, x * x),
+    _sum_square_grad,
+    _OF_NUMBERS,
+    "the sum of squares over axes",
+    flops_per_point=2,
 )
-register(
-    OpSpec(
-        name="reduce_l2",
-        inputs=("x",),
-        signature=_composite_signature,
-        reference=lambda a, x: np.sqrt(_sum(a, x * x)),
-        attributes=AXES,
-        gradient=_l2_grad,
-        lower=_lower_l2,
-        flops_per_point=2,
-        onnx="ReduceL2",
-        cases=reduction_cases(empty=True),
-        doc="the square root of the sum of squares over axes",
-    )
+declare(
+    "reduce_l2",
+    _composite_signature,
+    lambda a, x: np.sqrt(reduce_sum(a, x * x)),
+    _l2_grad,
+    reduction_cases(empty=True),
+    "the square root of the sum of squares over axes",
+    lower=partial(_lower_last, "reduce_sum_square", "sqrt"),
+    flops_per_point=2,
 )
-register(
-    OpSpec(
-        name="reduce_log_sum",
-        inputs=("x",),
-        signature=_composite_signature,
-        reference=_log_sum,
-        attributes=AXES,
-        gradient=_log_sum_grad,
-        lower=_lower_log_sum,
-        onnx="ReduceLogSum",
-        cases=(*_LOGARITHMS, _NOTHING),
-        doc="the logarithm of the sum over axes",
-    )
+declare(
+    "reduce_log_sum",
+    _composite_signature,
+    _log_sum,
+    _log_sum_grad,
+    (*_LOGARITHMS, _NOTHING),
+    "the logarithm of the sum over axes",
+    lower=partial(_lower_last, "reduce_sum", "log"),
 )
-register(
-    OpSpec(
-        name="reduce_log_sum_exp",
-        inputs=("x",),
-        signature=_composite_signature,
-        reference=_log_sum_exp,
-        attributes=AXES,
-        gradient=_log_sum_exp_grad,
-        lower=_lower_log_sum_exp,
-        flops_per_point=4,
-        onnx="ReduceLogSumExp",
-        cases=(*reduction_cases(empty=False), _NOTHING),
-        doc="the logarithm of the sum of exponentials over axes, which does not overflow",
-    )
+declare(
+    "reduce_log_sum_exp",
+    _composite_signature,
+    _log_sum_exp,
+    _log_sum_exp_grad,
+    (*reduction_cases(empty=False), _NOTHING),
+    "the logarithm of the sum of exponentials over axes, which does not overflow",
+    lower=_lower_log_sum_exp,
+    flops_per_point=4,
 )
 _KEPT = {"axes": AXES["axes"]}
 register(

@@ -6,7 +6,8 @@ Dims are named by the input's axes (of `broadcast`: by the output's): d0, d1, â€
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.elementwise.arithmetic import unbroadcast
 from soapstone.ir.ops.normalization import laws_sequence
+from soapstone.ir.ops.operands import plain
 from soapstone.ir.spec import (
     Attribute,
     Attributes,
     Case,
+    Gradient,
     GradientContext,
     OpSpec,
     SignatureRule,
@@ -107,7 +110,7 @@ def reduction_signature(
     axes = reduced_axes(attributes, x.rank)
     _check_axes(x, axes)
     table = DimTable()
-    operand = Operand(tuple(along(table, f"d{i}", e, "input 0") for i, e in enumerate(x.shape)))
+    operand = plain(table, x.shape, "input 0")
     output = _reduced_operand(x.shape, attributes)
     kinds = {f"d{axis}": kind for axis in axes} if kind is not Kind.REDUCED else None
     return finish(table, [operand], [output], [x.dtype], kinds, monoid)
@@ -123,9 +126,12 @@ def need_number(inputs: tuple[TensorSpec, ...]) -> None:
         raise ShapeError(f"input 0 is {inputs[0]}; a number type needed (shape and rank fit)")
 
 
-def _sum_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+def number_signature(
+    inputs: tuple[TensorSpec, ...], attributes: Attributes, monoid: str = "sum"
+) -> Signature:
+    """Return the signature of a reduction of numbers."""
     need_number(inputs)
-    return reduction_signature(inputs, attributes, "sum")
+    return reduction_signature(inputs, attributes, monoid)
 
 
 def _mean_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
@@ -137,24 +143,21 @@ def _mean_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     return signature
 
 
-def _extreme_signature(monoid: str) -> SignatureRule:
-    return lambda inputs, attributes: reduction_signature(inputs, attributes, monoid)
-
-
 def _mean_count(attributes: Attributes, shape: Sequence[int]) -> int:
     if attributes["count"] is not None:
         return int(attributes["count"])
     return math.prod(shape[axis] for axis in reduced_axes(attributes, len(shape)))
 
 
-def _sum(attributes: Attributes, x: Array) -> Array:
+def reduce_sum(attributes: Attributes, x: Array) -> Array:
+    """Return the sum over axes, in the type of x."""
     axes, keepdims = attributes["axes"], attributes["keepdims"]
     return np.asarray(np.sum(x, axis=axes, keepdims=keepdims, dtype=x.dtype))
 
 
 def _mean(attributes: Attributes, x: Array) -> Array:
     count = x.dtype.type(_mean_count(attributes, x.shape))
-    return np.asarray(_sum(attributes, x) / count)
+    return np.asarray(reduce_sum(attributes, x) / count)
 
 
 def _extreme(
@@ -215,7 +218,7 @@ def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) 
     need_float(inputs, 0, 1, 2)
     _check_axes(x, reduced_axes(attributes, x.rank))
     table = DimTable()
-    operand = Operand(tuple(along(table, f"d{i}", e, "input 1") for i, e in enumerate(x.shape)))
+    operand = plain(table, x.shape, "input 1")
     small = _reduced_operand(x.shape, attributes)
     for position, spec in ((0, dy), (2, y)):
         if spec.rank != len(small.axes):
@@ -259,56 +262,61 @@ def reduction_cases(*, empty: bool) -> tuple[Case, ...]:
     return (*cases, Case(("2 0",), {"axes": (1,)})) if empty else cases
 
 
-register(
-    OpSpec(
-        name="reduce_sum",
-        inputs=("x",),
-        signature=_sum_signature,
-        reference=_sum,
-        attributes=AXES,
-        gradient=_sum_grad,
-        forms=laws_sequence.REDUCE_SUM_FORMS,
-        laws=laws_sequence.REDUCE_SUM_LAWS,
-        onnx="ReduceSum",
-        cases=(*reduction_cases(empty=True), Case(("int32 3 4 <9",), {"axes": (0,)}, ())),
-        doc="the sum over axes; of integers in their own type, wrapping",
-    )
+def declare(
+    name: str,
+    signature: SignatureRule,
+    reference: Callable[[Attributes, Array], Array],
+    gradient: Gradient,
+    cases: tuple[Case, ...],
+    doc: str,
+    attributes: Mapping[str, Attribute] = AXES,
+    **more: Any,
+) -> None:
+    """Register a reduction, whose name in ONNX is the name here in its spelling."""
+    onnx = name.title().replace("_", "")
+    given = (name, ("x",), signature, reference)
+    more = {"attributes": attributes, "gradient": gradient, "cases": cases, "doc": doc, **more}
+    register(OpSpec(*given, onnx=onnx, **more))
+
+
+declare(
+    "reduce_sum",
+    number_signature,
+    reduce_sum,
+    _sum_grad,
+    (*reduction_cases(empty=True), Case(("int32 3 4 <9",), {"axes": (0,)}, ())),
+    "the sum over axes; of integers in their own type, wrapping",
+    forms=laws_sequence.REDUCE_SUM_FORMS,
+    laws=laws_sequence.REDUCE_SUM_LAWS,
 )
-register(
-    OpSpec(
-        name="reduce_mean",
-        inputs=("x",),
-        signature=_mean_signature,
-        reference=_mean,
-        attributes=AXES | _COUNT,
-        gradient=_mean_grad,
-        localize=_mean_localize,
-        forms=laws_sequence.REDUCE_MEAN_FORMS,
-        laws=laws_sequence.REDUCE_MEAN_LAWS,
-        onnx="ReduceMean",
-        cases=(*reduction_cases(empty=False), Case(("3 4",), {"axes": (0,), "count": 5})),
-        doc="the mean over axes: their sum divided by count, the reduced extent unless given",
-    )
+declare(
+    "reduce_mean",
+    _mean_signature,
+    _mean,
+    _mean_grad,
+    (*reduction_cases(empty=False), Case(("3 4",), {"axes": (0,), "count": 5})),
+    "the mean over axes: their sum divided by count, the reduced extent unless given",
+    AXES | _COUNT,
+    localize=_mean_localize,
+    forms=laws_sequence.REDUCE_MEAN_FORMS,
+    laws=laws_sequence.REDUCE_MEAN_LAWS,
 )
-_EMPTY = Case(("2 0",), {"axes": (1,)}, ())
-_BOOLEAN = Case(("bool 3 4",), {"axes": (1,)}, ())
-_INTEGER = Case(("int64 3 4 <9",), {"axes": (0,), "keepdims": True}, ())
+_OTHERS = (
+    Case(("2 0",), {"axes": (1,)}, ()),
+    Case(("bool 3 4",), {"axes": (1,)}, ()),
+    Case(("int64 3 4 <9",), {"axes": (0,), "keepdims": True}, ()),
+)
 for _name, _function, _of_none, _doc in (
     ("max", np.max, smallest, "the maximum over axes; over no elements the least"),
     ("min", np.min, largest, "the minimum over axes; over no elements the greatest"),
 ):
-    register(
-        OpSpec(
-            name=f"reduce_{_name}",
-            inputs=("x",),
-            signature=_extreme_signature(_name),
-            reference=_extreme(_function, _of_none),
-            attributes=AXES,
-            gradient=_extreme_grad,
-            onnx=f"Reduce{_name.capitalize()}",
-            cases=(*reduction_cases(empty=False), _EMPTY, _BOOLEAN, _INTEGER),
-            doc=f"{_doc} value of the type",
-        )
+    declare(
+        f"reduce_{_name}",
+        partial(reduction_signature, monoid=_name),
+        _extreme(_function, _of_none),
+        _extreme_grad,
+        (*reduction_cases(empty=False), *_OTHERS),
+        f"{_doc} value of the type",
     )
 register(
     OpSpec(
@@ -337,15 +345,13 @@ def _broadcast_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
             f" for shape {shape}"
         )
     table = DimTable()
-    for axis, extent in enumerate(shape):
-        table.add(f"d{axis}", extent, "attribute shape")
+    output = plain(table, shape, "attribute shape")
     axes: list[Axis] = []
     for axis, extent in enumerate(x.shape, len(shape) - x.rank):
         if extent == 1 and shape[axis] != 1:
             axes.append(Whole(1))
         else:
             axes.append(along(table, f"d{axis}", extent, "input 0"))
-    output = Operand(tuple(Affine(f"d{axis}", extent) for axis, extent in enumerate(shape)))
     return finish(table, [Operand(tuple(axes))], [output], [x.dtype])
 
 

@@ -8,6 +8,7 @@ d1, … for the labels' axes, and v.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, einsum,
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
+from soapstone.ir.ops.operands import plain
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.training.loss import COUNT, mean_of
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
@@ -32,10 +34,10 @@ def _check_labels(labels: Array, classes: int) -> None:
 def _one_hot_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_integer(inputs, 0)
     table = DimTable()
-    labels = [along(table, f"d{axis}", e, "input 0") for axis, e in enumerate(inputs[0].shape)]
+    labels = plain(table, inputs[0].shape, "input 0")
     classes = along(table, "v", attributes["classes"], "attribute classes")
-    outputs = [Operand((*labels, classes))]
-    return finish(table, [Operand(tuple(labels))], outputs, [attributes["dtype"]])
+    outputs = [Operand((*labels.axes, classes))]
+    return finish(table, [labels], outputs, [attributes["dtype"]])
 
 
 def _one_hot(attributes: Attributes, labels: Array) -> Array:
@@ -147,38 +149,32 @@ def _need_samples(spec: TensorSpec, attributes: Attributes) -> None:
         raise ShapeError(f"{dim} in the shape {spec.shape}; 1 or more needed for a mean")
 
 
-def _sparse_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+def _need_expected(inputs: tuple[TensorSpec, ...], position: int, dims: str) -> None:
+    """Check what is expected of each row: a label ("n"), or a probability of each class ("n c")."""
+    if dims == "n":
+        need_integer(inputs, position)
+    else:
+        need_float(inputs, position)
+
+
+def _signature(expected: str, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_rank(inputs, 0, "n c")
     need_float(inputs, 0)
-    need_integer(inputs, 1)
+    _need_expected(inputs, 1, expected)
     _need_samples(inputs[0], attributes)
     dtypes = [inputs[0].dtype] * 2
-    return einsum("n c, n -> (), n", inputs, dtypes=dtypes, kinds={"c": Kind.LOWERED})
+    return einsum(f"n c, {expected} -> (), n", inputs, dtypes=dtypes, kinds={"c": Kind.LOWERED})
 
 
-def _dense_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_rank(inputs, 0, "n c")
-    need_float(inputs, 0, 1)
-    _need_samples(inputs[0], attributes)
-    dtypes = [inputs[0].dtype] * 2
-    return einsum("n c, n c -> (), n", inputs, dtypes=dtypes, kinds={"c": Kind.LOWERED})
-
-
-def _grad_signature(text: str, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+def _grad_signature(
+    expected: str, inputs: tuple[TensorSpec, ...], attributes: Attributes
+) -> Signature:
+    _need_expected(inputs, 2, expected)
     need_rank(inputs, 1, "n c")
     need_float(inputs, 0, 1, 3)
     _need_samples(inputs[1], attributes)
+    text = f", n c, {expected}, n -> n c"
     return einsum(text, inputs, dtypes=[inputs[1].dtype], kinds={"c": Kind.LOWERED})
-
-
-def _sparse_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_integer(inputs, 2)
-    return _grad_signature(", n c, n, n -> n c", inputs, attributes)
-
-
-def _dense_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_float(inputs, 2)
-    return _grad_signature(", n c, n c, n -> n c", inputs, attributes)
 
 
 def _localize_rows(attributes: Attributes, tile: Tile, logits: int) -> Attributes:
@@ -335,86 +331,72 @@ def _dense_gradient(g: GradientContext) -> list[str | None]:
     return [_lse_grad(g, parts), targets]
 
 
-register(
-    OpSpec(
-        name="cross_entropy",
-        inputs=("logits", "labels"),
-        outputs=("loss", "lse"),
-        signature=_sparse_signature,
-        reference=_cross_entropy,
-        attributes=COUNT,
-        gradient=_sparse_gradient,
-        localize=lambda a, tile: _localize_rows(a, tile, 0),
-        lower=_lower_sparse,
-        flops_per_point=8,
-        layer=None,
-        cases=(
+for _name, _second, _dims, _references, _lowers, _rule, _doc, _cases, _grad_cases in (
+    (
+        *("cross_entropy", "labels", "n", (_cross_entropy, _cross_entropy_grad)),
+        *((_lower_sparse, _lower_sparse_grad), _sparse_gradient),
+        "sum of lse_i - logits[i, labels_i] over count; count: n unless given",
+        (
             Case(("4 3", "int64 4 <3")),
             Case(("3 5", "int32 3 <5")),
             Case(("4 3", "int64 4 <3"), {"count": 7}),
             Case(("1 1", "int64 1 <1")),
             Case(("0 3", "int64 0 <3"), {"count": 4}),
         ),
-        doc="sum of lse_i - logits[i, labels_i] over count; count: n unless given",
-    )
-)
-register(
-    OpSpec(
-        name="cross_entropy_grad",
-        inputs=("dloss", "logits", "labels", "lse"),
-        outputs=("dlogits",),
-        signature=_sparse_grad_signature,
-        reference=_cross_entropy_grad,
-        attributes=COUNT,
-        localize=lambda a, tile: _localize_rows(a, tile, 1),
-        lower=_lower_sparse_grad,
-        flops_per_point=8,
-        cases=(
+        (
             Case(("", "4 3", "int64 4 <3", "4"), {}, ()),
             Case(("", "3 5", "int32 3 <5", "3"), {"count": 6}, ()),
             Case(("", "1 2", "int64 1 <2", "1"), {}, ()),
             Case(("", "0 2", "int64 0 <2", "0"), {"count": 1}, ()),
         ),
-    )
-)
-register(
-    OpSpec(
-        name="cross_entropy_dense",
-        inputs=("logits", "targets"),
-        outputs=("loss", "lse"),
-        signature=_dense_signature,
-        reference=_cross_entropy_dense,
-        attributes=COUNT,
-        gradient=_dense_gradient,
-        localize=lambda a, tile: _localize_rows(a, tile, 0),
-        lower=_lower_dense,
-        flops_per_point=8,
-        layer=None,
-        cases=(
+    ),
+    (
+        *("cross_entropy_dense", "targets", "n c"),
+        *((_cross_entropy_dense, _cross_entropy_dense_grad), (_lower_dense, _lower_dense_grad)),
+        _dense_gradient,
+        "sum of targets * (lse - logits) over count; targets: (n, c) probabilities",
+        (
             Case(("4 3", "4 3")),
             Case(("3 5", "3 5"), {"count": 7}, positive=True),
             Case(("1 2", "1 2")),
             Case(("0 3", "0 3"), {"count": 4}),
         ),
-        doc="sum of targets * (lse - logits) over count; targets: (n, c) probabilities",
-    )
-)
-register(
-    OpSpec(
-        name="cross_entropy_dense_grad",
-        inputs=("dloss", "logits", "targets", "lse"),
-        outputs=("dlogits",),
-        signature=_dense_grad_signature,
-        reference=_cross_entropy_dense_grad,
-        attributes=COUNT,
-        localize=lambda a, tile: _localize_rows(a, tile, 1),
-        lower=_lower_dense_grad,
-        flops_per_point=8,
-        cases=(
+        (
             Case(("", "4 3", "4 3", "4"), {}, ()),
             Case(("", "3 5", "3 5", "3"), {"count": 6}, ()),
             Case(("", "1 2", "1 2", "1"), {}, ()),
             Case(("", "0 2", "0 2", "0"), {"count": 1}, ()),
         ),
+    ),
+):
+    register(
+        OpSpec(
+            name=_name,
+            inputs=("logits", _second),
+            outputs=("loss", "lse"),
+            signature=partial(_signature, _dims),
+            reference=_references[0],
+            attributes=COUNT,
+            gradient=_rule,
+            localize=lambda a, tile: _localize_rows(a, tile, 0),
+            lower=_lowers[0],
+            flops_per_point=8,
+            layer=None,
+            cases=_cases,
+            doc=_doc,
+        )
     )
-)
+    register(
+        OpSpec(
+            name=f"{_name}_grad",
+            inputs=("dloss", "logits", _second, "lse"),
+            outputs=("dlogits",),
+            signature=partial(_grad_signature, _dims),
+            reference=_references[1],
+            attributes=COUNT,
+            localize=lambda a, tile: _localize_rows(a, tile, 1),
+            lower=_lowers[1],
+            flops_per_point=8,
+            cases=_grad_cases,
+        )
+    )

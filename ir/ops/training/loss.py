@@ -6,47 +6,19 @@ Dims: d0, d1, …; of `correct`: n (samples) and c (classes).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, DimTable, Kind, Operand, Signature, along, einsum, finish
+from soapstone.ir.dims import Kind, Operand, Signature, einsum, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.elementwise.arithmetic import sigmoid
+from soapstone.ir.ops.operands import aligned
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
 COUNT = {"count": Attribute("int", None, minimum=1)}
 _CLIP = 1e-7
-
-
-def aligned(
-    inputs: Sequence[TensorSpec], scalars: Sequence[int] = ()
-) -> tuple[DimTable, list[Operand]]:
-    """Return the operands of inputs that all have one shape, dims d0, d1, …, but for the scalars.
-
-    Raises:
-        ShapeError: a shape differs, or a scalar has axes; names the dim.
-    """
-    table = DimTable()
-    first = next(position for position in range(len(inputs)) if position not in scalars)
-    rank = inputs[first].rank
-    operands = []
-    for position, spec in enumerate(inputs):
-        if position in scalars:
-            need_rank(inputs, position, "")
-            operands.append(Operand(()))
-            continue
-        if spec.rank != rank:
-            raise ShapeError(
-                f"input {position} has rank {spec.rank} (shape {spec.shape});"
-                f" {rank} needed (shape {inputs[first].shape} of input {first})"
-            )
-        where = f"input {position}"
-        axes = [along(table, f"d{axis}", extent, where) for axis, extent in enumerate(spec.shape)]
-        operands.append(Operand(tuple(axes)))
-    return table, operands
 
 
 def mean_of(rows: Array, count: int) -> Array:
@@ -238,9 +210,8 @@ def _correct(attributes: Attributes, logits: Array, labels: Array) -> Array:
 
 
 def _is_finite_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    table = DimTable()
-    axes = [Affine(table.add(f"d{i}", e, "input 0"), e) for i, e in enumerate(inputs[0].shape)]
-    return finish(table, [Operand(tuple(axes))], [Operand(())], ["bool"], None, "min")
+    table, operands = aligned(inputs)
+    return finish(table, operands, [Operand(())], ["bool"], None, "min")
 
 
 register(

@@ -13,7 +13,7 @@ import numpy as np
 from soapstone.ir.dims import DimTable, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.ops.checks import need_count, need_float, need_integer
-from soapstone.ir.ops.training.loss import aligned
+from soapstone.ir.ops.operands import aligned
 from soapstone.ir.spec import Attribute, Attributes, Case, OpSpec, register
 from soapstone.ir.tensor import Array, TensorSpec
 

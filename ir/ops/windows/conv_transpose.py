@@ -20,7 +20,10 @@ from soapstone.ir.ops.windows.convolution import GROUPS, ChannelAxes, filters, g
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,
     Window,
+    case_shape,
+    case_window,
     local_padding,
+    of_rank,
     spatial_dims,
     window_attributes,
 )
@@ -156,23 +159,14 @@ def _case(rank: int, number: int) -> Case:
     """Return a case of the rank, made from one of two dims: without h, or with d before."""
     x, w, bias, window = _WINDOWS[number]
 
-    def numbers(values: Sequence[int], depth: int) -> tuple[int, ...]:
-        return tuple((depth, *values)[3 - rank :])
-
-    def text(shape: str, depth: int) -> str:
-        extents = [int(extent) for extent in shape.split()]
-        return " ".join(map(str, (*extents[:2], *numbers(extents[2:], depth))))
-
-    padding = window.get("padding", (0, 0, 0, 0))
+    extents = [[int(extent) for extent in shape.split()] for shape in (x, w)]
     attributes = {
-        "stride": numbers(window.get("stride", (1, 1)), 2),
-        "padding": (*numbers(padding[:2], 1), *numbers(padding[2:], 0)),
-        "dilation": numbers(window.get("dilation", (1, 1)), 1),
-        "output_padding": numbers(window.get("output_padding", (0, 0)), 1),
-        "groups": window.get("groups", 1),
+        **case_window(window, rank, low=1),
+        "output_padding": of_rank(window.get("output_padding", (0, 0)), rank, 1),
         "bias": bias is not None,
     }
-    return Case((text(x, 2), text(w, 2), *(() if bias is None else (bias,))), attributes)
+    shapes = (case_shape(shape, rank, 2) for shape in extents)
+    return Case((*shapes, *(() if bias is None else (bias,))), attributes)
 
 
 def _declare(rank: int) -> None:

@@ -23,9 +23,12 @@ from soapstone.ir.ops.windows import laws_convolution
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,
     Window,
+    case_shape,
+    case_window,
     gather,
     local_padding,
     need_window,
+    of_rank,
     positions_of,
     scatter,
     spatial_dims,
@@ -276,23 +279,6 @@ class _Example:
     activation: str | None = None
     bias: bool = True
 
-    def shape(self, values: tuple[int, ...], rank: int, depth: int) -> str:
-        return " ".join(map(str, (*values[:2], *self.numbers(values[2:], rank, depth))))
-
-    def numbers(self, values: Sequence[int], rank: int, depth: int) -> tuple[int, ...]:
-        """Return numbers along h w as those along w, h w, or d h w."""
-        return tuple((depth, *values)[3 - rank :])
-
-    def attributes(self, rank: int) -> dict[str, Any]:
-        """Return the window's attributes; along d, 4 positions hold two windows of 2."""
-        made = dict(self.window)
-        for name in ("stride", "dilation"):
-            default = 2 if name == "stride" else 1
-            made[name] = self.numbers(made.get(name, (1, 1)), rank, default)
-        padding = made.get("padding", (0, 0, 0, 0))
-        low, high = self.numbers(padding[:2], rank, 0), self.numbers(padding[2:], rank, 1)
-        return made | {"padding": (*low, *high)}
-
 
 _EXAMPLES = (
     _Example((2, 3, 6, 5), (4, 3, 3, 3), (2, 4, 6, 5), {"padding": (1, 1, 1, 1)}),
@@ -331,10 +317,10 @@ def _declare(rank: int) -> None:
     name, window = f"conv{rank}d", window_attributes(rank) | GROUPS
     forward, to_input, to_weight = [], [], []
     for e in _EXAMPLES:
-        x, y, w = e.shape(e.x, rank, 3), e.shape(e.y, rank, 2), e.shape(e.w, rank, 2)
+        x, y, w = case_shape(e.x, rank, 3), case_shape(e.y, rank, 2), case_shape(e.w, rank, 2)
         bias = {"bias": e.bias}
-        attributes, size = e.attributes(rank), e.numbers(e.x[2:], rank, 3)
-        kernel = e.numbers(e.w[2:], rank, 2)
+        attributes, size = case_window(e.window, rank, high=1), of_rank(e.x[2:], rank, 3)
+        kernel = of_rank(e.w[2:], rank, 2)
         operands = (x, w, str(e.w[0])) if e.bias else (x, w)
         forward.append(Case(operands, {**attributes, **bias, "activation": e.activation}))
         to_input.append(Case((y, w), {**attributes, "size": size}, ()))

@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_rank
-from soapstone.ir.ops.windows.pooling import pool_signature
+from soapstone.ir.ops.windows.pooling import pool_grad_signature, pool_signature
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,
     gather,
     local_padding,
-    need_window,
     positions_of,
     scatter,
     spatial_dims,
-    windows_of,
 )
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -71,26 +69,11 @@ def _localize(attributes: Attributes, tile: Tile) -> Attributes:
 
 
 def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    attributes = _filled(attributes)
-    kernel = attributes["kernel"]
-    rank = len(kernel)
-    need_window(attributes, rank)
     need_float(inputs, 0, 1, 2)
-    names = ("n", "c", *spatial_dims(rank))
-    table = DimTable()
-    operands = []
-    for position in range(3):
-        need_rank(inputs, position, " ".join(names))
-    lead = [along(table, d, e, "input 2") for d, e in zip("nc", inputs[2].shape)]
-    windows = windows_of(attributes, inputs[2].shape[2:], kernel)
-    for window in windows:
-        table.add(window.dim, window.count, "the windows")
-        table.add(f"k{window.dim}", window.kernel, "attribute kernel", Kind.WHOLE)
-    for position, spec in enumerate(inputs[:2]):
-        axes = (along(table, d, e, f"input {position}") for d, e in zip(names, spec.shape))
-        operands.append(Operand(tuple(axes)))
-    x = Operand((*lead, *(window.written() for window in windows)))
-    return finish(table, [*operands, x], [x], [inputs[0].dtype])
+    size = inputs[2].shape[2:]
+    rank = len(attributes["kernel"])
+    need_rank(inputs, 2, " ".join(("n", "c", *spatial_dims(rank))))
+    return pool_grad_signature(rank, inputs, _filled(attributes), size, 2)
 
 
 def _lp_pool_grad(attributes: Attributes, dy: Array, y: Array, x: Array) -> Array:

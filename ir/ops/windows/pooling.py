@@ -14,18 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.dims import Affine, Axis, DimTable, Ints, Kind, Operand, Signature, along, finish
+from soapstone.ir.dims import Affine, DimTable, Ints, Kind, Operand, Signature, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx
-from soapstone.ir.ops.checks import need_float, need_rank
+from soapstone.ir.ops.checks import need_float, need_lengths, need_rank
+from soapstone.ir.ops.operands import named
 from soapstone.ir.ops.reduction.folds import smallest
 from soapstone.ir.ops.windows import laws_pooling
 from soapstone.ir.ops.windows.window import (
     ONNX_WINDOW,
     Window,
+    case_shape,
+    case_window,
     gather,
     local_padding,
     need_window,
+    of_rank,
     positions_of,
     scatter,
     spatial_dims,
@@ -85,7 +89,7 @@ def pool_signature(
     if real:
         need_float(inputs, 0)
     table = DimTable()
-    lead: list[Axis] = [along(table, d, e, "input 0") for d, e in zip("nc", inputs[0].shape)]
+    lead = named(table, "nc", inputs[0].shape, "input 0").axes
     windows = _windows(table, attributes, inputs[0].shape[2:])
     y = Operand((*lead, *(Affine(window.dim, window.count) for window in windows)))
     outputs, types = [y], [inputs[0].dtype]
@@ -95,24 +99,35 @@ def pool_signature(
     return finish(table, [x], outputs, types)
 
 
-def _grad_signature(rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
-    need_window(attributes, rank, kernel=rank, size=rank)
+def pool_grad_signature(
+    rank: int,
+    inputs: tuple[TensorSpec, ...],
+    attributes: Attributes,
+    size: Sequence[int],
+    pooled: int,
+) -> Signature:
+    """Return the signature of dx of a size, from `pooled` inputs like y and then perhaps x."""
+    need_window(attributes, rank, kernel=rank)
     need_float(inputs, 0)
     table = DimTable()
-    for position in range(len(inputs)):
+    operands = []
+    for position, spec in enumerate(inputs):
         need_rank(inputs, position, _image(rank))
+        names = _image(rank).split()[: None if position < pooled else 2]
+        operands.append(named(table, names, spec.shape, f"input {position}"))
+    windows = _windows(table, attributes, size)
+    dx = Operand((*operands[0].axes[:2], *(window.written() for window in windows)))
+    return finish(
+        table, [*operands[:pooled], *[dx] * (len(inputs) - pooled)], [dx], [inputs[0].dtype]
+    )
+
+
+def _grad_signature(rank: int, inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
+    need_lengths(attributes, size=rank)
     needed = index_type(attributes["kernel"])
     if len(inputs) == 2 and inputs[1].dtype != needed:
         raise ShapeError(f"input 1 has type {inputs[1].dtype}; {needed} needed")
-    lead: list[Axis] = [along(table, d, e, "input 0") for d, e in zip("nc", inputs[0].shape)]
-    windows = _windows(table, attributes, attributes["size"])
-    operands = []
-    for position, spec in enumerate(inputs):
-        names, where = _image(rank).split(), f"input {position}"
-        axes = (along(table, d, e, where) for d, e in zip(names, spec.shape))
-        operands.append(Operand(tuple(axes)))
-    dx = Operand((*lead, *(window.written() for window in windows)))
-    return finish(table, operands, [dx], [inputs[0].dtype])
+    return pool_grad_signature(rank, inputs, attributes, attributes["size"], len(inputs))
 
 
 def _local(attributes: Attributes, tile: Tile, box: tuple[Ints, Ints]) -> dict[str, Any]:
@@ -260,31 +275,20 @@ _SHAPES: tuple[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...], int], ...
 )
 
 
-def _numbers(values: Sequence[int], rank: int, depth: int) -> tuple[int, ...]:
-    """Return numbers along h w as those along w, h w, or d h w."""
-    return tuple((depth, *values)[3 - rank :])
-
-
-def _text(shape: Sequence[int], rank: int, depth: int) -> str:
-    return " ".join(map(str, (*shape[:2], *_numbers(shape[2:], rank, depth))))
-
-
-def _cases(rank: int, window: dict[str, Any]) -> dict[str, Any]:
-    """Return the window's attributes; along d, 4 positions hold two windows of 2."""
-    made = {**window, "kernel": _numbers(window["kernel"], rank, 2)}
-    made["stride"] = _numbers(window.get("stride", (1, 1)), rank, 2)
-    made["dilation"] = _numbers(window.get("dilation", (1, 1)), rank, 1)
-    padding = window.get("padding", (0, 0, 0, 0))
-    low, high = _numbers(padding[:2], rank, 0), _numbers(padding[2:], rank, 0)
-    return made | {"padding": (*low, *high)}
+def _case(rank: int, window: dict[str, Any]) -> dict[str, Any]:
+    return {**case_window(window, rank), "kernel": of_rank(window["kernel"], rank, 2)}
 
 
 def _declare(rank: int) -> None:
     window = pool_attributes(rank)
     maxima, to_maxima, averages, to_averages = [], [], [], []
     for number, (example, shape, made, inside) in enumerate(_SHAPES):
-        x, y, attributes = _text(shape, rank, 4), _text(made, rank, 2), _cases(rank, example)
-        size = {"size": _numbers(shape[2:], rank, 4)}
+        x, y, attributes = (
+            case_shape(shape, rank, 4),
+            case_shape(made, rank, 2),
+            _case(rank, example),
+        )
+        size = {"size": of_rank(shape[2:], rank, 4)}
         # A position that lies inside x in every window: its row and column, at any depth.
         at = inside if rank > 1 else inside % example["kernel"][1]
         maxima.append(Case((x,), {**attributes, "indices": bool(number % 2)}))

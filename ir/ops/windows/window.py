@@ -8,7 +8,7 @@ after its last: (top, left, bottom, right) of an image.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,3 +212,29 @@ def scatter(parts: Array, attributes: Attributes, size: Sequence[int]) -> Array:
         total[_box(box)] += parts[_box(place)]
     inner = (slice(w.low, w.low + extent) for w, extent in zip(windows, size))
     return np.array(total[_box(inner)])
+
+
+def of_rank(values: Sequence[int], rank: int, depth: int) -> tuple[int, ...]:
+    """Return numbers along h w as those along w, h w, or d h w: of cases of every rank."""
+    return tuple((depth, *values)[3 - rank :])
+
+
+def case_shape(shape: Sequence[int], rank: int, depth: int) -> str:
+    """Return the shape of an image, or of weights, as a case of the rank says it."""
+    return " ".join(map(str, (*shape[:2], *of_rank(shape[2:], rank, depth))))
+
+
+def case_window(
+    window: Mapping[str, Any], rank: int, low: int = 0, high: int = 0
+) -> dict[str, Any]:
+    """Return a case's window; along d, 4 positions hold two windows of 2, stride 2.
+
+    low, high: the padding along d.
+    """
+    padding = window.get("padding", (0, 0, 0, 0))
+    return {
+        **window,
+        "stride": of_rank(window.get("stride", (1, 1)), rank, 2),
+        "dilation": of_rank(window.get("dilation", (1, 1)), rank, 1),
+        "padding": (*of_rank(padding[:2], rank, low), *of_rank(padding[2:], rank, high)),
+    }
