@@ -37,6 +37,7 @@ class Onnx:
         attributes: by the name of an attribute here, how ONNX gives it: under another name, as an
             input, or not at all (None), so that only its default can be written. Attributes without
             an entry have the same name.
+        implied: attributes that follow from which operands and outputs there are.
         inputs: where each operand stands among ONNX's inputs; by default in order.
         outputs: how many of the first outputs ONNX has too; by default all.
         casts: by operand, the type it is cast to where ONNX does not allow its own.
@@ -46,6 +47,7 @@ class Onnx:
     domain: str = ""
     version: int = 1
     attributes: Mapping[str, str | OnnxAttribute | None] = field(default_factory=dict)
+    implied: tuple[str, ...] = ()
     inputs: tuple[int, ...] | None = None
     outputs: int | None = None
     casts: Mapping[int, str] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class Onnx:
 
     def attribute(self, name: str) -> OnnxAttribute | None:
         """Return how ONNX gives the attribute that has this name here, or None: it does not."""
-        entry = self.attributes.get(name, name)
+        entry = None if name in self.implied else self.attributes.get(name, name)
         if entry is None:
             return None
         entry = OnnxAttribute(entry) if isinstance(entry, str) else entry

@@ -139,7 +139,7 @@ def write_declared(g: Given) -> None:
     for name, attribute in spec.attributes.items():
         given, value = entry.attribute(name), g[name]
         if given is None:
-            if value != attribute.default:
+            if value != attribute.default and name not in entry.implied:
                 raise UnsupportedError(
                     f"{g.node.label}: attribute {name} has no counterpart in ONNX"
                 )

@@ -244,7 +244,6 @@ register(
         lower=_batch_norm_lower,
         flops_per_point=7,
         updates=((1, 3), (2, 4)),
-        onnx="BatchNormalization",
         cases=(
             Case(("3 2 4 3", "2", "2", "2", "2"), {}, (0, 1, 2)),
             Case(("5 3", "3", "3", "3", "3"), {"momentum": 0.3, "epsilon": 1e-3}, (0, 1, 2)),

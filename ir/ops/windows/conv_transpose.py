@@ -187,7 +187,7 @@ def _declare(rank: int) -> None:
             localize=partial(_localize, rank),
             lower=partial(_lower, rank),
             flops_per_point=2,
-            onnx=Onnx("ConvTranspose", attributes=ONNX_WINDOW | {"bias": None}),
+            onnx=Onnx("ConvTranspose", attributes=ONNX_WINDOW, implied=("bias",)),
             layer=None,
             cases=tuple(_case(rank, number) for number in range(len(_WINDOWS))),
             doc=f"the transpose of conv{rank}d with w: (c, o/groups, {shape}), plus b",

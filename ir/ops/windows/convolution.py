@@ -341,7 +341,7 @@ def _declare(rank: int) -> None:
             forms=laws_convolution.CONV2D_FORMS if rank == 2 else (),
             constants=(laws_convolution.IDENTITY_KERNEL,) if rank == 2 else (),
             laws=laws_convolution.CONV2D_LAWS if rank == 2 else (),
-            onnx=Onnx("Conv", attributes=ONNX_WINDOW | {"bias": None, "activation": None}),
+            onnx=Onnx("Conv", attributes=ONNX_WINDOW | {"activation": None}, implied=("bias",)),
             cases=tuple(forward),
             doc=f"cross-correlation of x with w: (o, c/groups, {shape}), plus b, then an"
             " activation",

@@ -312,7 +312,7 @@ def _declare(rank: int) -> None:
             localize=localize_pool,
             forms=laws_pooling.MAX_POOL2D_FORMS if rank == 2 else (),
             laws=laws_pooling.MAX_POOL2D_LAWS if rank == 2 else (),
-            onnx=Onnx("MaxPool", attributes=ONNX_WINDOW | {"indices": None}, outputs=1),
+            onnx=Onnx("MaxPool", attributes=ONNX_WINDOW, implied=("indices",), outputs=1),
             layer=None,
             cases=tuple(maxima),
             doc="the maximum of each window; index: its first position in the window, row by row",
