@@ -13,6 +13,7 @@ from functools import cached_property
 
 from soapstone.engine.expand import NodeLaunch, expand
 from soapstone.engine.lower import View, fold_weights, launched, lower, split_constants, views
+from soapstone.engine.lower.passes import SPLIT, Watch
 from soapstone.engine.lower.rebuild import called
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
@@ -45,7 +46,12 @@ class Prepared:
 
 
 def prepare(
-    graph: Graph, strategy: Strategy, constants: Set[str] = frozenset(), *, fuse: bool = True
+    graph: Graph,
+    strategy: Strategy,
+    constants: Set[str] = frozenset(),
+    *,
+    fuse: bool = True,
+    watch: Watch | None = None,
 ) -> Prepared:
     """Return a graph as it is launched under a strategy.
 
@@ -53,19 +59,25 @@ def prepare(
         constants: inputs that never change.
         fuse: let several operators be one launch, and look at reshaped and transposed values in
             place; without it, each operator is a launch.
+        watch: is told each pass, the graph before it and the graph after it.
     """
-    lowered = lower(graph, strategy, fuse=fuse)
+    lowered = lower(graph, strategy, fuse=fuse, watch=watch)
     held = frozenset(constants)
     return Prepared(lowered, strategy, held, views(lowered, strategy, held) if fuse else {})
 
 
-def folded(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, Graph]:
+def folded(
+    graph: Graph, weights: Mapping[str, Array], watch: Watch | None = None
+) -> tuple[Graph, Graph]:
     """Return the graph of what constant weights alone determine, and the rest, which takes it.
 
     Batch norms, scales and biases go into the weights first, so outputs may be called otherwise.
     """
-    fixed = graph.roles.keys() & weights.keys()
-    return split_constants(fold_weights(graph, weights), fixed)
+    known = fold_weights(graph, weights, watch)
+    parts = split_constants(known, graph.roles.keys() & weights.keys())
+    if watch is not None:
+        watch(SPLIT, known, parts[1])
+    return parts
 
 
 def evaluated(

@@ -15,7 +15,6 @@ from soapstone.cli.onnx import Debug, Dims, Json, _dims
 if TYPE_CHECKING:
     from soapstone.engine.expand import NodeLaunch
     from soapstone.ir.graph import Graph, Node
-    from soapstone.ir.strategy import Strategy
     from soapstone.ir.tensor import Array
 
 FIRST = "model"  # what the graph is called before the first pass
@@ -123,10 +122,8 @@ def _lowering(
     file: Path | None,
     cpus: int | None,
 ) -> _Lowering:
-    from soapstone.engine.expand import expand
-    from soapstone.engine.lower import fold_weights, lower, split_constants, views
-    from soapstone.engine.lower.passes import SPLIT
-    from soapstone.engine.mapper import strategy_of
+    from soapstone.engine.mapper import GraphMapper, strategy_of
+    from soapstone.engine.prepare import folded, prepare
     from soapstone.ir.strategy import Strategy
     from soapstone.ir.tensor import Role
     from soapstone.mappers import load
@@ -137,25 +134,17 @@ def _lowering(
     def watch(name: str, before: Graph, after: Graph) -> None:
         stages[name] = after
 
-    fixed: frozenset[str] = frozenset()
+    fixed: set[str] = set()
     if weights is not None:
-        graph = replace(graph, updates={}).pruned()
-        constants = {name: weights[name] for name in graph.roles if name in weights}
-        folded = fold_weights(graph, constants, watch)
-        _, graph = split_constants(folded, constants.keys())
-        watch(SPLIT, folded, graph)
-        fixed = frozenset(graph.roles) - {*graph.inputs(Role.INPUT)}
-    machine = Machine.local(cpus=1 if weights is not None else cpus)
-    chosen: Strategy
+        _, graph = folded(replace(graph, updates={}).pruned(), weights, watch)
+        fixed = graph.roles.keys() - {*graph.inputs(Role.INPUT)}
     if file is not None:
-        chosen = Strategy.load(file)
-        chosen.check(graph)
+        strategy = Strategy.load(file)
+        strategy.check(graph)
     else:
-        who = "sequential" if weights is not None else mapper
-        chosen = strategy_of(load(who), graph, machine)
-    lowered = lower(graph, chosen, watch=watch)
-    seen = views(lowered, chosen, fixed)
-    return _Lowering(stages, expand(lowered, chosen, fixed, seen))
+        who = load(mapper) if weights is None else GraphMapper()
+        strategy = strategy_of(who, graph, Machine.local(cpus=cpus if weights is None else 1))
+    return _Lowering(stages, prepare(graph, strategy, fixed, watch=watch).launches)
 
 
 def _lines(graph: Graph) -> list[str]:
