@@ -21,6 +21,7 @@ from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, is_half, rounded
 
 if TYPE_CHECKING:
     from soapstone.ir.graph import Emitter, Node
+    from soapstone.ir.operations import Formula
 
 Attributes = Mapping[str, Any]
 REQUIRED = object()
@@ -202,6 +203,7 @@ class OpSpec:
         flops_per_point: arithmetic operations per point of the iteration space.
         updates: pairs (output, input) where the output is the input's next value.
         elementwise: whether it may join a fused chain.
+        formula: what it makes of numbers, element by element: its kernels are made of it.
         view: which rearrangement of its operands' elements the results are, if just that.
         strided: whether its kernels take operands of any strides at no cost.
         tiles_free: whether they take tiles of larger arrays, rows that lie apart, at no cost.
@@ -228,6 +230,7 @@ class OpSpec:
     flops_per_point: float = 1.0
     updates: tuple[tuple[int, int], ...] = ()
     elementwise: bool = False
+    formula: Formula | None = None
     view: Literal["reshape", "transpose", "concat", "split", "slice"] | None = None
     strided: bool = False
     tiles_free: bool = False

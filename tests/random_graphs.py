@@ -352,7 +352,7 @@ def bounds(sample: Sample) -> dict[str, Bounds]:
     scale = min(max(1.0, largest), SCALE)
     # A mean of infinities is NaN to kernels that subtract one of them first.
     infinite = any(np.isinf(known[n]).any() for node in graph.nodes for n in node.inputs)
-    # Minus infinity is NaN after a relu in oneDNN's epilogue (`descriptors.NAN_SAFE_RELU`).
+    # Minus infinity is NaN after a relu in oneDNN's epilogue (see `relu`'s declaration).
     rectified = any(node.attributes.get("activation") == "relu" for node in graph.nodes)
     # Kernels do not read the keys that a query does not see; the reference has 0 times infinity.
     causal = any(node.attributes.get("causal") for node in graph.nodes)

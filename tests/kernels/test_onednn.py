@@ -359,7 +359,8 @@ def test_the_library_is_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (descriptors.Activation(0x7FFF),),  # no such function
         (descriptors.Binary(0x7FFF, descriptors.Layout.dense((1, 4))),),
-        (descriptors.Activation(descriptors.LINEAR, 1.5),) * 40,  # more than a chain holds
+        (descriptors.Activation(descriptors.ALGORITHMS["linear"], 1.5),)
+        * 40,  # more than a chain holds
     ],
 )
 def test_refused_steps_are_errors_that_name_the_function(
@@ -374,7 +375,10 @@ def test_a_variant_whose_steps_are_refused_declines() -> None:
     a, b, y = (np.ones(shape, np.float32) for shape in ((3, 4), (4, 5), (3, 5)))
     flags = {"transpose_a": False, "transpose_b": False}
     call = Call("matmul", flags, (a, b), (y,))
-    for steps, serves in (([(descriptors.LINEAR, 2.0)], True), ([(0x7FFF, 2.0)], False)):
+    for steps, serves in (
+        ([(descriptors.ALGORITHMS["linear"], 2.0)], True),
+        ([(0x7FFF, 2.0)], False),
+    ):
         chain = [descriptors.Activation(*step) for step in steps]
         entry = declining(lambda call, chain=chain: matmul.matmul(call, "first", chain))(call)
         assert (entry is not None) == serves

@@ -40,8 +40,9 @@ for _name, _function, _doc in (
 ):
     declare(
         f"bitwise_{_name}",
-        lambda a, x, y, f=_function: f(x, y),
+        None,
         nowhere,
+        reference=lambda a, x, y, f=_function: f(x, y),
         inputs=("x", "y"),
         onnx=f"Bitwise{_name.capitalize()}",
         doc=_doc,
@@ -50,8 +51,9 @@ for _name, _function, _doc in (
     )
 declare(
     "bitwise_not",
-    lambda a, x: np.bitwise_not(x),
+    None,
     nowhere,
+    reference=lambda a, x: np.bitwise_not(x),
     onnx="BitwiseNot",
     doc="the bits that x does not have",
     cases=(Case(("int32 3 4 >=-9",)), Case(("uint8 5",)), Case(("int64",)), Case(("int32 0 2",))),
@@ -59,8 +61,9 @@ declare(
 )
 declare(
     "bit_shift",
-    _shift,
+    None,
     nowhere,
+    reference=_shift,
     inputs=("x", "y"),
     attributes={"direction": Attribute("str", choices=("left", "right"))},
     onnx="BitShift",

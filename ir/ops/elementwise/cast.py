@@ -26,8 +26,9 @@ def _gradient(g: GradientContext) -> list[str | None]:
 
 declare(
     "cast",
-    _cast,
+    None,
     _gradient,
+    reference=_cast,
     attributes={"to": Attribute("str", choices=DTYPES)},
     onnx="Cast",
     cases=(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import ShapeError
+from soapstone.ir.expression import equal, where
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.elementwise.pointwise import (
+    binary,
     declare,
     need_type,
     nowhere,
     pointwise,
     result_type,
+    unary,
     unbroadcast,
 )
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext
 from soapstone.ir.tensor import Array, TensorSpec
-
-_XY = ("x", "y")
 
 
 def _comparison(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
@@ -63,27 +66,19 @@ def _is_inf(attributes: Attributes, x: Array) -> Array:
     return np.asarray(found)
 
 
-_Table = tuple[tuple[str, str, np.ufunc, str], ...]
-_COMPARISONS: _Table = (
-    ("equal", "Equal", np.equal, "whether x == y"),
-    ("less", "Less", np.less, "whether x < y"),
-    ("less_equal", "LessOrEqual", np.less_equal, "whether x <= y"),
-    ("greater", "Greater", np.greater, "whether x > y"),
-    ("greater_equal", "GreaterOrEqual", np.greater_equal, "whether x >= y"),
-)
-_LOGIC: _Table = (
-    ("logical_and", "And", np.logical_and, "whether both hold"),
-    ("logical_or", "Or", np.logical_or, "whether one of them holds"),
-    ("logical_xor", "Xor", np.logical_xor, "whether exactly one of them holds"),
-)
-for _name, _onnx, _function, _doc in _COMPARISONS:
+for _name, _onnx, _sign in (
+    ("equal", "Equal", "=="),
+    ("less", "Less", "<"),
+    ("less_equal", "LessOrEqual", "<="),
+    ("greater", "Greater", ">"),
+    ("greater_equal", "GreaterOrEqual", ">="),
+):
     declare(
         _name,
-        lambda a, x, y, f=_function: f(x, y),
+        binary(_name),
         nowhere,
-        inputs=_XY,
         onnx=Onnx(_onnx, casts={0: "int32", 1: "int32"}),  # ONNX orders numbers only
-        doc=_doc,
+        doc=f"whether x {_sign} y",
         cases=(
             Case(("3 4", "3 4")),
             Case(("2 3 4", "")),
@@ -95,14 +90,17 @@ for _name, _onnx, _function, _doc in _COMPARISONS:
         ),
         signature=_comparison,
     )
-for _name, _onnx, _function, _doc in _LOGIC:
+for _name, _doc in (
+    ("and", "both hold"),
+    ("or", "one of them holds"),
+    ("xor", "exactly one holds"),
+):
     declare(
-        _name,
-        lambda a, x, y, f=_function: f(x, y),
+        f"logical_{_name}",
+        binary(f"logical_{_name}"),
         nowhere,
-        inputs=_XY,
-        onnx=_onnx,
-        doc=_doc,
+        onnx=_name.capitalize(),
+        doc=f"whether {_doc}",
         cases=(
             Case(("bool 3 4", "bool 3 4")),
             Case(("bool 2 3 4", "bool 4")),
@@ -114,7 +112,7 @@ for _name, _onnx, _function, _doc in _LOGIC:
     )
 declare(
     "logical_not",
-    lambda a, x: np.logical_not(x),
+    unary("logical_not"),
     nowhere,
     onnx="Not",
     doc="the negation of truth values",
@@ -123,7 +121,7 @@ declare(
 )
 declare(
     "is_nan",
-    lambda a, x: np.isnan(x),
+    unary("is_nan"),
     nowhere,
     onnx="IsNaN",
     doc="whether x is NaN",
@@ -132,8 +130,11 @@ declare(
 )
 declare(
     "is_inf",
-    _is_inf,
+    lambda x, detect_positive, detect_negative: where(
+        equal(x, math.inf), detect_positive, where(equal(x, -math.inf), detect_negative, 0)
+    ),
     nowhere,
+    reference=_is_inf,
     attributes={
         "detect_positive": Attribute("bool", True),
         "detect_negative": Attribute("bool", True),
@@ -151,9 +152,8 @@ declare(
 )
 declare(
     "where",
-    lambda a, c, x, y: np.where(c, x, y),
+    ("where", "condition", "x", "y"),
     _choice_grad,
-    inputs=("condition", "x", "y"),
     onnx="Where",
     cases=(
         Case(("bool 3 4", "3 4", "3 4")),

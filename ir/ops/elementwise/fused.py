@@ -13,7 +13,7 @@ from typing import Any
 from soapstone.ir.dims import Operand, Signature
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Node
-from soapstone.ir.ops.elementwise.arithmetic import pointwise
+from soapstone.ir.ops.elementwise.pointwise import pointwise
 from soapstone.ir.spec import (
     Attribute,
     Attributes,

@@ -6,16 +6,18 @@ comparison.py, trigonometry.py, bitwise.py and cast.py.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from soapstone.ir.dims import Affine, Axis, DimTable, Operand, Signature, Whole, along, finish
-from soapstone.ir.errors import ShapeError
-from soapstone.ir.law import Constant, Form, Law
-from soapstone.ir.onnx_entry import Onnx
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.expression import Expression, bound, evaluate, make, parameter, variable
+from soapstone.ir.operations import Formula, adjoints
 from soapstone.ir.spec import (
     Attribute,
     Attributes,
@@ -27,7 +29,12 @@ from soapstone.ir.spec import (
 )
 from soapstone.ir.tensor import TensorSpec
 
+Algorithm = tuple[str | float, ...]
+NO_ATTRIBUTES: Mapping[str, Attribute] = MappingProxyType({})
+NO_ALGORITHMS: Mapping[Any, Algorithm] = MappingProxyType({})
 Reference = Callable[..., Any]
+Function = Callable[..., Expression] | tuple[str, ...]
+Meaning = Function | Mapping[Any, Function]
 GradientRule = Callable[[GradientContext], Sequence[str | None]]
 
 UNARY_CASES = (Case(("2 3 4",)), Case(("5",)), Case(("1 1",)), Case(("0 3",)), Case(("",)))
@@ -95,10 +102,9 @@ def unbroadcast(
     return summed
 
 
-def aligned(context: GradientContext, value: str) -> dict[str, str]:
-    """Return what the dims of a broadcast operand are among those of the operator's output."""
+def aligned(context: GradientContext, shape: Sequence[int]) -> dict[str, str]:
+    """Return what the dims of a broadcast shape are among those of the operator's output."""
     whole = context.spec(context.outputs[0]).shape
-    shape = context.spec(value).shape
     lead = len(whole) - len(shape)
     return {
         f"d{axis}": f"d{axis + lead}" if extent == whole[axis + lead] else ""
@@ -169,45 +175,204 @@ def same_shapes(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signa
     return broadcasting(inputs, attributes)
 
 
+class Declared(NamedTuple):
+    """A function taken apart: its formula, and its attributes with their defaults."""
+
+    formula: Formula
+    attributes: dict[str, Attribute]
+
+
+def formula(
+    meaning: Meaning,
+    attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
+    choice: str = "",
+    onednn: Mapping[Any, Algorithm] = NO_ALGORITHMS,
+) -> Declared:
+    """Return the formula of a function of expressions.
+
+    meaning: arguments with defaults, or of the attributes' names, are attributes, the others
+    operands; a tuple names an operation and its arguments. Where the attribute `choice` chooses
+    between several functions, these by its value.
+    """
+    expressions, own = {}, dict(attributes)
+    for value, function in meaning.items() if isinstance(meaning, Mapping) else ((None, meaning),):
+        if isinstance(function, tuple):
+            name, *names = function
+            function = partial(make, name)
+        else:
+            arguments = inspect.signature(function).parameters
+            names = list(arguments)
+            for one in arguments.values():
+                if one.default is not one.empty:
+                    own.setdefault(one.name, Attribute("float", one.default))
+        operands = tuple(name for name in names if name not in own)
+        expressions[value] = function(
+            *(parameter(name) if name in own else variable(name) for name in names)
+        )
+    return Declared(Formula(operands, expressions, choice, onednn), own)
+
+
 def declare(
     name: str,
-    reference: Reference,
-    gradient: GradientRule | None,
+    meaning: Meaning | None,
+    gradient: GradientRule | Literal["derived"] | None = "derived",
     *,
-    inputs: tuple[str, ...] = ("x",),
-    attributes: Mapping[str, Attribute] | None = None,
-    flops: float = 1.0,
-    forms: tuple[Form, ...] = (),
-    constants: tuple[Constant, ...] = (),
-    laws: tuple[Law, ...] = (),
-    onnx: Onnx | str | None = None,
-    layer: Mapping[str, Any] | None = MappingProxyType({}),
+    reference: Reference | None = None,
+    inputs: tuple[str, ...] | None = None,
+    attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
+    choice: str = "",
+    onednn: Algorithm | Mapping[Any, Algorithm] = (),
     cases: tuple[Case, ...] | None = None,
-    doc: str = "",
+    flops: float = 1.0,
     signature: SignatureRule = broadcasting,
+    **others: Any,
 ) -> OpSpec:
-    """Register an element-wise operator whose reference is a NumPy function of its operands."""
+    """Register an element-wise operator; `others` are further fields of its `OpSpec`.
+
+    meaning: the function that it is, on expressions (`ir/expression.py`), from which its reference
+    and its kernels follow; None where `reference`, of NumPy, is all there is.
+    gradient: by default derived from the meaning, as a chain of operators.
+    onednn: as in `Formula`.
+    """
+    made, own = None, dict(attributes)
+    if meaning is not None:
+        algorithms = onednn if isinstance(onednn, Mapping) else {None: onednn} if onednn else {}
+        made, own = formula(meaning, attributes, choice, algorithms)
+        inputs = inputs or made.operands
+    inputs, meant = inputs or ("x",), reference or made
+    if meant is None:
+        raise GraphError(f"operator {name!r}: no meaning and no reference found, one needed")
     default = UNARY_CASES if len(inputs) == 1 else BINARY_CASES
     return register(
         OpSpec(
             name=name,
             inputs=inputs,
             signature=signature,
-            reference=reference,
-            attributes=dict(attributes or {}),
-            gradient=gradient,
+            reference=meant,
+            attributes=own,
+            gradient=derived if gradient == "derived" else gradient,
             flops_per_point=flops,
             elementwise=True,
+            formula=made,
             tiles_free=True,
-            forms=forms,
-            constants=constants,
-            laws=laws,
-            onnx=onnx,
-            layer=layer,
             cases=default if cases is None else cases,
-            doc=doc,
+            **others,
         )
     )
+
+
+def unary(name: str) -> tuple[str, ...]:
+    """Return the function of one operand that is the operation of that name."""
+    return name, "x"
+
+
+def binary(name: str) -> tuple[str, ...]:
+    """Return the function of two operands that is the operation of that name."""
+    return name, "x", "y"
+
+
+# ----------------------------------------------------------------- gradients as chains of operators
+
+
+def derived(g: GradientContext) -> list[str | None]:
+    """Return the inputs' gradients as the operator's formula has them."""
+    made, dy = _formula(g), variable("dy")
+    result = _result(g)
+    return _emitted(g, adjoints({result: dy}, [variable(name) for name in made.operands]))
+
+
+def chain(*gradients: Callable[..., Expression]) -> GradientRule:
+    """Return the rule of gradients given as functions, one an operand, where derived ones cancel.
+
+    Their arguments are named: dy, operands and attributes.
+    """
+
+    def rule(g: GradientContext) -> list[str | None]:
+        return _emitted(
+            g,
+            [
+                gradient(
+                    *(
+                        parameter(name) if name in g.attributes else variable(name)
+                        for name in inspect.signature(gradient).parameters
+                    )
+                )
+                for gradient in gradients
+            ],
+        )
+
+    return rule
+
+
+def _formula(g: GradientContext) -> Formula:
+    made = g.node.spec.formula
+    if made is None:
+        raise GraphError(f"{g.node.label}: it has no formula that could be differentiated")
+    return made
+
+
+def _numbers(g: GradientContext) -> dict[str, float]:
+    return {name: v for name, v in g.attributes.items() if isinstance(v, float | int)}
+
+
+def _result(g: GradientContext) -> Expression:
+    made = _formula(g)
+    return bound(made.expressions[made.value(g.attributes)], _numbers(g))
+
+
+def _emitted(g: GradientContext, gradients: Sequence[Expression | None]) -> list[str | None]:
+    """Emit the gradients and sum each over the dims along which its operand was broadcast."""
+    values: dict[Expression, Any] = {variable("dy"): g.grad(), _result(g): g.outputs[0]}
+    values |= dict(zip(map(variable, _formula(g).operands), g.inputs))
+    names = [
+        None if one is None else evaluate(bound(one, _numbers(g)), values, Emission(g))
+        for one in gradients
+    ]
+    return [
+        None if name is None else unbroadcast(g, name, value)
+        for name, value in zip(names, g.inputs, strict=True)
+    ]
+
+
+# The attributes that operators take for the last operands of operations.
+_SETTINGS = {
+    "affine": ("scale", "shift"),
+    "power": ("exponent",),
+    "clip": ("low", "high"),
+    "clip_grad": ("low", "high"),
+}
+
+
+class Emission(dict[str, Callable[..., str]]):
+    """The functions that emit an operation's operators on values of a graph, or on numbers."""
+
+    def __init__(self, context: GradientContext) -> None:
+        self.context = context
+        super().__init__(lerp=self._lerp)
+        for name, names in _SETTINGS.items():
+            self[name] = partial(self._with_settings, name, names)
+
+    def __missing__(self, name: str) -> Callable[..., str]:
+        return lambda *operands: self.emit(name, *operands)
+
+    def emit(self, name: str, *operands: str | float, **attributes: object) -> str:
+        """Emit one operator; dims of what is smaller than the result are those it is aligned to."""
+        g = self.context
+        dtype = g.spec(g.outputs[0]).dtype
+        used = tuple(
+            one if isinstance(one, str) else g.emit("full", shape=(), value=one, dtype=dtype)
+            for one in operands
+        )
+        shape = np.broadcast_shapes(*(g.spec(one).shape for one in used))
+        rename = None if shape == g.spec(g.outputs[0]).shape else aligned(g, shape)
+        return g.emit(name, *used, rename=rename, **attributes)
+
+    def _with_settings(self, name: str, names: tuple[str, ...], *operands: Any) -> str:
+        count = len(operands) - len(names)
+        return self.emit(name, *operands[:count], **dict(zip(names, operands[count:])))
+
+    def _lerp(self, a: str, b: str, t: str) -> str:
+        return self.emit("add", a, self.emit("mul", t, self.emit("sub", b, a)))
 
 
 def flat(cases: Sequence[Case]) -> tuple[Case, ...]:

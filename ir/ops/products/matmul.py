@@ -12,7 +12,7 @@ from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_one_type
-from soapstone.ir.ops.elementwise.arithmetic import unbroadcast
+from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.products import laws_batched, laws_matmul
 from soapstone.ir.spec import (
     Attribute,

@@ -16,7 +16,7 @@ from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, 
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.ops.elementwise.arithmetic import unbroadcast
+from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.operands import plain
 from soapstone.ir.spec import (

@@ -1,14 +1,21 @@
 """The instructions of the element-wise machine, as formulas on lanes of float32.
 
-Truth is the number 1, falsehood 0. A formula is given operands a, b and c, as many as it has, and
-two parameters p and q. Gradients take dy as a, and the forward operator's argument or result as b.
+An operator's instruction is its formula (`OpSpec.formula`) with the functions on lanes below. A few
+instructions are written here: those that only programs use, operators on truth values, and
+activations for which there is a shorter way, or one that does not cancel. Truth is the number 1,
+falsehood 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+from zlib import crc32
 
+from soapstone.ir.errors import GraphError
+from soapstone.ir.expression import Expression, evaluate, order, parameter, text, variable
+from soapstone.ir.spec import OpSpec, operator
 from soapstone.kernels.cpu.elementwise.trigonometry import (
     acos,
     acosh,
@@ -23,7 +30,7 @@ from soapstone.kernels.cpu.elementwise.trigonometry import (
     size,
     tan,
 )
-from soapstone.kernels.cpu.substrate.lanes import LANES, Lanes, maximum, minimum, where
+from soapstone.kernels.cpu.substrate.lanes import F32, LANES, Lanes, maximum, minimum, where
 from soapstone.kernels.cpu.substrate.mathematics import (
     erf,
     exp,
@@ -39,64 +46,38 @@ from soapstone.kernels.cpu.substrate.mathematics import (
 WIDE = 4 * LANES
 _INVERSE_SQRT_2PI = 0.3989422804014327
 _TANH_SCALE, _TANH_CUBE = 0.7978845608028654, 0.044715
-_INFINITY = float("inf")
 
-Formula = Callable[[Lanes, Lanes, Lanes, Lanes, Lanes], Lanes]
+Formula = Callable[..., Lanes]
 
 
 class Instruction(NamedTuple):
-    """A formula `f(a, b, c, p, q)` of which the first `arity` operands are read.
+    """A formula of the first `arity` of operands a, b and c, and of parameters p and q (float64).
 
     `cost`: about how many streamed floats a lane is worth; `wide`: lanes done at a time, fewer
-    where intermediate values would not fit in the registers.
+    where intermediate values would not fit in the registers; `code`: a number that no other
+    formula has, since compiled code is kept by it.
     """
 
     name: str
     arity: int
-    formula: Formula
-    cost: int = 1
-    wide: int = WIDE
+    formula: Callable[[Sequence[Lanes], Sequence[Lanes]], Lanes]
+    cost: int
+    wide: int
+    code: int
 
 
 def _doubled(a: Lanes) -> Lanes:
     return (a * a * a * _TANH_CUBE + a) * (2.0 * _TANH_SCALE)
 
 
-def _gelu_slope(a: Lanes) -> Lanes:
-    # For large |x| the product x * pdf must be 0, not infinity times 0: exp clamps its argument.
-    density = exp(a * a * -0.5) * _INVERSE_SQRT_2PI
-    return normal_cdf(a) + _clamp(a, -30.0, 30.0) * density
-
-
-def _gelu_tanh_slope(a: Lanes) -> Lanes:
+def _gelu_tanh_grad(dy: Lanes, a: Lanes) -> Lanes:
     # With s = (1 + tanh u) / 2 = 1 / (1 + e), e = exp(-2u): 1 - tanh^2 is 4 e s^2, which does not
     # cancel where the tangent is near 1.
     x = _clamp(a, -10.0, 10.0)
     e = exp(-_doubled(x))
     s = 1.0 / (e + 1.0)
     inner = (x * x * (3.0 * _TANH_CUBE) + 1.0) * (2.0 * _TANH_SCALE)
-    return where(a < -10.0, 0.0, s + x * s * (e * s) * inner)
-
-
-def _below(a: Lanes) -> Lanes:
-    return where(a > 0.0, 0.0, a)
-
-
-def _elu(a: Lanes, p: Lanes, q: Lanes) -> Lanes:
-    return where(a > 0.0, a, expm1_negative(_below(a) * q) * p)
-
-
-def _elu_grad(a: Lanes, b: Lanes, p: Lanes, q: Lanes) -> Lanes:
-    return where(b > 0.0, a, a * (exp(_below(b) * q) * p))
-
-
-def _softplus(a: Lanes) -> Lanes:
-    return _positive(a) + log1p(exp(-size(a)))
-
-
-def _silu_slope(b: Lanes, p: Lanes) -> Lanes:
-    s = sigmoid(b * p)
-    return s + _clamp(b * p, -100.0, 100.0) * s * (1.0 - s)
+    return dy * where(a < -10.0, 0.0, s + x * s * (e * s) * inner)
 
 
 def _mish_parts(a: Lanes) -> tuple[Lanes, Lanes, Lanes]:
@@ -106,25 +87,16 @@ def _mish_parts(a: Lanes) -> tuple[Lanes, Lanes, Lanes]:
     return e, n, n / (n + 2.0)
 
 
-def _mish_slope(a: Lanes) -> Lanes:
+def _mish_grad(dy: Lanes, a: Lanes) -> Lanes:
     e, n, t = _mish_parts(a)
     rest = 1.0 / (n + 2.0)
-    return t + _clamp(a, -100.0, 100.0) * (e / (e + 1.0)) * ((n + 1.0) * rest * rest * 4.0)
+    slope = t + _clamp(a, -100.0, 100.0) * (e / (e + 1.0)) * ((n + 1.0) * rest * rest * 4.0)
+    return dy * slope
 
 
 def _clamp(a: Lanes, p: object, q: object) -> Lanes:
     a = where(a < p, a.like(p), a)
     return where(a > q, a.like(q), a)
-
-
-def _hard_swish_slope(b: Lanes) -> Lanes:
-    inside = b * (1.0 / 3.0) + 0.5
-    return where(b > 3.0, 1.0, where(b < -3.0, 0.0, inside))
-
-
-def _shrink(a: Lanes, p: Lanes, q: Lanes) -> Lanes:
-    edge = a.like(q)
-    return where(a < -edge, a + p, where(a > edge, a - p, 0.0))
 
 
 def _truth(mask: Lanes, of: Lanes) -> Lanes:
@@ -133,10 +105,6 @@ def _truth(mask: Lanes, of: Lanes) -> Lanes:
 
 def _positive(a: Lanes) -> Lanes:
     return where(a < 0.0, 0.0, a)
-
-
-def _sign(a: Lanes) -> Lanes:
-    return where(a > 0.0, 1.0, where(a < 0.0, -1.0, a))
 
 
 def _remainder(a: Lanes, b: Lanes) -> Lanes:
@@ -149,135 +117,196 @@ def _modulo(a: Lanes, b: Lanes) -> Lanes:
     return where(astray, r + b, r)
 
 
-def _is_infinite(a: Lanes, p: Lanes, q: Lanes) -> Lanes:
-    zero = a.like(0.0)
-    below = where(a.compare("==", -_INFINITY), zero.like(q), zero)
-    return where(a.compare("==", _INFINITY), zero.like(p), below)
+def _affine(a: Lanes, scale: Any, shift: Any) -> Lanes:
+    if scale == -1.0:
+        return a.like(shift) - a
+    scaled: Lanes = a if scale == 1.0 else a * scale
+    return scaled if shift == 0.0 else scaled + shift
 
 
-def _pow_slope_x(x: Lanes, y: Lanes) -> Lanes:
-    return where(y.compare("==", 0.0), 0.0, y * power(x, y - 1.0))
+def _quotient(a: Lanes, b: Any) -> Lanes:
+    return a * (1.0 / b) if isinstance(b, float) else a / b
 
 
-def _pow_slope_y(x: Lanes, y: Lanes) -> Lanes:
-    return where(x.compare("==", 0.0), 0.0, power(x, y) * log(x))
+def _where(mask: Lanes, yes: Any, no: Any) -> Lanes:
+    lanes = Lanes(mask.builder, F32(0.0)).splat(mask.kind.count)
+    return where(mask, lanes.like(yes), lanes.like(no))
 
 
 def _winner(a: Lanes, ahead: Lanes, tie: Lanes) -> Lanes:
     return where(ahead, a, where(tie, a * 0.5, 0.0))
 
 
-_UNARY: tuple[tuple[str, Formula], ...] = (
-    ("copy", lambda a, b, c, p, q: a),
-    ("relu", lambda a, b, c, p, q: _positive(a)),
-    ("leaky_relu", lambda a, b, c, p, q: where(a > 0.0, a, a * p)),
-    ("thresholded_relu", lambda a, b, c, p, q: where(a > p, a, 0.0)),
-    ("sqrt", lambda a, b, c, p, q: a.call("llvm.sqrt")),
-    ("neg", lambda a, b, c, p, q: -a),
-    ("abs", lambda a, b, c, p, q: size(a)),
-    ("sign", lambda a, b, c, p, q: _sign(a)),
-    ("floor", lambda a, b, c, p, q: a.call("llvm.floor")),
-    ("ceil", lambda a, b, c, p, q: a.call("llvm.ceil")),
-    ("round", lambda a, b, c, p, q: a.call("llvm.rint")),
-    ("affine", lambda a, b, c, p, q: a * p + q),
-    ("reciprocal", lambda a, b, c, p, q: 1.0 / a),
-    ("square", lambda a, b, c, p, q: a * a),
-    ("clip", lambda a, b, c, p, q: _clamp(a, p, q)),
-    ("hard_sigmoid", lambda a, b, c, p, q: _clamp(a * p + q, 0.0, 1.0)),
-    ("hard_swish", lambda a, b, c, p, q: a * _clamp(a * (1.0 / 6.0) + 0.5, 0.0, 1.0)),
-    ("shrink", lambda a, b, c, p, q: _shrink(a, p, q)),
-    ("softsign", lambda a, b, c, p, q: a / (size(a) + 1.0)),
-    ("truth", lambda a, b, c, p, q: _truth(a.compare("!=", 0.0), a)),
-    ("logical_not", lambda a, b, c, p, q: 1.0 - a),
-    ("is_nan", lambda a, b, c, p, q: _truth(a.compare("!=", a), a)),
-    ("is_inf", lambda a, b, c, p, q: _is_infinite(a, p, q)),
-)
-_HEAVY_UNARY: tuple[tuple[str, Formula], ...] = (
-    ("gelu", lambda a, b, c, p, q: a * normal_cdf(a)),
-    ("gelu_tanh", lambda a, b, c, p, q: a * sigmoid(_doubled(a))),
-    ("erf", lambda a, b, c, p, q: erf(a)),
-    ("sigmoid", lambda a, b, c, p, q: sigmoid(a)),
-    ("silu", lambda a, b, c, p, q: a * sigmoid(a * p)),
-    ("mish", lambda a, b, c, p, q: a * _mish_parts(a)[2]),
-    ("softplus", lambda a, b, c, p, q: _softplus(a)),
-    ("elu", lambda a, b, c, p, q: _elu(a, p, q)),
-    ("tanh", lambda a, b, c, p, q: tanh(a)),
-    ("exp", lambda a, b, c, p, q: exp(a)),
-    ("log", lambda a, b, c, p, q: log(a)),
-    ("asin", lambda a, b, c, p, q: asin(a)),
-    ("acos", lambda a, b, c, p, q: acos(a)),
-    ("atan", lambda a, b, c, p, q: atan(a)),
-    ("sinh", lambda a, b, c, p, q: sinh(a)),
-    ("cosh", lambda a, b, c, p, q: cosh(a)),
-    ("asinh", lambda a, b, c, p, q: asinh(a)),
-    ("acosh", lambda a, b, c, p, q: acosh(a)),
-    ("atanh", lambda a, b, c, p, q: atanh(a)),
-)
-_BINARY: tuple[tuple[str, Formula], ...] = (
-    ("add", lambda a, b, c, p, q: a + b),
-    ("add_relu", lambda a, b, c, p, q: _positive(a + b)),
-    ("sub", lambda a, b, c, p, q: a - b),
-    ("mul", lambda a, b, c, p, q: a * b),
-    ("div", lambda a, b, c, p, q: a / b),
-    ("maximum", lambda a, b, c, p, q: maximum(a, b)),
-    ("minimum", lambda a, b, c, p, q: minimum(a, b)),
-    ("prelu", lambda a, b, c, p, q: where(a > 0.0, a, a * b)),
-    ("equal", lambda a, b, c, p, q: _truth(a.compare("==", b), a)),
-    ("less", lambda a, b, c, p, q: _truth(a < b, a)),
-    ("less_equal", lambda a, b, c, p, q: _truth(a <= b, a)),
-    ("greater", lambda a, b, c, p, q: _truth(a > b, a)),
-    ("greater_equal", lambda a, b, c, p, q: _truth(a >= b, a)),
-    ("logical_and", lambda a, b, c, p, q: a * b),
-    ("logical_or", lambda a, b, c, p, q: maximum(a, b)),
-    ("logical_xor", lambda a, b, c, p, q: _truth(a.compare("!=", b), a)),
-    ("relu_grad", lambda a, b, c, p, q: where(b > 0.0, a, 0.0)),
-    ("leaky_relu_grad", lambda a, b, c, p, q: where(b > 0.0, a, a * p)),
-    ("thresholded_relu_grad", lambda a, b, c, p, q: where(b > p, a, 0.0)),
-    ("sigmoid_grad", lambda a, b, c, p, q: a * (b * (1.0 - b))),
-    ("tanh_grad", lambda a, b, c, p, q: a * (1.0 - b * b)),
-    ("clip_grad", lambda a, b, c, p, q: where((b >= p) & (b <= q), a, 0.0)),
-    ("hard_swish_grad", lambda a, b, c, p, q: a * _hard_swish_slope(b)),
-    ("shrink_grad", lambda a, b, c, p, q: where(size(b) > q, a, 0.0)),
-)
-_HEAVY_BINARY: tuple[tuple[str, Formula], ...] = (
-    ("gelu_grad", lambda a, b, c, p, q: a * _gelu_slope(b)),
-    ("gelu_tanh_grad", lambda a, b, c, p, q: a * _gelu_tanh_slope(b)),
-    ("silu_grad", lambda a, b, c, p, q: a * _silu_slope(b, p)),
-    ("mish_grad", lambda a, b, c, p, q: a * _mish_slope(b)),
-    ("elu_grad", lambda a, b, c, p, q: _elu_grad(a, b, p, q)),
-)
-_TERNARY: tuple[tuple[str, Formula], ...] = (
-    ("mul_add", lambda a, b, c, p, q: a * b + c),
-    ("mul_add_relu", lambda a, b, c, p, q: _positive(a * b + c)),
-    ("where", lambda a, b, c, p, q: where(a.compare("!=", 0.0), b, c)),
-    ("prelu_grad", lambda a, b, c, p, q: where(b > 0.0, a, a * c)),
-    ("maximum_grad", lambda a, b, c, p, q: _winner(a, b > c, b.compare("==", c))),
-    ("minimum_grad", lambda a, b, c, p, q: _winner(a, b < c, b.compare("==", c))),
-)
-
-
-def _hard_sigmoid_grad(a: Lanes, b: Lanes, c: Lanes, p: Lanes, q: Lanes) -> Lanes:
-    line = b * p + q
-    return where((line > 0.0) & (line < 1.0), a * p, 0.0)
-
-
-INSTRUCTIONS = (
-    *(Instruction(name, 1, formula) for name, formula in _UNARY),
-    *(Instruction(name, 1, formula, 8) for name, formula in _HEAVY_UNARY),
-    *(Instruction(name, 2, formula) for name, formula in _BINARY),
-    *(Instruction(name, 2, formula, 8) for name, formula in _HEAVY_BINARY),
-    *(Instruction(name, 3, formula) for name, formula in _TERNARY),
-    Instruction("hard_sigmoid_grad", 2, _hard_sigmoid_grad),
-    # Formulas in float64 would not fit in the registers any wider.
-    Instruction("power", 1, lambda a, b, c, p, q: power(a, a.like(p)), 16, LANES),
-    Instruction("pow", 2, lambda a, b, c, p, q: power(a, b), 16, LANES),
-    Instruction("pow_grad_x", 3, lambda a, b, c, p, q: a * _pow_slope_x(b, c), 16, LANES),
-    Instruction("pow_grad_y", 3, lambda a, b, c, p, q: a * _pow_slope_y(b, c), 16, LANES),
-    Instruction("sin", 1, lambda a, b, c, p, q: sin(a), 8, LANES),
-    Instruction("cos", 1, lambda a, b, c, p, q: cos(a), 8, LANES),
-    Instruction("tan", 1, lambda a, b, c, p, q: tan(a), 8, LANES),
+# The operations of expressions on lanes; comparisons make masks.
+LIGHT: dict[str, Formula] = {
+    "affine": _affine,
+    "neg": lambda a: -a,
+    "abs": size,
+    "sign": lambda a: where(a > 0.0, 1.0, where(a < 0.0, -1.0, a)),
+    "sqrt": lambda a: a.call("llvm.sqrt"),
+    "floor": lambda a: a.call("llvm.floor"),
+    "ceil": lambda a: a.call("llvm.ceil"),
+    "round": lambda a: a.call("llvm.rint"),
+    "reciprocal": lambda a: 1.0 / a,
+    "relu": _positive,
+    "relu_grad": lambda d, y: where(y > 0.0, d, 0.0),
+    "sigmoid_grad": lambda d, y: d * (y * (1.0 - y)),
+    "tanh_grad": lambda d, y: d * (1.0 - y * y),
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": _quotient,
+    "lerp": lambda a, b, t: a + t * (b - a),
+    "maximum": maximum,
+    "minimum": minimum,
+    "maximum_grad": lambda d, a, b: _winner(d, a > b, a.compare("==", b)),
+    "minimum_grad": lambda d, a, b: _winner(d, a < b, a.compare("==", b)),
+    "clip": _clamp,
+    "clip_grad": lambda d, a, p, q: where((a >= p) & (a <= q), d, 0.0),
+    "where": _where,
+    "equal": lambda a, b: a.compare("==", b),
+    "less": lambda a, b: a < b,
+    "less_equal": lambda a, b: a <= b,
+    "greater": lambda a, b: a > b,
+    "greater_equal": lambda a, b: a >= b,
+    "logical_and": lambda a, b: a & b,
+}
+HEAVY: dict[str, Formula] = {
+    "exp": exp,
+    "expm1_negative": expm1_negative,
+    "log": log,
+    "tanh": tanh,
+    "sigmoid": sigmoid,
+    "softplus": lambda a: _positive(a) + log1p(exp(-size(a))),
+    "erf": erf,
+    "normal_cdf": normal_cdf,
+    "normal_density": lambda a: exp(a * a * -0.5) * _INVERSE_SQRT_2PI,
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
+    "sinh": sinh,
+    "cosh": cosh,
+    "asinh": asinh,
+    "acosh": acosh,
+    "atanh": atanh,
+}
+# Formulas in float64 would not fit in the registers any wider.
+NARROW: dict[str, tuple[Formula, int]] = {
+    "sin": (sin, 8),
+    "cos": (cos, 8),
+    "tan": (tan, 8),
+    "power": (lambda a, e: power(a, a.like(e)), 16),
+    "pow": (power, 16),
     # Lane by lane, by the C library: exact for any quotient.
-    Instruction("mod", 2, lambda a, b, c, p, q: _modulo(a, b), 32, LANES),
-    Instruction("fmod", 2, lambda a, b, c, p, q: _remainder(a, b), 32, LANES),
-)
-CODES = {instruction.name: code for code, instruction in enumerate(INSTRUCTIONS)}
+    "mod": (_modulo, 32),
+    "fmod": (_remainder, 32),
+}
+FUNCTIONS: Mapping[str, Formula] = {**LIGHT, **HEAVY, **{n: f for n, (f, _) in NARROW.items()}}
+
+# Instructions by name: arity, formula, cost.
+_OWN: dict[str, tuple[int, Formula, int]] = {
+    "copy": (1, lambda a: a, 1),
+    "square": (1, lambda a: a * a, 1),
+    "truth": (1, lambda a: _truth(a.compare("!=", 0.0), a), 1),
+    "add_relu": (2, lambda a, b: _positive(a + b), 1),
+    "mul_add": (3, lambda a, b, c: a * b + c, 1),
+    "mul_add_relu": (3, lambda a, b, c: _positive(a * b + c), 1),
+    "where": (3, lambda a, b, c: where(a.compare("!=", 0.0), b, c), 1),
+    "logical_not": (1, lambda a: 1.0 - a, 1),
+    "logical_and": (2, lambda a, b: a * b, 1),
+    "logical_or": (2, maximum, 1),
+    "logical_xor": (2, lambda a, b: _truth(a.compare("!=", b), a), 1),
+    "is_nan": (1, lambda a: _truth(a.compare("!=", a), a), 1),
+    # An activation that is an expression of its own too, without what cancels in it.
+    "gelu_tanh": (1, lambda a: a * sigmoid(_doubled(a)), 8),
+    "gelu_grad_tanh": (2, _gelu_tanh_grad, 8),
+    "mish": (1, lambda a: a * _mish_parts(a)[2], 8),
+    "mish_grad": (2, _mish_grad, 8),
+}
+_OWN |= {
+    name: (2, lambda a, b, f=LIGHT[name]: _truth(f(a, b), a), 1)
+    for name in ("equal", "less", "less_equal", "greater", "greater_equal")
+}
+
+
+STEPS = frozenset({"copy", "square", "truth", "add_relu", "mul_add", "mul_add_relu"})
+_Named = tuple[Expression, tuple[str, ...], tuple[str, ...]]
+_NAMED: dict[str, _Named] = {}  # an instruction's expression, operands and parameters, by its name
+_BY_CODE: dict[int, Instruction] = {}
+
+
+@cache
+def names(operator_name: str) -> Mapping[Any, str]:
+    """Return an operator's instructions by the value of the attribute that chooses among them.
+
+    One that is just an operation has its name.
+    """
+    spec = operator(operator_name)
+    made = spec.formula
+    if made is None:
+        return {}
+    parameters = parameters_of(spec)
+    arguments = [*map(variable, made.operands), *map(parameter, parameters)]
+    found = {}
+    for number, (value, expression) in enumerate(made.expressions.items()):
+        name = f"{spec.name}_{value}" if number else spec.name
+        if expression.operands == tuple(arguments):
+            name = expression.operation
+        elif name in STEPS or name in FUNCTIONS:
+            name = f"operator_{name}"
+        _NAMED[name] = expression, made.operands, parameters
+        found[value] = name
+    return found
+
+
+def parameters_of(spec: OpSpec) -> tuple[str, ...]:
+    """Return the attributes that are an instruction's parameters p and q, in this order."""
+    choice = spec.formula.choice if spec.formula is not None else ""
+    return tuple(name for name in spec.attributes if name != choice)
+
+
+@cache
+def instruction_of(name: str) -> Instruction | None:
+    """Return the instruction of a name, None where there is none."""
+    if name in _OWN:
+        arity, formula, cost = _OWN[name]
+        return _kept(Instruction(name, arity, lambda a, p: formula(*a), cost, WIDE, 0), "")
+    if name not in _NAMED:
+        try:
+            names(name)
+        except GraphError:
+            return None
+    if name not in _NAMED:
+        return None
+    expression, operands, parameters = _NAMED[name]
+    parts = {part.operation for part in order([expression]) if part.operands}
+    if len(operands) > 3 or len(parameters) > 2 or not parts <= FUNCTIONS.keys():
+        return None
+
+    def made(lanes: Sequence[Lanes], numbers: Sequence[Lanes]) -> Lanes:
+        values: dict[Expression, Any] = dict(zip(map(variable, operands), lanes))
+        narrow = [one.cast(F32) for one in numbers]
+        values |= dict(zip(map(parameter, parameters), narrow))
+
+        def quotient(a: Lanes, b: Any) -> Lanes:
+            """Divide by a parameter as by a number: times its reciprocal, rounded once."""
+            exact = next((wide for one, wide in zip(narrow, numbers) if one is b), None)
+            return _quotient(a, b) if exact is None else a * (1.0 / exact).cast(F32)
+
+        value: Lanes = evaluate(expression, values, {**FUNCTIONS, "div": quotient})
+        return value
+
+    cost = max([8 * (part in HEAVY) or NARROW.get(part, (None, 1))[1] for part in parts])
+    wide = LANES if parts & NARROW.keys() else WIDE
+    return _kept(Instruction(name, len(operands), made, cost, wide, 0), text(expression))
+
+
+def _kept(made: Instruction, meaning: str) -> Instruction:
+    made = made._replace(code=crc32(f"{made.name}: {meaning}".encode()))
+    _BY_CODE[made.code] = made
+    return made
+
+
+def of_code(code: int) -> Instruction:
+    """Return the instruction of a code."""
+    return _BY_CODE[code]

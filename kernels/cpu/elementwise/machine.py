@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.spec import operators
 from soapstone.kernels.cpu.elementwise.conversions import (
     ITEM_BYTES,
     KINDS,
@@ -20,7 +21,7 @@ from soapstone.kernels.cpu.elementwise.conversions import (
     read_number,
     unpack_rows,
 )
-from soapstone.kernels.cpu.elementwise.opcodes import CODES, WIDE, fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.opcodes import WIDE, fill_floats, instruction
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.substrate.layout import walk
 from soapstone.kernels.cpu.substrate.native import (
@@ -220,7 +221,7 @@ def bind_program(
     ]
     steps = [
         (
-            instruction(s.code).address,
+            instruction(s.name).address,
             *(place(number) for number in (s.to, s.a, s.b, s.c)),
             float(s.p),
             float(s.q),
@@ -240,15 +241,7 @@ def bind_program(
     return parallel_for(_machine, block, chunks, useful_threads(threads, nbytes // 3))
 
 
-# Instructions that are operators too; and the operators that are other instructions, or several.
-_STEPS_ONLY = frozenset(
-    {"copy", "square", "truth", "fmod", "gelu_tanh", "gelu_tanh_grad", "pow_grad_x", "pow_grad_y"}
-    | {"add_relu", "mul_add", "mul_add_relu"}
-)
-OPERATORS = (
-    *(name for name in CODES if name not in _STEPS_ONLY),
-    *("cast", "selu", "selu_grad", "celu", "celu_grad", "accumulate", "pow_grad"),
-)
+OPERATORS = (*(spec.name for spec in operators() if spec.formula), "cast", "accumulate")
 
 
 @variant(OPERATORS, "numba")

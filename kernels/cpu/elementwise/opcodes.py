@@ -13,9 +13,9 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from soapstone.kernels.cpu.elementwise.formulas import CODES, INSTRUCTIONS, WIDE, Instruction
+from soapstone.kernels.cpu.elementwise.formulas import WIDE as WIDE
+from soapstone.kernels.cpu.elementwise.formulas import instruction_of, of_code
 from soapstone.kernels.cpu.substrate.lanes import (
-    F32,
     I64,
     LANES,
     Lanes,
@@ -27,22 +27,6 @@ from soapstone.kernels.cpu.substrate.lanes import (
 )
 from soapstone.kernels.cpu.substrate.native import Native, as_float, words
 from soapstone.kernels.cpu.substrate.simd import vectorised
-
-__all__ = [
-    "CODES",
-    "FRAME",
-    "INSTRUCTIONS",
-    "WIDE",
-    "Instruction",
-    "copy_floats",
-    "fill_floats",
-    "get",
-    "instruction",
-    "loop",
-    "put",
-]
-
-FRAME = 10  # words: to, a, b, c, their turns, n, p, q
 
 
 def loop(
@@ -110,20 +94,18 @@ def _lanes_loop(
     """Write the loop of the instruction whose number is the literal `code`."""
     if not isinstance(code, types.IntegerLiteral):
         return None
-    made = INSTRUCTIONS[code.literal_value]
+    made = of_code(code.literal_value)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = [Lanes(builder, value) for value in args[1:]]
-        to, places, turns = lanes[0], lanes[1:4], lanes[4:7]
-        count, p, q = lanes[7], lanes[8].cast(F32), lanes[9].cast(F32)
+        to, places, turns, count = lanes[0], lanes[1:4], lanes[4:7], lanes[7]
 
         def body(i: Lanes, width: int, mask: Lanes | None) -> None:
             read = [
                 get(place, i & turn, width, mask)
                 for place, turn in zip(places[: made.arity], turns)
             ]
-            read += read[:1] * (3 - made.arity)
-            put(to, i, made.formula(read[0], read[1], read[2], p, q), mask)
+            put(to, i, made.formula(read, lanes[8:]), mask)
 
         loop(builder, count, body, made.wide)
         return context.get_dummy_value()
@@ -132,11 +114,14 @@ def _lanes_loop(
 
 
 @cache
-def instruction(code: int) -> Native:
+def instruction(name: str) -> Native:
     """Return the kernel that runs an instruction over the chunk that a frame of words describes.
 
     Operand a is read at i & turn_a: -1 for an array, 0 for `WIDE` copies of one number.
     """
+    made = instruction_of(name)
+    assert made is not None  # programs hold no other
+    code = made.code
 
     def run(frame: Any) -> int:
         w = words(frame)
@@ -145,7 +130,7 @@ def instruction(code: int) -> Native:
         return 0
 
     # Names of its own: compiled code is cached, and found again, by name.
-    run.__name__ = run.__qualname__ = f"instruction_{INSTRUCTIONS[code].name}"
+    run.__name__ = run.__qualname__ = f"instruction_{name}"
     return Native(run, "entry")
 
 

@@ -12,28 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from soapstone.ir.spec import operator as declared
 from soapstone.kernels.cpu.elementwise.conversions import KINDS
-from soapstone.kernels.cpu.elementwise.formulas import CODES, INSTRUCTIONS
+from soapstone.kernels.cpu.elementwise.formulas import instruction_of, names, parameters_of
 from soapstone.kernels.cpu.elementwise.simplify import Value, simplify
 
-# What an instruction's parameters p and q are: attributes of the operator, with their defaults.
-_PARAMETERS: Mapping[str, tuple[tuple[str, float], ...]] = {
-    "leaky_relu": (("alpha", 0.01),),
-    "leaky_relu_grad": (("alpha", 0.01),),
-    "thresholded_relu": (("alpha", 1.0),),
-    "thresholded_relu_grad": (("alpha", 1.0),),
-    "affine": (("scale", 1.0), ("shift", 0.0)),
-    "silu": (("alpha", 1.0),),
-    "silu_grad": (("alpha", 1.0),),
-    "hard_sigmoid": (("alpha", 0.2), ("beta", 0.5)),
-    "hard_sigmoid_grad": (("alpha", 0.2), ("beta", 0.5)),
-    "shrink": (("bias", 0.0), ("lambd", 0.5)),
-    "shrink_grad": (("bias", 0.0), ("lambd", 0.5)),
-    "clip": (("low", -math.inf), ("high", math.inf)),
-    "clip_grad": (("low", -math.inf), ("high", math.inf)),
-    "is_inf": (("detect_positive", 1.0), ("detect_negative", 1.0)),
-}
-_SELU = (("alpha", 1.6732631921768188), ("gamma", 1.0507010221481323))
+_UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
 
 _FLOAT, _BOOL = "float32", "bool"
 _INTEGERS = ("int32", "int64", "uint8")
@@ -48,7 +32,7 @@ Node = tuple[str, tuple[int, ...], Mapping[str, Any]]
 class Step(NamedTuple):
     """One instruction. Places: n >= 0 is external n (inputs, then outputs), -1 - r register r."""
 
-    code: int
+    name: str  # of an instruction
     to: int
     a: int
     b: int
@@ -106,11 +90,6 @@ def _expand(
     operator: str, operands: tuple[int, ...], attributes: Mapping[str, Any], first: int
 ) -> list[Value]:
     """The values, numbered from `first`, of which the last is the operator's result."""
-
-    def number(name: str, default: float) -> float:
-        value = attributes.get(name)
-        return default if value is None else float(value)
-
     if operator == "accumulate":
         if len(operands) == 1:
             return [("copy", operands, 0.0, 0.0)]
@@ -125,25 +104,16 @@ def _expand(
     if operator == "cast":
         truth = attributes["to"] == _BOOL
         return [("truth" if truth else "copy", operands, 0.0, 0.0)]
-    if operator in ("elu", "elu_grad"):
-        return [(operator, operands, number("alpha", 1.0), 1.0)]
-    if operator in ("celu", "celu_grad"):
-        alpha = number("alpha", 1.0)
-        scale = alpha if operator == "celu" else 1.0
-        return [(operator.replace("celu", "elu"), operands, scale, 1.0 / alpha)]
-    if operator in ("selu", "selu_grad"):
-        alpha, gamma = (number(*given) for given in _SELU)
-        elu = (operator.replace("selu", "elu"), operands, alpha, 1.0)
-        return [elu, ("affine", (first,), gamma, 0.0)]
-    if operator == "mod" and attributes.get("fmod"):
-        operator = "fmod"
-    if operator == "pow_grad":
-        operator = f"pow_grad_{attributes['operand']}"
-    if operator in ("gelu", "gelu_grad") and attributes.get("approximate", "none") == "tanh":
-        operator = operator.replace("gelu", "gelu_tanh")
-    named = [number(name, default) for name, default in _PARAMETERS.get(operator, ())]
-    p, q = (*named, 0.0, 0.0)[:2]
-    return [(operator, operands, p, q)]
+    spec = declared(operator)
+    if spec.formula is None:
+        return [(operator, operands, 0.0, 0.0)]
+    given = spec.normalise(attributes)
+    numbers = [
+        float(_UNBOUNDED[name] if given[name] is None else given[name])
+        for name in parameters_of(spec)
+    ]
+    p, q = (*numbers, 0.0, 0.0)[:2]
+    return [(names(operator)[spec.formula.value(given)], operands, p, q)]
 
 
 def _power(x: int, exponent: float, first: int) -> list[Value]:
@@ -193,7 +163,7 @@ def compile_program(
         made = _expand(
             operator, tuple(numbers[i] for i in operands), attributes, inputs + len(values)
         )
-        if kind is None or any(name not in CODES for name, *_ in made):
+        if kind is None or any(instruction_of(name) is None for name, *_ in made):
             return None
         values.extend(made)
         numbers.append(inputs + len(values) - 1)
@@ -230,8 +200,9 @@ def compile_program(
             if value not in last:
                 free.append(places[value])
         a, b, c = (places[operands[min(k, len(operands) - 1)]] for k in range(3))
-        steps.append(Step(CODES[name], places[value], a, b, c, p, q))
-    weight = sum(INSTRUCTIONS[step.code].cost for step in steps)
+        steps.append(Step(name, places[value], a, b, c, p, q))
+    used = [instruction_of(step.name) for step in steps]
+    weight = sum(one.cost for one in used if one is not None)
     written = tuple(
         next(v - inputs for v, place in home.items() if place == inputs + o)
         for o in range(len(results))

@@ -21,6 +21,7 @@ from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import compile_program
 from soapstone.kernels.cpu.onednn.descriptors import (
     ACTIVATIONS,
+    ALGORITHMS,
     ARG_BIAS,
     ARG_DIFF_BIAS,
     ARG_DIFF_DST,
@@ -32,7 +33,6 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     DIFF_SOURCE,
     DIFF_TARGET,
     DIFF_WEIGHTS,
-    LOGISTIC,
     SOURCE,
     TARGET,
     WEIGHTS,
@@ -159,7 +159,9 @@ def _primitive(problem: _Problem, plain: bool | None) -> tuple[Primitive, Shape]
         pointwise = plain and problem.pointwise and problem.direction != "weights"
         # The plain implementation's sigmoid turns NaN into 0.
         functions = [post.algorithm for post in problem.posts if isinstance(post, Activation)]
-        if (few and max(problem.stride) > 1) or (pointwise and LOGISTIC not in functions):
+        if (few and max(problem.stride) > 1) or (
+            pointwise and ALGORITHMS["logistic"] not in functions
+        ):
             orders.reverse()
     best: tuple[int, Handle, Shape] | None = None
     with threads(problem.threads):

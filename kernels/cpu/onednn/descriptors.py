@@ -7,10 +7,13 @@ by layouts; a `Primitive` is shared by all entries of equal layouts, memories be
 from __future__ import annotations
 
 import ctypes as C
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from soapstone.ir.ops.products.matmul import ACTIVATIONS as FUSED
+from soapstone.ir.spec import operator
 from soapstone.kernels.cpu.onednn.library import (
     LAST_IMPLEMENTATION,
     Handle,
@@ -190,21 +193,50 @@ class Activation:
     beta: float = 0.0
 
 
-RELU, TANH, ELU, ABS, SQRT, LINEAR, LOGISTIC, EXP = 0x20, 0x21, 0x22, 0x24, 0x25, 0x26, 0x29, 0x2A
-GELU_TANH, SWISH, CLIP, POWER, GELU_ERF = 0x2B, 0x2C, 0x2E, 0x30, 0x31
-HARD_SIGMOID, HARD_SWISH = 0x28, 0x34
-ADD, MUL, MAXIMUM, MINIMUM, DIV, SUB = 0x1FFF0, 0x1FFF1, 0x1FFF2, 0x1FFF3, 0x1FFF4, 0x1FFF5
-# oneDNN's relu is max(x, 0) with the operands so ordered that NaN becomes 0: a diverged step would
-# pass for a finite one. x * clip(2^127 * x, 0, 1) keeps NaN and costs three instructions more. In
-# epilogues alone minus infinity becomes NaN by it, and infinity by oneDNN's gelu.
-NAN_SAFE_RELU = Activation(HARD_SWISH, 2.0**127, 0.0)
+# Algorithms (dnnl_alg_kind_t) by the names that operators' formulas have for them.
+ALGORITHMS = {
+    "relu": 0x20,
+    "tanh": 0x21,
+    "elu": 0x22,
+    "abs": 0x24,
+    "sqrt": 0x25,
+    "linear": 0x26,
+    "hard_sigmoid": 0x28,
+    "logistic": 0x29,
+    "exp": 0x2A,
+    "gelu_tanh": 0x2B,
+    "swish": 0x2C,
+    "clip": 0x2E,
+    "pow": 0x30,
+    "gelu_erf": 0x31,
+    "hard_swish": 0x34,
+    "binary_add": 0x1FFF0,
+    "binary_mul": 0x1FFF1,
+    "binary_max": 0x1FFF2,
+    "binary_min": 0x1FFF3,
+    "binary_div": 0x1FFF4,
+    "binary_sub": 0x1FFF5,
+}
+_UNBOUNDED = {"low": -math.inf, "high": math.inf}  # where an attribute is None
+
+
+def activation(name: str, attributes: Mapping[str, Any]) -> Activation | None:
+    """Return oneDNN's function for an element-wise operator, None where it has none."""
+    spec = operator(name)
+    if spec.formula is None or not spec.formula.onednn:
+        return None
+    given = spec.normalise(attributes)
+    algorithm, *numbers = spec.formula.onednn.get(spec.formula.value(given), (None,))
+    if not isinstance(algorithm, str) or algorithm.startswith("binary_"):
+        return None
+    values = [given[one] if isinstance(one, str) else one for one in numbers]
+    bounds = [_UNBOUNDED[str(n)] if v is None else float(v) for n, v in zip(numbers, values)]
+    return Activation(ALGORITHMS[algorithm], *bounds)
+
+
 ACTIVATIONS: dict[str | None, Activation | None] = {
     None: None,
-    "relu": NAN_SAFE_RELU,
-    "leaky_relu": Activation(RELU, 0.01),
-    "gelu": Activation(GELU_ERF),
-    "sigmoid": Activation(LOGISTIC),
-    "tanh": Activation(TANH),
+    **{name: activation(name, {}) for name in FUSED},
 }
 
 

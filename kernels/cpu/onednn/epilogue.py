@@ -6,45 +6,18 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from soapstone.ir.spec import operator
+from soapstone.ir.spec import operators
 from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.onednn import convolution, matmul, pointwise
-from soapstone.kernels.cpu.onednn.descriptors import (
-    ABS,
-    ADD,
-    CLIP,
-    DIV,
-    ELU,
-    EXP,
-    GELU_ERF,
-    GELU_TANH,
-    HARD_SIGMOID,
-    HARD_SWISH,
-    LINEAR,
-    LOGISTIC,
-    MAXIMUM,
-    MINIMUM,
-    MUL,
-    NAN_SAFE_RELU,
-    POWER,
-    RELU,
-    SQRT,
-    SUB,
-    SWISH,
-    TANH,
-    Activation,
-    Step,
-)
+from soapstone.kernels.cpu.onednn.descriptors import ALGORITHMS, Step, activation
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
-Settings = Mapping[str, Any]
 Bind = Callable[[Call, Sequence[Step]], Entry | None]
 
 BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
@@ -60,34 +33,11 @@ BINDS: dict[str, dict[str, Bind]] = {  # by variant, then by operator
     "onednn_product": {"conv2d": pointwise.conv2d},
 }
 
-FUNCTIONS: dict[str, Callable[[Settings], Activation]] = {
-    "relu": lambda at: NAN_SAFE_RELU,
-    "leaky_relu": lambda at: Activation(RELU, at["alpha"]),
-    "gelu": lambda at: Activation(GELU_TANH if at["approximate"] == "tanh" else GELU_ERF),
-    "sigmoid": lambda at: Activation(LOGISTIC),
-    "tanh": lambda at: Activation(TANH),
-    "affine": lambda at: Activation(LINEAR, at["scale"], at["shift"]),
-    "neg": lambda at: Activation(LINEAR, -1.0),
-    "abs": lambda at: Activation(ABS),
-    "exp": lambda at: Activation(EXP),
-    "sqrt": lambda at: Activation(SQRT),
-    "power": lambda at: Activation(POWER, 1.0, at["exponent"]),
-    "clip": lambda at: Activation(
-        CLIP, *(b if at[k] is None else at[k] for k, b in (("low", -np.inf), ("high", np.inf)))
-    ),
-    "elu": lambda at: Activation(ELU, at["alpha"]),
-    "silu": lambda at: Activation(SWISH, at["alpha"]),
-    "hard_sigmoid": lambda at: Activation(HARD_SIGMOID, at["alpha"], at["beta"]),
-    "hard_swish": lambda at: Activation(HARD_SWISH, 1 / 6, 0.5),
-}
-# Algorithm by operator; whether the result may be the second operand.
-OPERATIONS = {
-    "add": (ADD, True),
-    "mul": (MUL, True),
-    "maximum": (MAXIMUM, True),
-    "minimum": (MINIMUM, True),
-    "sub": (SUB, False),
-    "div": (DIV, False),
+# Algorithms of operators of two operands, of which the result so far may be either.
+BINARY = {
+    spec.name: ALGORITHMS[str(spec.formula.onednn[None][0])]
+    for spec in operators()
+    if spec.formula and len(spec.inputs) == 2 and spec.formula.onednn
 }
 
 
@@ -104,19 +54,21 @@ def _steps(call: Call) -> list[Step] | None:
     found: list[Step] = []
     result = 0
     for index, (name, numbers, items) in enumerate(call.attributes["program"]):
-        if numbers == (result,) and name in FUNCTIONS:
-            found.append(FUNCTIONS[name](operator(name).normalise(dict(items))))
-        elif name in OPERATIONS and len(numbers) == 2:
-            algorithm, commutes = OPERATIONS[name]
+        if numbers == (result,):
+            function = activation(name, dict(items))
+            if function is None:
+                return None
+            found.append(function)
+        elif name in BINARY and len(numbers) == 2:
             first, second = numbers
-            if second == result and commutes:
+            if second == result and name not in ("sub", "div"):
                 first, second = second, first
             if first != result or not 1 <= second <= len(operands):
                 return None
             operand = operands[second - 1]
             if operand.dtype != np.float32:
                 return None
-            found.append((algorithm, _aligned(operand, y.ndim)))
+            found.append((BINARY[name], _aligned(operand, y.ndim)))
         else:
             return None
         result = len(operands) + index + 1

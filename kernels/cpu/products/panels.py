@@ -237,7 +237,7 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
     records = [(int(a.strides[-1] == 4 or columns == 1), _rows(a)) for a in externals]
     steps = [
         (
-            instruction(step.code).address,
+            instruction(step.name).address,
             *(place(number) for number in (step.to, step.a, step.b, step.c)),
             (float(step.p), float(step.q)),
         )
