@@ -25,7 +25,7 @@ class Expression:
 
     operation: str
     operands: tuple[Expression, ...]
-    value: float | str | None
+    value: Any  # a number, a name, or None
 
     def __repr__(self) -> str:
         return f"Expression({text(self)!r})"
@@ -36,7 +36,7 @@ class Expression:
     def __add__(self, other: Expression | Number) -> Expression:
         other = number(other)
         if self.operation == other.operation == "number":
-            return number(self.value + other.value)  # type: ignore[operator]
+            return number(self.value + other.value)
         if not _constant(other):
             return make("add", self, other) if not _constant(self) else other + self
         if self.operation == "affine" and self.operands[2] is number(0):
@@ -55,7 +55,7 @@ class Expression:
     def __mul__(self, other: Expression | Number) -> Expression:
         other = number(other)
         if self.operation == other.operation == "number":
-            return number(self.value * other.value)  # type: ignore[operator]
+            return number(self.value * other.value)
         if not _constant(other):
             return make("mul", self, other) if not _constant(self) else other * self
         return self if other is number(1) else make("affine", self, other, number(0))
@@ -204,7 +204,7 @@ _REBUILT: dict[str, Callable[..., Expression]] = {
 def text(*expressions: Expression) -> str:
     """Return the expressions as the lines of a program, by which they may be told apart."""
     numbers: dict[Expression, str] = {}
-    lines = []
+    lines: list[str] = []
     for part in order(expressions):
         if part.operation == "number":
             numbers[part] = repr(part.value)

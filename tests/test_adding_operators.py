@@ -23,6 +23,10 @@ to_onnx(model, None, {path!r})
 graph = from_onnx({path!r}).graph()
 assert graph.structural_hash == model.graph.structural_hash
 assert [node.operator for node in graph.nodes] == [{operator!r}]
+from soapstone.ir.spec import operator
+from soapstone.rules.laws.symbolic import validate
+for law in operator({operator!r}).laws:
+    assert validate(law, 2).holds, law
 """
 
 
@@ -55,6 +59,12 @@ def run(folder: Path, *command: str) -> str:
 @pytest.mark.parametrize(
     ("heading", "operator", "layer", "kernel"),
     [
+        (
+            "A pointwise operator",
+            "softsign2",
+            "softsign2(model.input('x', (2, 3, 8, 8)), alpha=0.5)",
+            True,
+        ),
         (
             "A windowed operator with a kernel",
             "l4_pool2d",

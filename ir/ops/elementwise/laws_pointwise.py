@@ -8,12 +8,8 @@ repeated along axes, or have fewer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 from soapstone.ir.law import Form, Law
-from soapstone.ir.spec import Attributes
-from soapstone.ir.tensor import TensorSpec
-from soapstone.ir.term import Value
 
 _TRANSFORMERS = "operators of transformers"
 
@@ -96,30 +92,27 @@ def repeated_laws(f: str, commutative: bool = False) -> tuple[Law, ...]:
     return right if commutative else right + left
 
 
-def _forms(symbol: str, operands: int) -> tuple[Form, ...]:
-    return (Form(symbol, operands),)
+def with_attributes(symbol: str, **attributes: float | str) -> tuple[Form, ...]:
+    """Return the form of a function of each element whose attributes are these."""
+    return (
+        Form(
+            symbol,
+            1,
+            {},
+            lambda parameters, *specs: attributes,
+            lambda given, *specs: [()] if given == attributes else [],
+        ),
+    )
 
 
-def _rsqrt(parameters: Sequence[Value], *specs: TensorSpec) -> Attributes:
-    return {"exponent": -0.5}
-
-
-def _exact_gelu(parameters: Sequence[Value], *specs: TensorSpec) -> Attributes:
-    return {"approximate": "none"}
-
-
-EXP_FORMS = _forms("exp", 1)
-SQRT_FORMS = _forms("sqrt", 1)
-SIGMOID_FORMS = _forms("sigmoid", 1)
-TANH_FORMS = _forms("tanh", 1)
-SUB_FORMS = _forms("sub", 2)
-DIV_FORMS = _forms("div", 2)
-RSQRT_FORMS = (
-    Form("rsqrt", 1, {}, _rsqrt, lambda a, *specs: [()] if a["exponent"] == -0.5 else []),
-)
-GELU_FORMS = (
-    Form("gelu", 1, {}, _exact_gelu, lambda a, *specs: [()] if a == _exact_gelu(()) else []),
-)
+EXP_FORMS = (Form("exp", 1),)
+SQRT_FORMS = (Form("sqrt", 1),)
+SIGMOID_FORMS = (Form("sigmoid", 1),)
+TANH_FORMS = (Form("tanh", 1),)
+SUB_FORMS = (Form("sub", 2),)
+DIV_FORMS = (Form("div", 2),)
+RSQRT_FORMS = with_attributes("rsqrt", exponent=-0.5)
+GELU_FORMS = with_attributes("gelu", approximate="none")
 
 _THREE = any_ranks("x y z")
 _ONES = any_ranks("x y ones")[:-1]
