@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from soapstone.cli.onnx import Debug, Json
+from soapstone.cli.common import Json, command, tell
 
 app = typer.Typer(help="Benchmarks of the runtime.", no_args_is_help=True)
 
@@ -16,7 +16,7 @@ def _bench() -> None:
     """Benchmarks of the runtime."""
 
 
-@app.command("tasks")
+@command(app, "tasks")
 def tasks(
     pattern: Annotated[
         str,
@@ -60,36 +60,30 @@ def tasks(
     metg: Annotated[bool, typer.Option(help="Make tasks smaller, for METG(50 %).")] = True,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of a size; the fastest counts.")] = 5,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run task graphs whose tasks check their inputs, and tell what a task costs."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.frontend.taskbench import report
 
-    with _reported(debug):
-        from soapstone.frontend.taskbench import report
-
-        options: dict[str, Any] = {
-            "pattern": pattern,
-            "kernel": kernel,
-            "body": body,
-            "workers": workers,
-            "width": width,
-            "steps": steps,
-            "iterations": iterations,
-            "graphs": graphs,
-            "output_bytes": output_bytes,
-            "radix": radix,
-            "scratch_bytes": scratch_bytes,
-            "imbalance": imbalance,
-            "traced": traced,
-            "executor": executor,
-            "processes": processes,
-            "sweep": metg,
-            "repeats": repeats,
-        }
-        found = report.measure(**options)
-        if found is None:
-            return  # another process of this run tells
-        typer.echo(report.text(found), err=as_json)
-        if as_json:
-            _print_json(found)
+    options: dict[str, Any] = {
+        "pattern": pattern,
+        "kernel": kernel,
+        "body": body,
+        "workers": workers,
+        "width": width,
+        "steps": steps,
+        "iterations": iterations,
+        "graphs": graphs,
+        "output_bytes": output_bytes,
+        "radix": radix,
+        "scratch_bytes": scratch_bytes,
+        "imbalance": imbalance,
+        "traced": traced,
+        "executor": executor,
+        "processes": processes,
+        "sweep": metg,
+        "repeats": repeats,
+    }
+    found = report.measure(**options)
+    if found is None:
+        return  # another process of this run tells
+    tell(report.text(found), found, as_json)

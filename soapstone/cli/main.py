@@ -6,26 +6,17 @@ output has one JSON object.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 import soapstone
-from soapstone.cli import bench as cli_bench
-from soapstone.cli import onnx as cli_onnx
-from soapstone.cli import optimize as cli_optimize
-from soapstone.cli import profile as cli_profile
-from soapstone.cli import rules as cli_rules
-from soapstone.cli import show as cli_show
-from soapstone.cli import strategy as cli_strategy
-
-if TYPE_CHECKING:
-    from soapstone.frontend.training.callbacks import Checkpoint
+from soapstone.cli import bench, onnx, profile, rules, strategy
+from soapstone.cli.common import Json, answer, command, tell
+from soapstone.cli.optimize import optimize
+from soapstone.cli.show import show
 
 app = typer.Typer(
     help="Deep learning where everything about how a model runs is searched, proved or measured.",
@@ -34,63 +25,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(cli_bench.app, name="bench")
-app.add_typer(cli_onnx.app, name="onnx")
-app.add_typer(cli_profile.app, name="profile")
-app.add_typer(cli_rules.app, name="rules")
-app.add_typer(cli_strategy.app, name="strategy")
-app.add_typer(cli_strategy.machines, name="machine")
-app.command()(cli_optimize.optimize)
-app.command()(cli_show.show)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+app.add_typer(bench.app, name="bench")
+app.add_typer(onnx.app, name="onnx")
+app.add_typer(profile.app, name="profile")
+app.add_typer(rules.app, name="rules")
+app.add_typer(strategy.app, name="strategy")
+app.add_typer(strategy.machines, name="machine")
+command(app)(optimize)
+command(app)(show)
 
 
-@contextmanager
-def _reported(debug: bool, checkpoint: list[Checkpoint] | None = None) -> Iterator[None]:
-    """Turn errors into one line on standard error and an exit code."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        saved = checkpoint[0].saved if checkpoint else None
-        rest = f"; go on with --resume {saved}" if saved else "; no checkpoint was saved"
-        _end(f"interrupted{'' if checkpoint is None else rest}", error, _INTERRUPTED)
-    except BrokenPipeError:
-        raise  # the reader has gone; there is nobody to tell
-    except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        if debug or isinstance(error, typer.Exit):
-            raise
-        said = str(error)
-        if isinstance(error, OSError) and error.strerror and error.filename is not None:
-            said = f"file {str(error.filename)!r}: {error.strerror.lower()}"
-        text = " ".join(said.split()) or type(error).__name__
-        _end(f"error: {text}", error, 1)
-    except Exception as error:  # of a user's script, or a fault of ours
-        if debug:
-            raise
-        from soapstone.errors import fault
-
-        _end(f"error: {fault(error)}; --debug shows the traceback", error, 1)
-
-
-def _end(text: str, error: BaseException, code: int) -> NoReturn:
-    """Say what went wrong, in one process of a run of several, and end with an exit code."""
-    mpi = sys.modules.get("soapstone.runtime.executors.mpi.executor")
-    if mpi is None or mpi.speaks(error):
-        typer.echo(text, err=True)
-    if mpi is not None:
-        mpi.leave(code)
-    raise typer.Exit(code) from None
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, allow_nan=False))
-
-
-@app.command()
+@command(app)
 def train(
     app_name: Annotated[
         str, typer.Argument(metavar="APP", help="An app's name, or a .py script with build().")
@@ -133,21 +78,18 @@ def train(
         Path | None, typer.Option(help="Write a timeline of ten steps (trace-event JSON).")
     ] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train an app; show its program, its strategy, and the accuracy on held-out samples."""
-    saving: list[Checkpoint] = []
-    with _reported(debug, saving):
-        from soapstone.frontend.app import train_app
-        from soapstone.frontend.training.callbacks import Checkpoint
-        from soapstone.runtime.machines.start import default_executor, rank_of
+    from soapstone.frontend.app import train_app
+    from soapstone.frontend.training.callbacks import Checkpoint
+    from soapstone.runtime.machines.start import default_executor, rank_of
 
-        executor = executor or default_executor()
-        rank = rank_of(executor)
+    executor = executor or default_executor()
+    rank = rank_of(executor)
 
-        sys.path.append(str(Path.cwd()))  # where a mapper's module:Class is looked for, last
-        if checkpoint is not None:
-            saving.append(Checkpoint(checkpoint))
+    sys.path.append(str(Path.cwd()))  # where a mapper's module:Class is looked for, last
+    saving = [] if checkpoint is None else [Checkpoint(checkpoint)]
+    try:
         result = train_app(
             app_name,
             epochs=epochs,
@@ -169,13 +111,16 @@ def train(
             profile=profile,
             say=lambda text: typer.echo(f"{text}\n", err=as_json),
         )
-        if rank == 0:
-            typer.echo(str(result), err=as_json)
-            if as_json:
-                _print_json(result.as_dict())
+    except KeyboardInterrupt as error:
+        saved = saving[0].saved if saving else None
+        rest = f"go on with --resume {saved}" if saved else "no checkpoint was saved"
+        error.args = (f"; {rest}",)
+        raise
+    if rank == 0:
+        tell(result, result.as_dict(), as_json)
 
 
-@app.command()
+@command(app)
 def predict(
     model: Annotated[str, typer.Argument(help="An .onnx file, or an app's name.")],
     inputs: Annotated[Path, typer.Option("--input", "-i", help="An npz file of the inputs.")],
@@ -189,84 +134,65 @@ def predict(
     ] = False,
     runs: Annotated[int, typer.Option(min=1, help="How often to run, for the time.")] = 1,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run a model on the arrays of an npz file."""
-    with _reported(debug):
-        import numpy as np
+    import numpy as np
 
-        from soapstone.files import check_targets, write
-        from soapstone.frontend import predict as task
+    from soapstone.files import check_targets, write
+    from soapstone.frontend import predict as task
 
-        check_targets(output)
-        result = task.predict(
-            *(model, task.read_arrays(inputs)),
-            checkpoint=checkpoint,
-            threads=threads,
-            plain=plain,
-            runs=runs,
-        )
-        if output is not None:
-            arrays: dict[str, Any] = dict(result.outputs)
-            write(output, lambda stream: np.savez(stream, **arrays))
-        typer.echo(str(result), err=as_json)
-        if as_json:
-            _print_json(result.as_dict())
+    check_targets(output)
+    result = task.predict(
+        *(model, task.read_arrays(inputs)),
+        checkpoint=checkpoint,
+        threads=threads,
+        plain=plain,
+        runs=runs,
+    )
+    if output is not None:
+        arrays: dict[str, Any] = dict(result.outputs)
+        write(output, lambda stream: np.savez(stream, **arrays))
+    tell(result, result.as_dict(), as_json)
 
 
-@app.command()
-def apps(as_json: Json = False, debug: Debug = False) -> None:
+@command(app)
+def apps(as_json: Json = False) -> None:
     """List the apps that the package carries."""
-    with _reported(debug):
-        from soapstone.frontend.app import app_names, load_app
+    from soapstone.frontend.app import app_names, load_app
 
-        found = {name: load_app(name).summary for name in app_names()}
-        if as_json:
-            _print_json({"apps": found})
-            return
-        width = max(map(len, found))
-        for name, doc in found.items():
-            typer.echo(f"{name:<{width}}  {doc}")
+    found = {name: load_app(name).summary for name in app_names()}
+    width = max(map(len, found))
+    lines = [f"{name:<{width}}  {doc}" for name, doc in found.items()]
+    answer("\n".join(lines), {"apps": found}, as_json)
 
 
-@app.command()
-def ops(as_json: Json = False, debug: Debug = False) -> None:
+@command(app)
+def ops(as_json: Json = False) -> None:
     """List the operators: inputs, dims and how each may be split, kernels, laws, ONNX name."""
-    with _reported(debug):
-        from soapstone.frontend.catalogue import operator_rows, operator_table
+    from soapstone.frontend.catalogue import operator_rows, operator_table
 
-        rows = operator_rows()
-        if as_json:
-            _print_json({"operators": [row.as_dict() for row in rows]})
-        else:
-            typer.echo(operator_table(rows))
+    rows = operator_rows()
+    answer(operator_table(rows), {"operators": [row.as_dict() for row in rows]}, as_json)
 
 
-@app.command()
-def doctor(as_json: Json = False, debug: Debug = False) -> None:
+@command(app)
+def doctor(as_json: Json = False) -> None:
     """Tell what is found on this computer, what is slower for lack of what, and whether it works.
 
     The exit code is 1 when something that is installed does not work.
     """
-    with _reported(debug):
-        from soapstone.frontend.doctor import diagnose, report
+    from soapstone.frontend.doctor import diagnose, report
 
-        found = diagnose()
-        if as_json:
-            _print_json(found.as_dict())
-        else:
-            typer.echo(report(found))
+    found = diagnose()
+    answer(report(found), found.as_dict(), as_json)
     if found.problems:
         raise typer.Exit(1)
 
 
-@app.command()
+@command(app)
 def version(as_json: Json = False) -> None:
     """Print the version."""
-    if as_json:
-        _print_json({"version": soapstone.__version__})
-    else:
-        typer.echo(f"soapstone {soapstone.__version__}")
+    answer(f"soapstone {soapstone.__version__}", {"version": soapstone.__version__}, as_json)
 
 
 def run_app(script: str | Path) -> None:

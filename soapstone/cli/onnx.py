@@ -7,87 +7,56 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+from soapstone.cli.common import Dims, Json, answer, command, dims_of
+
 app = typer.Typer(help="Check, import and export ONNX files.", no_args_is_help=True)
 Source = Annotated[Path, typer.Argument(help="The file to read.", metavar="FILE")]
 Target = Annotated[Path, typer.Argument(help="The file to write.")]
-Dims = Annotated[
-    list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
-]
 
 
-def _dims(texts: list[str] | None) -> dict[str, int]:
-    """Return the extents that `NAME=NUMBER` gives.
-
-    Raises:
-        OnnxError: another form.
-    """
-    from soapstone.frontend.onnx import OnnxError
-
-    dims: dict[str, int] = {}
-    for text in texts or []:
-        name, _, number = text.rpartition("=")
-        if not name or not (number.isascii() and number.isdigit()):
-            raise OnnxError(f"--dim {text!r} found; NAME=NUMBER needed")
-        if dims.get(name, int(number)) != int(number):
-            raise OnnxError(f"--dim {text!r} found beside {name}={dims[name]}; one of them needed")
-        dims[name] = int(number)
-    return dims
-
-
-@app.command()
-def check(file: Source, dim: Dims = None, as_json: Json = False, debug: Debug = False) -> None:
+@command(app)
+def check(file: Source, dim: Dims = None, as_json: Json = False) -> None:
     """Show opset, inputs, outputs, operators and which are unsupported, parameters and work."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.frontend.onnx.check import check_onnx
 
-    with _reported(debug):
-        from soapstone.frontend.onnx.check import check_onnx
-
-        report = check_onnx(file, _dims(dim))
-        if as_json:
-            _print_json(report.as_dict())
-        else:
-            typer.echo(str(report))
-        if report.problem is not None:
-            raise typer.Exit(1)
+    report = check_onnx(file, dims_of(dim))
+    answer(report, report.as_dict(), as_json)
+    if report.problem is not None:
+        raise typer.Exit(1)
 
 
-@app.command("import")
+@command(app, "import")
 def import_(
     file: Source,
     target: Target,
     dim: Dims = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write an ONNX file as a graph file (JSON), and its weights as safetensors beside it."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.files import check_targets
+    from soapstone.frontend.onnx import OnnxError, from_onnx
+    from soapstone.ir.graph_files import save_graph
+    from soapstone.ir.tensor import Role
 
-    with _reported(debug):
-        from soapstone.files import check_targets
-        from soapstone.frontend.onnx import OnnxError, from_onnx
-        from soapstone.ir.graph_files import save_graph
-        from soapstone.ir.tensor import Role
-
-        if target.suffix != ".json":
-            raise OnnxError(f"file {str(target)!r}: suffix {target.suffix!r} found, .json needed")
-        check_targets(target)
-        model = from_onnx(file)
-        graph = model.graph(_dims(dim))
-        weights = model.weights
-        names = [n for n, role in graph.roles.items() if role is not Role.INPUT]
-        layouts = model.layouts
-        if layouts is not None:
-            layouts = {name: order for name, order in layouts.items() if name in graph.tensors}
-        save_graph(graph, target, {name: weights[name] for name in names}, layouts)
-        if as_json:
-            _print_json({"graph": str(target), "nodes": len(graph.nodes), "weights": len(names)})
-        else:
-            typer.echo(f"{target}: {len(graph.nodes)} operators, {len(names)} weights")
+    if target.suffix != ".json":
+        raise OnnxError(f"file {str(target)!r}: suffix {target.suffix!r} found, .json needed")
+    check_targets(target)
+    model = from_onnx(file)
+    graph = model.graph(dims_of(dim))
+    weights = model.weights
+    names = [n for n, role in graph.roles.items() if role is not Role.INPUT]
+    layouts = model.layouts
+    if layouts is not None:
+        layouts = {name: order for name, order in layouts.items() if name in graph.tensors}
+    save_graph(graph, target, {name: weights[name] for name in names}, layouts)
+    answer(
+        f"{target}: {len(graph.nodes)} operators, {len(names)} weights",
+        {"graph": str(target), "nodes": len(graph.nodes), "weights": len(names)},
+        as_json,
+    )
 
 
-@app.command()
+@command(app)
 def export(
     source: Annotated[
         str, typer.Argument(help="A graph file (.json), an app's name, or a .py script.")
@@ -101,33 +70,24 @@ def export(
         bool, typer.Option("--external-data", help="Write weights to a file beside it.")
     ] = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write a graph file with its weights, or an app with its initial ones, as an ONNX file."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.frontend.app import load_app
+    from soapstone.frontend.onnx import OnnxError, to_onnx
+    from soapstone.frontend.onnx.export import OPSET
+    from soapstone.ir.graph_files import load_graph, load_layouts
 
-    with _reported(debug):
-        from soapstone.frontend.app import load_app
-        from soapstone.frontend.onnx import OnnxError, to_onnx
-        from soapstone.frontend.onnx.export import OPSET
-        from soapstone.ir.graph_files import load_graph, load_layouts
-
-        if target.suffix == ".json":
-            raise OnnxError(
-                f"file {str(target)!r}: suffix '.json' found, that of an ONNX file needed"
-            )
-        version = OPSET if opset is None else opset
-        outside = True if external_data else None
-        if source.endswith(".json"):
-            if batch_size is not None:
-                raise OnnxError(f"--batch-size {batch_size} found; a graph file has its own")
-            graph, weights = load_graph(source)
-            layouts = load_layouts(source)
-            to_onnx(graph, weights, target, opset=version, external_data=outside, layouts=layouts)
-        else:
-            model = load_app(source).build(batch_size or 1)
-            to_onnx(model, None, target, opset=version, external_data=outside)
-        if as_json:
-            _print_json({"model": str(target), "opset": version})
-        else:
-            typer.echo(f"{target}: opset {version}")
+    if target.suffix == ".json":
+        raise OnnxError(f"file {str(target)!r}: suffix '.json' found, that of an ONNX file needed")
+    version = OPSET if opset is None else opset
+    outside = True if external_data else None
+    if source.endswith(".json"):
+        if batch_size is not None:
+            raise OnnxError(f"--batch-size {batch_size} found; a graph file has its own")
+        graph, weights = load_graph(source)
+        layouts = load_layouts(source)
+        to_onnx(graph, weights, target, opset=version, external_data=outside, layouts=layouts)
+    else:
+        model = load_app(source).build(batch_size or 1)
+        to_onnx(model, None, target, opset=version, external_data=outside)
+    answer(f"{target}: opset {version}", {"model": str(target), "opset": version}, as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.onnx import Debug, Dims, Json, _dims
+from soapstone.cli.common import Dims, Json, dims_of, print_json
 
 
 def optimize(
@@ -59,57 +59,51 @@ def optimize(
         Path | None, typer.Option(help="Apply these substitutions instead of searching.")
     ] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Search for a faster equivalent of a model; check it, measure it, and write it."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.files import check_targets
+    from soapstone.frontend.optimization.optimize import optimize as search
+    from soapstone.frontend.optimization.optimize import training_graph_of
+    from soapstone.frontend.progress import staged
+    from soapstone.runtime import Machine
 
-    with _reported(debug):
-        from soapstone.files import check_targets
-        from soapstone.frontend.optimization.optimize import optimize as search
-        from soapstone.frontend.optimization.optimize import training_graph_of
-        from soapstone.frontend.progress import staged
-        from soapstone.runtime import Machine
+    check_targets(output, report, save_chain)
+    if threads is not None:
+        Machine.local(cpus=1, threads=threads)  # or says that there are too many
+    if training and output is not None and output.suffix.lower() == ".onnx":
+        raise ValueError(f"file {str(output)!r}: a training graph found, which ONNX has none of")
+    taken = training_graph_of(model, batch_size) if training else model
+    with staged() as stages:
+        result = search(
+            taken,
+            dims=dims_of(dim),
+            batch_size=batch_size,
+            target=target,
+            machine=machine,
+            objective=objective,
+            alpha=alpha,
+            seconds=budget,
+            candidates=candidates,
+            method=method,
+            layouts=layouts,
+            rules=rules,
+            max_rule_size=max_rule_size,
+            threads=threads,
+            progress=stages,
+            chain=chain,
+            floats=floats,  # type: ignore[arg-type]  # checked there
+        )
+    problem = "" if output is None else result.save(output)
+    if save_chain is not None:
+        result.save_chain(save_chain)
+    if report is not None:
+        from soapstone.frontend.optimization.report import save_report
 
-        check_targets(output, report, save_chain)
-        if threads is not None:
-            Machine.local(cpus=1, threads=threads)  # or says that there are too many
-        if training and output is not None and output.suffix.lower() == ".onnx":
-            raise ValueError(
-                f"file {str(output)!r}: a training graph found, which ONNX has none of"
-            )
-        taken = training_graph_of(model, batch_size) if training else model
-        with staged() as stages:
-            result = search(
-                taken,
-                dims=_dims(dim),
-                batch_size=batch_size,
-                target=target,
-                machine=machine,
-                objective=objective,
-                alpha=alpha,
-                seconds=budget,
-                candidates=candidates,
-                method=method,
-                layouts=layouts,
-                rules=rules,
-                max_rule_size=max_rule_size,
-                threads=threads,
-                progress=stages,
-                chain=chain,
-                floats=floats,  # type: ignore[arg-type]  # checked there
-            )
-        problem = "" if output is None else result.save(output)
-        if save_chain is not None:
-            result.save_chain(save_chain)
-        if report is not None:
-            from soapstone.frontend.optimization.report import save_report
-
-            save_report(result, report)
-        typer.echo(str(result), err=as_json)
-        if problem:
-            typer.echo(f"the original was written: {problem}", err=True)
-        if explain:
-            typer.echo(result.explanation or "no substitution was applied", err=as_json)
-        if as_json:
-            _print_json({**result.as_dict(), "output": None if output is None else str(output)})
+        save_report(result, report)
+    typer.echo(str(result), err=as_json)
+    if problem:
+        typer.echo(f"the original was written: {problem}", err=True)
+    if explain:
+        typer.echo(result.explanation or "no substitution was applied", err=as_json)
+    if as_json:
+        print_json({**result.as_dict(), "output": None if output is None else str(output)})

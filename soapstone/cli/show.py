@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soapstone.cli.onnx import Debug, Dims, Json, _dims
+from soapstone.cli.common import Dims, Json, dims_of, print_json
 
 if TYPE_CHECKING:
     from soapstone.engine.expand import NodeLaunch
@@ -42,45 +42,41 @@ def show(
     strategy: Annotated[Path | None, typer.Option(help="A strategy file instead.")] = None,
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show how a model becomes launches: its passes, the graph after each, tiles and processors."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.engine.lower.passes import NAMES
+    from soapstone.ir.graph_files import graph_to_json
 
-    with _reported(debug):
-        from soapstone.engine.lower.passes import NAMES
-        from soapstone.ir.graph_files import graph_to_json
-
-        if after is not None and after not in (FIRST, *NAMES):
-            raise ValueError(f"pass {after!r} found; one of {', '.join((FIRST, *NAMES))} needed")
-        if inference and (mapper or strategy or cpus):
-            raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
-        graph, weights = _taken(model, inference, batch_size, _dims(dim))
-        lowering = _lowering(graph, weights, mapper or "data_parallel", strategy, cpus)
-        shown = [name for name in lowering.stages if after in (None, name)]
-        if not shown:
-            have = ", ".join(lowering.stages)
-            raise ValueError(f"pass {after!r} found, which is not for this graph; {have} are")
-        if as_json:
-            said: dict[str, Any] = {"graph": graph.name}
-            if diff:
-                said["diff"] = {name: list(lowering.changes(name)) for name in shown}
-            elif after is not None:
-                nodes = lowering.stages[after].nodes
-                said["after"], said["nodes"] = after, graph_to_json(lowering.stages[after])["nodes"]
-                for item, node in zip(said["nodes"], nodes):
-                    item["work_of"] = list(node.work_of)
-            else:
-                said["passes"] = {name: len(g.nodes) for name, g in lowering.stages.items()}
-                said["launches"] = [_described(launch) for launch in lowering.launches]
-            _print_json(said)
-        elif diff:
-            for name in shown:
-                typer.echo("\n".join(lowering.changes(name)) or f"{name}: no change")
+    if after is not None and after not in (FIRST, *NAMES):
+        raise ValueError(f"pass {after!r} found; one of {', '.join((FIRST, *NAMES))} needed")
+    if inference and (mapper or strategy or cpus):
+        raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
+    graph, weights = _taken(model, inference, batch_size, dims_of(dim))
+    lowering = _lowering(graph, weights, mapper or "data_parallel", strategy, cpus)
+    shown = [name for name in lowering.stages if after in (None, name)]
+    if not shown:
+        have = ", ".join(lowering.stages)
+        raise ValueError(f"pass {after!r} found, which is not for this graph; {have} are")
+    if as_json:
+        said: dict[str, Any] = {"graph": graph.name}
+        if diff:
+            said["diff"] = {name: list(lowering.changes(name)) for name in shown}
         elif after is not None:
-            typer.echo("\n".join(_lines(lowering.stages[after])))
+            nodes = lowering.stages[after].nodes
+            said["after"], said["nodes"] = after, graph_to_json(lowering.stages[after])["nodes"]
+            for item, node in zip(said["nodes"], nodes):
+                item["work_of"] = list(node.work_of)
         else:
-            typer.echo("\n".join(_table(lowering)))
+            said["passes"] = {name: len(g.nodes) for name, g in lowering.stages.items()}
+            said["launches"] = [_described(launch) for launch in lowering.launches]
+        print_json(said)
+    elif diff:
+        for name in shown:
+            typer.echo("\n".join(lowering.changes(name)) or f"{name}: no change")
+    elif after is not None:
+        typer.echo("\n".join(_lines(lowering.stages[after])))
+    else:
+        typer.echo("\n".join(_table(lowering)))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soapstone.cli.onnx import Debug, Json
+from soapstone.cli.common import Json, answer, command, tell
 
 if TYPE_CHECKING:
     from soapstone.deadline import Deadline
@@ -72,7 +72,7 @@ def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -
         strategies.measure_tasks(graph, machine, stages, deadline)
 
 
-@app.command("search")
+@command(app, "search")
 def search(
     model: ModelName,
     machine: MachineName = "local",
@@ -119,49 +119,43 @@ def search(
     picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
     timeline: Timeline = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Search for the fastest parallelization of a model on a machine, real or described."""
-    from soapstone.cli.main import _print_json, _reported  # it imports this module
+    from soapstone.deadline import Deadline
+    from soapstone.files import check_targets
+    from soapstone.frontend.progress import searching
+    from soapstone.frontend.strategies import finding as strategies
 
-    with _reported(debug):
-        from soapstone.deadline import Deadline
-        from soapstone.files import check_targets
-        from soapstone.frontend.progress import searching
-        from soapstone.frontend.strategies import finding as strategies
-
-        check_targets(output, picture, timeline)
-        deadline = Deadline(_SECONDS if budget is None else budget)
-        half = deadline.part(_MEASURING) if budget is not None else None
-        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
-        given = None if start is None else strategies.imported(graph, where, start)
-        find = strategies.found_by(method)
-        options = strategies.Options(
-            seconds=_SECONDS if proposals is None else None,
-            proposals=proposals,
-            patience=(0.5 if budget is None else 1.0) if patience is None else patience,
-            simulation=simulation,
-            chains=chains,
-            seed=seed,
-        )
-        options.check()
-        _measure(graph, where, half)
-        if proposals is None and budget is not None:
-            options = replace(options, seconds=deadline.left)
-        with searching() as progress:
-            result = find(graph, where, options, start=given, progress=progress)
-        if output is not None:
-            result.strategy.save(output)
-        if picture is not None:
-            strategies.save_picture(result.strategy, graph, picture)
-        if timeline is not None:
-            result.simulation.timeline.save(timeline)
-        typer.echo(str(result), err=as_json)
-        if as_json:
-            _print_json({**result.as_dict(), "output": None if output is None else str(output)})
+    check_targets(output, picture, timeline)
+    deadline = Deadline(_SECONDS if budget is None else budget)
+    half = deadline.part(_MEASURING) if budget is not None else None
+    graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+    given = None if start is None else strategies.imported(graph, where, start)
+    find = strategies.found_by(method)
+    options = strategies.Options(
+        seconds=_SECONDS if proposals is None else None,
+        proposals=proposals,
+        patience=(0.5 if budget is None else 1.0) if patience is None else patience,
+        simulation=simulation,
+        chains=chains,
+        seed=seed,
+    )
+    options.check()
+    _measure(graph, where, half)
+    if proposals is None and budget is not None:
+        options = replace(options, seconds=deadline.left)
+    with searching() as progress:
+        result = find(graph, where, options, start=given, progress=progress)
+    if output is not None:
+        result.strategy.save(output)
+    if picture is not None:
+        strategies.save_picture(result.strategy, graph, picture)
+    if timeline is not None:
+        result.simulation.timeline.save(timeline)
+    tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
 
 
-@app.command("simulate")
+@command(app, "simulate")
 def simulate(
     model: ModelName,
     strategy: Annotated[
@@ -174,90 +168,66 @@ def simulate(
     inference: Inference = False,
     timeline: Timeline = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Say what a strategy costs on a machine that need not be here; nothing is searched."""
-    from soapstone.cli.main import _print_json, _reported
+    from soapstone.files import check_targets
+    from soapstone.frontend.strategies import finding as strategies
 
-    with _reported(debug):
-        from soapstone.files import check_targets
-        from soapstone.frontend.strategies import finding as strategies
-
-        check_targets(timeline)
-        graph, where = _prepared(model, machine, devices, batch_size, size, inference)
-        given = strategies.given(graph, where, strategy)
-        _measure(graph, where)
-        result = strategies.simulated(graph, where, given)
-        if timeline is not None:
-            result.timeline.save(timeline)
-        typer.echo(str(result), err=as_json)
-        if as_json:
-            _print_json(result.as_dict())
+    check_targets(timeline)
+    graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+    given = strategies.given(graph, where, strategy)
+    _measure(graph, where)
+    result = strategies.simulated(graph, where, given)
+    if timeline is not None:
+        result.timeline.save(timeline)
+    tell(result, result.as_dict(), as_json)
 
 
-@app.command("show")
+@command(app, "show")
 def show(
     file: Annotated[Path, typer.Argument(help="A strategy file.")],
     picture: Annotated[Path | None, typer.Option(help="Draw it here (SVG).")] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show a strategy: a table of operators, and a picture of who runs what."""
-    from soapstone.cli.main import _print_json, _reported
+    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.ir.strategy import Strategy
 
-    with _reported(debug):
-        from soapstone.frontend.strategies import finding as strategies
-        from soapstone.ir.strategy import Strategy
-
-        found = Strategy.load(file)
-        if picture is not None:
-            strategies.save_picture(found, None, picture)
-        typer.echo(str(found), err=as_json)
-        if as_json:
-            _print_json(found.to_json())
+    found = Strategy.load(file)
+    if picture is not None:
+        strategies.save_picture(found, None, picture)
+    tell(found, found.to_json(), as_json)
 
 
-@machines.command("list")
-def list_machines(as_json: Json = False, debug: Debug = False) -> None:
+@command(machines, "list")
+def list_machines(as_json: Json = False) -> None:
     """List the machines that are described already."""
-    from soapstone.cli.main import _print_json, _reported
+    from soapstone.runtime.machines.cluster import load_machine, shipped
 
-    with _reported(debug):
-        from soapstone.runtime.machines.cluster import load_machine, shipped
-
-        rows: list[dict[str, Any]] = []
-        for name in ("local", *shipped()):
-            machine = load_machine(name)
-            kinds = sorted({processor.kind for processor in machine.processors})
-            rows.append({"name": name, "devices": len(machine.processors), "kinds": kinds})
-        if as_json:
-            _print_json({"machines": rows})
-            return
-        for row in rows:
-            typer.echo(f"{row['name']:<12} {row['devices']} {', '.join(row['kinds'])} a node")
+    rows: list[dict[str, Any]] = []
+    for name in ("local", *shipped()):
+        machine = load_machine(name)
+        kinds = sorted({processor.kind for processor in machine.processors})
+        rows.append({"name": name, "devices": len(machine.processors), "kinds": kinds})
+    lines = [f"{r['name']:<12} {r['devices']} {', '.join(r['kinds'])} a node" for r in rows]
+    answer("\n".join(lines), {"machines": rows}, as_json)
 
 
-@machines.command("show")
+@command(machines, "show")
 def show_machine(
     machine: Annotated[str, typer.Argument(help="A machine's name or file.")],
     devices: Devices = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show a machine: processors, memories, links and the routes between devices."""
-    from soapstone.cli.main import _print_json, _reported
+    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.runtime.machines.cluster import load_machine
 
-    with _reported(debug):
-        from soapstone.frontend.strategies import finding as strategies
-        from soapstone.runtime.machines.cluster import load_machine
-
-        found = load_machine(machine, devices)
-        typer.echo(strategies.machine_table(found), err=as_json)
-        if as_json:
-            _print_json(found.describe())
+    found = load_machine(machine, devices)
+    tell(strategies.machine_table(found), found.describe(), as_json)
 
 
-@machines.command("measure")
+@command(machines, "measure")
 def measure_machine(
     cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
@@ -265,36 +235,30 @@ def measure_machine(
         Path | None, typer.Option("--output", "-o", help="Write the machine here (JSON).")
     ] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
-    from soapstone.cli.main import _print_json, _reported
+    from soapstone.files import check_targets
+    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.runtime.executors.mpi.links import measured_links
+    from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
+    from soapstone.search.cost.profile import measured_machine
 
-    with _reported(debug):
-        from soapstone.files import check_targets
-        from soapstone.frontend.strategies import finding as strategies
-        from soapstone.runtime.executors.mpi.links import measured_links
-        from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
-        from soapstone.search.cost.profile import measured_machine
-
-        check_targets(output)
-        executor = default_executor()
-        links = None
-        times: dict[int, float] = {}
-        if executor == "mpi":
-            links, times = measured_links(machine_of(executor, cpus, threads))
-        found = measured_machine(cpus, threads, executor, links)
-        if rank_of(executor):
-            return
-        if output is not None:
-            found.save(output)
-        typer.echo(strategies.machine_table(found), err=as_json)
-        for nbytes, seconds in times.items():
-            typer.echo(
-                f"  message of {nbytes:>10,} bytes: {seconds * 1e6:>10,.1f} us,"
-                f" {nbytes / seconds / 1e9:6.2f} GB/s",
-                err=as_json,
-            )
-        if as_json:
-            by_size = {str(nbytes): seconds * 1e6 for nbytes, seconds in times.items()}
-            _print_json({**found.describe(), **({"message_us": by_size} if by_size else {})})
+    check_targets(output)
+    executor = default_executor()
+    links = None
+    times: dict[int, float] = {}
+    if executor == "mpi":
+        links, times = measured_links(machine_of(executor, cpus, threads))
+    found = measured_machine(cpus, threads, executor, links)
+    if rank_of(executor):
+        return
+    if output is not None:
+        found.save(output)
+    lines = [
+        f"  message of {nbytes:>10,} bytes: {seconds * 1e6:>10,.1f} us,"
+        f" {nbytes / seconds / 1e9:6.2f} GB/s"
+        for nbytes, seconds in times.items()
+    ]
+    by_size = {str(nbytes): seconds * 1e6 for nbytes, seconds in times.items()}
+    value = {**found.describe(), **({"message_us": by_size} if by_size else {})}
+    tell("\n".join([strategies.machine_table(found), *lines]), value, as_json)

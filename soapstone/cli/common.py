@@ -1,0 +1,119 @@
+"""What all commands share: options, one JSON object on standard output, errors as one line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+Command = TypeVar("Command", bound=Callable[..., None])
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Dims = Annotated[
+    list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
+]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
+    """Return a decorator that makes a function a command: with `--debug`, and errors as one line.
+
+    What is heavy is imported inside of the function, so that `--help` needs none of it.
+    """
+
+    def register(function: Command) -> Command:
+        @wraps(function)
+        def reported(*, debug: bool, **given: Any) -> None:
+            with _reported(debug):
+                function(**given)
+
+        known = inspect.signature(function, eval_str=True)
+        debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False)
+        parameters = [*known.parameters.values(), debug.replace(annotation=Debug)]
+        setattr(reported, "__signature__", known.replace(parameters=parameters))  # noqa: B010
+        reported.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name)(reported)
+        return function
+
+    return register
+
+
+@contextmanager
+def _reported(debug: bool) -> Iterator[None]:
+    """Turn errors into one line on standard error and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        _end(f"interrupted{error}", error, _INTERRUPTED)
+    except BrokenPipeError:
+        raise  # the reader has gone; there is nobody to tell
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        if debug or isinstance(error, typer.Exit):
+            raise
+        said = str(error)
+        if isinstance(error, OSError) and error.strerror and error.filename is not None:
+            said = f"file {str(error.filename)!r}: {error.strerror.lower()}"
+        text = " ".join(said.split()) or type(error).__name__
+        _end(f"error: {text}", error, 1)
+    except Exception as error:  # of a user's script, or a fault of ours
+        if debug:
+            raise
+        from soapstone.errors import fault
+
+        _end(f"error: {fault(error)}; --debug shows the traceback", error, 1)
+
+
+def _end(text: str, error: BaseException, code: int) -> NoReturn:
+    """Say what went wrong, in one process of a run of several, and end with an exit code."""
+    mpi = sys.modules.get("soapstone.runtime.executors.mpi.executor")
+    if mpi is None or mpi.speaks(error):
+        typer.echo(text, err=True)
+    if mpi is not None:
+        mpi.leave(code)
+    raise typer.Exit(code) from None
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print a JSON object on standard output."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def answer(text: object, value: dict[str, Any], as_json: bool) -> None:
+    """Print the text, or in its place one JSON object."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(str(text))
+
+
+def tell(text: object, value: dict[str, Any], as_json: bool) -> None:
+    """Print the text; with a JSON object on standard output, on standard error."""
+    typer.echo(str(text), err=as_json)
+    if as_json:
+        print_json(value)
+
+
+def dims_of(texts: list[str] | None) -> dict[str, int]:
+    """Return the extents that `NAME=NUMBER` gives.
+
+    Raises:
+        OnnxError: another form.
+    """
+    from soapstone.frontend.onnx import OnnxError
+
+    dims: dict[str, int] = {}
+    for text in texts or []:
+        name, _, number = text.rpartition("=")
+        if not name or not (number.isascii() and number.isdigit()):
+            raise OnnxError(f"--dim {text!r} found; NAME=NUMBER needed")
+        if dims.get(name, int(number)) != int(number):
+            raise OnnxError(f"--dim {text!r} found beside {name}={dims[name]}; one of them needed")
+        dims[name] = int(number)
+    return dims
