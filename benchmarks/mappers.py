@@ -25,7 +25,7 @@ from soapstone.engine.lower import lower
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.session import Session
 from soapstone.frontend.strategies.finding import graph_of, machine_of, measure_tasks
-from soapstone.frontend.training.trainer import training_graph
+from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 from soapstone.mappers import load

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -283,22 +283,33 @@ def predict(session: InferenceSession, x: Any, batch_size: int) -> Array | tuple
     Raises:
         DataError: no samples, or such as do not fit the model.
     """
-    parts = []
-    for inputs, _ in Batches(x, None, batch_size, shuffle=False, seed=0).epoch(0):
-        if len(inputs) == len(session.inputs) == 1:
+    declared = {field.name: field.dtype for field in session.inputs}
+
+    def run(inputs: Mapping[str, Array]) -> list[Array]:
+        if len(inputs) == len(declared) == 1:
             inputs = {session.inputs[0].name: next(iter(inputs.values()))}
-        given = {field.name: field.dtype for field in session.inputs}
         cast = {
-            name: array.astype(given[name], copy=False)
-            if name in given and np.can_cast(array.dtype, given[name], "same_kind")
+            name: array.astype(declared[name], copy=False)
+            if name in declared and np.can_cast(array.dtype, declared[name], "same_kind")
             else array
             for name, array in inputs.items()
         }
         found = session.run(cast)
-        parts.append(tuple(found[name] for name in session.outputs))
-    if not parts:
-        raise DataError("predict: no samples found, 1 or more needed")
+        return [found[name] for name in session.outputs]
+
+    batches = Batches(x, None, batch_size, shuffle=False, seed=0)
+    return concatenated(run(inputs) for inputs, _ in batches.epoch(0))
+
+
+def concatenated(parts: Iterable[Sequence[Array]]) -> Array | tuple[Array, ...]:
+    """Return the outputs of all batches, each as one array: one array alone, or several.
+
+    Raises:
+        DataError: there was no batch.
+    """
     outputs = tuple(np.concatenate(part) for part in zip(*parts))
+    if not outputs:
+        raise DataError("predict: no samples found, 1 or more needed")
     return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -468,7 +468,7 @@ def training_graph_of(app: str | Path, batch_size: int) -> Graph:
     """
     from soapstone.frontend.app import load_app
     from soapstone.frontend.training.optimizers import optimizer
-    from soapstone.frontend.training.trainer import training_graph
+    from soapstone.frontend.training.step_graph import training_graph
 
     found = load_app(app)
     forward = found.build(batch_size).build(batch_size, training=True)

@@ -52,7 +52,7 @@ def graph_of(
 
         return load_graph(path)[0]
     from soapstone.frontend.training.optimizers import optimizer
-    from soapstone.frontend.training.trainer import training_graph
+    from soapstone.frontend.training.step_graph import training_graph
 
     app = load_app(model)
     known = list(inspect.signature(app.build).parameters)[1:]  # the first is the batch size

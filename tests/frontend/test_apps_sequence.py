@@ -23,7 +23,7 @@ from soapstone.apps.rnntc import METAFLOW
 from soapstone.apps.transformer import TENSOROPT
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data.sets import Batches, Splits
-from soapstone.frontend.training.trainer import training_graph
+from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 

@@ -24,7 +24,7 @@ from soapstone.frontend.optimization.optimize import OptimizeResult, training_gr
 from soapstone.frontend.optimization.training import Ground, StepRunner, verified_step
 from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.frontend.training.optimizers import Optimizer
-from soapstone.frontend.training.trainer import training_graph
+from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder

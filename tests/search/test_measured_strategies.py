@@ -23,7 +23,7 @@ from soapstone.frontend.strategies.task_times import (
     measure,
     usual,
 )
-from soapstone.frontend.training.trainer import training_graph
+from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.runtime import Machine

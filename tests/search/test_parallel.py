@@ -13,7 +13,7 @@ import strategy_training
 
 from soapstone import SGD, Model
 from soapstone.frontend.strategies.finding import graph_of, simulated
-from soapstone.frontend.training.trainer import training_graph
+from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.strategy import Configuration
 from soapstone.ir.tensor import Role

@@ -1,0 +1,312 @@
+"""A compiled model: its session, its bound graphs, its position in training, its checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from soapstone.engine.mapper import strategy_of
+from soapstone.engine.session import CARRIED, Bound, Session
+from soapstone.frontend.data.feeding import Feeding
+from soapstone.frontend.optimization.training import Ground, Steps
+from soapstone.frontend.training import checkpoint, saved
+from soapstone.frontend.training.losses import LABELS
+from soapstone.frontend.training.optimizers import Optimizer
+from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.frontend.training.step_graph import evaluation_graph, training_graph
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import Array
+from soapstone.kernels.choices import Choices
+from soapstone.mappers import load as load_mapper
+from soapstone.runtime import Machine
+from soapstone.runtime.analysis.policy import attach
+from soapstone.runtime.machines.start import machine_of, rank_of
+from soapstone.system import usable_cores
+
+if TYPE_CHECKING:
+    from soapstone.frontend.model import Model
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound="Compiled")
+
+
+@dataclass
+class Position:
+    """Where training is: all that a resumed run needs besides the weights."""
+
+    epoch: int = 0
+    batch: int = 0  # the next batch of the epoch
+    step: int = 0  # steps done since the start of training
+    loss_sum: float = 0.0
+    correct: float = 0.0
+    samples: int = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        self.epoch, self.batch = epoch, 0
+        self.loss_sum, self.correct, self.samples = 0.0, 0.0, 0
+
+
+def together(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """A method that all processes of a run call alike: an error of one stops all."""
+
+    @wraps(method)
+    def guarded(self: C, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            if self._session is not None:
+                self._session.runtime.executor.stop(error)
+            raise
+
+    return cast("Callable[Concatenate[C, P], T]", guarded)
+
+
+class Compiled:
+    """What a model is once it is compiled, but for the loops that run it (`Trainer`)."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        optimizer: Optimizer | str,
+        loss: str,
+        metrics: tuple[str, ...],
+        machine: Machine | None,
+        executor: str,
+        cpus: int | None,
+        threads: int,
+        mapper: object,
+        strategy: Strategy | str | Path | None,
+        optimize: bool,
+        step: Graph | str | Path | None,
+        choices: str | Path | None,
+    ) -> None:
+        self.model = model
+        self.optimizer = as_optimizer(optimizer)
+        self.loss = loss
+        self.metrics = metrics
+        self.executor = executor
+        self.first = rank_of(executor) == 0
+        if machine is None and cpus is not None and cpus * threads > usable_cores():
+            warnings.warn(
+                f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
+                " this computer take turns",
+                stacklevel=4,
+            )
+        self.machine = machine or machine_of(executor, cpus, threads)
+        if strategy is not None and not isinstance(strategy, Strategy):
+            strategy = Strategy.load(Path(strategy))
+        self.mapper = load_mapper(mapper, strategy)
+        attach(self.mapper, self.machine)
+        if optimize and executor != "local":
+            raise GraphError(
+                f"optimize: found with executor {executor!r}, whose processes would find different "
+                "steps; find one with executor 'local', and give its file as step"
+            )
+        self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
+        self._strategies: dict[str, Strategy] = {}
+        self._repeats = choices is not None
+        self.choices = Choices() if choices is None else Choices.load(choices)
+        self._bounds: dict[tuple[str, int], Bound] = {}
+        self._session: Session | None = None
+        self._position = Position()
+        self._shuffle_seed = model.seed
+        self._data: dict[str, int | None] = {}  # what a position counts in
+        self.changed = False  # whether parameters are other than the initial ones
+        forward = model.build(training=True)
+        graph = training_graph(forward, loss, self.optimizer, metrics)  # everything is checked here
+        self.feeding = Feeding(forward, graph.tensors[LABELS])
+        self.carried = {
+            name: graph.tensors[name] for name, role in graph.roles.items() if role in CARRIED
+        }
+        if strategy is not None:
+            if optimize:
+                raise GraphError("optimize: found with a strategy, which is of the original graph")
+            strategy.check(self.steps.given or graph, self.machine.describe())
+            self._given: Strategy | None = strategy
+        else:
+            self._given = None
+
+    # Graphs and their bound forms
+
+    @property
+    def session(self) -> Session:
+        """The session, started with the first bound graph."""
+        if self._session is None:
+            model = self.model
+            self._session = Session(
+                self.machine, self.mapper, model.seed, self.executor, self.choices, model.values
+            )
+        return self._session
+
+    def training_graph(self, batch_size: int) -> Graph:
+        """Return the graph of a training step, optimised where that was asked for."""
+        return self.steps.graph(batch_size)
+
+    def original_graph(self, batch_size: int) -> Graph:
+        """Return the graph of a training step as the model says it."""
+        forward = self.model.build(batch_size, training=True)
+        return training_graph(forward, self.loss, self.optimizer, self.metrics)
+
+    def strategy_for(self, batch_size: int) -> Strategy:
+        """Return the strategy of the training graph for a batch size."""
+        return self._strategy(self.training_graph(batch_size))
+
+    def _strategy(self, graph: Graph) -> Strategy:
+        if self._given is not None:
+            return self._given
+        key = graph.structural_hash
+        if key not in self._strategies:
+            self._strategies[key] = strategy_of(self.mapper, graph, self.machine)
+        return self._strategies[key]
+
+    def bound(self, kind: str, batch_size: int) -> Bound:
+        """Return the trace of a kind of step: train, evaluate or predict; compiled on first use."""
+        key = (kind, batch_size)
+        if key not in self._bounds:
+            if kind == "train":
+                graph = self.training_graph(batch_size)
+            else:
+                graph = self.model.build(batch_size)
+                if kind == "evaluate":
+                    graph = evaluation_graph(graph, self.loss, self.metrics)
+            self._bounds[key] = self.session.bind(graph, self._strategy(graph))
+        return self._bounds[key]
+
+    # Checkpoints
+
+    @together
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write everything a resumed run needs, atomically.
+
+        Raises:
+            CheckpointError: values that are not finite, as gradients that overflow leave behind.
+        """
+        self.bound("train", self.model.batch_size)
+        with self.session.lock:
+            position = dict(vars(self._position))
+            state = self.session.state()  # of all processes
+        if bad := saved.infinite(state):
+            raise checkpoint.CheckpointError(
+                f"checkpoint {str(path)!r}: not written: {len(bad)} of {len(state)} arrays have"
+                f" values that are not finite, {bad[0]!r} the first; what was there is as it was"
+            )
+        metadata = {
+            "model": self.model.name,
+            "seed": self.model.seed,
+            "position": position,
+            "choices": dict(self.choices.made),
+            "made_for": self._made_for(self.model.batch_size),
+            "data": dict(self._data),
+            "machine": self.machine.name,
+        }
+        if self.first:
+            checkpoint.save(path, state, metadata)
+
+    def _made_for(self, batch_size: int) -> dict[str, Any]:
+        """Return what a checkpoint of this training is for."""
+        return {
+            **self.model.made_for(batch_size),
+            "loss": self.loss,
+            "seed": self.model.seed,
+            "optimizer": saved.settings(self.optimizer),
+        }
+
+    @together
+    def load_checkpoint(self, path: str | Path, strict: bool = True) -> saved.Loaded:
+        """Read parameters, states and position, and repeat the choices of the run that wrote them.
+
+        Choices that cannot be repeated here are made anew, which is said (`ChoiceWarning`); those
+        of a file that `compile` was given come before the checkpoint's. See also
+        `Model.load_checkpoint`.
+        """
+        return self._load(path, strict)[0]
+
+    def _load(self, path: str | Path, strict: bool) -> tuple[saved.Loaded, dict[str, Any]]:
+        taken, metadata, done = saved.read(path, self._made_for, self.carried, strict)
+        position = None
+        if done.position:
+            position = checkpoint.fields(metadata, "position", dict(vars(Position())))
+            self._repeat(metadata.get("choices", {}))
+        with self.session.lock:
+            self.session.load_state(taken)
+            self.changed = True
+            if position is not None:
+                self._position = Position(**position)
+        return done, metadata
+
+    def _resume(self, path: str | Path) -> None:
+        """Go on where a checkpoint was; in the middle of an epoch, with as much data as there was.
+
+        Raises:
+            CheckpointError: besides those of a load, another number of batches.
+        """
+        _, metadata = self._load(path, True)
+        made_in = metadata.get("data") or self._data
+        if self._position.batch and made_in != self._data:
+            raise checkpoint.CheckpointError(
+                f"checkpoint {str(path)!r}: it is of the middle of an epoch with {made_in};"
+                f" {self._data} found"
+            )
+
+    def state(self) -> dict[str, Array]:
+        """Return copies of what is carried by now, by name."""
+        return {} if self._session is None else self._session.state()
+
+    def load_state(self, values: Mapping[str, Array]) -> None:
+        """Replace parameters and states; their names and shapes were checked."""
+        self.changed = True
+        self.session.load_state(values)
+
+    def adopt(self, other: Compiled) -> dict[str, Array]:
+        """Return what the model carries on from a trainer that this one takes the place of.
+
+        Parameters and states of the model, and those of the optimizer where it is the same.
+        """
+        if not other.changed or other._session is None:
+            return {}
+        values = other._session.state()
+        kept = {name: value for name, value in values.items() if name in self.model.carried}
+        self.changed = True
+        if saved.settings(other.optimizer) == saved.settings(self.optimizer):
+            kept |= {name: value for name, value in values.items() if name in self.carried}
+            self._position.step = other._position.step
+        elif len(kept) < len(values):
+            warnings.warn(
+                f"compile: weights are kept, but the states of {other.optimizer} are not those of"
+                f" {self.optimizer}, which begins anew",
+                stacklevel=4,
+            )
+        return kept
+
+    def _repeat(self, given: Any) -> None:
+        """Follow the choices of a checkpoint; what is bound with others is bound again."""
+        texts = isinstance(given, dict) and all(isinstance(name, str) for name in given.values())
+        if not texts:
+            raise checkpoint.CheckpointError(
+                f"checkpoint: field 'choices': {given!r} found, variants by form of call needed"
+            )
+        if self._repeats or given.items() <= self.choices.made.items():
+            return
+        self.choices = Choices(given)
+        self._bounds.clear()
+        if self._session is not None:
+            self._session.forget()
+            self._session.choices = self.choices
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._bounds.clear()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+__all__ = ["Compiled", "Position", "together"]
