@@ -53,7 +53,7 @@ def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
     from soapstone.engine.lower import plain
     from soapstone.frontend.onnx import from_onnx
     from soapstone.frontend.optimization.optimize import all_orders, settled
-    from soapstone.search.cost import ExecutorCost
+    from soapstone.search.cost import ExecutorCost, Weights
     from soapstone.search.optimize.search import Options, search
     from soapstone.search.rules import rulefile
     from soapstone.search.rules.rulebook import rulebook
@@ -63,8 +63,8 @@ def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
     weights = {n: a for n, a in model.weights.items() if n in graph.roles}
     rules = rulefile.load()
     book, none = rulebook(rules), rulebook(rules, 0)
-    chosen = ExecutorCost.for_weights(weights, options.threads)
-    flat = ExecutorCost.for_weights(weights, options.threads, rule=plain)
+    chosen = ExecutorCost(options.threads, weights=Weights.of(weights))
+    flat = ExecutorCost(options.threads, weights=Weights.of(weights), rule=plain)
     limits = {"seconds": options.seconds}
 
     def way(found: Any, orders: Layouts | None = None) -> Way:

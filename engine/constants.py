@@ -8,7 +8,7 @@ let go, and those that are computed from others are computed then.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -45,14 +45,15 @@ class Constants(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._made:
             return resident(self._weights[name])
-        needed, nodes = {name}, []
-        for node in reversed(self._prologue.nodes):
-            if needed.intersection(node.outputs):
-                nodes.append(node)
-                needed.update(node.inputs)
-        roles = {n: role for n, role in self._prologue.roles.items() if n in needed}
-        graph = replace(self._prologue, nodes=tuple(nodes[::-1]), roles=roles, outputs=(name,))
-        return interpret(graph, {n: resident(self._weights[n]) for n in roles})[name]
+        return determined(self._prologue, name, lambda weight: resident(self._weights[weight]))
+
+
+def determined(graph: Graph, name: str, weights: Callable[[str], Array]) -> Array:
+    """Return a value of a graph that weights alone determine; only those are asked for."""
+    graph = replace(graph, outputs=(name,), updates={}).pruned()
+    read = {i for node in graph.nodes for i in node.inputs} & graph.roles.keys()
+    graph = replace(graph, roles={n: role for n, role in graph.roles.items() if n in read})
+    return interpret(graph, {n: weights(n) for n in graph.roles})[name]
 
 
 def resident(array: Array) -> Array:
@@ -77,4 +78,4 @@ def resident(array: Array) -> Array:
     return copy
 
 
-__all__ = ["Constants", "resident"]
+__all__ = ["Constants", "determined", "resident"]

@@ -32,7 +32,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts, Order
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role
-from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective
+from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective, Weights
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, PricingError, Wrapped
 
 if TYPE_CHECKING:
@@ -450,11 +450,11 @@ def cost_model(
     if target == "soapstone":
         if training:
             return ExecutorCost(threads, training=True)
-        return ExecutorCost.for_weights(weights, threads)
+        return ExecutorCost(threads, weights=Weights.of(weights))
     if target == "onnxruntime" and not training:
         from soapstone.search.cost.onnxruntime import OnnxRuntimeCost
 
-        return _Exported(OnnxRuntimeCost.for_weights(exported, weights, threads))
+        return _Exported(OnnxRuntimeCost(exported, threads, weights=Weights.of(weights)))
     if target not in TARGETS:
         raise DataError(f"target {target!r} found; {' or '.join(TARGETS)} needed")
     raise DataError(f"target {target!r} found for a training graph; soapstone needed")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -30,12 +29,11 @@ from soapstone.kernels.cpu.onednn.library import threads
 from soapstone.kernels.entry import Call
 from soapstone.kernels.measure import made_of, until
 from soapstone.kernels.registry import variants
-from soapstone.search.cost import database as store
-from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost
 from soapstone.search.cost.database import interleaved
 from soapstone.search.cost.launches import Key, call, filled, hollow, keys, peak_bytes, work
 from soapstone.search.cost.measure import Weights, Yardstick, measure
-from soapstone.system import usable_cores
+from soapstone.search.cost.measured import MeasuredCost
 
 Rule = Callable[[Graph, Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]]
 NO_CONSTANTS: Mapping[str, Array] = MappingProxyType({})
@@ -43,20 +41,15 @@ _BATCH_BYTES = 1 << 29  # scratch operands that are in memory at once
 _BUSY = "busy machine: "  # before the keys of times that did not settle
 
 
-class ExecutorCost(CostModel):
+class ExecutorCost(MeasuredCost):
     """Prices graphs for soapstone's executor on this machine.
 
     Args:
-        threads: how many threads compute; all cores by default.
-        database: where times are kept; the process's own by default.
-        weights: whether constants are read from memory or from the last cache, which depends on the
-            size of the whole network that a graph is part of: see `for_weights`.
         training: whether graphs are training graphs, which run without the passes for constants.
         rule: which axis orders values have that `cost` is given none for.
     """
 
     target = "soapstone"
-    noise = 0.03  # share of a cost that one measurement may be off
 
     def __init__(
         self,
@@ -67,34 +60,12 @@ class ExecutorCost(CostModel):
         training: bool = False,
         rule: Rule = channels_last,
     ) -> None:
+        super().__init__(threads, database, weights)
         self.rule = rule
-        self.threads = threads or usable_cores()
-        self.weights = weights
         self.training = training
-        self._database = database
         self._yardstick: Yardstick | None = None
         self._known: dict[Key, tuple[float, float, float]] = {}
-        self.measured = 0  # launches that this model had to measure
-        self.measuring_s = 0.0  # how long that took
-        self.unsettled = 0  # of these: the machine was too busy or slow for them
-
-    @staticmethod
-    def for_weights(
-        constants: Mapping[str, Array],
-        threads: int | None = None,
-        *,
-        database: Store | None = None,
-        rule: Rule = channels_last,
-    ) -> ExecutorCost:
-        """Return the model for a network with these weights."""
-        return ExecutorCost(threads, database=database, weights=Weights.of(constants), rule=rule)
-
-    @property
-    def database(self) -> Store:
-        """Where times are kept."""
-        if self._database is None:
-            self._database = store.database()
-        return self._database
+        self.unsettled = 0  # of the launches measured: the machine was too busy or slow for them
 
     def cost(
         self,
@@ -150,16 +121,8 @@ class ExecutorCost(CostModel):
             text: by_name[missing[key].name] for key, text in texts.items() if text not in times
         }
         if wanted:
-            began = time.monotonic()
-            try:
-                with (
-                    self.database.measuring(self.deadline.check),
-                    until(self.deadline),
-                    threads(self.threads),
-                ):
-                    times |= self._taken(prepared, wanted, constants)
-            finally:
-                self.measuring_s += time.monotonic() - began
+            with self._measuring(), until(self.deadline), threads(self.threads):
+                times |= self._taken(prepared, wanted, constants)
         for key, node in missing.items():
             self._known[key] = (times[texts[key]], *work(prepared.graph, node))
 

@@ -8,10 +8,8 @@ blocked layouts where operators that want different ones meet.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,15 @@ import numpy as np
 from soapstone.cache.environment import installed
 from soapstone.cache.sources import modules_of, stamp
 from soapstone.cache.store import Store
+from soapstone.engine.constants import determined as value_of
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, TensorSpec
-from soapstone.search.cost import database as store
-from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel
+from soapstone.search.cost.cost import NO_LAYOUTS, Cost
 from soapstone.search.cost.measure import Weights
+from soapstone.search.cost.measured import MeasuredCost
 from soapstone.search.cost.ort_groups import Group, determined, groups, small
 from soapstone.search.cost.ort_measure import (
+    Bench,
     Export,
     Measured,
     Reads,
@@ -34,7 +33,7 @@ from soapstone.search.cost.ort_measure import (
     measure,
     node_us,
 )
-from soapstone.system import cache_bytes, usable_cores
+from soapstone.system import cache_bytes
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,16 @@ class _Priced:
     measured: Measured
 
 
-class OnnxRuntimeCost(CostModel):
+class OnnxRuntimeCost(MeasuredCost):
     """The cost model of ONNX Runtime's CPU provider on this computer.
 
     Boundary values whose layout is not plain count as being in ONNX Runtime's blocked layout.
 
     Args:
         export: writes a graph with its weights as a serialised ONNX model.
-        threads: how many threads ONNX Runtime computes with; all cores by default.
-        database: where times are kept; the process's own by default.
-        weights: whether constants are read from memory or from the last cache, which depends on the
-            size of the whole network that a graph is part of: see `for_weights`.
     """
 
     target = "onnxruntime"
-    noise = 0.03  # share of a cost that one measurement may be off
 
     def __init__(
         self,
@@ -69,38 +63,15 @@ class OnnxRuntimeCost(CostModel):
         database: Store | None = None,
         weights: Weights = Weights.COLD,
     ) -> None:
-        self.threads = threads or usable_cores()
-        self.weights = weights
-        self.measured = 0  # groups and conversions that this model had to measure
-        self.measuring_s = 0.0  # how long that took
-        self._export = export
-        self._database = database
+        super().__init__(threads, database, weights)
         span = cache_bytes(3) * 3 // 2 if weights is Weights.COLD else 4 * cache_bytes(2)
-        self._sweep_bytes = span
+        self._bench = Bench(export, self.threads, span)
         made = stamp(*modules_of(export, measure, groups), compiled=True)
         about = ["onnxruntime", installed("onnxruntime"), made, str(weights), self.threads]
         self._label = json.dumps(about)
         self._known: dict[tuple[Any, ...], Measured] = {}
         self._flops: dict[tuple[Any, ...], float] = {}
         self._node_us: float | None = None
-
-    @staticmethod
-    def for_weights(
-        export: Export,
-        constants: Mapping[str, Array],
-        threads: int | None = None,
-        *,
-        database: Store | None = None,
-    ) -> OnnxRuntimeCost:
-        """Return the model for a network with these weights."""
-        return OnnxRuntimeCost(export, threads, database=database, weights=Weights.of(constants))
-
-    @property
-    def database(self) -> Store:
-        """Where times are kept."""
-        if self._database is None:
-            self._database = store.database()
-        return self._database
 
     def cost(
         self,
@@ -153,7 +124,11 @@ class OnnxRuntimeCost(CostModel):
         known: Set[str],
         layouts: Mapping[str, tuple[int, ...]],
     ) -> list[_Priced]:
-        contents = _Contents(graph, constants, known)
+        def contents(name: str) -> Array:
+            if name in constants:
+                return np.asarray(constants[name])
+            return value_of(graph, name, lambda weight: np.asarray(constants[weight]))
+
         blocked = {name: _is_blocked(name, layouts) for name in graph.roles}
         found = []
         for group in groups(graph, known):
@@ -167,75 +142,38 @@ class OnnxRuntimeCost(CostModel):
         return found
 
     def _measured(
-        self, graph: Graph, group: Group, contents: _Contents, mask: tuple[bool, ...]
+        self, graph: Graph, group: Group, contents: Callable[[str], Array], mask: tuple[bool, ...]
     ) -> Measured:
-        chosen = {n: contents[n] for n in group.fixed if small(graph.tensors[n])}
+        chosen = {n: contents(n) for n in group.fixed if small(graph.tensors[n])}
         key = (group.form(graph, chosen), mask)
         found = self._known.get(key)
         if found is None:
-            what = f"{self._label} {json.dumps(key, default=str, separators=(',', ':'))}"
-            held = self.database.get(what)
-            if held is None:
-                with self._measuring():
-                    held = self.database.get(what)  # another process may have been first
-                    if held is None:
-                        self.measured += 1
-                        made = measure(
-                            graph,
-                            group,
-                            chosen,
-                            mask,
-                            self._export,
-                            self.threads,
-                            self._sweep_bytes,
-                            self.deadline,
-                        )
-                        held = self.database.put(what, _record(made))
+            about = json.dumps(key, default=str, separators=(",", ":"))
+            held = self._kept(
+                f"{self._label} {about}",
+                lambda: _record(measure(graph, group, chosen, mask, self._bench, self.deadline)),
+            )
             found = self._known[key] = _measured(held)
         return found
-
-    @contextmanager
-    def _measuring(self) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            with self.database.measuring(self.deadline.check):
-                self.deadline.check()
-                yield
-        finally:
-            self.measuring_s += time.monotonic() - began
 
     def _conversion(self, spec: TensorSpec, inward: bool) -> Measured:
         """Return the time from the plain layout to the blocked one, or back."""
         key = ("conversion", spec, inward)
         found = self._known.get(key)
         if found is None:
+
+            def make() -> dict[str, Any]:
+                us = conversion_us(spec, inward, self._bench, self.deadline)
+                return _record(Measured(us, 1, 2.0 * spec.nbytes, (), ()))
+
             what = f"{self._label} {'to' if inward else 'from'} blocked {spec}"
-            held = self.database.get(what)
-            if held is None:
-                self.measured += 1
-                with self._measuring():
-                    us = conversion_us(
-                        spec,
-                        inward,
-                        self._export,
-                        self.threads,
-                        self._sweep_bytes,
-                        self.deadline,
-                    )
-                    made = Measured(us, 1, 2.0 * spec.nbytes, (), ())
-                    held = self.database.put(what, _record(made))
-            found = self._known[key] = _measured(held)
+            found = self._known[key] = _measured(self._kept(what, make))
         return found
 
     def _overhead(self) -> float:
-        if self._node_us is None:
-            what = f"{self._label} node"
-            found = self.database.get(what)
-            if found is None:
-                with self._measuring():
-                    us = node_us(self._export, self.threads)  # 0 where it is too little to see
-                    found = self.database.put(what, {"us": us})
-            self._node_us = float(found["us"])
+        if self._node_us is None:  # 0 where it is too little to see
+            held = self._kept(f"{self._label} node", lambda: {"us": node_us(self._bench)})
+            self._node_us = float(held["us"])
         return self._node_us
 
     def _flops_of(self, graph: Graph, node: Node) -> float:
@@ -244,21 +182,6 @@ class OnnxRuntimeCost(CostModel):
         if found is None:
             found = self._flops[key] = node.spec.flops(graph.signature(node))
         return found
-
-
-class _Contents:
-    """The contents of constants, computed from others where need be."""
-
-    def __init__(self, graph: Graph, constants: Mapping[str, Array], known: Set[str]) -> None:
-        self._graph, self._constants, self._known = graph, constants, known
-
-    def __getitem__(self, name: str) -> Array:
-        if name in self._constants:
-            return np.asarray(self._constants[name])
-        graph = replace(self._graph, outputs=(name,), updates={}).pruned()
-        read = {i for node in graph.nodes for i in node.inputs} & graph.roles.keys()
-        graph = replace(graph, roles={n: role for n, role in graph.roles.items() if n in read})
-        return interpret(graph, {n: np.asarray(self._constants[n]) for n in read})[name]
 
 
 def _record(made: Measured) -> dict[str, Any]:

@@ -37,6 +37,15 @@ _REORDERS = ("ReorderInput", "ReorderOutput")
 
 
 @dataclass(frozen=True)
+class Bench:
+    """How groups are measured: written by `export`, by so many threads, after so many bytes."""
+
+    export: Export
+    threads: int
+    sweep_bytes: int
+
+
+@dataclass(frozen=True)
 class Reads:
     """In which layouts operators of a group read one of its inputs."""
 
@@ -63,9 +72,7 @@ def measure(
     group: Group,
     contents: Mapping[str, Array],
     blocked: Sequence[bool],
-    export: Export,
-    threads: int,
-    sweep_bytes: int,
+    bench: Bench,
     deadline: Deadline,
 ) -> Measured:
     """Return what a group costs when these inputs come in the blocked layout.
@@ -77,10 +84,10 @@ def measure(
     """
     divided = any(node.operator in ("div", "mod") for node in group.nodes)
     for integers in sorted(_INTEGERS, key=lambda span: divided and span[0] == 0):
-        made = _Scratch(graph, group, contents, blocked, sweep_bytes, integers)
-        model = export(made.graph, made.weights)
+        made = _Scratch(graph, group, contents, blocked, bench.sweep_bytes, integers)
+        model = bench.export(made.graph, made.weights)
         try:
-            found = profile(model, made.feeds, threads, deadline)
+            found = profile(model, made.feeds, bench.threads, deadline)
             break
         except Exception as error:  # what ONNX Runtime raises has no common base
             refused = error
@@ -223,14 +230,7 @@ class _Optimised:
         self.blocked = tuple(name in maker and last(maker[name]) for name in made.outputs[:outputs])
 
 
-def conversion_us(
-    spec: TensorSpec,
-    inward: bool,
-    export: Export,
-    threads: int,
-    sweep_bytes: int,
-    deadline: Deadline,
-) -> float:
+def conversion_us(spec: TensorSpec, inward: bool, bench: Bench, deadline: Deadline) -> float:
     """Return the time from the plain layout to the blocked one, or back, in microseconds."""
     builder = GraphBuilder("conversion")
     x = builder.input("x", spec.shape)
@@ -238,8 +238,9 @@ def conversion_us(
     builder.output(*builder.apply("conv2d", x, weight, bias=False))
     graph = builder.build()
     group = Group(list(graph.nodes), (x,), (weight,), graph.outputs)
-    made = _Scratch(graph, group, {}, (not inward,), sweep_bytes)
-    found = profile(export(made.graph, made.weights), made.feeds, threads, deadline)
+    made = _Scratch(graph, group, {}, (not inward,), bench.sweep_bytes)
+    model = bench.export(made.graph, made.weights)
+    found = profile(model, made.feeds, bench.threads, deadline)
     value = made.inputs[0]
     names = {
         node.name
@@ -250,7 +251,7 @@ def conversion_us(
     return sum(found.us(name) for name in found.samples if name in names)
 
 
-def node_us(export: Export, threads: int) -> float:
+def node_us(bench: Bench) -> float:
     """Return what ONNX Runtime needs for each operator beside its kernel, in microseconds."""
     builder = GraphBuilder("chain")
     value = builder.input("x", (1,))
@@ -260,8 +261,8 @@ def node_us(export: Export, threads: int) -> float:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    model = export(builder.build(), {})
+    options.intra_op_num_threads = bench.threads
+    model = bench.export(builder.build(), {})
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     feeds = {"x": np.ones(1, np.float32)}
     samples = []
@@ -272,4 +273,4 @@ def node_us(export: Export, threads: int) -> float:
     return max(0.0, robust(samples) / _CHAIN - _TINY_US)
 
 
-__all__ = ["Export", "Measured", "Reads", "conversion_us", "measure", "node_us"]
+__all__ = ["Bench", "Export", "Measured", "Reads", "conversion_us", "measure", "node_us"]
