@@ -22,7 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.opcodes import (
+    add_floats,
+    copy_floats,
+    fill_floats,
+    get,
+    loop,
+    put,
+)
 from soapstone.kernels.cpu.substrate.lanes import Lanes
 from soapstone.kernels.cpu.substrate.mathematics import exp, vexp
 from soapstone.kernels.cpu.substrate.native import (
@@ -225,14 +232,6 @@ def _plain_score_grad(
     loop(n.builder, n, body)
 
 
-@vectorised
-def _add(to: Lanes, x: Lanes, n: Lanes) -> None:
-    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-        put(to, i, get(to, i, width, mask) + get(x, i, width, mask), mask)
-
-    loop(n.builder, n, body)
-
-
 @helper
 def _share(
     w: Any, operand: int, b: int, h: int, share: int, keys: int, n: int, fresh: bool
@@ -246,7 +245,7 @@ def _share(
         elif fresh:
             copy_floats(to, share + t * n * 4, n)
         else:
-            _add(to, share + t * n * 4, n)
+            add_floats(to, share + t * n * 4, n)
 
 
 @native("body")

@@ -141,6 +141,16 @@ def copy_floats(to: Lanes, a: Lanes, n: Lanes) -> None:
 
 
 @vectorised
+def add_floats(to: Lanes, a: Lanes, n: Lanes) -> None:
+    """Add n floats at address `a` to those at address `to`."""
+
+    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+        put(to, i, get(to, i, width, mask) + get(a, i, width, mask), mask)
+
+    loop(n.builder, n, body)
+
+
+@vectorised
 def fill_floats(to: Lanes, value: Lanes, n: Lanes) -> None:
     """Write the float32 into n floats at address `to`."""
     loop(n.builder, n, lambda i, width, mask: put(to, i, value.splat(width), mask))

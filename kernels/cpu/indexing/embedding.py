@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import Lanes
+from soapstone.kernels.cpu.elementwise.opcodes import (
+    add_floats,
+    copy_floats,
+    fill_floats,
+)
 from soapstone.kernels.cpu.substrate.layout import is_float32, merge
 from soapstone.kernels.cpu.substrate.native import (
     helper,
@@ -21,7 +24,6 @@ from soapstone.kernels.cpu.substrate.native import (
     words,
 )
 from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 
@@ -29,14 +31,6 @@ from soapstone.kernels.registry import variant
 # 5 its rows, 6 floats a row, 7 number of its first row, 8 whether other rows lie elsewhere, 9 ids,
 # 10 their rank, 11 rows of all tiles, 12.. extents, strides of ids, strides of y.
 _TABLE = 12
-
-
-@vectorised
-def _add(to: Lanes, x: Lanes, n: Lanes) -> None:
-    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-        put(to, i, get(to, i, width, mask) + get(x, i, width, mask), mask)
-
-    loop(n.builder, n, body)
 
 
 @helper
@@ -73,7 +67,7 @@ def _embedding_grad(block: Any, begin: int, end: int) -> int:
         row = _row_of(w, place)
         if begin <= row and row < end:
             dy = w[2] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, place)
-            _add(w[3] + row * w[4], dy, n)
+            add_floats(w[3] + row * w[4], dy, n)
     return 0
 
 

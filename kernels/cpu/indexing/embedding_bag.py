@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.opcodes import (
+    add_floats,
+    copy_floats,
+    fill_floats,
+    get,
+    loop,
+    put,
+)
 from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
 from soapstone.kernels.cpu.substrate.lanes import Lanes, maximum
 from soapstone.kernels.cpu.substrate.layout import is_float32
@@ -25,14 +32,6 @@ from soapstone.kernels.cpu.substrate.rowmath import scale_row
 from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
-
-
-@vectorised
-def _add(to: Lanes, x: Lanes, n: Lanes) -> None:
-    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-        put(to, i, get(to, i, width, mask) + get(x, i, width, mask), mask)
-
-    loop(n.builder, n, body)
 
 
 @vectorised
@@ -69,7 +68,7 @@ def _bags(block: Any, begin: int, end: int) -> int:
             elif w[13] != 0:
                 _raise(to, source, n)
             else:
-                _add(to, source, n)
+                add_floats(to, source, n)
             held += 1
         if held == 0:
             fill_floats(to, nothing, n)

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.machine import bind_program
-from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
-from soapstone.kernels.cpu.normalization.channel_sums import ChannelSums
+from soapstone.kernels.cpu.normalization.channel_sums import (
+    SCALE_AND_SHIFT,
+    SLOPES,
+    ChannelSums,
+    by_channel,
+)
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.native import (
     as_float,
@@ -157,22 +160,6 @@ def _pivot(x: Array) -> Array:
     return np.asarray(x[first])
 
 
-def _apply(
-    nodes: list[Node], inputs: list[Array], vectors: list[Array], y: Array, threads: int
-) -> Entry | None:
-    """The machine's entry of the nodes; vectors are by channel."""
-    wide = [v.reshape(1, -1, *([1] * (y.ndim - 2))) for v in vectors]
-    program = compile_program(
-        len(inputs) + len(wide), nodes, (len(inputs) + len(wide) + len(nodes) - 1,)
-    )
-    if program is None:
-        return None
-    return bind_program(program, [*inputs, *wide], [y], threads)
-
-
-_SCALE_AND_SHIFT: list[Node] = [("mul", (0, 1), {}), ("add", (3, 2), {})]
-
-
 @variant("batch_norm", "numba")
 def batch_norm(call: Call) -> Entry | None:
     """y, new running mean and variance, mean, rstd of x (n, c, ...)."""
@@ -183,7 +170,7 @@ def batch_norm(call: Call) -> Entry | None:
     scale, shift = (aligned_array(x.shape[1:2], np.float32) for _ in range(2))
     pivot = _pivot(x)
     sums = ChannelSums(x, x, pivot, call.threads, centred=True)
-    apply = _apply(_SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
+    apply = by_channel(SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if sums.entry is None or apply is None:
         return None
     numbers = float(call.attributes["epsilon"]), float(call.attributes["momentum"])
@@ -201,7 +188,7 @@ def batch_norm_inference(call: Call) -> Entry | None:
     if x.size == 0:
         return noop()
     scale, shift = aligned_array(x.shape[1:2], np.float32), aligned_array(x.shape[1:2], np.float32)
-    apply = _apply(_SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
+    apply = by_channel(SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if apply is None:
         return None
     epsilon = float(call.attributes["epsilon"])
@@ -218,14 +205,7 @@ def batch_norm_grad(call: Call) -> Entry | None:
         return None
     a, b, d = (aligned_array(x.shape[1:2], np.float32) for _ in range(3))
     sums = ChannelSums(dy, x, mean, call.threads)
-    nodes: list[Node] = [
-        ("sub", (1, 2), {}),
-        ("mul", (6, 4), {}),
-        ("mul", (0, 3), {}),
-        ("add", (8, 7), {}),
-        ("add", (9, 5), {}),
-    ]
-    apply = _apply(nodes, [dy, x], [mean, a, b, d], dx, call.threads)
+    apply = by_channel(SLOPES, [dy, x], [mean, a, b, d], dx, call.threads)
     if sums.entry is None or apply is None:
         return None
     middle = bind(_slopes, sums.words(), 0, 0, gamma, rstd, dgamma, dbeta, a, b, d)

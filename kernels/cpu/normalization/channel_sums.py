@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.elementwise.machine import bind_program
+from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where
 from soapstone.kernels.cpu.substrate.layout import walk
 from soapstone.kernels.cpu.substrate.native import (
@@ -209,3 +211,27 @@ class ChannelSums:
     def words(self) -> tuple[Any, ...]:
         """The head of a block that uses the sums: they, channels, padded, parts, count."""
         return (self.sums, self.channels, self.padded, self.parts, float(self.count))
+
+
+# On images, then factors by channel: y = x * scale + shift, and dx = a * dy + b * (x - mean) + d.
+SCALE_AND_SHIFT: list[Node] = [("mul", (0, 1), {}), ("add", (3, 2), {})]
+SLOPES: list[Node] = [
+    ("sub", (1, 2), {}),
+    ("mul", (6, 4), {}),
+    ("mul", (0, 3), {}),
+    ("add", (8, 7), {}),
+    ("add", (9, 5), {}),
+]
+
+
+def by_channel(
+    nodes: list[Node], images: list[Array], factors: list[Array], y: Array, threads: int
+) -> Entry | None:
+    """Return the elementwise machine's entry of the nodes.
+
+    factors: arrays of as many elements as channels, or as samples times channels.
+    """
+    shape = (-1, y.shape[1], *(1,) * (y.ndim - 2))
+    operands = [*images, *(factor.reshape(shape) for factor in factors)]
+    program = compile_program(len(operands), nodes, (len(operands) + len(nodes) - 1,))
+    return None if program is None else bind_program(program, operands, [y], threads)

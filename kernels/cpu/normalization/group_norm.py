@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.machine import bind_program
-from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
-from soapstone.kernels.cpu.normalization.channel_sums import ChannelSums
+from soapstone.kernels.cpu.normalization.channel_sums import (
+    SCALE_AND_SHIFT,
+    SLOPES,
+    ChannelSums,
+    by_channel,
+)
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.native import (
     as_float,
@@ -132,16 +135,6 @@ def _served(call: Call, images: tuple[Array, ...], vectors: tuple[Array, ...]) -
     return groups if groups and x.shape[1] % groups == 0 else None
 
 
-def _apply(
-    nodes: list[Node], images: list[Array], factors: list[Array], y: Array, threads: int
-) -> Entry | None:
-    """The machine's entry of the nodes; factors are by sample and channel."""
-    wide = [f.reshape(*f.shape, *(1,) * (y.ndim - 2)) for f in factors]
-    count = len(images) + len(wide)
-    program = compile_program(count, nodes, (count + len(nodes) - 1,))
-    return None if program is None else bind_program(program, [*images, *wide], [y], threads)
-
-
 @variant(("group_norm", "instance_norm"), "numba")
 def group_norm(call: Call) -> Entry | None:
     """y, mean and rstd of x (n, c, ...)."""
@@ -152,8 +145,7 @@ def group_norm(call: Call) -> Entry | None:
         return None
     scale, shift, pivots = (aligned_array(x.shape[:2], np.float32) for _ in range(3))
     sums = ChannelSums(x, x, pivots, call.threads, centred=True)
-    nodes: list[Node] = [("mul", (0, 1), {}), ("add", (3, 2), {})]
-    apply = _apply(nodes, [x], [scale, shift], y, call.threads)
+    apply = by_channel(SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if sums.entry is None or apply is None:
         return None
     given = float(call.attributes["epsilon"]), x.shape[0], groups, gamma, beta, x, x.strides[:2]
@@ -171,14 +163,7 @@ def group_norm_grad(call: Call) -> Entry | None:
         return None
     a, b, d, means = (aligned_array(x.shape[:2], np.float32) for _ in range(4))
     sums = ChannelSums(dy, x, means, call.threads)
-    nodes: list[Node] = [
-        ("sub", (1, 2), {}),
-        ("mul", (6, 4), {}),
-        ("mul", (0, 3), {}),
-        ("add", (8, 7), {}),
-        ("add", (9, 5), {}),
-    ]
-    apply = _apply(nodes, [dy, x], [means, a, b, d], dx, call.threads)
+    apply = by_channel(SLOPES, [dy, x], [means, a, b, d], dx, call.threads)
     if sums.entry is None or apply is None:
         return None
     given = 0, x.shape[0], groups, gamma, 0, x, x.strides[:2]

@@ -9,6 +9,7 @@ import numpy as np
 from soapstone.kernels.cpu.substrate.layout import is_float32, walk
 from soapstone.kernels.cpu.substrate.native import (
     Block,
+    Native,
     as_float,
     f32p,
     f64p,
@@ -36,9 +37,10 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.memory import aligned_array
 
-# Words of the blocks: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 beta,
-# 5 partial sums, 6 parts, 7 rows, 8.. addresses; then from 16 the extents and one table of strides
-# an array.
+# Words of the blocks: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 beta (backward:
+# how many vectors of partial sums a part has), 5 these sums, 6 parts, 7 rows, 8.. addresses of what
+# has rows, 13, 14 of the vectors' gradients; then from 16 the extents and one table of strides an
+# array that has rows.
 
 
 @native("body")
@@ -142,18 +144,17 @@ def _backward(block: Any, begin: int, end: int) -> int:
 
 @native()
 def _join(block: Any) -> int:
-    """Fold the parts of dgamma and dbeta, in order."""
+    """Fold the parts of the vectors' gradients, in order."""
     w = words(block)
-    c, parts = w[0], w[6]
+    c, vectors, parts = w[0], w[4], w[6]
     wide = (c + 15) & -16
     sums = f64p(w[5])
-    for i in range(c):
-        dgamma = dbeta = 0.0
-        for part in range(parts):
-            dgamma += sums[part * wide * 2 + i]
-            dbeta += sums[part * wide * 2 + wide + i]
-        f32p(w[13])[i] = dgamma
-        f32p(w[14])[i] = dbeta
+    for vector in range(vectors):
+        for i in range(c):
+            total = 0.0
+            for part in range(parts):
+                total += sums[(part * vectors + vector) * wide + i]
+            f32p(w[13 + vector])[i] = total
     return 0
 
 
@@ -162,49 +163,58 @@ def contiguous_rows(*arrays: Array) -> bool:
     return is_float32(*arrays) and all(a.shape[-1] == 1 or a.strides[-1] == 4 for a in arrays)
 
 
+def forward(call: Call, body: Native, statistics: tuple[Array, ...]) -> Entry | None:
+    """Return the entry of a kernel of rows of x, or None where it does not serve them."""
+    (x, *vectors), y = call.inputs, call.outputs[0]
+    if x.ndim == 0 or not contiguous_rows(x, y, *vectors) or not is_float32(*statistics):
+        return None
+    if x.size == 0:
+        return noop() if statistics[0].size == 0 else None
+    c = x.shape[-1]
+    made = walk(statistics[0].shape, [x[..., 0], y[..., 0], *statistics])
+    head = (c, len(made.extents), float(call.attributes["epsilon"]), *vectors)
+    places = (x, y, *statistics)
+    block = pack(
+        (*head, *(0,) * (8 - len(head))),
+        (*places, *(0,) * (8 - len(places))),
+        (made.extents, made.strides),
+    )
+    return parallel_for(body, block, x.size // c, useful_threads(call.threads, 2 * x.nbytes))
+
+
+def backward(call: Call, body: Native) -> Entry | None:
+    """Return the entry of dx and the vectors' gradients, from dy, x, gamma and statistics."""
+    dy, x, gamma, *statistics = call.inputs
+    dx, *made = call.outputs
+    if x.ndim == 0 or x.size == 0 or not is_float32(*statistics):
+        return None
+    if not contiguous_rows(dy, x, dx, gamma, *made):
+        return None
+    c = x.shape[-1]
+    rows = x.size // c
+    arrays = [dy[..., 0], x[..., 0], *statistics, dx[..., 0]]
+    ways = walk(statistics[0].shape, arrays)
+    threads = min(rows, useful_threads(call.threads, 3 * x.nbytes))
+    sums = aligned_array((threads * len(made) * ((c + 15) // 16 * 16),), np.float64, zero=True)
+    places = (dy, x, *statistics, dx)
+    block: Block = pack(
+        (c, len(ways.extents), 0, gamma, len(made), sums, threads, rows),
+        (*places, *(0,) * (5 - len(places)), *made, *(0,) * (3 - len(made))),
+        (ways.extents, ways.strides),
+    )
+    entry = parallel_for(body, block, threads, threads)
+    return sequence([entry, Entry(_join.address, block)])
+
+
 @variant("layer_norm", "numba")
 @over_last_axis("xcc", "xss")
 def layer_norm(call: Call) -> Entry | None:
     """y, mean, rstd of rows normalized over the last dim."""
-    x, gamma, beta = call.inputs
-    y, mean, rstd = call.outputs
-    if x.ndim == 0 or not contiguous_rows(x, y, gamma, beta) or not is_float32(mean, rstd):
-        return None
-    if x.size == 0:
-        return noop() if mean.size == 0 else None
-    c = x.shape[-1]
-    made = walk(mean.shape, [x[..., 0], y[..., 0], mean, rstd])
-    block = pack(
-        (c, len(made.extents), float(call.attributes["epsilon"]), gamma, beta, 0, 0, 0),
-        (x, y, mean, rstd, 0, 0, 0, 0),
-        (made.extents, made.strides),
-    )
-    return parallel_for(_forward, block, x.size // c, useful_threads(call.threads, 2 * x.nbytes))
+    return forward(call, _forward, call.outputs[1:])
 
 
 @variant("layer_norm_grad", "numba")
 @over_last_axis("xxcss", "xcc")
 def layer_norm_grad(call: Call) -> Entry | None:
     """dx, dgamma, dbeta from dy, x, gamma, mean, rstd."""
-    dy, x, gamma, mean, rstd = call.inputs
-    dx, dgamma, dbeta = call.outputs
-    if (
-        x.ndim == 0
-        or not contiguous_rows(dy, x, dx, gamma, dgamma, dbeta)
-        or not is_float32(mean, rstd)
-    ):
-        return None
-    if x.size == 0:
-        return None
-    c = x.shape[-1]
-    rows = x.size // c
-    made = walk(mean.shape, [dy[..., 0], x[..., 0], mean, rstd, dx[..., 0]])
-    threads = min(rows, useful_threads(call.threads, 3 * x.nbytes))
-    sums = aligned_array((threads * 2 * ((c + 15) // 16 * 16),), np.float64, zero=True)
-    block: Block = pack(
-        (c, len(made.extents), 0, gamma, 0, sums, threads, rows),
-        (dy, x, mean, rstd, dx, dgamma, dbeta, 0),
-        (made.extents, made.strides),
-    )
-    entry = parallel_for(_backward, block, threads, threads)
-    return sequence([entry, Entry(_join.address, block)])
+    return backward(call, _backward)

@@ -6,19 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.normalization.layer_norm import contiguous_rows
+from soapstone.kernels.cpu.normalization.layer_norm import backward, forward
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
-from soapstone.kernels.cpu.substrate.layout import is_float32, walk
 from soapstone.kernels.cpu.substrate.native import (
     as_float,
     f32p,
     f64p,
     native,
-    noop,
-    pack,
-    parallel_for,
-    sequence,
-    useful_threads,
     words,
 )
 from soapstone.kernels.cpu.substrate.rows import over_last_axis
@@ -26,10 +20,8 @@ from soapstone.kernels.cpu.substrate.runs import row_offset
 from soapstone.kernels.cpu.substrate.simd import load_doubles, splat, store, sum_lanes, widen
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
 
-# Words: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 partial sums, 5 parts, 6 rows,
-# 7 dgamma; 8.. addresses; from 16 the extents and one table of strides an array.
+# Blocks are those of layer_norm.py, with one vector.
 
 
 @native("body")
@@ -59,10 +51,10 @@ def _backward(block: Any, begin: int, end: int) -> int:
     c, rank, gamma = w[0], w[1], w[3]
     wide = (c + 15) & -16
     for part in range(begin, end):
-        sums = w[4] + part * wide * 8
+        sums = w[5] + part * wide * 8
         for i in range(wide):
             f64p(sums)[i] = 0.0
-        for row in range(part * w[6] // w[5], (part + 1) * w[6] // w[5]):
+        for row in range(part * w[7] // w[6], (part + 1) * w[7] // w[6]):
             dy = w[8] + row_offset(w, 16, 16 + rank, rank, row)
             x = w[9] + row_offset(w, 16, 16 + 2 * rank, rank, row)
             rstd = f32p(w[10] + row_offset(w, 16, 16 + 3 * rank, rank, row))[0]
@@ -83,58 +75,15 @@ def _backward(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-@native()
-def _join(block: Any) -> int:
-    """Fold the parts of dgamma, in order."""
-    w = words(block)
-    wide = (w[0] + 15) & -16
-    for i in range(w[0]):
-        total = 0.0
-        for part in range(w[5]):
-            total += f64p(w[4])[part * wide + i]
-        f32p(w[7])[i] = total
-    return 0
-
-
 @variant("rms_norm", "numba")
 @over_last_axis("xc", "xs")
 def rms_norm(call: Call) -> Entry | None:
     """y and rstd of rows normalized over the last dim."""
-    x, gamma = call.inputs
-    y, rstd = call.outputs
-    if x.ndim == 0 or not contiguous_rows(x, y, gamma) or not is_float32(rstd):
-        return None
-    if x.size == 0:
-        return noop() if rstd.size == 0 else None
-    c = x.shape[-1]
-    made = walk(rstd.shape, [x[..., 0], y[..., 0], rstd])
-    block = pack(
-        (c, len(made.extents), float(call.attributes["epsilon"]), gamma, 0, 0, 0, 0),
-        (x, y, rstd, 0, 0, 0, 0, 0),
-        (made.extents, made.strides),
-    )
-    return parallel_for(_forward, block, x.size // c, useful_threads(call.threads, 2 * x.nbytes))
+    return forward(call, _forward, call.outputs[1:])
 
 
 @variant("rms_norm_grad", "numba")
 @over_last_axis("xxcs", "xc")
 def rms_norm_grad(call: Call) -> Entry | None:
     """dx and dgamma from dy, x, gamma and rstd."""
-    dy, x, gamma, rstd = call.inputs
-    dx, dgamma = call.outputs
-    if x.ndim == 0 or not contiguous_rows(dy, x, dx, gamma, dgamma) or not is_float32(rstd):
-        return None
-    if x.size == 0:
-        return None
-    c = x.shape[-1]
-    rows = x.size // c
-    made = walk(rstd.shape, [dy[..., 0], x[..., 0], rstd, dx[..., 0]])
-    threads = min(rows, useful_threads(call.threads, 3 * x.nbytes))
-    sums = aligned_array((threads * ((c + 15) // 16 * 16),), np.float64, zero=True)
-    block = pack(
-        (c, len(made.extents), 0, gamma, sums, threads, rows, dgamma),
-        (dy, x, rstd, dx, 0, 0, 0, 0),
-        (made.extents, made.strides),
-    )
-    entry = parallel_for(_backward, block, threads, threads)
-    return sequence([entry, Entry(_join.address, block)])
+    return backward(call, _backward)

@@ -78,43 +78,48 @@ def _vector(program: Program, array: Array) -> Handle:
     return program.source(array, Layout.dense(array.shape))
 
 
+def _forward(
+    call: Call, kind: str, what: str, order: tuple[int, ...] | None, vectors: Sequence[Array]
+) -> Program | None:
+    """Return the program of y from x; vectors: gamma, beta, mean and variance."""
+    x, y = call.inputs[0], call.outputs[0]
+    dense = Layout.dense(x.shape, order)
+    primitive = _primitive(kind, dense, float(call.attributes["epsilon"]), what, call.threads)
+    if primitive is None:
+        return None
+    program = Program(call.threads)
+    wanted = dense.descriptor.address
+    arguments = {
+        ARG_SRC: program.source(x, Layout.of(x, order), wanted),
+        ARG_DST: program.target(y, Layout.of(y, order), wanted),
+    }
+    for argument, vector in zip((ARG_SCALE, ARG_SHIFT, ARG_MEAN, ARG_VARIANCE), vectors):
+        arguments[argument] = _vector(program, vector)
+    program.step(primitive, arguments)
+    return program
+
+
 @variant("batch_norm", "onednn")
 def batch_norm(call: Call) -> Entry | None:
     """Return the entry of y, the new running statistics, and the batch's mean and rstd."""
-    x, *given = call.inputs
+    x, gamma, beta, *old = call.inputs
     y, *made = call.outputs
     if not float32(call) or not 2 <= x.ndim <= 5 or x.shape != y.shape:
         return None
     channels = x.shape[1]
-    if x.size == 0 or not _vectors((*given, *made), channels):
+    if x.size == 0 or not _vectors((gamma, beta, *old, *made), channels):
         return None
-    order = _order(y)
-    dense = Layout.dense(x.shape, order)
-    epsilon = float(call.attributes["epsilon"])
-    primitive = _primitive("batch", dense, epsilon, "training", call.threads)
-    if primitive is None:
-        return None
-    gamma, beta, old_mean, old_variance = given
     new_mean, new_variance, mean, rstd = made
-    program = Program(call.threads)
-    wanted = dense.descriptor.address
     variance = private_array(rstd)
-    program.step(
-        primitive,
-        {
-            ARG_SRC: program.source(x, Layout.of(x, order), wanted),
-            ARG_DST: program.target(y, Layout.of(y, order), wanted),
-            ARG_SCALE: _vector(program, gamma),
-            ARG_SHIFT: _vector(program, beta),
-            ARG_MEAN: _vector(program, mean),
-            ARG_VARIANCE: _vector(program, variance),
-        },
-    )
+    program = _forward(call, "batch", "training", _order(y), (gamma, beta, mean, variance))
+    if program is None:
+        return None
     count = x.size // channels
+    at = call.attributes
     program.native(
         "running_statistics",
-        *(channels, mean, variance, old_mean, old_variance, new_mean, new_variance, rstd),
-        *(epsilon, float(call.attributes["momentum"]), count / max(count - 1, 1)),
+        *(channels, mean, variance, *old, new_mean, new_variance, rstd),
+        *(float(at["epsilon"]), float(at["momentum"]), count / max(count - 1, 1)),
     )
     return program.entry()
 
@@ -130,53 +135,39 @@ def batch_norm_inference(call: Call) -> Entry | None:
         return empty()
     if not _vectors(given, x.shape[1]):
         return None
-    order = _order(y)
-    dense = Layout.dense(x.shape, order)
-    epsilon = float(call.attributes["epsilon"])
-    primitive = _primitive("batch", dense, epsilon, "inference", call.threads)
-    if primitive is None:
-        return None
-    gamma, beta, mean, variance = given
-    program = Program(call.threads)
-    wanted = dense.descriptor.address
-    program.step(
-        primitive,
-        {
-            ARG_SRC: program.source(x, Layout.of(x, order), wanted),
-            ARG_DST: program.target(y, Layout.of(y, order), wanted),
-            ARG_SCALE: _vector(program, gamma),
-            ARG_SHIFT: _vector(program, beta),
-            ARG_MEAN: _vector(program, mean),
-            ARG_VARIANCE: _vector(program, variance),
-        },
-    )
-    return program.entry()
+    program = _forward(call, "batch", "inference", _order(y), given)
+    return None if program is None else program.entry()
 
 
-def _gradient(
-    call: Call, primitive: Primitive, wanted: Layout, order: tuple[int, ...] | None
-) -> Entry:
+def _gradient(call: Call, kind: str, order: tuple[int, ...] | None) -> Entry | None:
     """Return the entry of (dx, dgamma, dbeta) from (dy, x, gamma, mean, rstd)."""
     dy, x, gamma, mean, rstd = call.inputs
     dx, dgamma, dbeta = call.outputs
+    dense = Layout.dense(x.shape, order)
+    # The variance handed over holds epsilon already.
+    primitive = _primitive(kind, dense, 0.0, "gradient", call.threads)
+    if primitive is None:
+        return None
     program = Program(call.threads)
     variance = private_array(rstd)
     program.native("variance_of", rstd.size, rstd, variance)
-    md = wanted.descriptor.address
+    md = dense.descriptor.address
+    vectors = {
+        ARG_SCALE: gamma,
+        ARG_MEAN: mean,
+        ARG_VARIANCE: variance,
+        ARG_DIFF_SCALE: dgamma,
+        ARG_DIFF_SHIFT: dbeta,
+    }
     # Layer normalisation asks for the shift, on which its gradient does not depend: any will do.
-    shift = {ARG_SHIFT: _vector(program, gamma)} if call.operator == "layer_norm_grad" else {}
+    vectors |= {ARG_SHIFT: gamma} if kind == "layer" else {}
     program.step(
         primitive,
-        shift
-        | {
+        {
             ARG_SRC: program.source(x, Layout.of(x, order), md),
             ARG_DIFF_DST: program.source(dy, Layout.of(dy, order), md),
             ARG_DIFF_SRC: program.target(dx, Layout.of(dx, order), md),
-            ARG_SCALE: _vector(program, gamma),
-            ARG_MEAN: _vector(program, mean),
-            ARG_VARIANCE: _vector(program, variance),
-            ARG_DIFF_SCALE: _vector(program, dgamma),
-            ARG_DIFF_SHIFT: _vector(program, dbeta),
+            **{argument: _vector(program, vector) for argument, vector in vectors.items()},
         },
     )
     return program.entry()
@@ -191,11 +182,7 @@ def batch_norm_grad(call: Call) -> Entry | None:
         return None
     if x.size == 0 or not _vectors((*given, *made), x.shape[1]):
         return None
-    order = _order(dx)
-    dense = Layout.dense(x.shape, order)
-    # The variance handed over holds epsilon already.
-    primitive = _primitive("batch", dense, 0.0, "gradient", call.threads)
-    return None if primitive is None else _gradient(call, primitive, dense, order)
+    return _gradient(call, "batch", _order(dx))
 
 
 def _rows_ready(x: Array, vectors: Sequence[Array], statistics: Sequence[Array]) -> bool:
@@ -217,25 +204,11 @@ def layer_norm(call: Call) -> Entry | None:
         return None
     if x.size == 0 or x.shape != y.shape:
         return None
-    dense = Layout.dense(x.shape)
-    epsilon = float(call.attributes["epsilon"])
-    primitive = _primitive("layer", dense, epsilon, "training", call.threads)
-    if primitive is None:
-        return None
-    program = Program(call.threads)
-    wanted = dense.descriptor.address
     variance = private_array(rstd)
-    program.step(
-        primitive,
-        {
-            ARG_SRC: program.source(x, Layout.of(x), wanted),
-            ARG_DST: program.target(y, Layout.of(y), wanted),
-            ARG_SCALE: _vector(program, gamma),
-            ARG_SHIFT: _vector(program, beta),
-            ARG_MEAN: _vector(program, mean),
-            ARG_VARIANCE: _vector(program, variance),
-        },
-    )
+    program = _forward(call, "layer", "training", None, (gamma, beta, mean, variance))
+    if program is None:
+        return None
+    epsilon = float(call.attributes["epsilon"])
     program.native("reciprocal_deviation", rstd.size, variance, rstd, epsilon)
     return program.entry()
 
@@ -250,6 +223,4 @@ def layer_norm_grad(call: Call) -> Entry | None:
         return None
     if x.size == 0 or not dx.shape == dy.shape == x.shape:
         return None
-    dense = Layout.dense(x.shape)
-    primitive = _primitive("layer", dense, 0.0, "gradient", call.threads)
-    return None if primitive is None else _gradient(call, primitive, dense, None)
+    return _gradient(call, "layer", None)

@@ -187,40 +187,34 @@ def _memory_of(handle: Handle, array: Array) -> Array:
     return handle.keep if isinstance(handle.keep, np.ndarray) else array
 
 
-@variant("max_pool2d_grad", "onednn")
-def max_pool2d_grad(call: Call) -> Entry | None:
-    """Return the entry of dx from dy and the positions of the maxima."""
-    (dy, index), (dx,) = call.inputs, call.outputs
-    if not float32(Call(call.operator, {}, (dy,), (dx,)), rank=4):
-        return None
-    if dx.size == 0:
-        return empty()
-    pool = _pool(call, _MAX, _TRAINING, dx, dy) if dy.size else None
+def _gradient(call: Call, algorithm: int | None, index: Array | None) -> Entry | None:
+    """Return the entry of dx from dy, and of maxima their positions."""
+    dy, dx = call.inputs[0], call.outputs[0]
+    pool = _pool(call, algorithm, _TRAINING, dx, dy) if dy.size and algorithm else None
     primitive = _primitive(pool, True) if pool else None
-    if pool is None or primitive is None or index.shape != dy.shape:
+    if pool is None or primitive is None:
         return None
-    program = Program(call.threads)
-    where = _indices(program, primitive, index, pool.order)
-    if where is None:
-        return None
-    return _gradient(program, primitive, pool, {ARG_WORKSPACE: where}, (dy, dx))
-
-
-def _gradient(
-    program: Program,
-    primitive: Primitive,
-    pool: _Pool,
-    arguments: dict[int, Handle],
-    ends: tuple[Array, Array],
-) -> Entry:
-    dy, dx = ends
-    order = pool.order
+    program, order, arguments = Program(call.threads), pool.order, {}
+    if index is not None:
+        where = _indices(program, primitive, index, order) if index.shape == dy.shape else None
+        if where is None:
+            return None
+        arguments[ARG_WORKSPACE] = where
     arguments |= {
         ARG_DIFF_DST: program.source(dy, Layout.of(dy, order), primitive.descriptor(DIFF_TARGET)),
         ARG_DIFF_SRC: program.target(dx, Layout.of(dx, order), primitive.descriptor(DIFF_SOURCE)),
     }
     program.step(primitive, arguments)
     return program.entry()
+
+
+@variant("max_pool2d_grad", "onednn")
+def max_pool2d_grad(call: Call) -> Entry | None:
+    """Return the entry of dx from dy and the positions of the maxima."""
+    (dy, index), (dx,) = call.inputs, call.outputs
+    if not float32(Call(call.operator, {}, (dy,), (dx,)), rank=4):
+        return None
+    return empty() if dx.size == 0 else _gradient(call, _MAX, index)
 
 
 def _average(call: Call, x: Array) -> int | None:
@@ -265,14 +259,9 @@ def avg_pool2d(call: Call) -> Entry | None:
 @variant(("avg_pool2d_grad", "avg_pool3d_grad"), "onednn")
 def avg_pool2d_grad(call: Call) -> Entry | None:
     """Return the entry of dy shared among the elements of each window."""
-    (dy,), (dx,) = call.inputs, call.outputs
+    (dx,) = call.outputs
     if not float32(call) or not 4 <= dx.ndim <= 5:
         return None
     if dx.size == 0:
         return empty()
-    algorithm = _average(call, dx) if dy.size else None
-    pool = _pool(call, algorithm, _TRAINING, dx, dy) if algorithm else None
-    primitive = _primitive(pool, True) if pool else None
-    if pool is None or primitive is None:
-        return None
-    return _gradient(Program(call.threads), primitive, pool, {}, (dy, dx))
+    return _gradient(call, _average(call, dx), None)

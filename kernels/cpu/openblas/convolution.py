@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.opcodes import (
+    add_floats,
+    copy_floats,
+    fill_floats,
+)
 from soapstone.kernels.cpu.openblas.library import attempt
 from soapstone.kernels.cpu.openblas.matmul import activated, joined
 from soapstone.kernels.cpu.openblas.products import product, sgemm
 from soapstone.kernels.cpu.substrate.copies import copy, fill
-from soapstone.kernels.cpu.substrate.lanes import Lanes
 from soapstone.kernels.cpu.substrate.layout import float32, merged, private
 from soapstone.kernels.cpu.substrate.native import (
     Native,
@@ -34,7 +37,6 @@ from soapstone.kernels.cpu.substrate.native import (
     stack,
     words,
 )
-from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
@@ -42,14 +44,6 @@ from soapstone.kernels.select import select
 _BLOCK_BYTES = 1 << 18  # of gathered windows: they stay in a core's cache
 _MOST_POSITIONS = 1024
 _FLOPS = 200_000  # that a thread must have to be worth waking
-
-
-@vectorised
-def _add_floats(to: Lanes, x: Lanes, n: Lanes) -> None:
-    def body(i: Lanes, width: int, mask: Lanes | None) -> None:
-        put(to, i, get(to, i, width, mask) + get(x, i, width, mask), mask)
-
-    loop(n.builder, n, body)
 
 
 # Words of all three kernels. 0 parts, 1 items; addresses of 2 x, 3 filters, 4 y; 5 images; extents:
@@ -182,7 +176,7 @@ def _grad_input(block: Any, begin: int, end: int) -> int:
                     for row in range(count):
                         offset = _input(w, first + row, tap)
                         if offset >= 0:
-                            _add_floats(dx + offset, held + row * n * 4, n)
+                            add_floats(dx + offset, held + row * n * 4, n)
     return 0
 
 

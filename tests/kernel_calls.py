@@ -1,0 +1,111 @@
+"""Calls of kernels: every variant that serves a call, in any layout, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import Array
+from soapstone.kernels.cpu import onednn
+from soapstone.kernels.cpu.products.forms import plain
+from soapstone.kernels.cpu.substrate import native
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+
+LIBRARY = (plain() or ("reference", None))[0]  # whose products there are
+BOTH = {"numba", "onednn"} if onednn.available() else {"numba"}
+LAYOUTS = ("plain", "last", "tile", "last tile")
+FILL = 77  # of what no kernel writes
+
+
+def random(*shape: int, seed: int = 0, shift: float = 0.0) -> Array:
+    """Return float32 standard normal numbers around `shift`."""
+    made = np.random.default_rng([seed, *shape]).standard_normal(shape) + shift
+    return made.astype(np.float32)
+
+
+def place(array: Array, layout: str) -> Array:
+    """Return a copy in a layout.
+
+    `last`: axis 1 is innermost; `tile`: part of a larger array; both; `reversed`: the first axis is
+    innermost; plain.
+    """
+    order = tuple(range(array.ndim))
+    if "last" in layout and array.ndim > 2:
+        order = (0, *order[2:], 1)
+    if "reversed" in layout:
+        order = order[::-1]
+    margin = 3 if "tile" in layout else 0
+    store = np.full([array.shape[axis] + margin for axis in order], FILL, array.dtype)
+    box: tuple[Any, ...] = (..., *(slice(1, 1 + array.shape[axis]) for axis in order))
+    view = (store[box] if margin else store).transpose(np.argsort(order))
+    view[...] = array
+    return view
+
+
+def around(view: Array) -> bool:
+    """Return whether what lies around a tile is as it was; the tile itself is filled for that."""
+    view[...] = FILL
+    while isinstance(view.base, np.ndarray):
+        view = view.base
+    return bool((view == np.full((), FILL, view.dtype)).all())
+
+
+def reference(name: str, arrays: Sequence[Array], attributes: Mapping[str, Any]) -> Sequence[Array]:
+    """Return the outputs by the operator's declared meaning, in double precision."""
+    spec = operator(name)
+    own = {key: value for key, value in attributes.items() if key in spec.attributes}
+    wide = (x.astype(np.float64) if x.dtype == np.float32 else x for x in arrays)
+    with np.errstate(all="ignore"):
+        return spec.run({**attributes, **spec.normalise(own)}, *wide)
+
+
+def served(
+    name: str,
+    arrays: Sequence[Array],
+    attributes: Mapping[str, Any] = {},
+    *,
+    layout: str = "plain",
+    outputs: Sequence[Array] | None = None,
+    threads: int | tuple[int, ...] = (1, 2),
+    constants: frozenset[int] = frozenset(),
+    only: str = "",
+    tolerance: float = 1e-4,
+) -> set[str]:
+    """Run every variant of a call twice, against the reference; return which of them serve it.
+
+    Arrays of the most axes are in the layout, others plain. Nothing but outputs may be written.
+    """
+    spec = operator(name)
+    own = {key: value for key, value in attributes.items() if key in spec.attributes}
+    given = {**attributes, **spec.normalise(own)}
+    expected = reference(name, arrays, attributes)
+    rank = max(array.ndim for array in (*arrays, *expected))
+    if layout != "plain":
+        arrays = [place(x, layout) if x.ndim == rank else x for x in arrays]
+    names = set()
+    for variant in (v for v in variants(name) if only in ("", v.name)):
+        for count in (threads,) if isinstance(threads, int) else threads:
+            made = outputs
+            if made is None:
+                types = [x.dtype if x.dtype != np.float64 else np.float32 for x in expected]
+                blank = [np.full(x.shape, FILL, kind) for x, kind in zip(expected, types)]
+                made = [place(x, layout) if x.ndim == rank else x for x in blank]
+            entry = variant.bind(Call(name, given, tuple(arrays), tuple(made), count, constants))
+            if entry is None:
+                continue
+            names.add(variant.name)
+            assert native.run(entry) == native.run(entry) == 0
+            for output, value in zip(made, expected, strict=True):
+                where = f"{variant.name} {layout} {count}"
+                if value.dtype.kind != "f":
+                    np.testing.assert_array_equal(output, value, err_msg=where)
+                    continue
+                np.testing.assert_allclose(
+                    output, value, rtol=tolerance, atol=tolerance, err_msg=where
+                )
+            assert outputs is not None or all(map(around, made)), "wrote outside a tile"
+    return names
