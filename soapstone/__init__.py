@@ -26,34 +26,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Adam": "soapstone.frontend.training.optimizers",
-    "AdamW": "soapstone.frontend.training.optimizers",
-    "CheckpointError": "soapstone.frontend.training.checkpoint",
-    "Configuration": "soapstone.ir.strategy",
-    "DataError": "soapstone.frontend.data.sets",
-    "Graph": "soapstone.ir.graph",
-    "GraphBuilder": "soapstone.ir.graph",
-    "GraphError": "soapstone.ir.errors",
-    "InferenceSession": "soapstone.frontend.inference",
-    "Machine": "soapstone.runtime.machines.machine",
-    "Model": "soapstone.frontend.model",
-    "NonFiniteLoss": "soapstone.frontend.training.trainer",
-    "OptimizeResult": "soapstone.frontend.optimization.optimize",
-    "SGD": "soapstone.frontend.training.optimizers",
-    "ShapeError": "soapstone.ir.errors",
-    "Strategy": "soapstone.ir.strategy",
-    "StrategyError": "soapstone.ir.errors",
-    "Tensor": "soapstone.frontend.model",
-    "digits": "soapstone.frontend.data.sets",
-    "from_onnx": "soapstone.frontend.onnx",
-    "load_graph": "soapstone.ir.graph_files",
-    "load_layouts": "soapstone.ir.graph_files",
-    "optimize": "soapstone.frontend.optimization.optimize",
-    "run_app": "soapstone.cli.main",
-    "save_graph": "soapstone.ir.graph_files",
-    "to_onnx": "soapstone.frontend.onnx",
+_NAMES = {
+    "soapstone.cli.main": ("run_app",),
+    "soapstone.frontend.data.sets": ("DataError", "digits"),
+    "soapstone.frontend.inference": ("InferenceSession",),
+    "soapstone.frontend.model": ("Model", "Tensor"),
+    "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),
+    "soapstone.frontend.optimization.optimize": ("OptimizeResult", "optimize"),
+    "soapstone.frontend.training.checkpoint": ("CheckpointError",),
+    "soapstone.frontend.training.optimizers": ("SGD", "Adam", "AdamW"),
+    "soapstone.frontend.training.trainer": ("NonFiniteLoss",),
+    "soapstone.ir.errors": ("GraphError", "ShapeError", "StrategyError"),
+    "soapstone.ir.graph": ("Graph", "GraphBuilder"),
+    "soapstone.ir.graph_files": ("load_graph", "load_layouts", "save_graph"),
+    "soapstone.ir.strategy": ("Configuration", "Strategy"),
+    "soapstone.runtime.machines.machine": ("Machine",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,6 +27,8 @@ _KEY = "soapstone"  # where a file keeps its metadata; no array may have this na
 
 Metadata = dict[str, Any]
 Writer = Callable[[IO[bytes]], object]
+_Write = Callable[[Mapping[str, Array], str], Writer]
+_Read = Callable[[Path, str], tuple[str | None, dict[str, Array]]]
 
 
 class CheckpointError(ValueError):
@@ -67,7 +69,7 @@ def save(path: str | Path, arrays: Mapping[str, Array], metadata: Mapping[str, A
         text = storage.sealed(json.dumps(header, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{label}: metadata: {error}") from None
-    files.write(path, _WRITERS[path.suffix](dense, text))
+    files.write(path, _FORMATS[path.suffix][0](dense, text))
 
 
 def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
@@ -78,7 +80,7 @@ def load(path: str | Path) -> tuple[dict[str, Array], Metadata]:
     """
     path = check_exists(path)
     label = f"checkpoint {str(path)!r}"
-    text, arrays = _READERS[path.suffix](path, label)
+    text, arrays = _FORMATS[path.suffix][1](path, label)
     if text is None:
         raise CheckpointError(f"{label}: metadata is missing; a file made by soapstone needed")
     seal = storage.seal_of(text)
@@ -217,11 +219,7 @@ def _read_npz(path: Path, label: str) -> tuple[str | None, dict[str, Array]]:
     return None if text is None else str(text), arrays
 
 
-_WRITERS: dict[str, Callable[[Mapping[str, Array], str], Writer]] = {
-    ".safetensors": _safetensors_writer,
-    ".npz": _npz_writer,
-}
-_READERS: dict[str, Callable[[Path, str], tuple[str | None, dict[str, Array]]]] = {
-    ".safetensors": _read_safetensors,
-    ".npz": _read_npz,
+_FORMATS: dict[str, tuple[_Write, _Read]] = {
+    ".safetensors": (_safetensors_writer, _read_safetensors),
+    ".npz": (_npz_writer, _read_npz),
 }

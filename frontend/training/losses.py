@@ -26,13 +26,6 @@ class Loss:
     emit: Callable[[GraphBuilder, str, str], str]
 
 
-def _operator(name: str, **attributes: Any) -> Callable[[GraphBuilder, str, str], str]:
-    def emit(builder: GraphBuilder, output: str, labels: str) -> str:
-        return builder.apply(name, output, labels, name="loss", **attributes)[0]
-
-    return emit
-
-
 def _rows(builder: GraphBuilder, value: str, rank: int) -> str:
     """Return a value whose leading axes are joined, so that it has `rank` axes."""
     shape = builder.spec(value).shape
@@ -47,19 +40,25 @@ def _rows(builder: GraphBuilder, value: str, rank: int) -> str:
     return builder.apply("reshape", value, name=f"{value}.rows", shape=joined)[0]
 
 
-def _by_row(name: str, label_rank: int) -> Callable[[GraphBuilder, str, str], str]:
+def _operator(
+    name: str, ranks: tuple[int, int] | None = None, **attributes: Any
+) -> Callable[[GraphBuilder, str, str], str]:
+    """Return what adds an operator, on rows of so many axes where it is told ranks."""
+
     def emit(builder: GraphBuilder, output: str, labels: str) -> str:
-        operands = (_rows(builder, output, 2), _rows(builder, labels, label_rank))
-        return builder.apply(name, *operands, name="loss")[0]
+        operands = [output, labels]
+        if ranks is not None:
+            operands = [_rows(builder, *each) for each in zip(operands, ranks)]
+        return builder.apply(name, *operands, name="loss", **attributes)[0]
 
     return emit
 
 
 LOSSES = {
     "cross_entropy": Loss(
-        lambda spec: TensorSpec(spec.shape[:-1], "int32"), _by_row("cross_entropy", 1)
+        lambda spec: TensorSpec(spec.shape[:-1], "int32"), _operator("cross_entropy", (2, 1))
     ),
-    "cross_entropy_dense": Loss(lambda spec: spec, _by_row("cross_entropy_dense", 2)),
+    "cross_entropy_dense": Loss(lambda spec: spec, _operator("cross_entropy_dense", (2, 2))),
     "mse": Loss(lambda spec: spec, _operator("mse")),
     "bce": Loss(lambda spec: spec, _operator("bce", from_logits=False)),
     "bce_with_logits": Loss(lambda spec: spec, _operator("bce", from_logits=True)),

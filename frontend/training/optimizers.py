@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from soapstone.frontend.arguments import number
+from soapstone.frontend.training.schedules import Schedule
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import GraphBuilder, Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
-
-Schedule = Callable[[int], float]
-
-
-def _slot(builder: GraphBuilder, parameter: str, name: str) -> str:
-    """Declare an optimizer state of the parameter's shape, beginning at zero."""
-    spec = builder.spec(parameter)
-    return builder.input(
-        f"{parameter}.{name}", spec.shape, spec.dtype, Role.STATE, Initial("constant", 0.0)
-    )
 
 
 @dataclass(frozen=True)
@@ -48,6 +39,32 @@ class Optimizer:
         """Add the operator that updates `parameter` when `finite` holds, and its states."""
         raise TypeError(f"{type(self).__name__} is no optimizer; use SGD, Adam or AdamW")
 
+    def _update(
+        self,
+        builder: GraphBuilder,
+        operator: str,
+        values: tuple[str, str, str],
+        states: Sequence[str],
+        scalars: tuple[str, ...],
+        **more: bool,
+    ) -> None:
+        """Add an operator of this one's settings, for a parameter, its gradient and the flag.
+
+        states: of the parameter's shape; they begin at zero.
+        """
+        parameter, grad, finite = values
+        spec, zero = builder.spec(parameter), Initial("constant", 0.0)
+        slots = [
+            builder.input(f"{parameter}.{name}", spec.shape, spec.dtype, Role.STATE, zero)
+            for name in states
+        ]
+        names = [item.name for item in fields(self) if item.name != "learning_rate"]
+        settings = {name: getattr(self, name) for name in names} | more
+        operands = (parameter, grad, *slots, *scalars, finite)
+        results = builder.apply(operator, *operands, name=f"{parameter}.update", **settings)
+        for name, value in zip([parameter, *slots], results):
+            builder.update(name, value)
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
@@ -61,21 +78,8 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
 
     def emit(self, builder: GraphBuilder, parameter: str, grad: str, finite: str) -> None:
-        slots = [_slot(builder, parameter, "momentum")] if self.momentum else []
-        results = builder.apply(
-            "sgd",
-            parameter,
-            grad,
-            *slots,
-            LEARNING_RATE,
-            finite,
-            name=f"{parameter}.update",
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-        )
-        for name, value in zip([parameter, *slots], results):
-            builder.update(name, value)
+        states = ["momentum"] if self.momentum else []
+        self._update(builder, "sgd", (parameter, grad, finite), states, (LEARNING_RATE,))
 
 
 @dataclass(frozen=True)
@@ -89,24 +93,10 @@ class Adam(Optimizer):
     weight_decay: float = 0.0
 
     def emit(self, builder: GraphBuilder, parameter: str, grad: str, finite: str) -> None:
-        slots = [_slot(builder, parameter, name) for name in ("mean", "variance")]
-        results = builder.apply(
-            "adam",
-            parameter,
-            grad,
-            *slots,
-            LEARNING_RATE,
-            STEP,
-            finite,
-            name=f"{parameter}.update",
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
-            weight_decay=self.weight_decay,
-            decoupled=isinstance(self, AdamW),
-        )
-        for name, value in zip([parameter, *slots], results):
-            builder.update(name, value)
+        states, scalars = ("mean", "variance"), (LEARNING_RATE, STEP)
+        decoupled = isinstance(self, AdamW)
+        values = (parameter, grad, finite)
+        self._update(builder, "adam", values, states, scalars, decoupled=decoupled)
 
 
 @dataclass(frozen=True)

@@ -4,95 +4,86 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from soapstone.frontend.arguments import count
 
 Schedule = Callable[[int], float]
 
 
-def _positive(owner: object, **values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"{type(owner).__name__}: {name}: {value!r} found, an integer of 1 or more needed"
-            )
+class _Checked:
+    """A schedule whose settings are checked by what they are called.
 
+    Raises:
+        ValueError: a setting out of range; names it.
+    """
 
-def _between(owner: object, low: float, high: float, **values: float) -> None:
-    for name, value in values.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not low <= value <= high or math.isinf(value):
-            needed = (
-                f"{low:g} to {high:g}" if math.isfinite(high) else f"a number of {low:g} or more"
-            )
-            raise ValueError(f"{type(owner).__name__}: {name}: {value!r} found, {needed} needed")
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # of dataclasses
+            value, where = getattr(self, each.name), f"{type(self).__name__}: {each.name}"
+            if each.name in ("every", "steps"):
+                count(where, value, error=ValueError)
+            elif not callable(value):
+                high = {"factor": 1, "final": getattr(self, "rate", 0)}.get(each.name, math.inf)
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not number or not 0 <= value <= high or math.isinf(value):
+                    needed = f"0 to {high:g}" if high < math.inf else "a number of 0 or more"
+                    raise ValueError(f"{where}: {value!r} found, {needed} needed")
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The same rate at every step."""
+class Constant(_Checked):
+    """The schedule that is `rate` at every step."""
 
     rate: float
-
-    def __post_init__(self) -> None:
-        _between(self, 0, math.inf, rate=self.rate)
 
     def __call__(self, step: int) -> float:
         return float(self.rate)
 
 
 @dataclass(frozen=True)
-class StepDecay:
-    """rate times factor^(number of whole `every` steps done)."""
+class StepDecay(_Checked):
+    """The schedule that multiplies `rate` by `factor` after `every` so many steps."""
 
     rate: float
     every: int
     factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        _between(self, 0, math.inf, rate=self.rate)
-        _between(self, 0, 1, factor=self.factor)
-        _positive(self, every=self.every)
 
     def __call__(self, step: int) -> float:
         return float(self.rate * self.factor ** (step // self.every))
 
 
 @dataclass(frozen=True)
-class ExponentialDecay:
-    """rate times factor^(step / steps): smoothly down by `factor` in every `steps` steps."""
+class ExponentialDecay(_Checked):
+    """The schedule that starts at `rate` and falls smoothly by `factor` in `steps` steps."""
 
     rate: float
     steps: int
     factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        _between(self, 0, math.inf, rate=self.rate)
-        _between(self, 0, 1, factor=self.factor)
-        _positive(self, steps=self.steps)
 
     def __call__(self, step: int) -> float:
         return float(self.rate * self.factor ** (step / self.steps))
 
 
 @dataclass(frozen=True)
-class LinearWarmup:
-    """Up in a straight line in `steps` steps to where `after` begins, then `after` from step 0."""
+class LinearWarmup(_Checked):
+    """The schedule that rises in `steps` steps to where `after`, a schedule or a rate, begins.
 
-    after: Schedule
+    Then it follows `after` from step 0.
+    """
+
+    after: float | Schedule
     steps: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "after", schedule(self.after))
-        _positive(self, steps=self.steps)
-
     def __call__(self, step: int) -> float:
+        after = schedule(self.after)
         if step < self.steps:
-            return self.after(0) * (step + 1) / self.steps
-        return self.after(step - self.steps)
+            return after(0) * (step + 1) / self.steps
+        return after(step - self.steps)
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Checked):
     """Half a cosine from `rate` down to `final` in `steps` steps, then `final`.
 
     Source: Loshchilov and Hutter, SGDR, ICLR 2017, equation 5.
@@ -102,14 +93,15 @@ class Cosine:
     steps: int
     final: float = 0.0
 
-    def __post_init__(self) -> None:
-        _between(self, 0, math.inf, rate=self.rate)
-        _between(self, 0, self.rate, final=self.final)
-        _positive(self, steps=self.steps)
-
     def __call__(self, step: int) -> float:
         done = min(step / self.steps, 1.0)
         return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+constant = Constant
+step_decay = StepDecay
+exponential_decay = ExponentialDecay
+linear_warmup = LinearWarmup
 
 
 def schedule(value: float | Schedule) -> Schedule:
@@ -119,26 +111,6 @@ def schedule(value: float | Schedule) -> Schedule:
         ValueError: a negative or infinite rate, or neither a number nor a function.
     """
     return value if callable(value) else Constant(value)
-
-
-def constant(rate: float) -> Schedule:
-    """Return the schedule that is `rate` at every step."""
-    return Constant(rate)
-
-
-def step_decay(rate: float, every: int, factor: float = 0.1) -> Schedule:
-    """Return the schedule that multiplies `rate` by `factor` after `every` so many steps."""
-    return StepDecay(rate, every, factor)
-
-
-def exponential_decay(rate: float, steps: int, factor: float = 0.1) -> Schedule:
-    """Return the schedule that starts at `rate` and falls smoothly by `factor` in `steps` steps."""
-    return ExponentialDecay(rate, steps, factor)
-
-
-def linear_warmup(after: float | Schedule, steps: int) -> Schedule:
-    """Return the schedule that rises in `steps` steps to where `after` begins, then follows it."""
-    return LinearWarmup(schedule(after), steps)
 
 
 def cosine(rate: float, steps: int, *, final: float = 0.0, warmup: int = 0) -> Schedule:
