@@ -146,12 +146,11 @@ class OptimizeResult:
             "measured_after_us": self.measured_after_us,
             "speedup": self.speedup,
             "predicted_speedup": self.predicted_speedup,
-            "launches_before": self.before.launches,
-            "launches_after": self.after.launches,
-            "bytes_before": self.before.bytes,
-            "bytes_after": self.after.bytes,
-            "flops_before": self.before.flops,
-            "flops_after": self.after.flops,
+            **{
+                f"{name}_{when}": getattr(cost, name)
+                for name in ("launches", "bytes", "flops")
+                for when, cost in (("before", self.before), ("after", self.after))
+            },
             "substitutions": dict(self.substitutions),
             "candidates": self.candidates,
             "complete": self.complete,
@@ -166,31 +165,38 @@ class OptimizeResult:
         unknown = {n for n, v in found.items() if isinstance(v, float) and not math.isfinite(v)}
         return {**found, **dict.fromkeys(unknown)}
 
+    def metrics(self) -> list[tuple[str, float, float]]:
+        """Return what was measured and predicted: a name, before and after."""
+        before, after = self.before, self.after
+        measured = []
+        if self.measured_before_us is not None and self.measured_after_us is not None:
+            measured = [("measured us", self.measured_before_us, self.measured_after_us)]
+        estimated = " (estimated)" if after.estimated else ""
+        return [
+            *measured,
+            (f"predicted us{estimated}", before.time_us, after.time_us),
+            ("launches", before.launches, after.launches),
+            ("bytes moved", before.bytes, after.bytes),
+            ("operations", before.flops, after.flops),
+            ("peak bytes", before.peak_bytes, after.peak_bytes),
+        ]
+
     def __str__(self) -> str:
-        estimated = " (estimated)" if self.after.estimated else ""
-
-        def row(name: str, before: float, after: float, form: str = ",.0f") -> str:
-            return f"  {name:<16} {before:>14{form}} -> {after:>14{form}}"
-
-        if math.isnan(self.before.time_us):
-            return f"{self.graph.name}: {len(self.graph.nodes)} operators\n  {self.reason}"
-
         lines = [f"{self.graph.name}: {len(self.graph.nodes)} operators"]
+        if math.isnan(self.before.time_us):
+            return f"{lines[0]}\n  {self.reason}"
         if self.dims:
             given = ", ".join(f"{name} = {extent}" for name, extent in self.dims.items())
             lines.append(f"  {'' if self.kept else 'searched '}for {given} alone; {_OTHER_SIZES}")
-        if self.measured_before_us is not None and self.measured_after_us is not None:
-            lines.append(row("measured us", self.measured_before_us, self.measured_after_us))
+        rows = self.metrics()
+        lines += [f"  {name:<24} {one:>14,.0f} -> {two:>14,.0f}" for name, one, two in rows]
+        if self.measured_after_us is not None:
             gains = f"{self.speedup:.2f}x where {self.predicted_speedup:.2f}x was predicted"
             lines.append(f"  measured {gains}")
-        lines += [
-            row(f"predicted us{estimated}", self.before.time_us, self.after.time_us),
-            row("launches", self.before.launches, self.after.launches),
-            row("bytes moved", self.before.bytes, self.after.bytes),
-            row("operations", self.before.flops, self.after.flops),
+        lines.append(
             f"  {self.speedup:.2f}x, found in {self.seconds:.1f} s among {self.candidates} graphs"
-            + ("" if self.complete else " (not searched to the end)"),
-        ]
+            + ("" if self.complete else " (not searched to the end)")
+        )
         if self.reason:
             lines.append(f"  {'' if self.kept else 'the original is kept: '}{self.reason}")
         for name, count in sorted(self.substitutions.items(), key=lambda item: -item[1]):

@@ -27,7 +27,7 @@ def report(result: OptimizeResult) -> str:
     rows = "".join(
         f"<tr><td>{name}</td><td>{before:,.0f}</td><td>{after:,.0f}</td>"
         f"<td>{_bars(before, after)}</td></tr>"
-        for name, before, after in _metrics(result)
+        for name, before, after in result.metrics()
     )
     rules = "".join(
         f"<tr><td>{count}</td><td class=rule><code>{escape(name)}</code></td>"
@@ -51,22 +51,6 @@ def report(result: OptimizeResult) -> str:
 def save_report(result: OptimizeResult, path: str | Path) -> None:
     """Write the page of a result."""
     write(Path(path), report(result).encode())
-
-
-def _metrics(result: OptimizeResult) -> list[tuple[str, float, float]]:
-    before, after = result.before, result.after
-    found = []
-    if result.measured_before_us is not None and result.measured_after_us is not None:
-        found.append(("measured, us", result.measured_before_us, result.measured_after_us))
-    estimated = "estimated" if after.estimated else "predicted"
-    return [
-        *found,
-        (f"{estimated}, us", before.time_us, after.time_us),
-        ("launches", before.launches, after.launches),
-        ("bytes moved", before.bytes, after.bytes),
-        ("operations", before.flops, after.flops),
-        ("peak bytes", before.peak_bytes, after.peak_bytes),
-    ]
 
 
 def _bars(before: float, after: float) -> str:

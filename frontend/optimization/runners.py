@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from soapstone.frontend.inference import InferenceSession
@@ -44,52 +46,38 @@ def here(side: Side) -> Runner:
     """Return a side that runs in this process."""
     if side.ground is not None:
         return StepRunner(side.graph, side.ground)
-    return _Session(side) if side.target == "soapstone" else _OnnxRuntime(side)
-
-
-class _Session:
-    """A graph in an inference session."""
-
-    def __init__(self, side: Side) -> None:
-        self._given = inputs_of(side.graph)
-        self._session = InferenceSession(
+    if side.target == "soapstone":
+        session = InferenceSession(
             side.graph, side.weights, threads=side.threads, layouts=side.layouts
         )
-        self.run = taking(self._session.run)
+        return _Inference(side.graph, session.run, session.close)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = side.threads or 0
+    peer = onnxruntime.InferenceSession(
+        exported(side.graph, side.weights), options, providers=["CPUExecutionProvider"]
+    )
+    names = side.graph.outputs
+    return _Inference(side.graph, lambda given: dict(zip(names, peer.run(None, dict(given)))))
+
+
+class _Inference:
+    """A graph of inference, which a session runs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        run: Callable[[Arrays], Arrays],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        given = inputs_of(graph)
+        self.run = taking(run)
+        self.round = partial(median_us, lambda: run(given))
+        self.close = close
 
     def state(self) -> Arrays:
         return {}
-
-    def round(self) -> float:
-        return median_us(lambda: self._session.run(self._given))
-
-    def close(self) -> None:
-        self._session.close()
-
-
-class _OnnxRuntime:
-    """A graph in ONNX Runtime."""
-
-    def __init__(self, side: Side) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = side.threads or 0
-        self._given = inputs_of(side.graph)
-        self._session = onnxruntime.InferenceSession(
-            exported(side.graph, side.weights), options, providers=["CPUExecutionProvider"]
-        )
-        names = side.graph.outputs
-        self.run = taking(lambda given: dict(zip(names, self._session.run(None, dict(given)))))
-
-    def state(self) -> Arrays:
-        return {}
-
-    def round(self) -> float:
-        return median_us(lambda: self._session.run(None, self._given))
-
-    def close(self) -> None:
-        pass
 
 
 def exported(graph: Graph, weights: Arrays) -> bytes:
