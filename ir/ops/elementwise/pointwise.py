@@ -324,14 +324,27 @@ def _emitted(g: GradientContext, gradients: Sequence[Expression | None]) -> list
     """Emit the gradients and sum each over the dims along which its operand was broadcast."""
     values: dict[Expression, Any] = {variable("dy"): g.grad(), _result(g): g.outputs[0]}
     values |= dict(zip(map(variable, _formula(g).operands), g.inputs))
+    functions = Emission(partial(_emit, g))
     names = [
-        None if one is None else evaluate(bound(one, _numbers(g)), values, Emission(g))
+        None if one is None else evaluate(bound(one, _numbers(g)), values, functions)
         for one in gradients
     ]
     return [
         None if name is None else unbroadcast(g, name, value)
         for name, value in zip(names, g.inputs, strict=True)
     ]
+
+
+def _emit(g: GradientContext, name: str, *operands: str | float, **attributes: object) -> str:
+    """Emit one operator; dims of what is smaller than the result are those it is aligned to."""
+    dtype, whole = g.spec(g.outputs[0]).dtype, g.spec(g.outputs[0]).shape
+    used = tuple(
+        one if isinstance(one, str) else g.emit("full", shape=(), value=one, dtype=dtype)
+        for one in operands
+    )
+    shape = np.broadcast_shapes(*(g.spec(one).shape for one in used))
+    rename = None if shape == whole else aligned(g, shape)
+    return g.emit(name, *used, rename=rename, **attributes)
 
 
 # The attributes that operators take for the last operands of operations.
@@ -344,35 +357,26 @@ _SETTINGS = {
 
 
 class Emission(dict[str, Callable[..., str]]):
-    """The functions that emit an operation's operators on values of a graph, or on numbers."""
+    """The functions that emit an operation's operators on values of a graph.
 
-    def __init__(self, context: GradientContext) -> None:
-        self.context = context
+    emit: `emit(operator, *values, **attributes)` adds one and returns its result.
+    """
+
+    def __init__(self, emit: Callable[..., str]) -> None:
         super().__init__(lerp=self._lerp)
+        self._emit = emit
         for name, names in _SETTINGS.items():
             self[name] = partial(self._with_settings, name, names)
 
     def __missing__(self, name: str) -> Callable[..., str]:
-        return lambda *operands: self.emit(name, *operands)
-
-    def emit(self, name: str, *operands: str | float, **attributes: object) -> str:
-        """Emit one operator; dims of what is smaller than the result are those it is aligned to."""
-        g = self.context
-        dtype = g.spec(g.outputs[0]).dtype
-        used = tuple(
-            one if isinstance(one, str) else g.emit("full", shape=(), value=one, dtype=dtype)
-            for one in operands
-        )
-        shape = np.broadcast_shapes(*(g.spec(one).shape for one in used))
-        rename = None if shape == g.spec(g.outputs[0]).shape else aligned(g, shape)
-        return g.emit(name, *used, rename=rename, **attributes)
+        return partial(self._emit, name)
 
     def _with_settings(self, name: str, names: tuple[str, ...], *operands: Any) -> str:
         count = len(operands) - len(names)
-        return self.emit(name, *operands[:count], **dict(zip(names, operands[count:])))
+        return self._emit(name, *operands[:count], **dict(zip(names, operands[count:])))
 
     def _lerp(self, a: str, b: str, t: str) -> str:
-        return self.emit("add", a, self.emit("mul", t, self.emit("sub", b, a)))
+        return self._emit("add", a, self._emit("mul", t, self._emit("sub", b, a)))
 
 
 def flat(cases: Sequence[Case]) -> tuple[Case, ...]:

@@ -10,105 +10,63 @@ Source: Cho et al. 2014.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from soapstone.ir.graph import Emitter, Node
-from soapstone.ir.ops.products.matmul import activate
+from soapstone.ir.expression import variable
+from soapstone.ir.ops.recurrent.cells import GRU, GRU_FIRST, GRU_SECOND, D
 from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     CountedSpec,
     Rows,
     gated,
     grad_or_zeros,
+    meaning,
     products,
     refuse_saved,
     step_order,
 )
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, register
-from soapstone.ir.tensor import Array
 
 _LINEAR = {"linear_before_reset": Attribute("bool", True)}
 
 
-def _step(linear: bool, sums: Array, h: Array, r: Array, rb: Array) -> tuple[Array, Array, Array]:
+def _step(rows: Any, linear: bool, sums: Any, h: Any, r: Any, rb: Any) -> tuple[Any, Any, Any]:
     """Return the state, the gates and `hidden` from x w + b and the state before."""
-    width = h.shape[1]
-    first, new = np.split(sums, [2 * width], axis=-1)
+    reset, update, new = rows.parts(sums, 3)
     if linear:
-        product = h @ r + rb
-        gates = activate("sigmoid", first + product[:, : 2 * width])
-        hidden = product[:, 2 * width :]
-        new = np.tanh(new + gates[:, :width] * hidden)
-    else:
-        gates = activate("sigmoid", first + h @ r[:, : 2 * width] + rb[: 2 * width])
-        hidden = gates[:, :width] * h
-        new = np.tanh(new + hidden @ r[:, 2 * width :] + rb[2 * width :])
-    update = gates[:, width:]
-    return (1 - update) * new + update * h, np.concatenate([gates, new], axis=-1), hidden
-
-
-def _step_lower(
-    rows: Rows, linear: bool, sums: str, h: str, r: str, rb: str
-) -> tuple[str, str, str]:
-    if linear:
-        product = rows.product(h, r, rb)
-        first, second, hidden = rows.parts(product, 3)
-        reset, update, new = rows.parts(sums, 3)
-        reset = rows("sigmoid", rows("add", reset, first))
-        update = rows("sigmoid", rows("add", update, second))
-        new = rows("tanh", rows("add", new, rows("mul", reset, hidden)))
-    else:
-        weights, biases = rows.columns(r, 3), rows.columns(rb, 3)
-        reset, update, new = rows.parts(sums, 3)
-        reset = rows("sigmoid", rows("add", reset, rows.product(h, weights[0], biases[0])))
-        update = rows("sigmoid", rows("add", update, rows.product(h, weights[1], biases[1])))
-        hidden = rows("mul", reset, h)
-        new = rows("tanh", rows("add", new, rows.product(hidden, weights[2], biases[2])))
-    kept = rows("sub", h, new)
-    y = rows("add", new, rows("mul", update, kept))
+        first, second, hidden = rows.parts(rows.product(h, r, rb), 3)
+        reset, update = rows("add", reset, first), rows("add", update, second)
+        y, *gates = GRU.step(rows.functions, reset, update, new, hidden, h)
+        return y, rows.joined(*gates), hidden
+    weights, biases = rows.columns(r, 3), rows.columns(rb, 3)
+    reset = rows("add", reset, rows.product(h, weights[0], biases[0]))
+    update = rows("add", update, rows.product(h, weights[1], biases[1]))
+    hidden, update, reset, _ = GRU_FIRST.step(rows.functions, reset, update, h)
+    new = rows("add", new, rows.product(hidden, weights[2], biases[2]))
+    y, new = GRU_SECOND.step(rows.functions, new, update, h)
     return y, rows.joined(reset, update, new), hidden
 
 
 def _step_grad(
-    linear: bool, dh: Array, gates: Array, hidden: Array, before: Array, r: Array
-) -> tuple[Array, Array, Array]:
+    rows: Any, linear: bool, dh: Any, gates: Any, hidden: Any, before: Any, r: Any
+) -> tuple[Any, Any, Any]:
     """Return the gradients before the gates' functions, of the products and of the state before."""
-    reset, update, new = np.split(gates, 3, axis=-1)
-    width = dh.shape[1]
-    dnew = dh * (1 - update) * (1 - new * new)
-    dupdate = dh * (before - new) * (update * (1 - update))
-    rest = dh * update
+    each = rows.parts(gates, 3)
     if linear:
-        dreset = dnew * hidden * (reset * (1 - reset))
-        made = np.concatenate([dreset, dupdate, dnew], axis=-1)
-        dproduct = np.concatenate([dreset, dupdate, dnew * reset], axis=-1)
-        return made, dproduct, rest + dproduct @ r.T
-    scaled = dnew @ r[:, 2 * width :].T
-    dreset = scaled * before * (reset * (1 - reset))
-    made = np.concatenate([dreset, dupdate, dnew], axis=-1)
-    rest = rest + scaled * reset + made[:, : 2 * width] @ r[:, : 2 * width].T
-    return made, made, rest
-
-
-def _step_grad_lower(
-    rows: Rows, linear: bool, dh: str, gates: str, hidden: str, before: str, r: str
-) -> tuple[str, str, str]:
-    reset, update, new = rows.parts(gates, 3)
-    dnew = rows("tanh_grad", rows("mul", dh, rows("affine", update, scale=-1.0, shift=1.0)), new)
-    dupdate = rows("sigmoid_grad", rows("mul", dh, rows("sub", before, new)), update)
-    rest = rows("mul", dh, update)
-    if linear:
-        dreset = rows("sigmoid_grad", rows("mul", dnew, hidden), reset)
+        known = dict(zip(GRU.saved, each)) | {D: dh, GRU.reads[3]: hidden, GRU.reads[4]: before}
+        dreset, dupdate, dnew, dhidden, rest = GRU.back(rows.functions, known)
+        dproduct = rows.joined(dreset, dupdate, dhidden)
         made = rows.joined(dreset, dupdate, dnew)
-        dproduct = rows.joined(dreset, dupdate, rows("mul", dnew, reset))
         return made, dproduct, rows("add", rest, rows.back(dproduct, r))
     weights = rows.columns(r, 3)
-    scaled = rows.back(dnew, weights[2])
-    dreset = rows("sigmoid_grad", rows("mul", scaled, before), reset)
+    _, given, state = GRU_SECOND.reads
+    known = {D: dh, GRU_SECOND.saved[0]: each[2], given: each[1], state: before}
+    dnew, dupdate, rest = GRU_SECOND.back(rows.functions, known)
+    known = dict(zip(GRU_FIRST.saved, each)) | {state: before}
+    known |= {variable("dscaled"): rows.back(dnew, weights[2]), variable("dupdate"): dupdate}
+    dreset, dupdate, more = GRU_FIRST.back(rows.functions, known)
     made = rows.joined(dreset, dupdate, dnew)
-    rest = rows("add", rest, rows("mul", scaled, reset))
-    rest = rows("add", rest, rows.back(dreset, weights[0]))
+    rest = rows("add", rows("add", rest, more), rows.back(dreset, weights[0]))
     return made, made, rows("add", rest, rows.back(dupdate, weights[1]))
 
 
@@ -128,26 +86,13 @@ def _weight_gradients(
 
 
 def _gru(
-    attributes: Attributes, x: Array, w: Array, r: Array, b: Array, rb: Array, h0: Array
-) -> tuple[Array, ...]:
-    gates = np.matmul(x, w) + b
-    y = np.empty((*x.shape[:2], h0.shape[1]), gates.dtype)
-    saved = np.empty_like(y)
-    h, linear = h0, attributes["linear_before_reset"]
-    for step in step_order(len(x), attributes):
-        h, gates[step], saved[step] = _step(linear, gates[step], h, r, rb)
-        y[step] = h
-    return y, h.copy(), gates, saved
-
-
-def _gru_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, w, r, b, rb, h0 = node.inputs
-    rows, linear = Rows(emit, 3), node.attributes["linear_before_reset"]
+    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, rb: Any, h0: Any
+) -> Sequence[Any]:
     gates = list(rows.steps(rows.product(x, w, b, k="k")))
     y, saved = list(gates), list(gates)
-    h = rows.shaped(h0, 3)
-    for step in step_order(len(gates), node.attributes):
-        h, gates[step], saved[step] = _step_lower(rows, linear, gates[step], h, r, rb)
+    h, linear = rows.shaped(h0, 3), attributes["linear_before_reset"]
+    for step in step_order(len(gates), attributes):
+        h, gates[step], saved[step] = _step(rows, linear, gates[step], h, r, rb)
         y[step] = h
     return [rows.stacked(y), rows.shaped(h, 2), rows.stacked(gates), rows.stacked(saved)]
 
@@ -167,34 +112,15 @@ def _gru_gradient(g: GradientContext) -> Sequence[str | None]:
 
 
 def _gru_grad(
-    attributes: Attributes,
-    dy: Array,
-    dh: Array,
-    gates: Array,
-    hidden: Array,
-    before: Array,
-    r: Array,
-) -> tuple[Array, ...]:
-    dgates, dproduct = np.empty_like(gates), np.empty_like(gates)
+    rows: Any, attributes: Attributes, dy: Any, dh: Any, gates: Any, hidden: Any, past: Any, r: Any
+) -> Sequence[Any]:
     linear = attributes["linear_before_reset"]
-    for step in reversed(list(step_order(len(dy), attributes))):
-        total = dy[step] + dh
-        dgates[step], dproduct[step], dh = _step_grad(
-            linear, total, gates[step], hidden[step], before[step], r
-        )
-    return dgates, dproduct, dh
-
-
-def _gru_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    dy, dh, gates, hidden, past, r = node.inputs
-    rows, linear = Rows(emit, 3), node.attributes["linear_before_reset"]
     made, saved = list(rows.steps(dy)), [rows.steps(value) for value in (gates, hidden, past)]
     dproduct, dh = list(made), rows.shaped(dh, 3)
-    for step in reversed(list(step_order(len(made), node.attributes))):
+    for step in reversed(list(step_order(len(made), attributes))):
         total = rows("add", made[step], dh)
-        kept, inner, before = (values[step] for values in saved)
-        made[step], dproduct[step], dh = _step_grad_lower(
-            rows, linear, total, kept, inner, before, r
+        made[step], dproduct[step], dh = _step_grad(
+            rows, linear, total, *(values[step] for values in saved), r
         )
     return [rows.stacked(made), rows.stacked(dproduct), rows.shaped(dh, 2)]
 
@@ -211,10 +137,9 @@ register(
         inputs=("x", "w", "r", "b", "rb", "h0"),
         outputs=("y", "h", "gates", "hidden"),
         signature=gated("t n k, k g, h g, g, g, n h -> t n h, n h, t n g, t n h", 3),
-        reference=_gru,
+        **meaning(_gru, 3),
         attributes={**REVERSE, **_LINEAR},
         gradient=_gru_gradient,
-        lower=_gru_lower,
         operations=products,
         onnx="GRU",
         cases=(
@@ -237,9 +162,8 @@ register(
         inputs=("dy", "dh", "gates", "hidden", "before", "r"),
         outputs=("dgates", "dproduct", "dh0"),
         signature=gated("t n h, n h, t n g, t n h, t n h, h g -> t n g, t n g, n h", 3),
-        reference=_gru_grad,
+        **meaning(_gru_grad, 3),
         attributes={**REVERSE, **_LINEAR},
-        lower=_gru_grad_lower,
         operations=products,
         cases=(
             Case(_SMALL_GRAD, {}, ()),
@@ -257,15 +181,14 @@ register(
 
 
 def _cell(
-    attributes: Attributes, x: Array, h: Array, w: Array, r: Array, b: Array, rb: Array
-) -> tuple[Array, ...]:
-    return _step(attributes["linear_before_reset"], x @ w + b, h, r, rb)
+    rows: Any, attributes: Attributes, x: Any, h: Any, w: Any, r: Any, b: Any, rb: Any
+) -> Sequence[Any]:
+    linear = attributes["linear_before_reset"]
+    return _step(rows, linear, rows.product(x, w, b, k="k"), h, r, rb)
 
 
-def _cell_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, h, w, r, b, rb = node.inputs
-    rows, linear = Rows(emit, 2), node.attributes["linear_before_reset"]
-    return _step_lower(rows, linear, rows.product(x, w, b, k="k"), h, r, rb)
+def _cell_grad(rows: Any, attributes: Attributes, *given: Any) -> Sequence[Any]:
+    return _step_grad(rows, attributes["linear_before_reset"], *given)
 
 
 def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -288,10 +211,9 @@ register(
         inputs=("x", "h", "w", "r", "b", "rb"),
         outputs=("y", "gates", "hidden"),
         signature=gated("n k, n h, k g, h g, g, g -> n h, n g, n h", 3),
-        reference=_cell,
+        **meaning(_cell, 2),
         attributes=_LINEAR,
         gradient=_cell_gradient,
-        lower=_cell_lower,
         operations=products,
         cases=(
             Case(_CELL),
@@ -309,11 +231,8 @@ register(
         inputs=("dy", "gates", "hidden", "h", "r"),
         outputs=("dgates", "dproduct", "dh"),
         signature=gated("n h, n g, n h, n h, h g -> n g, n g, n h", 3),
-        reference=lambda a, *given: _step_grad(a["linear_before_reset"], *given),
+        **meaning(_cell_grad, 2),
         attributes=_LINEAR,
-        lower=lambda emit, node: _step_grad_lower(
-            Rows(emit, 2), node.attributes["linear_before_reset"], *node.inputs
-        ),
         operations=products,
         cases=(
             Case(_CELL_GRAD, {}, ()),

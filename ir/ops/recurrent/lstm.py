@@ -9,102 +9,50 @@ Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 200
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from soapstone.ir.graph import Emitter, Node
-from soapstone.ir.ops.products.matmul import activate
+from soapstone.ir.ops.recurrent.cells import DC, LSTM, D
 from soapstone.ir.ops.recurrent.rnn import (
     REVERSE,
     CountedSpec,
     Rows,
     gated,
     grad_or_zeros,
+    meaning,
     products,
     refuse_saved,
     step_order,
     weight_gradients,
 )
 from soapstone.ir.spec import Attributes, Case, GradientContext, register
-from soapstone.ir.tensor import Array
-
-
-def _gate(total: Array, cell: Array) -> tuple[Array, Array, Array]:
-    """Return the state, the cell and the gates from the sums before the gates' functions."""
-    i, f, g, o = np.split(total, 4, axis=-1)
-    i, f, o = (activate("sigmoid", part) for part in (i, f, o))
-    g = np.tanh(g)
-    cell = f * cell + i * g
-    return o * np.tanh(cell), cell, np.concatenate([i, f, g, o], axis=-1)
-
-
-def _gate_lower(rows: Rows, total: str, cell: str) -> tuple[str, str, str]:
-    i, f, g, o = rows.parts(total, 4)
-    i, f, o = (rows("sigmoid", part) for part in (i, f, o))
-    g = rows("tanh", g)
-    cell = rows("add", rows("mul", f, cell), rows("mul", i, g))
-    return rows("mul", o, rows("tanh", cell)), cell, rows.joined(i, f, g, o)
-
-
-def _gate_grad(
-    dh: Array, dc: Array, gates: Array, cell: Array, before: Array
-) -> tuple[Array, Array]:
-    """Return the gradients before the gates' functions, and of the cell before."""
-    i, f, g, o = np.split(gates, 4, axis=-1)
-    height = np.tanh(cell)
-    dc = dc + dh * o * (1 - height * height)
-    parts = (
-        dc * g * (i * (1 - i)),
-        dc * before * (f * (1 - f)),
-        dc * i * (1 - g * g),
-        dh * height * (o * (1 - o)),
-    )
-    return np.concatenate(parts, axis=-1), dc * f
-
-
-def _gate_grad_lower(
-    rows: Rows, dh: str, dc: str, gates: str, cell: str, before: str
-) -> tuple[str, str]:
-    i, f, g, o = rows.parts(gates, 4)
-    height = rows("tanh", cell)
-    dc = rows("add", dc, rows("tanh_grad", rows("mul", dh, o), height))
-    made = rows.joined(
-        rows("sigmoid_grad", rows("mul", dc, g), i),
-        rows("sigmoid_grad", rows("mul", dc, before), f),
-        rows("tanh_grad", rows("mul", dc, i), g),
-        rows("sigmoid_grad", rows("mul", dh, height), o),
-    )
-    return made, rows("mul", dc, f)
-
-
-# lstm
 
 
 def _lstm(
-    attributes: Attributes, x: Array, w: Array, r: Array, b: Array, h0: Array, c0: Array
-) -> tuple[Array, ...]:
-    gates = np.matmul(x, w) + b
-    y = np.empty((*x.shape[:2], h0.shape[1]), gates.dtype)
-    cells = np.empty_like(y)
-    hidden, cell = h0, c0
-    for step in step_order(len(x), attributes):
-        hidden, cell, gates[step] = _gate(gates[step] + hidden @ r, cell)
-        y[step], cells[step] = hidden, cell
-    return y, hidden.copy(), cell.copy(), gates, cells
-
-
-def _lstm_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, w, r, b, h0, c0 = node.inputs
-    rows = Rows(emit, 3)
+    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, h0: Any, c0: Any
+) -> Sequence[Any]:
     gates = list(rows.steps(rows.product(x, w, b, k="k")))
-    y, cells = list(gates), list(gates)
+    y, kept = list(gates), list(gates)
     hidden, cell = rows.shaped(h0, 3), rows.shaped(c0, 3)
-    for step in step_order(len(gates), node.attributes):
+    for step in step_order(len(gates), attributes):
         total = rows("add", gates[step], rows.product(hidden, r))
-        hidden, cell, gates[step] = _gate_lower(rows, total, cell)
-        y[step], cells[step] = hidden, cell
+        hidden, cell, gates[step] = _step(rows, total, cell)
+        y[step], kept[step] = hidden, cell
     ends = rows.shaped(hidden, 2), rows.shaped(cell, 2)
-    return [rows.stacked(y), *ends, rows.stacked(gates), rows.stacked(cells)]
+    return [rows.stacked(y), *ends, rows.stacked(gates), rows.stacked(kept)]
+
+
+def _step(rows: Any, total: Any, cell: Any) -> tuple[Any, Any, Any]:
+    """Return the state, the cell and the gates."""
+    hidden, cell, *gates = LSTM.step(rows.functions, *rows.parts(total, 4), cell)
+    return hidden, cell, rows.joined(*gates)
+
+
+def _step_grad(rows: Any, dh: Any, dc: Any, gates: Any, cell: Any, before: Any) -> tuple[Any, Any]:
+    """Return the gradients before the gates' functions, and of the cell before."""
+    known = dict(zip(LSTM.saved, rows.parts(gates, 4)))
+    known |= {D: dh, DC: dc, LSTM.results[1]: cell, LSTM.reads[4]: before}
+    *made, dc = LSTM.back(rows.functions, known)
+    return rows.joined(*made), dc
 
 
 def _lstm_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -116,39 +64,17 @@ def _lstm_gradient(g: GradientContext) -> Sequence[str | None]:
 
 
 def _lstm_grad(
-    attributes: Attributes,
-    dy: Array,
-    dh: Array,
-    dc: Array,
-    gates: Array,
-    cells: Array,
-    r: Array,
-    c0: Array,
-) -> tuple[Array, ...]:
-    dgates = np.empty_like(gates)
-    order = list(step_order(len(dy), attributes))
-    for place in range(len(order) - 1, -1, -1):
-        step = order[place]
-        before = cells[order[place - 1]] if place else c0
-        made, dc = _gate_grad(dy[step] + dh, dc, gates[step], cells[step], before)
-        dgates[step] = made
-        dh = made @ r.T
-    return dgates, dh, dc
-
-
-def _lstm_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    dy, dh, dc, gates, cells, r, c0 = node.inputs
-    rows = Rows(emit, 3)
+    rows: Any, attributes: Attributes, dy: Any, dh: Any, dc: Any, gates: Any, cells: Any, *last: Any
+) -> Sequence[Any]:
+    r, c0 = last
     made, all_gates, all_cells = list(rows.steps(dy)), rows.steps(gates), rows.steps(cells)
     hidden, cell, first = (rows.shaped(value, 3) for value in (dh, dc, c0))
-    order = list(step_order(len(made), node.attributes))
+    order = list(step_order(len(made), attributes))
     for place in range(len(order) - 1, -1, -1):
         step = order[place]
         before = all_cells[order[place - 1]] if place else first
         total = rows("add", made[step], hidden)
-        made[step], cell = _gate_grad_lower(
-            rows, total, cell, all_gates[step], all_cells[step], before
-        )
+        made[step], cell = _step_grad(rows, total, cell, all_gates[step], all_cells[step], before)
         hidden = rows.back(made[step], r)
     return [rows.stacked(made), rows.shaped(hidden, 2), rows.shaped(cell, 2)]
 
@@ -162,10 +88,9 @@ register(
         inputs=("x", "w", "r", "b", "h0", "c0"),
         outputs=("y", "h", "c", "gates", "cells"),
         signature=gated("t n k, k g, h g, g, n h, n h -> t n h, n h, n h, t n g, t n h", 4),
-        reference=_lstm,
+        **meaning(_lstm, 3),
         attributes=REVERSE,
         gradient=_lstm_gradient,
-        lower=_lstm_lower,
         operations=products,
         onnx="LSTM",
         cases=(
@@ -187,9 +112,8 @@ register(
         inputs=("dy", "dh", "dc", "gates", "cells", "r", "c0"),
         outputs=("dgates", "dh0", "dc0"),
         signature=gated("t n h, n h, n h, t n g, t n h, h g, n h -> t n g, n h, n h", 4),
-        reference=_lstm_grad,
+        **meaning(_lstm_grad, 3),
         attributes=REVERSE,
-        lower=_lstm_grad_lower,
         operations=products,
         cases=(
             Case(("3 2 3", "2 3", "2 3", "3 2 12", "3 2 3", "3 12", "2 3"), {}, ()),
@@ -211,16 +135,9 @@ register(
 
 
 def _cell(
-    attributes: Attributes, x: Array, h: Array, c: Array, w: Array, r: Array, b: Array
-) -> tuple[Array, ...]:
-    return _gate(x @ w + b + h @ r, c)
-
-
-def _cell_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, h, c, w, r, b = node.inputs
-    rows = Rows(emit, 2)
-    total = rows("add", rows.product(x, w, b, k="k"), rows.product(h, r))
-    return _gate_lower(rows, total, c)
+    rows: Any, attributes: Attributes, x: Any, h: Any, c: Any, w: Any, r: Any, b: Any
+) -> Sequence[Any]:
+    return _step(rows, rows("add", rows.product(x, w, b, k="k"), rows.product(h, r)), c)
 
 
 def _cell_gradient(g: GradientContext) -> Sequence[str | None]:
@@ -239,9 +156,8 @@ register(
         inputs=("x", "h", "c", "w", "r", "b"),
         outputs=("y", "cell", "gates"),
         signature=gated("n k, n h, n h, k g, h g, g -> n h, n h, n g", 4),
-        reference=_cell,
+        **meaning(_cell, 2),
         gradient=_cell_gradient,
-        lower=_cell_lower,
         operations=products,
         cases=(
             Case(("2 5", "2 3", "2 3", "5 12", "3 12", "12")),
@@ -259,8 +175,7 @@ register(
         inputs=("dy", "dcell", "gates", "cell", "c"),
         outputs=("dgates", "dc"),
         signature=gated("n h, n h, n g, n h, n h -> n g, n h", 4),
-        reference=lambda attributes, *given: _gate_grad(*given),
-        lower=lambda emit, node: _gate_grad_lower(Rows(emit, 2), *node.inputs),
+        **meaning(lambda rows, attributes, *given: _step_grad(rows, *given), 2),
         operations=lambda extents: 30.0 * extents["n"] * extents["h"],
         cases=(
             Case(("2 3", "2 3", "2 12", "2 3", "2 3"), {}, ()),

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_count, need_float
-from soapstone.ir.ops.products.matmul import activate
+from soapstone.ir.ops.elementwise.pointwise import Emission
+from soapstone.ir.ops.recurrent import cells
 from soapstone.ir.spec import (
     Attribute,
     Attributes,
@@ -32,6 +35,7 @@ from soapstone.ir.tensor import Array, TensorSpec
 REVERSE = {"reverse": Attribute("bool", False)}
 KINDS = {"t": Kind.WHOLE, "k": Kind.LOWERED, "h": Kind.LOWERED, "g": Kind.WHOLE}
 Extents = Mapping[str, int]
+Layer = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,11 @@ class Rows:
     rank: int
 
     @property
+    def functions(self) -> Emission:
+        """The functions of a cell's expressions."""
+        return Emission(self)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return ("t", "n", "h")[3 - self.rank :]
 
@@ -186,14 +195,82 @@ class Rows:
         rename = {f"d{axis}": name for axis, name in enumerate(self.names)}
         return self.emit("concat", *values, axis=0, rename=rename)
 
+    def width(self, value: str) -> int:
+        """Return the extent of a value's last axis."""
+        return self.emit.spec(value).shape[-1]
+
+    def zeros(self, like: str) -> str:
+        """Emit zeros in the shape of an input (t, n, k)."""
+        spec, rename = self.emit.spec(like), {"d0": "t", "d1": "n", "d2": "k"}
+        return self.emit("full", shape=spec.shape, dtype=spec.dtype, rename=rename)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The same in NumPy, on arrays (n, …) of one step: what a layer means."""
+
+    functions: ClassVar[Mapping[str, Callable[..., Array]]] = NUMPY
+
+    def __call__(self, operator: str, *values: Array, **settings: float) -> Array:
+        return NUMPY[operator](*values, *settings.values())
+
+    def product(self, x: Array, w: Array, *bias: Array, k: str = "") -> Array:
+        y = np.matmul(x, w)
+        return y + bias[0] if bias else y
+
+    def back(self, dy: Array, w: Array, k: str = "h") -> Array:
+        return dy @ w.T
+
+    def parts(self, value: Array, count: int) -> Sequence[Array]:
+        return np.split(value, count, axis=-1)
+
+    columns = parts
+
+    def joined(self, *values: Array) -> Array:
+        return np.concatenate(values, axis=-1)
+
+    def shaped(self, value: Array, rank: int) -> Array:
+        return value.copy()
+
+    def steps(self, value: Array) -> Sequence[Array]:
+        return list(value)
+
+    def stacked(self, values: Sequence[Array]) -> Array:
+        return np.stack(values)
+
+    def width(self, value: Array) -> int:
+        return int(value.shape[-1])
+
+    def zeros(self, like: Array) -> Array:
+        return np.zeros_like(like)
+
+
+class Meaning(TypedDict):
+    """Both fields of an `OpSpec` that a layer written for `Rows` and `Arrays` gives."""
+
+    reference: Callable[..., tuple[Array, ...]]
+    lower: Callable[[Emitter, Node], Sequence[str]]
+
+
+def meaning(layer: Layer, rank: int) -> Meaning:
+    """Return the reference and the lowering of a layer: `layer(rows, attributes, *operands)`.
+
+    It is written once, with the methods that `Rows` (of that rank) and `Arrays` have.
+    """
+    return {
+        "reference": lambda attributes, *arrays: tuple(layer(Arrays(), attributes, *arrays)),
+        "lower": lambda emit, node: layer(Rows(emit, rank), node.attributes, *node.inputs),
+    }
+
 
 # The values of the steps before, which are the left operand of the recurrent weights' gradient.
 
 
-def _previous(attributes: Attributes, y: Array, first: Array) -> Array:
-    if attributes["reverse"]:
-        return np.concatenate([y[1:], first[None]])
-    return np.concatenate([first[None], y[:-1]])
+def _previous(rows: Any, attributes: Attributes, y: Any, first: Any) -> Sequence[Any]:
+    steps = list(rows.steps(y))
+    start = rows.shaped(first, 3)
+    kept = [*steps[1:], start] if attributes["reverse"] else [start, *steps[:-1]]
+    return [rows.stacked(kept)]
 
 
 register(
@@ -202,9 +279,8 @@ register(
         strided=True,
         inputs=("y", "first"),
         signature=gated("t n h, n h -> t n h", 1),
-        reference=_previous,
+        **meaning(_previous, 3),
         attributes=REVERSE,
-        lower=lambda emit, node: _previous_lower(Rows(emit, 3), node),
         flops_per_point=0,
         cases=(
             Case(("3 2 4", "2 4"), {}, ()),
@@ -215,14 +291,6 @@ register(
         doc="y a step later: (first, y[0], y[1], …), or (…, y[-1], first) in reverse",
     )
 )
-
-
-def _previous_lower(rows: Rows, node: Node) -> Sequence[str]:
-    y, first = node.inputs
-    steps = list(rows.steps(y))
-    start = rows.shaped(first, 3)
-    kept = [*steps[1:], start] if node.attributes["reverse"] else [start, *steps[:-1]]
-    return [rows.stacked(kept)]
 
 
 def weight_gradients(
@@ -250,23 +318,14 @@ def weight_gradients(
 
 
 def _rnn(
-    attributes: Attributes, x: Array, w: Array, r: Array, b: Array, h0: Array
-) -> tuple[Array, ...]:
-    y = np.matmul(x, w) + b
-    hidden = h0
-    for step in step_order(len(x), attributes):
-        hidden = y[step] = activate(attributes["activation"], y[step] + hidden @ r)
-    return y, hidden.copy()
-
-
-def _rnn_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, w, r, b, h0 = node.inputs
-    rows = Rows(emit, 3)
+    rows: Any, attributes: Attributes, x: Any, w: Any, r: Any, b: Any, h0: Any
+) -> Sequence[Any]:
+    cell = cells.rnn(attributes["activation"])
     made = list(rows.steps(rows.product(x, w, b, k="k")))
     hidden = rows.shaped(h0, 3)
-    for step in step_order(len(made), node.attributes):
+    for step in step_order(len(made), attributes):
         total = rows("add", made[step], rows.product(hidden, r))
-        hidden = made[step] = rows(node.attributes["activation"], total)
+        (hidden,) = (made[step],) = cell.step(rows.functions, total)
     return [rows.stacked(made), rows.shaped(hidden, 2)]
 
 
@@ -276,28 +335,14 @@ def _rnn_gradient(g: GradientContext) -> Sequence[str | None]:
     return [*weight_gradients(g, dgates), dh0]
 
 
-def _rnn_grad(
-    attributes: Attributes, dy: Array, dh: Array, y: Array, r: Array
-) -> tuple[Array, Array]:
-    dgates = np.empty_like(dy)
-    for step in reversed(list(step_order(len(dy), attributes))):
-        total = dy[step] + dh
-        if attributes["activation"] == "relu":
-            dgates[step] = np.where(y[step] > 0, total, 0)  # 0 of a NaN too, as `relu_grad`
-        else:
-            dgates[step] = total * (1 - y[step] * y[step])
-        dh = dgates[step] @ r.T
-    return dgates, dh
-
-
-def _rnn_grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    dy, dh, y, r = node.inputs
-    rows = Rows(emit, 3)
-    slope = f"{node.attributes['activation']}_grad"
+def _rnn_grad(rows: Any, attributes: Attributes, dy: Any, dh: Any, y: Any, r: Any) -> Sequence[Any]:
+    cell = cells.rnn(attributes["activation"])
     made, values = list(rows.steps(dy)), rows.steps(y)
     hidden = rows.shaped(dh, 3)
-    for step in reversed(list(step_order(len(made), node.attributes))):
-        made[step] = rows(slope, rows("add", made[step], hidden), values[step])
+    for step in reversed(list(step_order(len(made), attributes))):
+        total = rows("add", made[step], hidden)
+        known = {cells.D: total, cell.results[0]: values[step]}
+        (made[step],) = cell.back(rows.functions, known)
         hidden = rows.back(made[step], r)
     return [rows.stacked(made), rows.shaped(hidden, 2)]
 
@@ -311,10 +356,9 @@ register(
         inputs=("x", "w", "r", "b", "h0"),
         outputs=("y", "h"),
         signature=gated("t n k, k h, h h, h, n h -> t n h, n h", 1),
-        reference=_rnn,
+        **meaning(_rnn, 3),
         attributes={**REVERSE, **_ACTIVATION},
         gradient=_rnn_gradient,
-        lower=_rnn_lower,
         operations=products,
         onnx="RNN",
         cases=(
@@ -335,9 +379,8 @@ register(
         inputs=("dy", "dh", "y", "r"),
         outputs=("dgates", "dh0"),
         signature=gated("t n h, n h, t n h, h h -> t n h, n h", 1),
-        reference=_rnn_grad,
+        **meaning(_rnn_grad, 3),
         attributes={**REVERSE, **_ACTIVATION},
-        lower=_rnn_grad_lower,
         operations=products,
         cases=(
             Case(("3 2 4", "2 4", "3 2 4", "4 4"), {}, ()),

@@ -10,25 +10,25 @@ Source: Lei et al. 2018, without the cell's terms in the gates, as it was first 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.expression import evaluate
 from soapstone.ir.ops.checks import need_count, need_float
-from soapstone.ir.ops.products.matmul import activate
+from soapstone.ir.ops.recurrent.cells import DC, SRU, D
 from soapstone.ir.ops.recurrent.rnn import (
     KINDS,
     REVERSE,
     CountedSpec,
     Rows,
     grad_or_zeros,
+    meaning,
     refuse_saved,
     step_order,
 )
 from soapstone.ir.spec import Attributes, Case, GradientContext, register
-from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.ir.tensor import TensorSpec
 
 _FORWARD = "t n k, k g, e, n h -> t n h, n h, t n g, t n h"
 _BACKWARD = "t n h, n h, t n g, t n h, t n k, n h -> t n g, t n k, n h"
@@ -54,42 +54,23 @@ def _bind(text: str, inputs: tuple[TensorSpec, ...]) -> Signature:
     return signature
 
 
-def _sru(attributes: Attributes, x: Array, w: Array, b: Array, c0: Array) -> tuple[Array, ...]:
-    width = c0.shape[1]
-    gates = np.matmul(x, w)
-    gates[..., width : 3 * width] = activate("sigmoid", gates[..., width : 3 * width] + b)
-    candidate, forget, reset, *highway = np.split(gates, gates.shape[-1] // max(width, 1), axis=-1)
-    passed = highway[0] if highway else x
-    y, cells = np.empty_like(candidate), np.empty_like(candidate)
-    cell = c0
-    for step in step_order(len(x), attributes):
-        cell = candidate[step] + forget[step] * (cell - candidate[step])
-        cells[step] = cell
-        y[step] = passed[step] + reset[step] * (cell - passed[step])
-    return y, cell.copy(), gates, cells
-
-
-def _lower(emit: Emitter, node: Node) -> Sequence[str]:
-    x, w, b, c0 = node.inputs
-    rows = Rows(emit, 3)
-    width = emit.spec(c0).shape[1]
-    count = emit.spec(w).shape[1] // width
-    candidate, forget, reset, *highway = rows.parts(rows.product(x, w, k="k"), count)
-    biases = rows.columns(b, 2)
-    forget, reset = (
-        rows("sigmoid", rows("add", part, bias)) for part, bias in zip((forget, reset), biases)
-    )
-    passed = highway[0] if highway else x
-    each = [rows.steps(value) for value in (candidate, forget, reset, passed)]
+def _sru(rows: Any, attributes: Attributes, x: Any, w: Any, b: Any, c0: Any) -> Sequence[Any]:
+    count = rows.width(w) // max(rows.width(c0), 1)
+    candidate, *gates = rows.parts(rows.product(x, w, k="k"), count)
+    highway = gates[2:]
+    totals = (rows("add", gate, bias) for gate, bias in zip(gates, rows.columns(b, 2)))
+    forget, reset = (rows("sigmoid", total) for total in totals)
+    each = [rows.steps(value) for value in (candidate, forget, reset, *(highway or [x]))]
     y, cells = list(each[0]), list(each[0])
     cell = rows.shaped(c0, 3)
-    for step in step_order(len(y), node.attributes):
-        new, keep, scale, rest = (values[step] for values in each)
-        cell = rows("add", new, rows("mul", keep, rows("sub", cell, new)))
+    candidate_read, _, _, cell_read, past = SRU.reads
+    for step in step_order(len(y), attributes):
+        new, *kept, rest = (values[step] for values in each)
+        known = dict(zip(SRU.saved, kept)) | {candidate_read: new, cell_read: cell, past: rest}
+        y[step], cell = (evaluate(one, known, rows.functions) for one in SRU.results)
         cells[step] = cell
-        y[step] = rows("add", rest, rows("mul", scale, rows("sub", cell, rest)))
-    gates = rows.joined(candidate, forget, reset, *highway)
-    return [rows.stacked(y), rows.shaped(cell, 2), gates, rows.stacked(cells)]
+    saved = rows.joined(candidate, forget, reset, *highway)
+    return [rows.stacked(y), rows.shaped(cell, 2), saved, rows.stacked(cells)]
 
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:
@@ -109,67 +90,36 @@ def _gradient(g: GradientContext) -> Sequence[str | None]:
 
 
 def _sru_grad(
-    attributes: Attributes,
-    dy: Array,
-    dc: Array,
-    gates: Array,
-    cells: Array,
-    x: Array,
-    c0: Array,
-) -> tuple[Array, ...]:
-    made, direct = np.empty_like(gates), np.zeros_like(x)
-    width = c0.shape[1]
-    parts = gates.shape[-1] // max(width, 1)
-    candidate, forget, reset, *highway = np.split(gates, parts, axis=-1)
-    dcandidate, dforget, dreset, *dhighway = np.split(made, parts, axis=-1)
-    passed, dpassed = (highway[0], dhighway[0]) if highway else (x, direct)
-    order = list(step_order(len(dy), attributes))
-    for place in range(len(order) - 1, -1, -1):
-        step = order[place]
-        before = cells[order[place - 1]] if place else c0
-        f, r = forget[step], reset[step]
-        dpassed[step] = dy[step] * (1 - r)
-        dreset[step] = dy[step] * (cells[step] - passed[step]) * (r * (1 - r))
-        dc = dc + dy[step] * r
-        dforget[step] = dc * (before - candidate[step]) * (f * (1 - f))
-        dcandidate[step] = dc * (1 - f)
-        dc = dc * f
-    return made, direct, dc
-
-
-def _grad_lower(emit: Emitter, node: Node) -> Sequence[str]:
-    dy, dc, gates, cells, x, c0 = node.inputs
-    rows = Rows(emit, 3)
-    width = emit.spec(c0).shape[1]
-    candidate, forget, reset, *highway = rows.parts(gates, emit.spec(gates).shape[-1] // width)
-    passed = highway[0] if highway else x
-    keep = rows("affine", reset, scale=-1.0, shift=1.0)
-    dpassed = rows("mul", dy, keep)
-    dreset = rows("sigmoid_grad", rows("mul", dy, rows("sub", cells, passed)), reset)
-    reach = rows.steps(rows("mul", dy, reset))
-    each = [rows.steps(value) for value in (candidate, forget, cells)]
-    dcandidate, dforget = list(reach), list(reach)
+    rows: Any, attributes: Attributes, dy: Any, dc: Any, gates: Any, cells: Any, x: Any, c0: Any
+) -> Sequence[Any]:
+    count = rows.width(gates) // max(rows.width(c0), 1)
+    candidate, *kept = rows.parts(gates, count)
+    highway = kept[2:]
+    read, _, _, cell_read, past = SRU.reads
+    dcandidate, dforget, dreset, dbefore, dpast = SRU.gradients
+    # What needs no gradient of a later step is of all steps at once.
+    whole = dict(zip(SRU.saved, kept)) | {D: dy, SRU.results[1]: cells}
+    whole[past] = highway[0] if highway else x
+    after, passed = (evaluate(one, whole, rows.functions) for one in (dreset, dpast))
+    reach = D * SRU.saved[1]
+    each = [
+        rows.steps(value)
+        for value in (evaluate(reach, whole, rows.functions), candidate, kept[0], cells)
+    ]
+    made = [list(each[0]), list(each[0])]
     cell, first = rows.shaped(dc, 3), rows.shaped(c0, 3)
-    order = list(step_order(len(reach), node.attributes))
+    order = list(step_order(len(each[0]), attributes))
     for place in range(len(order) - 1, -1, -1):
         step = order[place]
-        before = each[2][order[place - 1]] if place else first
-        new, f = each[0][step], each[1][step]
-        cell = rows("add", cell, reach[step])
-        moved = rows("mul", cell, rows("sub", before, new))
-        dforget[step] = rows("sigmoid_grad", moved, f)
-        kept = rows("mul", cell, f)
-        dcandidate[step] = rows("sub", cell, kept)
-        cell = kept
-    made = [rows.stacked(dcandidate), rows.stacked(dforget), dreset]
-    if highway:
-        spec = emit.spec(x)
-        rename = {"d0": "t", "d1": "n", "d2": "k"}
-        direct = emit("full", shape=spec.shape, dtype=spec.dtype, rename=rename)
-        made.append(dpassed)
-    else:
-        direct = dpassed
-    return [rows.joined(*made), direct, rows.shaped(cell, 2)]
+        before = each[3][order[place - 1]] if place else first
+        known = {reach: each[0][step], DC: cell, read: each[1][step], cell_read: before}
+        known[SRU.saved[0]] = each[2][step]
+        made[0][step], made[1][step], cell = (
+            evaluate(one, known, rows.functions) for one in (dcandidate, dforget, dbefore)
+        )
+    parts = [rows.stacked(made[0]), rows.stacked(made[1]), after, *([passed] if highway else [])]
+    direct = rows.zeros(x) if highway else passed
+    return [rows.joined(*parts), direct, rows.shaped(cell, 2)]
 
 
 register(
@@ -179,10 +129,9 @@ register(
         inputs=("x", "w", "b", "c0"),
         outputs=("y", "c", "gates", "cells"),
         signature=lambda inputs, attributes: _bind(_FORWARD, inputs),
-        reference=_sru,
+        **meaning(_sru, 3),
         attributes=REVERSE,
         gradient=_gradient,
-        lower=_lower,
         operations=lambda e: 2.0 * e["t"] * e["n"] * e["g"] * (e["k"] + 10),
         cases=(
             Case(("3 2 3", "3 9", "6", "2 3")),
@@ -203,9 +152,8 @@ register(
         inputs=("dy", "dc", "gates", "cells", "x", "c0"),
         outputs=("dgates", "direct", "dc0"),
         signature=lambda inputs, attributes: _bind(_BACKWARD, inputs),
-        reference=_sru_grad,
+        **meaning(_sru_grad, 3),
         attributes=REVERSE,
-        lower=_grad_lower,
         operations=lambda e: 20.0 * e["t"] * e["n"] * e["h"],
         cases=(
             Case(("3 2 3", "2 3", "3 2 9", "3 2 3", "3 2 3", "2 3"), {}, ()),
