@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from soapstone.kernels.cpu.products.forms import Form
-from soapstone.kernels.cpu.recurrent import gates, gates_nas
-from soapstone.kernels.cpu.recurrent.gates import copy
+from soapstone.kernels.cpu.recurrent import gates
+from soapstone.kernels.cpu.recurrent.gates import NAS_BACK, NAS_STEP, copy
 from soapstone.kernels.cpu.recurrent.layers import forms, in_rows
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.cpu.substrate.native import noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-
-_ALONE = (0, 1)  # the order of one step
 
 
 def _sums(
@@ -44,8 +42,8 @@ def lstm_cell(call: Call, form: Form) -> Entry | None:
         return None
     entries, inputs, sums = made
     state, kept = private(*h.shape), private(*c.shape)
-    results = gate_values[None], cell[None], y[None]
-    _, step = gates.lstm(inputs[None], sums, (state, kept), results, call.threads)
+    operands = {"inputs": inputs, "sums": sums, "state": state, "cell": kept, "cells": cell}
+    _, step = gates.LSTM_STEP.bind(h.shape, call.threads, gates=gate_values, y=y, **operands)
     return sequence([*entries, copy(c, kept), step])
 
 
@@ -59,9 +57,9 @@ def lstm_cell_grad(call: Call) -> Entry | None:
         return noop()
     none, kept = private(*c.shape), private(*c.shape)
     none[...] = 0
-    given = dy[None], gate_values[None], cell[None]
-    made = dgates[None], private(*dgates.shape)
-    _, step = gates.lstm_grad(given, made, (none, kept), c, _ALONE, call.threads)
+    operands = {"dy": dy, "cells": cell, "before": c, "dstate": none, "dcell": kept}
+    operands |= {"dgates": dgates, "dense": private(*dgates.shape)}
+    _, step = gates.LSTM_BACK.bind(c.shape, call.threads, gates=gate_values, **operands)
     return sequence([copy(dcell, kept), step, copy(kept, dc)])
 
 
@@ -75,7 +73,8 @@ def nas_cell(call: Call, form: Form) -> Entry | None:
     if made is None:
         return None
     entries, inputs, states = made
-    step = gates_nas.forward(inputs, states, c, call.outputs, call.threads)
+    operands = dict(zip(("y", "cell", "gates", "left", "right"), call.outputs))
+    _, step = NAS_STEP.bind(c.shape, call.threads, inputs=inputs, states=states, c=c, **operands)
     return sequence([*entries, step])
 
 
@@ -85,4 +84,6 @@ def nas_cell_grad(call: Call) -> Entry | None:
     """Return the entry of the gradients of one step of the cell found by architecture search."""
     if not call.inputs[0].size:
         return noop()
-    return gates_nas.backward((*call.inputs, *call.outputs), call.threads)
+    names = ("dy", "dcell", "gates", "left", "right", "c", "dinputs", "dstates", "dc")
+    operands = dict(zip(names, (*call.inputs, *call.outputs)))
+    return NAS_BACK.bind(call.inputs[0].shape, call.threads, **operands)[1]

@@ -4,16 +4,39 @@ A step of a recurrence is a few entries: products, then the gates. `repeat` runs
 and writes the step's number into the first word of the gates' blocks, so that neither blocks nor
 entries grow with the number of steps. Gates stand side by side in a row: column j of gate k is at
 k h + j. States that the products read and write are dense and private to the entry.
+
+What the gates do is the cell's expressions (`ir/ops/recurrent/cells.py`); a `Kernel` says where
+their operands stand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any
+from zlib import crc32
 
+from numba import types
+from numba.extending import intrinsic
+
+from soapstone.ir.expression import Expression, text
+from soapstone.ir.ops.recurrent.cells import (
+    DC,
+    GRU,
+    GRU_FIRST,
+    GRU_SECOND,
+    LSTM,
+    NAS,
+    PRODUCT,
+    SRU,
+    D,
+    rnn,
+)
+from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
 from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import Lanes
-from soapstone.kernels.cpu.substrate.mathematics import sigmoid, tanh
+from soapstone.kernels.cpu.substrate.lanes import I64, LANES, Lanes
 from soapstone.kernels.cpu.substrate.native import (
     Block,
     Native,
@@ -23,10 +46,11 @@ from soapstone.kernels.cpu.substrate.native import (
     native,
     pack,
     parallel_for,
+    stack,
     useful_threads,
     words,
 )
-from soapstone.kernels.cpu.substrate.simd import vectorised, where
+from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Array, Entry
 
 NARROW = 32  # lanes of a formula with many operands
@@ -104,257 +128,303 @@ def rows_contiguous(*arrays: Array) -> bool:
     return all(a.size == 0 or a.shape[-1] == 1 or a.strides[-1] == a.itemsize for a in arrays)
 
 
-def team(body: Native, block: Block, rows: int, width: int, threads: int) -> Entry:
-    """Return the entry that runs the gates of `rows` rows, some columns of a row an item."""
-    items = rows * -(-width // _COLUMNS)
-    return parallel_for(body, block, items, useful_threads(threads, 64 * rows * width))
+# Words of a gates' block: step, h, columns an item, items a row, turns and their stride, then a
+# record an operand: address, bytes a step, bytes a row, steps, the shift of the step, and the
+# address and bytes a row of what stands in for steps outside, 0 where they begin again.
+_HEAD, _RECORD = 6, 7
+_ALL = 1 << 40  # steps of what is the same at every step
+
+Record = tuple[Any, ...]
+Place = tuple[str, int]  # an operand, and which of the gates side by side in it
 
 
-def head(width: int) -> tuple[int, ...]:
-    """Return the first words of a gates' block: step, width, columns an item, items a row."""
-    return (0, width, min(width, _COLUMNS), -(-width // _COLUMNS))
+def operand(array: Array) -> Record:
+    """Return the record of an array (t, n, …), or (n, …) or (…) that is the same at every step.
 
-
-def place(array: Array) -> tuple[Any, ...]:
-    """Return the three words of an array (t, n, …): address, bytes a step, bytes a row."""
-    return (array, array.strides[0], array.strides[1])
-
-
-# lstm. Words after the head: 4 inputs' sums (their address, steps in the buffer, bytes a step),
-# 7 recurrent sums, 8 state, 9 cell, 10 gates, 13 cells, 16 y (places).
-
-
-@vectorised
-def _lstm_row(
-    inputs: Lanes,
-    sums: Lanes,
-    state: Lanes,
-    cell: Lanes,
-    gates: Lanes,
-    cells: Lanes,
-    y: Lanes,
-    h: Lanes,
-    n: Lanes,
-) -> None:
-    def body(at: Lanes, width: int, mask: Lanes | None) -> None:
-        def total(k: int) -> Lanes:
-            j = at + h * k
-            return get(inputs, j, width, mask) + get(sums, j, width, mask)
-
-        i, f, g, o = sigmoid(total(0)), sigmoid(total(1)), tanh(total(2)), sigmoid(total(3))
-        for k, gate in enumerate((i, f, g, o)):
-            put(gates, at + h * k, gate, mask)
-        new = f * get(cell, at, width, mask) + i * g
-        put(cell, at, new, mask)
-        put(cells, at, new, mask)
-        value = o * tanh(new)
-        put(state, at, value, mask)
-        put(y, at, value, mask)
-
-    loop(n.builder, n, body, NARROW)
-
-
-@native("body")
-def _lstm(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    step, h = w[0], w[1]
-    for item in range(begin, end):
-        row, first = item // w[3], (item % w[3]) * w[2]
-        wide, narrow = (row * 4 * h + first) * 4, (row * h + first) * 4
-        _lstm_row(
-            w[4] + (step % w[5]) * w[6] + wide,
-            w[7] + wide,
-            w[8] + narrow,
-            w[9] + narrow,
-            w[10] + step * w[11] + row * w[12] + first * 4,
-            w[13] + step * w[14] + row * w[15] + first * 4,
-            w[16] + step * w[17] + row * w[18] + first * 4,
-            h,
-            min(w[2], h - first),
-        )
-    return 0
-
-
-def lstm(
-    inputs: Array,
-    sums: Array,
-    ends: tuple[Array, Array],
-    results: tuple[Array, Array, Array],
-    threads: int,
-) -> tuple[Block, Entry]:
-    """Return the block and the entry of the gates of one step, forward.
-
-    inputs: (steps, n, 4h) sums of x w + b of a stretch of steps; sums: (n, 4h) of h r; ends: state
-    and cell (n, h), updated; results: gates, cells and y, of all steps.
+    Of t steps that a longer recurrence fills again and again, each stands at its number modulo t.
     """
-    rows, width = ends[0].shape
-    stretch = (inputs, len(inputs), inputs.strides[0])
-    block = pack(head(width), stretch, sums, ends, [place(array) for array in results])
-    return block, team(_lstm, block, rows, width, threads)
+    if array.ndim < 3:
+        return (array, 0, array.strides[0] if array.ndim == 2 else 0, _ALL, 0, 0, 0)
+    return (array, array.strides[0], array.strides[1], len(array), 0, 0, 0)
 
 
-# lstm backward. Words after the head: 4 dy, 7 gates, 10 cells, 13 dgates (places), 16 dense dgates,
-# 17 gradient of the state, 18 of the cell, 19 c0 and its bytes a row, 21 the first step, 22 stride.
+def before(array: Array, first: Array, stride: int) -> Record:
+    """Return the record of the values a step before: `first` (n, h) before the first one."""
+    return (array, *array.strides[:2], len(array), -stride, first, first.strides[0])
 
 
-@vectorised
-def _lstm_grad_row(
-    dy: Lanes,
-    gates: Lanes,
-    cell: Lanes,
-    before: Lanes,
-    out: Lanes,
-    dense: Lanes,
-    dstate: Lanes,
-    dcell: Lanes,
-    h: Lanes,
-    n: Lanes,
-) -> None:
-    def body(at: Lanes, width: int, mask: Lanes | None) -> None:
-        i, f, g, o = (get(gates, at + h * k, width, mask) for k in range(4))
-        height = tanh(get(cell, at, width, mask))
-        dh = get(dy, at, width, mask) + get(dstate, at, width, mask)
-        dc = get(dcell, at, width, mask) + dh * o * (1.0 - height * height)
-        parts = (
-            dc * g * (i * (1.0 - i)),
-            dc * get(before, at, width, mask) * (f * (1.0 - f)),
-            dc * i * (1.0 - g * g),
-            dh * height * (o * (1.0 - o)),
-        )
-        put(dcell, at, dc * f, mask)
-        for k, part in enumerate(parts):
-            put(out, at + h * k, part, mask)
-            put(dense, at + h * k, part, mask)
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """The loop of a step's expressions over rows (…, h).
 
-    loop(n.builder, n, body, NARROW)
-
-
-@native("body")
-def _lstm_grad(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    step, h = w[0], w[1]
-    for item in range(begin, end):
-        row, first = item // w[3], (item % w[3]) * w[2]
-        before = w[19] + row * w[20]
-        if step != w[21]:
-            before = w[10] + (step - w[22]) * w[11] + row * w[12]
-        narrow = (row * h + first) * 4
-        _lstm_grad_row(
-            w[4] + step * w[5] + row * w[6] + first * 4,
-            w[7] + step * w[8] + row * w[9] + first * 4,
-            w[10] + step * w[11] + row * w[12] + first * 4,
-            before + first * 4,
-            w[13] + step * w[14] + row * w[15] + first * 4,
-            w[16] + (row * 4 * h + first) * 4,
-            w[17] + narrow,
-            w[18] + narrow,
-            h,
-            min(w[2], h - first),
-        )
-    return 0
-
-
-def lstm_grad(
-    given: tuple[Array, Array, Array],
-    made: tuple[Array, Array],
-    ends: tuple[Array, Array],
-    c0: Array,
-    order: tuple[int, int],
-    threads: int,
-) -> tuple[Block, Entry]:
-    """Return the block and the entry of the gates of one step, backward.
-
-    given: dy, gates, cells; made: dgates of all steps, and of this one, dense; ends: gradients of
-    state and cell (n, h), the cell's updated; order: the first step and the stride, forward.
+    reads: what is known, by expression: the sum of what stands at places.
+    writes: places and what is written there, in this order.
+    wide: lanes done at a time, as many as the registers hold.
     """
-    rows, width = ends[0].shape
-    places = [place(array) for array in (*given, made[0])]
-    block = pack(head(width), places, made[1], ends, c0, c0.strides[0], order)
-    return block, team(_lstm_grad, block, rows, width, threads)
+
+    name: str
+    reads: Mapping[Expression, tuple[Place, ...]]
+    writes: Sequence[tuple[Place, Expression]]
+    wide: int = NARROW
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """The operands' names, in the order of their records."""
+        places = [place for each in self.reads.values() for place in each]
+        return tuple(dict.fromkeys(name for name, _ in [*places, *(p for p, _ in self.writes)]))
+
+    @cached_property
+    def code(self) -> int:
+        """A number of the formulas and places, by which compiled code is kept."""
+        known, written = (*self.reads,), [made for _, made in self.writes]
+        where = f"{[*self.reads.values()]} {[place for place, _ in self.writes]} {self.wide}"
+        code = crc32(f"{text(*known)} | {text(*written)} | {where}".encode())
+        _KERNELS[code] = self
+        return code
+
+    @cached_property
+    def native(self) -> Native:
+        """The kernel that runs a part of the items: some columns of a row each, for all turns."""
+        code, count = self.code, len(self.operands)
+
+        def run(block: Any, begin: int, end: int) -> int:
+            w = words(block)
+            h = w[1]
+            at = words(stack(256))
+            for item in range(begin, end):
+                row, first = item // w[3], (item % w[3]) * w[2]
+                for turn in range(w[4]):
+                    step = w[0] + turn * w[5]
+                    for k in range(count):
+                        r = _HEAD + _RECORD * k
+                        s = step + w[r + 4]
+                        place = w[r] + row * w[r + 2]
+                        if s >= 0 and s < w[r + 3]:
+                            place += s * w[r + 1]
+                        elif w[r + 5] != 0:
+                            place = w[r + 5] + row * w[r + 6]
+                        else:
+                            place += s % w[r + 3] * w[r + 1]
+                        at[k] = place + first * 4
+                    _row(code, at, h, min(w[2], h - first))
+            return 0
+
+        # A name of its own: compiled code is cached, and found again, by name.
+        run.__name__ = run.__qualname__ = f"gates_{self.name}"
+        return Native(run, "body")
+
+    def bind(
+        self,
+        shape: tuple[int, int],
+        threads: int,
+        turns: tuple[int, int, int] = (0, 1, 0),
+        **operands: Array | Record,
+    ) -> tuple[Block, Entry]:
+        """Return the block and the entry of a step, or of all steps.
+
+        shape: (n, h); turns: the first step, how many, and the stride.
+        """
+        rows, width = shape
+        columns = min(width, _COLUMNS)
+        records = [
+            each if isinstance(each, tuple) else operand(each)
+            for each in (operands[name] for name in self.operands)
+        ]
+        items = -(-width // _COLUMNS)
+        block = pack(turns[0], width, columns, items, turns[1:], records, keep=(self.native,))
+        useful = useful_threads(threads, 64 * rows * width)
+        return block, parallel_for(self.native, block, rows * items, useful)
 
 
-# rnn. Words after the head: 4 whether relu, 5 recurrent sums, 6 state, 7 y (place, which holds
-# the inputs' sums before).
+_KERNELS: dict[int, Kernel] = {}
 
 
-@vectorised
-def _rnn_row(y: Lanes, sums: Lanes, state: Lanes, relu: Lanes, n: Lanes) -> None:
-    chosen = relu.compare("!=", 0)
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _row(typing: Any, code: Any, at: Any, h: Any, n: Any) -> Any:
+    """Write the loop of the kernel whose code is a literal; `at`: the operands' addresses."""
+    if not isinstance(code, types.IntegerLiteral):
+        return None
+    kernel = _KERNELS[code.literal_value]
 
-    def body(at: Lanes, width: int, mask: Lanes | None) -> None:
-        total = get(y, at, width, mask) + get(sums, at, width, mask)
-        picked = Lanes(chosen.builder, chosen.value).splat(width)
-        value = where(picked, where(total < 0.0, 0.0, total), tanh(total))
-        put(y, at, value, mask)
-        put(state, at, value, mask)
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        h, n = Lanes(builder, args[2]), Lanes(builder, args[3])
+        bases = {
+            name: Lanes(builder, builder.load(builder.gep(args[1], [I64(k)])))
+            for k, name in enumerate(kernel.operands)
+        }
 
-    loop(n.builder, n, body, NARROW)
+        def body(i: Lanes, width: int, mask: Lanes | None) -> None:
+            known: dict[Expression, Any] = {}
 
+            def read(name: str, gate: int) -> Lanes:
+                return get(bases[name], i + h * gate if gate else i, width, mask)
 
-@native("body")
-def _rnn(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    h = w[1]
-    for item in range(begin, end):
-        row, first = item // w[3], (item % w[3]) * w[2]
-        narrow = (row * h + first) * 4
-        y = w[7] + w[0] * w[8] + row * w[9] + first * 4
-        _rnn_row(y, w[5] + narrow, w[6] + narrow, w[4], min(w[2], h - first))
-    return 0
+            def value(made: Expression) -> Any:
+                """Return the value of an expression, of which a read one is loaded once."""
+                if made in kernel.reads and made not in known:
+                    known[made] = reduce(operator.add, (read(*p) for p in kernel.reads[made]))
+                elif made not in known:
+                    known[made] = made.value
+                    if made.operands:
+                        known[made] = FUNCTIONS[made.operation](*map(value, made.operands))
+                return known[made]
 
+            for place, expression in kernel.writes:
+                result = value(expression)
+                for one, places in kernel.reads.items():
+                    if place in places:
+                        value(one)  # before it is written over
+                name, gate = place
+                put(bases[name], i + h * gate if gate else i, result, mask)
 
-def rnn(y: Array, sums: Array, state: Array, relu: bool, threads: int) -> tuple[Block, Entry]:
-    """Return the block and the entry of one step. y: (t, n, h) sums of x w + b, replaced."""
-    rows, width = state.shape
-    block = pack(head(width), relu, sums, state, place(y))
-    return block, team(_rnn, block, rows, width, threads)
+        loop(builder, n, body, kernel.wide)
+        return context.get_dummy_value()
 
-
-# rnn backward. Words after the head: 4 whether relu, 5 dy, 8 y, 11 dgates (places), 14 dense
-# dgates, 15 gradient of the state.
-
-
-@vectorised
-def _rnn_grad_row(
-    dy: Lanes, y: Lanes, out: Lanes, dense: Lanes, dstate: Lanes, relu: Lanes, n: Lanes
-) -> None:
-    chosen = relu.compare("!=", 0)
-
-    def body(at: Lanes, width: int, mask: Lanes | None) -> None:
-        total = get(dy, at, width, mask) + get(dstate, at, width, mask)
-        value = get(y, at, width, mask)
-        picked = Lanes(chosen.builder, chosen.value).splat(width)
-        made = where(picked, where(value > 0.0, total, 0.0), total * (1.0 - value * value))
-        put(out, at, made, mask)
-        put(dense, at, made, mask)
-
-    loop(n.builder, n, body, NARROW)
+    return types.void(code, at, types.int64, types.int64), emit
 
 
-@native("body")
-def _rnn_grad(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    step, h = w[0], w[1]
-    for item in range(begin, end):
-        row, first = item // w[3], (item % w[3]) * w[2]
-        narrow = (row * h + first) * 4
-        _rnn_grad_row(
-            w[5] + step * w[6] + row * w[7] + first * 4,
-            w[8] + step * w[9] + row * w[10] + first * 4,
-            w[11] + step * w[12] + row * w[13] + first * 4,
-            w[14] + narrow,
-            w[15] + narrow,
-            w[4],
-            min(w[2], h - first),
-        )
-    return 0
+def gates(expressions: Sequence[Expression], name: str) -> dict[Expression, tuple[Place, ...]]:
+    """Return expressions as read from the gates side by side in one operand."""
+    return {one: ((name, k),) for k, one in enumerate(expressions)}
 
 
-def rnn_grad(
-    given: tuple[Array, Array], made: tuple[Array, Array], dstate: Array, relu: bool, threads: int
-) -> tuple[Block, Entry]:
-    """Return the block and the entry of one step, backward. given: dy, y; made: as of lstm_grad."""
-    rows, width = dstate.shape
-    places = [place(array) for array in (*given, made[0])]
-    block = pack(head(width), relu, places, made[1], dstate)
-    return block, team(_rnn_grad, block, rows, width, threads)
+def written(expressions: Sequence[Expression], *names: str) -> list[tuple[Place, Expression]]:
+    """Return expressions as written to the gates side by side in each of the operands."""
+    return [((name, k), one) for k, one in enumerate(expressions) for name in names]
+
+
+def _lstm() -> tuple[Kernel, Kernel]:
+    *sums, cell = LSTM.reads
+    y, new = LSTM.results
+    forward = Kernel(
+        "lstm",
+        {one: (("inputs", k), ("sums", k)) for k, one in enumerate(sums)} | {cell: (("cell", 0),)},
+        [
+            *written(LSTM.saved, "gates"),
+            *written([new], "cell", "cells"),
+            *written([y], "state", "y"),
+        ],
+    )
+    *dgates, dcell = LSTM.gradients
+    backward = Kernel(
+        "lstm_grad",
+        gates(LSTM.saved, "gates")
+        | {new: (("cells", 0),), D: (("dy", 0), ("dstate", 0)), DC: (("dcell", 0),)}
+        | {cell: (("before", 0),)},
+        [*written([dcell], "dcell"), *written(dgates, "dgates", "dense")],
+    )
+    return forward, backward
+
+
+def _rnn(activation: str) -> tuple[Kernel, Kernel]:
+    cell = rnn(activation)
+    forward = Kernel(
+        f"rnn_{activation}",
+        {cell.reads[0]: (("y", 0), ("sums", 0))},
+        written(cell.results, "y", "state"),
+    )
+    backward = Kernel(
+        f"rnn_{activation}_grad",
+        gates(cell.results, "y") | {D: (("dy", 0), ("dstate", 0))},
+        written(cell.gradients, "dgates", "dense"),
+    )
+    return forward, backward
+
+
+def _gru() -> tuple[Kernel, Kernel, Kernel, Kernel]:
+    reset, update, new, product, state = GRU.reads
+    twice = {one: (("inputs", k), ("sums", k)) for k, one in enumerate((reset, update))}
+    before = {state: (("state", 0),)}
+    forward = Kernel(
+        "gru",
+        twice | {new: (("inputs", 2),), product: (("sums", 2),)} | before,
+        [
+            *written(GRU.saved, "gates"),
+            *written([product], "hidden"),
+            *written(GRU.results, "state", "y"),
+        ],
+    )
+    first = Kernel(
+        "gru_first",
+        twice | before,
+        [
+            *written(GRU_FIRST.saved, "gates"),
+            *written(GRU_FIRST.results[:1], "hidden", "scaled"),
+        ],
+    )
+    new, given, state = GRU_SECOND.reads
+    second = Kernel(
+        "gru_second",
+        {new: (("inputs", 2), ("sums", 0)), given: (("gates", 1),), state: (("state", 0),)},
+        [(("gates", 2), GRU_SECOND.saved[0]), *written(GRU_SECOND.results, "state", "y")],
+    )
+    dreset, dupdate, dnew, dproduct, past = GRU.gradients
+    backward = Kernel(
+        "gru_grad",
+        gates(GRU.saved, "gates")
+        | {product: (("hidden", 0),), state: (("before", 0),)}
+        | {D: (("dy", 0), ("past", 0), ("through", 0))},
+        [
+            *written([past], "past"),
+            *written([dreset, dupdate, dnew], "dgates"),
+            *written([dreset, dupdate, dproduct], "dproduct", "dense"),
+        ],
+    )
+    return forward, first, second, backward
+
+
+def _sru() -> tuple[Kernel, Kernel]:
+    candidate, forget, reset, cell, past = SRU.reads
+    y, new = SRU.results
+    forward = Kernel(
+        "sru",
+        {candidate: (("gates", 0),), forget: (("gates", 1), ("bias", 0))}
+        | {reset: (("gates", 2), ("bias", 1)), cell: (("cell", 0),), past: (("highway", 0),)},
+        [
+            (("gates", 1), SRU.saved[0]),
+            (("gates", 2), SRU.saved[1]),
+            *written([new], "cell", "cells"),
+            *written([y], "y"),
+        ],
+    )
+    *dgates, dcell, dpast = SRU.gradients
+    backward = Kernel(
+        "sru_grad",
+        {candidate: (("gates", 0),), SRU.saved[0]: (("gates", 1),), SRU.saved[1]: (("gates", 2),)}
+        | {D: (("dy", 0),), DC: (("dcell", 0),), new: (("cells", 0),)}
+        | {cell: (("before", 0),), past: (("highway", 0),)},
+        [*written(dgates, "dgates"), *written([dpast], "dhighway"), *written([dcell], "dcell")],
+    )
+    return forward, backward
+
+
+def _nas() -> tuple[Kernel, Kernel]:
+    left, right, cell = NAS.reads[:8], NAS.reads[8:16], NAS.reads[16]
+    y, new = NAS.results
+    factors = [(("left", 0), left[PRODUCT]), (("right", 0), right[PRODUCT])]
+    forward = Kernel(
+        "nas",
+        gates(left, "inputs") | gates(right, "states") | {cell: (("c", 0),)},
+        [*factors, *written(NAS.saved, "gates"), (("cell", 0), new), (("y", 0), y)],
+        LANES,
+    )
+    dleft, dright, dcell = NAS.gradients[:8], NAS.gradients[8:16], NAS.gradients[16]
+    backward = Kernel(
+        "nas_grad",
+        gates(NAS.saved, "gates")
+        | {D: (("dy", 0),), DC: (("dcell", 0),), cell: (("c", 0),)}
+        | {factor: (place,) for place, factor in factors},
+        [(("dc", 0), dcell), *written(dleft, "dinputs"), *written(dright, "dstates")],
+        LANES,
+    )
+    return forward, backward
+
+
+# Each kernel's operands are arrays of all steps (t, n, …), or states and sums (n, …), by name:
+# sums of x w + b are `inputs`, those of h r are `sums`; what ends in `s` is of all steps; `dense`
+# is what the product after it reads.
+LSTM_STEP, LSTM_BACK = _lstm()
+RNN = {name: _rnn(name) for name in ("tanh", "relu")}
+GRU_STEP, GRU_HALF, GRU_REST, GRU_BACK = _gru()
+SRU_STEPS, SRU_BACK = _sru()
+NAS_STEP, NAS_BACK = _nas()

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from soapstone.kernels.cpu.products.forms import Form, Weights
-from soapstone.kernels.cpu.recurrent import gates_gru
-from soapstone.kernels.cpu.recurrent.gates import add, copy
+from soapstone.kernels.cpu.recurrent.gates import (
+    GRU_BACK,
+    GRU_HALF,
+    GRU_REST,
+    GRU_STEP,
+    SRU_BACK,
+    SRU_STEPS,
+    add,
+    before,
+    copy,
+)
 from soapstone.kernels.cpu.recurrent.layers import Steps, forms, in_rows, input_products, stretch_of
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.cpu.substrate.native import Block, noop, sequence
@@ -34,13 +43,14 @@ def gru_step(
     r, threads = call.inputs[position], call.threads
     constant = position in call.constants
     gates, hidden, y = results
+    operands = {"inputs": inputs, "state": state, "gates": gates, "hidden": hidden, "y": y}
     if call.attributes["linear_before_reset"]:
         weights = form(r, threads, constant)
         sums = private(samples, 3 * width)
         product = weights.product(state, sums, rb)
         if product is None:
             return None
-        block, step = gates_gru.linear(inputs, sums, state, (gates, hidden, y), threads)
+        block, step = GRU_STEP.bind(state.shape, threads, sums=sums, **operands)
         return [block], [product, step], [weights]
     each = [form(part, threads, constant) for part in (r[:, : 2 * width], r[:, 2 * width :])]
     scaled = private(samples, width)
@@ -49,9 +59,12 @@ def gru_step(
     second = each[1].product(scaled, pair[1], rb[2 * width :])
     if first is None or second is None:
         return None
-    halves = gates_gru.halves(inputs, pair, state, scaled, (gates, hidden, y), threads)
-    blocks = [block for block, _ in halves]
-    return blocks, [first, halves[0][1], second, halves[1][1]], each
+    operands["scaled"] = scaled
+    (half, early), (rest, late) = (
+        kernel.bind(state.shape, threads, sums=sums, **operands)
+        for kernel, sums in ((GRU_HALF, pair[0]), (GRU_REST, pair[1]))
+    )
+    return [half, rest], [first, early, second, late], each
 
 
 @forms("gru")
@@ -118,7 +131,9 @@ def _grad_step(
     zero = private(samples, width)
     zero[...] = 0
     start = sequence([copy(zero if dh is None else dh, past), copy(zero, through)])
-    block, step = gates_gru.linear_grad(given, made, dense, (past, through), call.threads)
+    names = ("dy", "gates", "hidden", "before", "dgates", "dproduct")
+    operands = dict(zip(names, (*given, *made))) | {"past": past, "through": through}
+    block, step = GRU_BACK.bind(past.shape, call.threads, dense=dense, **operands)
     return block, [step, product], start, (past, through), back
 
 
@@ -175,9 +190,16 @@ def sru(call: Call, form: Form) -> Entry | None:
         return None
     highway = dense[..., 3 * width :] if gates.shape[2] == 4 * width else x
     cell = private(*c0.shape)
-    order = (len(x) - 1, -1) if build.reverse else (0, 1)
-    build.add(copy(c0, cell), *products)
-    build.add(gates_gru.sru((dense, highway, cells, y), b, cell, order, call.threads))
+    turns = (len(x) - 1, len(x), -1) if build.reverse else (0, len(x), 1)
+    operands = {"gates": dense, "highway": highway, "cells": cells, "y": y, "cell": cell}
+    _, steps = SRU_STEPS.bind(
+        c0.shape,
+        call.threads,
+        turns,
+        bias=b,
+        **operands,
+    )
+    build.add(copy(c0, cell), *products, steps)
     if dense is not gates:
         build.add(copy(dense, gates))
     build.add(copy(cell, c))
@@ -198,13 +220,15 @@ def sru_grad(call: Call) -> Entry | None:
     dhighway = dgates[..., 3 * width :] if own else direct
     dcell = private(*c0.shape)
     backward = not call.attributes["reverse"]
-    order = (len(dy) - 1, -1) if backward else (0, 1)
+    turns = (len(dy) - 1, len(dy), -1) if backward else (0, len(dy), 1)
     entries = [copy(dc, dcell)]
     if own:
         entries.append(copy(_zeros(direct), direct))
-    places = (dy, gates, cells, highway, dgates, dhighway)
-    entries.append(gates_gru.sru_grad(places, c0, dcell, order, call.threads))
-    return sequence([*entries, copy(dcell, dc0)])
+    operands = {"dy": dy, "gates": gates, "cells": cells, "highway": highway, "dgates": dgates}
+    operands |= {"dhighway": dhighway, "dcell": dcell}
+    past = before(cells, c0, -turns[2])
+    _, steps = SRU_BACK.bind(c0.shape, call.threads, turns, before=past, **operands)
+    return sequence([*entries, steps, copy(dcell, dc0)])
 
 
 def _zeros(like: Array) -> Array:

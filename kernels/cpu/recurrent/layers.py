@@ -163,7 +163,8 @@ def lstm(call: Call, form: Form) -> Entry | None:
     recurrent = r.product(state, sums)
     if before is None or recurrent is None:
         return None
-    block, step = gates.lstm(inputs, sums, (state, cell), (gate_values, cells, y), call.threads)
+    operands = {"inputs": inputs, "sums": sums, "state": state, "cell": cell, "cells": cells}
+    block, step = gates.LSTM_STEP.bind(h0.shape, call.threads, gates=gate_values, y=y, **operands)
     build.add(copy(h0, state), copy(c0, cell))
     build.run(len(x), stretch, [block], [recurrent, step], before)
     build.add(copy(state, h), copy(cell, c))
@@ -186,9 +187,10 @@ def lstm_grad(call: Call, form: Form) -> Entry | None:
     product = back.product(dense, dstate)
     if product is None:
         return None
-    order = (0, 1) if build.reverse else (len(dy) - 1, -1)
-    block, step = gates.lstm_grad(
-        (dy, gate_values, cells), (dgates, dense), (dstate, dcell), c0, order, call.threads
+    before = gates.before(cells, c0, 1 if build.reverse else -1)
+    operands = {"dy": dy, "cells": cells, "before": before, "dstate": dstate, "dcell": dcell}
+    block, step = gates.LSTM_BACK.bind(
+        dh.shape, call.threads, gates=gate_values, dgates=dgates, dense=dense, **operands
     )
     build.add(copy(dh, dstate), copy(dc, dcell))
     build.run(len(dy), len(dy), [block], [step, product], [])
@@ -212,8 +214,8 @@ def rnn(call: Call, form: Form) -> Entry | None:
     recurrent = r.product(state, sums)
     if before is None or recurrent is None:
         return None
-    relu = call.attributes["activation"] == "relu"
-    block, step = gates.rnn(dense, sums, state, relu, call.threads)
+    kernel, _ = gates.RNN[call.attributes["activation"]]
+    block, step = kernel.bind(h0.shape, call.threads, y=dense, sums=sums, state=state)
     build.add(copy(h0, state))
     build.run(len(x), len(x), [block], [recurrent, step], before)
     if dense is not y:
@@ -236,8 +238,9 @@ def rnn_grad(call: Call, form: Form) -> Entry | None:
     product = back.product(dense, dstate)
     if product is None:
         return None
-    relu = call.attributes["activation"] == "relu"
-    block, step = gates.rnn_grad((dy, y), (dgates, dense), dstate, relu, call.threads)
+    _, kernel = gates.RNN[call.attributes["activation"]]
+    operands = {"dy": dy, "y": y, "dgates": dgates, "dense": dense, "dstate": dstate}
+    block, step = kernel.bind(dh.shape, call.threads, **operands)
     build.add(copy(dh, dstate))
     build.run(len(dy), len(dy), [block], [step, product], [])
     build.add(copy(dstate, dh0))
