@@ -9,16 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from hostile_files import outcomes
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper
+from test_onnx_import import model_of
 
 from soapstone import from_onnx
 from soapstone.frontend.onnx import OnnxError, build
-
-
-def model_of(text: str, **weights: np.ndarray) -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18, "own" : 1]> {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
-    return model
 
 
 def refused(model: onnx.ModelProto | bytes, message: str) -> None:
@@ -136,38 +131,28 @@ def test_functions_that_call_themselves() -> None:
     )
 
 
-def test_functions_that_double_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("count", "calls", "message"),
+    [
+        (20, "a = own.f{next}(v)  r = own.f{next}(a)", "more than 5000 nodes"),
+        (40, "r = own.f{next}(v)", "25 deep"),
+    ],
+)
+def test_functions_that_double_or_nest_at_every_level(
+    count: int, calls: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "MOST_STEPS", 5000)
-    levels = "".join(
-        f'<domain: "own", opset_import: ["" : 18, "own" : 1]>'
-        f" f{i} (v) => (r) {{ a = own.f{i + 1}(v)  r = own.f{i + 1}(a) }}\n"
-        for i in range(20)
-    )
-    last = '<domain: "own", opset_import: ["" : 18]> f20 (v) => (r) { r = Relu(v) }'
-    text = f"g (float[2] x) => (float[2] y) {{ y = own.f0(x) }} {levels} {last}"
-    refused(model_of(text), "more than 5000 nodes")
-
-
-def test_deep_nesting() -> None:
-    levels = "".join(
-        f'<domain: "own", opset_import: ["" : 18, "own" : 1]> f{i} (v) => (r)'
-        f" {{ r = own.f{i + 1}(v) }}\n"
-        for i in range(40)
-    )
-    last = '<domain: "own", opset_import: ["" : 18]> f40 (v) => (r) { r = Relu(v) }'
-    text = f"g (float[2] x) => (float[2] y) {{ y = own.f0(x) }} {levels} {last}"
-    refused(model_of(text), "25 deep")
+    head = '<domain: "own", opset_import: ["" : 18, "own" : 1]>'
+    bodies = [*(calls.format(next=i + 1) for i in range(count)), "r = Relu(v)"]
+    functions = "\n".join(f"{head} f{i} (v) => (r) {{ {body} }}" for i, body in enumerate(bodies))
+    refused(model_of(f"g (float[2] x) => (float[2] y) {{ y = own.f0(x) }} {functions}"), message)
 
 
 def test_loops_without_end() -> None:
-    body = parser.parse_graph(
-        "body (int64 i, bool going, float[2] s) => (bool on, float[2] t)"
-        " { on = Identity(going)  t = Relu(s) }"
-    )
-    nodes = [helper.make_node("Loop", ["", "", "x"], ["y"], body=body)]
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
-    refused(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), "Loop")
+    text = """g (float[2] x) => (float[2] y) { y = Loop( , , x) <body = body
+        (int64 i, bool going, float[2] s) => (bool on, float[2] t)
+        { on = Identity(going)  t = Relu(s) }> }"""
+    refused(model_of(text), "Loop")
 
 
 def external(change: Callable[[onnx.TensorProto, Path], None], folder: Path) -> Path:

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 from soapstone import InferenceSession, from_onnx
 from soapstone.frontend.onnx import OnnxError, OnnxModel, UnboundError, UnsupportedError
@@ -208,54 +208,16 @@ def test_recurrent_layers_in_both_directions(kind: str) -> None:
 
 
 def test_control_flow_is_taken_or_unrolled() -> None:
-    body = helper.make_graph(
-        [
-            helper.make_node("Add", ["s", "s"], ["twice"]),
-            helper.make_node("Identity", ["going"], ["on"]),
-            helper.make_node("Identity", ["twice"], ["row"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, [2]),
-        ],
-        [
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("twice", TensorProto.FLOAT, [2]),
-            helper.make_tensor_value_info("row", TensorProto.FLOAT, [2]),
-        ],
+    model = model_of(
+        """g (float[2] x, bool flag) => (float[2] last, float[3, 2] rows, float[2] chosen) {
+            last, rows = Loop(trips, , x) <body = body (int64 i, bool going, float[2] s)
+                => (bool on, float[2] twice, float[2] row) {
+                    twice = Add(s, s)  on = Identity(going)  row = Identity(twice) }>
+            chosen = If(flag) <then_branch = yes () => (float[2] minus) { minus = Neg(x) },
+                else_branch = no () => (float[2] power) { power = Exp(x) }>
+        }""",
+        trips=np.array(3),
     )
-    branches = [
-        helper.make_graph(
-            [helper.make_node(kind, ["x"], [name])],
-            name,
-            [],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])],
-        )
-        for kind, name in (("Neg", "minus"), ("Exp", "power"))
-    ]
-    nodes = [
-        helper.make_node("Loop", ["trips", "", "x"], ["last", "rows"], body=body),
-        helper.make_node(
-            "If", ["flag"], ["chosen"], then_branch=branches[0], else_branch=branches[1]
-        ),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
-            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
-        ],
-        [
-            helper.make_tensor_value_info("last", TensorProto.FLOAT, [2]),
-            helper.make_tensor_value_info("rows", TensorProto.FLOAT, [3, 2]),
-            helper.make_tensor_value_info("chosen", TensorProto.FLOAT, [2]),
-        ],
-        [numpy_helper.from_array(np.array(3), "trips")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     for flag in (True, False):
         equal_runtime(model, {"x": reals(2), "flag": np.array(flag)})
 
@@ -360,16 +322,9 @@ def test_what_is_not_supported_is_named() -> None:
 
 def test_check_says_supported_of_what_sessions_run(tmp_path: Path) -> None:
     """A shape that comes as an input is known when a session runs."""
-    values = [
-        onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 6]),
-        onnx.helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2]),
-    ]
-    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["a", "b"])
-    node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
-    graph = onnx.helper.make_graph([node], "g", values, [out])
-    opsets = [onnx.helper.make_opsetid("", 17)]
+    text = "g (float[2, 6] x, int64[2] shape) => (float[a, b] y) { y = Reshape(x, shape) }"
     path = tmp_path / "reshape.onnx"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    onnx.save(model_of(text), path)
     report = check_onnx(path)
     assert report.problem is None and report.contents == ("shape",)
     assert "depend on the contents of shape" in str(report)
