@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from soapstone import GraphBuilder, Model, Tensor
 from soapstone.frontend.layers.base import declare
@@ -90,6 +91,25 @@ def lstm_cells(
 
     found = model.record(emit, (*steps, *(state or ())))
     return list(found[:count]), (found[count - 1], found[count])
+
+
+def stacked(
+    layer: Callable[..., tuple[Any, State]],
+    model: Model,
+    x: Tensor | Sequence[Tensor],
+    hidden: int,
+    name: str,
+    states: Sequence[State | None],
+) -> tuple[Any, list[State]]:
+    """Return what layers on top of each other make of x, `lstm` or `lstm_cells`, and their states.
+
+    states: the first of each layer, which is called `name` and its number.
+    """
+    lasts = []
+    for number, state in enumerate(states, 1):
+        x, last = layer(model, x, hidden, f"{name}{number}", state)
+        lasts.append(last)
+    return x, lasts
 
 
 def dense_steps(

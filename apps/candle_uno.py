@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from soapstone import SGD, Model, run_app
+from soapstone.apps._dense import dense_layers
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import responses
 
@@ -37,14 +38,9 @@ def build(
     encoded = []
     for name, features in inputs.items():
         x = model.input(name, (batch_size, features))
-        for number, width in enumerate(bottom, 1):
-            x = model.dense(x, width, activation="relu", name=f"{name}{number}")
-        encoded.append(x)
+        encoded.append(dense_layers(model, x, bottom, name))
     x = model.concat(encoded, axis=1, name="encoded")
-    for number, width in enumerate(top, 1):
-        activation = "relu" if number < len(top) else None
-        x = model.dense(x, width, activation=activation, name=f"top{number}")
-    model.output(x)
+    model.output(dense_layers(model, x, top, "top", last=None))
     return model
 
 

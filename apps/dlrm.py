@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import SGD, Model, Tensor, run_app
+from soapstone.apps._dense import dense_layers
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import clicks
 from soapstone.ir.graph import Initial
@@ -51,7 +52,7 @@ def build(
     model = Model("dlrm")
     features = model.input("dense", (batch_size, dense))
     ids = model.input("ids", (batch_size, len(vocabularies)), "int32")
-    x = _layers(model, "bottom", features, (*bottom[:-1], width))
+    x = dense_layers(model, features, (*bottom[:-1], width), "bottom")
     columns = model.split(ids, (1,) * len(vocabularies), axis=1)
     rows = []
     for number, (column, vocabulary) in enumerate(zip(columns, vocabularies), 1):
@@ -60,7 +61,7 @@ def build(
         rows.append(model.apply("embedding", column, table, name=f"rows{number}"))
     every = model.concat([model.reshape(x, (-1, 1, width)), *rows], axis=1, name="features")
     joined = model.flatten(every) if interaction == "cat" else _pairs(model, x, every)
-    model.output(_layers(model, "top", joined, top, last=None))
+    model.output(dense_layers(model, joined, top, "top", last=None))
     return model
 
 
@@ -73,15 +74,6 @@ def _pairs(model: Model, x: Tensor, features: Tensor) -> Tensor:
         sizes += (row, count - row)
     strips = model.split(model.flatten(products), sizes, axis=1, name="strips")
     return model.concat([x, *strips[1::2]], axis=1, name="interaction")
-
-
-def _layers(
-    model: Model, name: str, x: Tensor, widths: Sequence[int], last: str | None = "relu"
-) -> Tensor:
-    for number, width in enumerate(widths, 1):
-        activation = "relu" if number < len(widths) else last
-        x = model.dense(x, width, activation=activation, name=f"{name}{number}")
-    return x
 
 
 def data(

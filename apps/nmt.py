@@ -17,6 +17,7 @@ from soapstone.apps._recurrent import (
     joined,
     lstm,
     lstm_cells,
+    stacked,
     steps_of,
     time_major,
 )
@@ -110,10 +111,7 @@ def _encoded(
 ) -> tuple[Tensor, list[State]]:
     """Return the states of the last layer (n, t, hidden), and the last states of each."""
     x = time_major(model, model.embedding(source, vocabulary, hidden, name="encoder.words"))
-    states = []
-    for number in range(1, layers + 1):
-        x, last = lstm(model, x, hidden, f"encoder.lstm{number}")
-        states.append(last)
+    x, states = stacked(lstm, model, x, hidden, "encoder.lstm", [None] * layers)
     return time_major(model, x, "memory"), states
 
 
@@ -123,10 +121,7 @@ def _decoded(
     """Return logits (n, t, vocabulary) of the words after the target's, and the last states."""
     hidden = memory.shape[-1]
     x = time_major(model, model.embedding(target, vocabulary, hidden, name="decoder.words"))
-    after = []
-    for number, state in enumerate(states, 1):
-        x, last = lstm(model, x, hidden, f"decoder.lstm{number}", state)
-        after.append(last)
+    x, after = stacked(lstm, model, x, hidden, "decoder.lstm", states)
     x = time_major(model, x)
     query = model.dense(x, hidden, bias=False, name="attention.query")
     weights = model.softmax(model.apply("matmul", query, memory, transpose_b=True))
@@ -141,14 +136,10 @@ def _unrolled(
 ) -> Tensor:
     """Return the logits (n, t, vocabulary), made step by step; the memory is of all steps."""
     steps = steps_of(model, model.embedding(source, vocabulary, hidden, name="encoder.words"))
-    states = []
-    for number in range(1, layers + 1):
-        steps, last = lstm_cells(model, steps, hidden, f"encoder.lstm{number}")
-        states.append(last)
+    steps, states = stacked(lstm_cells, model, steps, hidden, "encoder.lstm", [None] * layers)
     memory = joined(model, steps, "memory")
     steps = steps_of(model, model.embedding(target, vocabulary, hidden, name="decoder.words"))
-    for number, state in enumerate(states, 1):
-        steps, _ = lstm_cells(model, steps, hidden, f"decoder.lstm{number}", state)
+    steps, _ = stacked(lstm_cells, model, steps, hidden, "decoder.lstm", states)
     queries = dense_steps(model, steps, hidden, "attention.query", bias=False)
     mixed = []
     for step, query in zip(steps, queries):

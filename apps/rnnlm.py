@@ -11,7 +11,15 @@ vocabulary of Penn Treebank.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import dense_steps, joined, lstm, lstm_cells, steps_of, time_major
+from soapstone.apps._recurrent import (
+    dense_steps,
+    joined,
+    lstm,
+    lstm_cells,
+    stacked,
+    steps_of,
+    time_major,
+)
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import sentences
 
@@ -42,13 +50,10 @@ def build(
     x = model.embedding(ids, vocabulary, hidden, name="words")
     if unrolled:
         steps = steps_of(model, x)
-        for number in range(1, layers + 1):
-            steps, _ = lstm_cells(model, steps, hidden, f"lstm{number}")
+        steps, _ = stacked(lstm_cells, model, steps, hidden, "lstm", [None] * layers)
         model.output(joined(model, dense_steps(model, steps, vocabulary, "output")))
         return model
-    x = time_major(model, x)
-    for number in range(1, layers + 1):
-        x, _ = lstm(model, x, hidden, f"lstm{number}")
+    x, _ = stacked(lstm, model, time_major(model, x), hidden, "lstm", [None] * layers)
     model.output(model.dense(time_major(model, x), vocabulary, name="output"))
     return model
 

@@ -12,7 +12,7 @@ Recurrent Units for Highly Parallelizable Recurrence, 2018.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import lstm, lstm_cells, sru, steps_of, time_major
+from soapstone.apps._recurrent import lstm, lstm_cells, sru, stacked, steps_of, time_major
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import texts
 
@@ -51,16 +51,14 @@ def build(
     x = model.embedding(ids, vocabulary, hidden, name="words")
     if unrolled:
         steps = steps_of(model, x)
-        for number in range(1, layers + 1):
-            steps, _ = lstm_cells(model, steps, hidden, f"lstm{number}")
+        steps, _ = stacked(lstm_cells, model, steps, hidden, "lstm", [None] * layers)
         model.output(model.dense(steps[-1], classes, name="classifier"))
         return model
     x = time_major(model, x)
-    for number in range(1, layers + 1):
-        if cell == "lstm":
-            x, _ = lstm(model, x, hidden, f"lstm{number}")
-        else:
-            x = sru(model, x, f"sru{number}")
+    if cell == "lstm":
+        x, _ = stacked(lstm, model, x, hidden, "lstm", [None] * layers)
+    for number in range(1, layers + 1) if cell == "sru" else ():
+        x = sru(model, x, f"sru{number}")
     last = model.split(x, (length - 1, 1), axis=0)[1] if length > 1 else x
     model.output(model.dense(model.reshape(last, (-1, hidden)), classes, name="classifier"))
     return model

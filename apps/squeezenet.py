@@ -86,24 +86,10 @@ def module(
     return model
 
 
-def _conv(
-    model: Model,
-    x: Tensor,
-    channels: int,
-    kernel: int,
-    name: str,
-    stride: int = 1,
-    padding: int = 0,
-) -> Tensor:
+def _conv(model: Model, x: Tensor, channels: int, kernel: int, name: str) -> Tensor:
+    padding = kernel // 2
     return model.conv2d(
-        x,
-        channels,
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        activation="relu",
-        initial="he",
-        name=name,
+        x, channels, kernel=kernel, padding=padding, activation="relu", initial="he", name=name
     )
 
 
@@ -111,7 +97,7 @@ def _fire(model: Model, x: Tensor, squeeze: int, name: str) -> Tensor:
     width = 4 * squeeze
     x = _conv(model, x, squeeze, 1, f"{name}.squeeze")
     small = _conv(model, x, width, 1, f"{name}.expand1x1")
-    large = _conv(model, x, width, 3, f"{name}.expand3x3", padding=1)
+    large = _conv(model, x, width, 3, f"{name}.expand3x3")
     return model.concat([small, large], name=f"{name}.concat")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import SGD, Model, run_app
+from soapstone.apps._dense import dense_layers
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import clicks
 from soapstone.ir.graph import Initial
@@ -43,10 +44,7 @@ def build(
         table = model.parameter(f"table{number}", (rows, width), Initial("uniform", rows**-0.5))
         sums.append(model.apply("embedding_bag", part, table, reduction="sum"))
     x = model.concat(sums, axis=1, name="features")
-    for number, units in enumerate(top, 1):
-        activation = "relu" if number < len(top) else None
-        x = model.dense(x, units, activation=activation, name=f"top{number}")
-    model.output(x)
+    model.output(dense_layers(model, x, top, "top", last=None))
     return model
 
 

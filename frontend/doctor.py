@@ -330,6 +330,3 @@ def _size(nbytes: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-
-
-__all__ = ["Check", "Diagnosis", "Library", "Processor", "diagnose", "report"]

@@ -23,8 +23,8 @@ from soapstone.engine.lower import stored
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
+from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
-from soapstone.frontend.data.npz import DataError
 from soapstone.ir.graph import Graph
 from soapstone.ir.layouts import Layouts
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy

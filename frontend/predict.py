@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from soapstone.errors import DataError
 from soapstone.frontend.app import load_app
 from soapstone.frontend.data import npz
-from soapstone.frontend.data.npz import DataError
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.tensor import Array
 

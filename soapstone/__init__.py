@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from soapstone.cli.main import run_app
-    from soapstone.frontend.data.sets import DataError, digits
+    from soapstone.errors import DataError
+    from soapstone.frontend.data.sets import digits
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.model import Model, Tensor
     from soapstone.frontend.onnx import from_onnx, to_onnx
@@ -28,7 +29,8 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "soapstone.cli.main": ("run_app",),
-    "soapstone.frontend.data.sets": ("DataError", "digits"),
+    "soapstone.errors": ("DataError",),
+    "soapstone.frontend.data.sets": ("digits",),
     "soapstone.frontend.inference": ("InferenceSession",),
     "soapstone.frontend.model": ("Model", "Tensor"),
     "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),

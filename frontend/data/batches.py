@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from soapstone.errors import DataError
 from soapstone.frontend import arguments
-from soapstone.frontend.data.npz import DataError, NpzFile
+from soapstone.frontend.data.npz import NpzFile
 from soapstone.ir.tensor import Array
 
 Inputs = dict[str, Array]
@@ -351,6 +352,3 @@ class Batches:
         """
         batches = self._source.batches(number, start_batch)
         return batches if self._convert is None else map(self._convert, batches)
-
-
-__all__ = ["Batches", "DataError"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.errors import DataError
 from soapstone.frontend.data.batches import SINGLE, Batch, Batches
-from soapstone.frontend.data.npz import DataError
 from soapstone.frontend.training.losses import LABELS
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
@@ -134,6 +134,3 @@ def _range(name: str, spec: TensorSpec, forward: Graph) -> Range:
         return Range(0, least - 1, f"layer {layer!r} has {least} rows (0-{least - 1})")
     info = np.iinfo(spec.dtype)
     return Range(info.min, info.max, f"{spec.dtype} holds {info.min} to {info.max}")
-
-
-__all__ = ["Feeding", "Range"]

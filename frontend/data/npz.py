@@ -189,6 +189,3 @@ class NpzFile:
             DataError: the contents do not match the headers.
         """
         return read(self.path, f"file {str(self.path)!r}", DataError)
-
-
-__all__ = ["DataError", "NpzFile", "headers", "read"]

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.frontend.data.batches import Batches, named_arrays, npz_files, permutation
-from soapstone.frontend.data.npz import DataError, NpzFile
+from soapstone.errors import DataError
+from soapstone.frontend.data.batches import named_arrays, npz_files, permutation
+from soapstone.frontend.data.npz import NpzFile
 from soapstone.ir.tensor import Array
 
 VARIABLE = "SOAPSTONE_DATA"
@@ -226,16 +227,3 @@ def images(name: str, shape: tuple[int, ...], classes: int, count: int, seed: in
     if folder is not None and (folder / name).is_dir():
         return read_splits(folder / name)
     return synthetic_images(count, shape, classes, seed)
-
-
-__all__ = [
-    "Batches",
-    "DataError",
-    "Samples",
-    "Splits",
-    "data_folder",
-    "digits",
-    "images",
-    "read_splits",
-    "synthetic_images",
-]

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from soapstone.frontend.data.sets import DataError, Splits, data_folder, read_splits
+from soapstone.errors import DataError
+from soapstone.frontend.data.sets import Splits, data_folder, read_splits
 from soapstone.ir.tensor import Array
 
 _HELD_OUT = 5  # one sample in five is kept for the test
@@ -199,6 +200,3 @@ def signals(name: str, count: int, length: int, width: int, seed: int = 0) -> Sp
     weight = 2.0 ** np.arange(length)
     y = np.tanh(np.tensordot(x, weight / weight.sum(), axes=((1,), (0,))))
     return _splits(name, {"x": x}, y.astype(np.float32))
-
-
-__all__ = ["clicks", "responses", "sentences", "signals", "texts", "translations"]

@@ -180,6 +180,3 @@ def from_onnx(
     import soapstone.frontend.onnx.rules  # noqa: F401  (registers the translations)
 
     return OnnxModel(read(model), dims or {})
-
-
-__all__ = ["OnnxModel", "from_onnx"]

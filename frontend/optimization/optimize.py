@@ -21,8 +21,8 @@ from soapstone.engine.lower import channels_last, fold_weights, merge_parts, sto
 from soapstone.engine.lower.rebuild import called, narrow
 from soapstone.engine.prepare import evaluated, folded
 from soapstone.engine.session import NOTHING
+from soapstone.errors import DataError
 from soapstone.files import write
-from soapstone.frontend.data.npz import DataError
 from soapstone.frontend.inference import Source
 from soapstone.frontend.optimization.runners import Side, exported
 from soapstone.frontend.optimization.training import Ground

@@ -9,7 +9,6 @@ from typing import Any
 
 from soapstone.deadline import Deadline, TimeUpError
 from soapstone.frontend.app import AppError, load_app
-from soapstone.frontend.strategies.picture import save_picture
 from soapstone.frontend.strategies.task_times import Progress as Stage
 from soapstone.frontend.strategies.task_times import measure
 from soapstone.ir.configuration import Configuration
@@ -21,7 +20,7 @@ from soapstone.runtime.machines.cluster import load_machine
 from soapstone.runtime.machines.routes import routes
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
-from soapstone.search.parallel import NAMED, Options, Simulation, Simulator, found_by, simulate
+from soapstone.search.parallel import NAMED, Simulation, Simulator, simulate
 from soapstone.search.parallel.problem.prepare import prepare
 
 
@@ -203,18 +202,3 @@ def machine_table(machine: Machine) -> str:
     for latency, rate in sorted(ways):
         lines.append(f"  routes of {latency} us and {rate} GB/s at the narrowest place")
     return "\n".join(lines)
-
-
-__all__ = [
-    "Options",
-    "found_by",
-    "given",
-    "graph_of",
-    "imported",
-    "machine_of",
-    "machine_table",
-    "measure_tasks",
-    "parse_sizes",
-    "save_picture",
-    "simulated",
-]

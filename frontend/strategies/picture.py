@@ -97,6 +97,3 @@ def _operator(name: str, item: Configuration, x: int, y: int, devices: int) -> s
         f'<text x="{x}" y="{y + _BOX + 11}">{escape(name[:15])}</text>'
         f'<text x="{x}" y="{y + _BOX + 22}">{escape(split[:15])}</text></g>'
     )
-
-
-__all__ = ["picture", "save_picture"]

@@ -271,6 +271,3 @@ class Speed:
 
 def _pass() -> None:
     """A yardstick is soon done."""
-
-
-__all__ = ["Run", "Speed", "Step", "Turns"]

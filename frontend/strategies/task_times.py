@@ -312,17 +312,3 @@ def strategy_of(model: Model, configurations: Mapping[str, Configuration]) -> St
     settled = Settled(model)
     settled.set(configurations)
     return as_strategy(model.graph, model, settled.configurations(), {})
-
-
-__all__ = [
-    "Cover",
-    "Progress",
-    "configured",
-    "handed",
-    "influences",
-    "linked",
-    "measure",
-    "record",
-    "strategy_of",
-    "usual",
-]

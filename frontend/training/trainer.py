@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from soapstone.engine.session import Bound
+from soapstone.errors import DataError
 from soapstone.frontend.arguments import count
+from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.data.feeding import PREDICT
-from soapstone.frontend.data.sets import Batches, DataError
 from soapstone.frontend.inference import concatenated
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.compiled import Compiled, together

@@ -53,11 +53,11 @@ def _prepared(
     inference: bool,
 ) -> tuple[Graph, Machine]:
     """Return the graph and the machine."""
-    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.frontend.strategies import finding
 
-    where = strategies.machine_of(machine, devices)
-    sizes = strategies.parse_sizes(size)
-    return strategies.graph_of(model, batch_size, training=not inference, sizes=sizes), where
+    where = finding.machine_of(machine, devices)
+    sizes = finding.parse_sizes(size)
+    return finding.graph_of(model, batch_size, training=not inference, sizes=sizes), where
 
 
 def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -> None:
@@ -66,10 +66,10 @@ def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -
     deadline: until which they are.
     """
     from soapstone.frontend.progress import staged
-    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.frontend.strategies import finding
 
     with staged() as stages:
-        strategies.measure_tasks(graph, machine, stages, deadline)
+        finding.measure_tasks(graph, machine, stages, deadline)
 
 
 @command(app, "search")
@@ -124,15 +124,17 @@ def search(
     from soapstone.deadline import Deadline
     from soapstone.files import check_targets
     from soapstone.frontend.progress import searching
-    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.frontend.strategies import finding
+    from soapstone.frontend.strategies.picture import save_picture
+    from soapstone.search.parallel import Options, found_by
 
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else None
     graph, where = _prepared(model, machine, devices, batch_size, size, inference)
-    given = None if start is None else strategies.imported(graph, where, start)
-    find = strategies.found_by(method)
-    options = strategies.Options(
+    given = None if start is None else finding.imported(graph, where, start)
+    find = found_by(method)
+    options = Options(
         seconds=_SECONDS if proposals is None else None,
         proposals=proposals,
         patience=(0.5 if budget is None else 1.0) if patience is None else patience,
@@ -149,7 +151,7 @@ def search(
     if output is not None:
         result.strategy.save(output)
     if picture is not None:
-        strategies.save_picture(result.strategy, graph, picture)
+        save_picture(result.strategy, graph, picture)
     if timeline is not None:
         result.simulation.timeline.save(timeline)
     tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
@@ -171,13 +173,13 @@ def simulate(
 ) -> None:
     """Say what a strategy costs on a machine that need not be here; nothing is searched."""
     from soapstone.files import check_targets
-    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.frontend.strategies import finding
 
     check_targets(timeline)
     graph, where = _prepared(model, machine, devices, batch_size, size, inference)
-    given = strategies.given(graph, where, strategy)
+    given = finding.given(graph, where, strategy)
     _measure(graph, where)
-    result = strategies.simulated(graph, where, given)
+    result = finding.simulated(graph, where, given)
     if timeline is not None:
         result.timeline.save(timeline)
     tell(result, result.as_dict(), as_json)
@@ -190,12 +192,12 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a strategy: a table of operators, and a picture of who runs what."""
-    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.frontend.strategies.picture import save_picture
     from soapstone.ir.strategy import Strategy
 
     found = Strategy.load(file)
     if picture is not None:
-        strategies.save_picture(found, None, picture)
+        save_picture(found, None, picture)
     tell(found, found.to_json(), as_json)
 
 
@@ -220,11 +222,11 @@ def show_machine(
     as_json: Json = False,
 ) -> None:
     """Show a machine: processors, memories, links and the routes between devices."""
-    from soapstone.frontend.strategies import finding as strategies
+    from soapstone.frontend.strategies import finding
     from soapstone.runtime.machines.cluster import load_machine
 
     found = load_machine(machine, devices)
-    tell(strategies.machine_table(found), found.describe(), as_json)
+    tell(finding.machine_table(found), found.describe(), as_json)
 
 
 @command(machines, "measure")
@@ -238,7 +240,6 @@ def measure_machine(
 ) -> None:
     """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
     from soapstone.files import check_targets
-    from soapstone.frontend.strategies import finding as strategies
     from soapstone.runtime.executors.mpi.links import measured_links
     from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
     from soapstone.search.cost.profile import measured_machine

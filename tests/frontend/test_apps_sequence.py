@@ -22,7 +22,8 @@ from soapstone.apps import bert, candle_uno, dlrm, nmt
 from soapstone.apps.rnntc import METAFLOW
 from soapstone.apps.transformer import TENSOROPT
 from soapstone.frontend.app import load_app
-from soapstone.frontend.data.sets import Batches, Splits
+from soapstone.frontend.data.batches import Batches
+from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 import soapstone
 from soapstone.cli.main import app
 from soapstone.frontend.app import AppError, app_names, load_app, train_app
-from soapstone.frontend.data.sets import Batches
-from soapstone.frontend.strategies import finding as strategies
+from soapstone.frontend.data.batches import Batches
+from soapstone.frontend.strategies import finding
 from soapstone.ir.spec import operators
 
 TINY = '''"""A tiny network.
@@ -299,7 +299,7 @@ def test_what_a_search_is_given_is_read_before_tasks_are_measured(tmp_path: Path
         raise AssertionError("tasks were measured")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategies, "measure_tasks", refused)
+        patch.setattr(finding, "measure_tasks", refused)
         command = ["strategy", "simulate", "lenet", "--strategy", tmp_path / "absent.json"]
         assert "or a file needed" in error_of(*command)
         assert "absent.json" in error_of(

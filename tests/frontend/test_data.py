@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from soapstone.errors import DataError
+from soapstone.frontend.data.batches import Batches
 from soapstone.frontend.data.sets import (
-    Batches,
-    DataError,
     Splits,
     data_folder,
     digits,

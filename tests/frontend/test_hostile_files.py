@@ -19,7 +19,8 @@ import pytest
 from hostile_files import outcomes
 
 from soapstone import Machine, Model, Strategy, files
-from soapstone.frontend.data.npz import DataError, NpzFile
+from soapstone.errors import DataError
+from soapstone.frontend.data.npz import NpzFile
 from soapstone.frontend.predict import read_arrays
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError

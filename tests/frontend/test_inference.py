@@ -10,7 +10,7 @@ import pytest
 from soapstone import InferenceSession, Model
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import fold_weights, lower, split_constants, views
-from soapstone.frontend.data.npz import DataError
+from soapstone.errors import DataError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy

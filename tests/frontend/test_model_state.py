@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from soapstone import SGD, Adam, Model
-from soapstone.frontend.data.sets import DataError
+from soapstone.errors import DataError
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.callbacks import Callback, EarlyStopping, TrainingState
 from soapstone.frontend.training.checkpoint import CheckpointError
