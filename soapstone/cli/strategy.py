@@ -262,4 +262,4 @@ def measure_machine(
     ]
     by_size = {str(nbytes): seconds * 1e6 for nbytes, seconds in times.items()}
     value = {**found.describe(), **({"message_us": by_size} if by_size else {})}
-    tell("\n".join([strategies.machine_table(found), *lines]), value, as_json)
+    tell("\n".join([finding.machine_table(found), *lines]), value, as_json)
