@@ -240,6 +240,7 @@ def measure_machine(
 ) -> None:
     """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
     from soapstone.files import check_targets
+    from soapstone.frontend.strategies import finding
     from soapstone.runtime.executors.mpi.links import measured_links
     from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
     from soapstone.search.cost.profile import measured_machine
