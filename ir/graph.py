@@ -122,6 +122,11 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in readers.items()}
 
     @cached_property
+    def results(self) -> frozenset[str]:
+        """What is left of a run: outputs, and next values of inputs."""
+        return frozenset((*self.outputs, *self.updates.values()))
+
+    @cached_property
     def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}
 
@@ -155,7 +160,7 @@ class Graph:
 
     def pruned(self) -> Graph:
         """Return the graph without nodes that no output or update needs."""
-        needed = {*self.outputs, *self.updates.values()}
+        needed = set(self.results)
         kept: list[Node] = []
         for node in reversed(self.nodes):
             if needed.intersection(node.outputs):

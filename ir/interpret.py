@@ -39,10 +39,9 @@ def steps(graph: Graph, values: Mapping[str, Array]) -> Iterator[tuple[Node, tup
 
 def interpret(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
     """Return the graph's outputs and the next values of its updates, by value name."""
-    wanted = {*graph.outputs, *graph.updates.values()}
-    results = {name: np.asarray(values[name]) for name in wanted if name in graph.roles}
+    results = {name: np.asarray(values[name]) for name in graph.results if name in graph.roles}
     for node, arrays in steps(graph, values):
-        results.update((n, a) for n, a in zip(node.outputs, arrays) if n in wanted)
+        results.update((n, a) for n, a in zip(node.outputs, arrays) if n in graph.results)
     return results
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from soapstone.engine.lower.rebuild import merged, substituted
-from soapstone.ir.graph import Graph, Node
-from soapstone.ir.spec import operator
-from soapstone.ir.strategy import Configuration, Strategy
+from soapstone.ir.graph import Graph, Items, Node
+from soapstone.ir.strategy import Strategy
+
+FUSED = "fused_elementwise"
+Program = tuple[tuple[str, tuple[int, ...], Items], ...]  # operator, operands, attributes
 
 
 def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
@@ -17,30 +21,22 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
     """
     group_of: dict[str, str] = {}
     members: dict[str, list[Node]] = {}
-    keep = {*graph.outputs, *graph.updates.values()}
-    fused = operator("fused_elementwise")
-
-    def configuration(node: Node) -> Configuration:
-        return strategy.configuration(graph, node)
-
     for node in reversed(graph.nodes):
-        if not node.spec.elementwise or node.operator == fused.name:
+        if not node.spec.elementwise or node.operator == FUSED:
             continue
-        output = node.outputs[0]
+        (output, *_), root = node.outputs, node.name
         readers = graph.consumers[output]
-        if len(readers) == 1 and output not in keep:
-            reader = readers[0]
-            root = group_of.get(reader.name)
+        if len(readers) == 1 and output not in graph.results:
+            near = group_of.get(readers[0].name)
             if (
-                root is not None
-                and graph.tensors[output] == graph.tensors[reader.outputs[0]]
-                and configuration(node) == configuration(graph.by_name[root])
+                near is not None
+                and graph.tensors[output] == graph.tensors[readers[0].outputs[0]]
+                and strategy.configuration(graph, node)
+                == strategy.configuration(graph, graph.by_name[near])
             ):
-                group_of[node.name] = root
-                members[root].append(node)
-                continue
-        group_of[node.name] = node.name
-        members[node.name] = [node]
+                root = near
+        group_of[node.name] = root
+        members.setdefault(root, []).append(node)
     groups = [nodes[::-1] for nodes in members.values() if len(nodes) > 1]
     instead: dict[str, tuple[Node, ...]] = {node.name: () for nodes in groups for node in nodes}
     return substituted(graph, instead | {nodes[-1].name: (_fused(nodes),) for nodes in groups})
@@ -51,12 +47,18 @@ def _fused(nodes: list[Node]) -> Node:
     inside = {node.outputs[0] for node in nodes}
     inputs = list(dict.fromkeys(i for node in nodes for i in node.inputs if i not in inside))
     number = {name: i for i, name in enumerate(inputs)}
+    items = ("program", program_of(nodes, number)), ("results", (len(number) - 1,))
+    changes = {"operator": FUSED, "inputs": tuple(inputs), "items": items}
+    return merged(nodes, nodes[-1], **changes)
+
+
+def program_of(nodes: Sequence[Node], number: dict[str, int]) -> Program:
+    """Return element-wise nodes as the steps of a program, in order.
+
+    number: of each operand among the program's values; results are numbered on.
+    """
     program = []
     for node in nodes:
         program.append((node.operator, tuple(number[i] for i in node.inputs), node.items))
         number[node.outputs[0]] = len(number)
-    root = nodes[-1]
-    items = tuple(
-        sorted({"program": tuple(program), "results": (number[root.outputs[0]],)}.items())
-    )
-    return merged(nodes, root, operator="fused_elementwise", inputs=tuple(inputs), items=items)
+    return tuple(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from soapstone.engine.lower.elementwise import program_of
 from soapstone.engine.lower.rebuild import merged, substituted
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
@@ -35,14 +36,15 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
 
 def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> list[Node]:
     """Return the element-wise nodes that may join a product, in order."""
-    keep = {*graph.outputs, *graph.updates.values()}
     degrees = strategy.configuration(graph, node).degrees
     signature = graph.signature(node)
     if signature.monoid(0, degrees) is not None or signature.lowers(degrees):
         return []
     chain: list[Node] = []
     value = node.outputs[0]
-    while len(chain) < MOST_STEPS and value not in keep and len(graph.consumers[value]) == 1:
+    while (
+        len(chain) < MOST_STEPS and value not in graph.results and len(graph.consumers[value]) == 1
+    ):
         (reader,) = graph.consumers[value]
         if (
             not reader.spec.elementwise
@@ -85,15 +87,11 @@ def _fused(node: Node, chain: list[Node]) -> Node:
     inside = {node.outputs[0], *(step.outputs[0] for step in chain)}
     extras = list(dict.fromkeys(i for step in chain for i in step.inputs if i not in inside))
     number = {node.outputs[0]: 0} | {name: i for i, name in enumerate(extras, 1)}
-    program = []
-    for step in chain:
-        program.append((step.operator, tuple(number[i] for i in step.inputs), step.items))
-        number[step.outputs[0]] = len(number)
     attributes = {
         "operator": node.operator,
         "items": node.items,
         "arity": len(node.inputs),
-        "program": tuple(program),
+        "program": program_of(chain, number),
     }
     spec = operator("with_epilogue")
     return merged(

@@ -46,7 +46,7 @@ def plain(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order
 
 def stored(graph: Graph) -> frozenset[str]:
     """Return the values that outlive a step, which are in C order."""
-    return frozenset((*graph.roles, *graph.updates.values(), *graph.outputs))
+    return graph.results | graph.roles.keys()
 
 
 def images(graph: Graph, node: Node) -> list[str]:

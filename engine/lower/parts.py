@@ -76,7 +76,6 @@ class _Merger:
 
     def __init__(self, graph: Graph, strategy: Strategy) -> None:
         self.graph, self.strategy = graph, strategy
-        self.keep = {*graph.outputs, *graph.updates.values()}
         self.called: dict[str, str] = {}
         self.nodes: dict[str, Node] = {}  # by name
         self.makers: dict[str, Node] = {}
@@ -95,7 +94,7 @@ class _Merger:
 
     def graph_of(self) -> Graph:
         """Return the graph without the concatenations and splits that nothing reads any more."""
-        needed, nodes = set(self.keep), []
+        needed, nodes = set(self.graph.results), list[Node]()
         for node in reversed(self.nodes.values()):
             if node.spec.view not in JOINS or needed.intersection(node.outputs):
                 nodes.append(node)
@@ -114,11 +113,15 @@ class _Merger:
     def _alone(self, node: Node, value: str) -> bool:
         """Return whether a node reads a value, once, that has no other use."""
         names = [reader.name for reader in self.graph.consumers[value]]
-        return names == [node.name] and value not in self.keep and node.inputs.count(value) == 1
+        return (
+            names == [node.name]
+            and value not in self.graph.results
+            and node.inputs.count(value) == 1
+        )
 
     def _same(self, node: Node) -> bool:
         """Let the result of a node of one operand be called as that; return whether it may."""
-        if len(node.inputs) > 1 or node.outputs[0] in self.keep:
+        if len(node.inputs) > 1 or node.outputs[0] in self.graph.results:
             return False
         self.called[node.outputs[0]] = node.inputs[0]
         return True
@@ -143,7 +146,7 @@ class _Merger:
         """Return whether there are a split's results already, or a larger split now has them."""
         (source,), axis, sizes = node.inputs, node.attributes["axis"], node.attributes["sizes"]
         joined = self._behind(node, source, "concat")
-        if joined is not None and not self.keep.intersection(node.outputs):
+        if joined is not None and not self.graph.results.intersection(node.outputs):
             found = tuple(self.graph.tensors[v].shape[axis] for v in joined.inputs)
             if found == sizes:
                 self.called.update(zip(node.outputs, joined.inputs))
@@ -173,11 +176,12 @@ def _steps(graph: Graph, strategy: Strategy, split: Node) -> tuple[Node, ...]:
     if split.spec.view != "split" or len(graph.consumers[split.inputs[0]]) > 1:
         return ()
     maker = graph.producers.get(split.inputs[0])
-    kept = {*graph.outputs, *graph.updates.values()}
     if maker is None or not maker.spec.epilogue or len(maker.outputs) > 1:
         return ()
     readers = [graph.consumers[value] for value in split.outputs]
-    if kept.intersection((split.inputs[0], *split.outputs)) or {1} != set(map(len, readers)):
+    if graph.results.intersection((split.inputs[0], *split.outputs)) or {1} != set(
+        map(len, readers)
+    ):
         return ()
     steps = tuple(step for (step,) in readers)
     first, form = steps[0], strategy.configuration(graph, maker)
@@ -189,7 +193,7 @@ def _steps(graph: Graph, strategy: Strategy, split: Node) -> tuple[Node, ...]:
         other = graph.producers.get(value)
         if other is None or (other.spec.view, other.items) != ("split", split.items):
             return ()
-        if kept.intersection(other.outputs) or other.outputs.index(value):
+        if graph.results.intersection(other.outputs) or other.outputs.index(value):
             return ()
         if tuple(step.inputs[position : position + 1] for step in steps) != tuple(
             (part,) for part in other.outputs

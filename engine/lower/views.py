@@ -95,15 +95,14 @@ def scan(
     for value, (root, first) in places(graph, strategy).items():
         past = tuple(low + extent for low, extent in zip(first, graph.tensors[value].shape))
         found[value] = View(root, box=(first, past))
-    keep = {*graph.outputs, *graph.updates.values()}
     for node in graph.nodes:
         if node.spec.view in (None, "concat") or node.inputs[0] in constants:
             continue
         source = node.inputs[0]
         looks = _looks(graph, node, found.get(source, View(source)))
-        transposed = _written_through(graph, strategy, node, found.keys() | keep)
+        transposed = _written_through(graph, strategy, node, found.keys() | graph.results)
         strict = transposed is not None
-        bad = {v for v in looks if not _allowed(graph, strategy, looks[v], v, keep, strict)}
+        bad = {v for v in looks if not _allowed(graph, strategy, looks[v], v, strict)}
         if not bad:
             found.update(looks)
         elif transposed is not None:
@@ -173,16 +172,14 @@ def _written_through(graph: Graph, strategy: Strategy, node: Node, taken: Set[st
     return view if _tiles_fit(graph, strategy, maker, source, view) else None
 
 
-def _allowed(
-    graph: Graph, strategy: Strategy, view: View, value: str, keep: Set[str], strict: bool
-) -> bool:
+def _allowed(graph: Graph, strategy: Strategy, view: View, value: str, strict: bool) -> bool:
     """Return whether a value may be a view: its root's strides and all its readers allow it.
 
     A reshape or transpose of the view may always be launched as a copy of it; `strict` asks that
     those be views too. What takes no rows that lie apart makes a copy of a part of its own accord,
     which costs what a launched copy costs: one such reader is allowed.
     """
-    if value in keep:
+    if value in graph.results:
         return False
     try:
         whole = example(graph.tensors[view.root].shape, strategy.layouts.get(view.root))
@@ -205,7 +202,7 @@ def _allowed(
             copies += not takes_rows(graph, reader, value)
         elif strict:
             for name, look in _looks(graph, reader, view).items():
-                if not _allowed(graph, strategy, look, name, keep, strict):
+                if not _allowed(graph, strategy, look, name, strict):
                     return False
     return copies <= 1
 

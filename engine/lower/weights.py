@@ -130,7 +130,6 @@ def fold(
     if not any(node.operator in by.operators for node in graph.nodes):
         return graph
     site = _Site(constants, {*constants, *weights}, set())
-    keep = {*graph.outputs, *graph.updates.values()}
 
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
         site.builder = builder
@@ -139,7 +138,7 @@ def fold(
         if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
-            if old not in keep and len(graph.consumers[old]) == 1:
+            if old not in graph.results and len(graph.consumers[old]) == 1:
                 site.single.add(new)
         return outputs
 

@@ -240,7 +240,7 @@ def _peak_bytes(graph: Graph, order: Sequence[Group], known: Set[str]) -> int:
     last: dict[str, int] = {}
     for position, group in enumerate(order):
         last |= dict.fromkeys(group.inputs, position)
-    kept = {*graph.outputs, *graph.updates.values()}
+    kept = graph.results
     live = sum(graph.tensors[name].nbytes for name in graph.roles if name not in known)
     peak = live
     for position, group in enumerate(order):

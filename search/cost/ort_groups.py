@@ -97,7 +97,7 @@ def groups(graph: Graph, known: Set[str]) -> list[Group]:
         for name in node.outputs:
             maker[name], behind[name] = chosen, depends
     found = sorted((g for g in members if g.nodes), key=lambda g: g.last)
-    kept = {*graph.outputs, *graph.updates.values()}
+    kept = graph.results
     for group in found:
         _bound(graph, group, known, kept)
     return found
