@@ -51,7 +51,7 @@ class Configuration:
         cuts: the boundaries of uneven tiles along a dim, from 0 to its extent.
     """
 
-    degrees: Mapping[str, int] = field(default_factory=dict)
+    degrees: Mapping[str, int] = field(default_factory=dict, metadata={"least": 1})
     devices: tuple[int, ...] = ()
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -168,19 +168,6 @@ def check_configuration(node: Node, signature: Signature, item: Configuration) -
         )
 
 
-def configuration_from_json(data: Any, where: str) -> Configuration:
-    """Return the configuration that JSON data describes; errors name the field."""
-    reader = json_fields.Fields(data, where, StrategyError)
-    degrees = json_fields.Fields(reader.mapping("degrees"), f"{where}.degrees", StrategyError)
-    result = Configuration(
-        {name: degrees.integer(name, 1) for name in reader.mapping("degrees")},
-        reader.integers("devices"),
-        reader.integers_mapping("cuts"),
-    )
-    reader.finish()
-    return result
-
-
 def reshards_from_json(items: Sequence[Any]) -> dict[tuple[str, str], Reshard]:
     """Return the reshards that JSON data describes; errors name the field."""
     result: dict[tuple[str, str], Reshard] = {}
@@ -188,12 +175,11 @@ def reshards_from_json(items: Sequence[Any]) -> dict[tuple[str, str], Reshard]:
         where = f"strategy: reshards[{position}]"
         reader = json_fields.Fields(item, where, StrategyError)
         key = reader.text("value"), reader.text("consumer")
-        path = reader.texts("path")
-        for step in path:
+        reshard = reader.record(Reshard)
+        for step in reshard.path:
             if step not in COLLECTIVES:
                 raise reader.fail("path", step, f"one of {', '.join(COLLECTIVES)}")
         if key in result:
             raise StrategyError(f"{where}: value {key[0]!r} to {key[1]!r} appears twice")
-        result[key] = Reshard(path, reader.integer("copies_kept"))
-        reader.finish()
+        result[key] = reshard
     return result

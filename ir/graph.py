@@ -22,17 +22,18 @@ from soapstone.ir.spec import OpSpec, operator
 from soapstone.ir.tensor import Role, TensorSpec
 
 Items = tuple[tuple[str, Any], ...]
+KINDS = ("uniform", "normal", "constant")  # of first contents
 
 
 @dataclass(frozen=True)
 class Initial:
     """How a parameter or state begins: `uniform` in [-scale, scale), `normal` or `constant`."""
 
-    kind: str = "constant"
+    kind: str = field(default="constant", metadata={"choices": KINDS})
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("uniform", "normal", "constant"):
+        if self.kind not in KINDS:
             raise GraphError(
                 f"initial value {self.kind!r} found; uniform, normal or constant needed"
             )

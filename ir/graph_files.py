@@ -26,7 +26,6 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, spec_of
 
 FORMAT, VERSION = "soapstone-graph", 1
-_KINDS = ("uniform", "normal", "constant")
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -106,7 +105,7 @@ def graph_to_json(graph: Graph, values: str | None = None) -> dict[str, Any]:
                 "role": str(role),
                 "shape": list(graph.tensors[name].shape),
                 "dtype": graph.tensors[name].dtype,
-                "initial": _initial_to_json(graph.initials.get(name)),
+                "initial": json_fields.plain(graph.initials.get(name)),
             }
             for name, role in graph.roles.items()
         ],
@@ -228,29 +227,16 @@ def _add_input(builder: GraphBuilder, item: Any, where: str) -> None:
     reader = json_fields.Fields(item, where, GraphError)
     name, role = reader.text("name"), Role(reader.text("role", tuple(Role)))
     shape, dtype = reader.integers("shape"), reader.text("dtype", DTYPES)
-    initial = _initial(reader.take("initial", "an object or null", _object_or_null), where)
+    initial = reader.take(
+        "initial", "an object or null", lambda v: v is None or isinstance(v, dict)
+    )
+    if initial is not None:
+        initial = json_fields.Fields(initial, f"{where}.initial", GraphError).record(Initial)
     reader.finish()
     try:
         builder.input(name, shape, dtype, role, initial)
     except GraphError as error:
         raise GraphError(f"{where}: field 'name': {error}") from None
-
-
-def _object_or_null(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
-
-
-def _initial(data: Any, where: str) -> Initial | None:
-    if data is None:
-        return None
-    reader = json_fields.Fields(data, f"{where}.initial", GraphError)
-    result = Initial(reader.text("kind", _KINDS), reader.real("scale"))
-    reader.finish()
-    return result
-
-
-def _initial_to_json(initial: Initial | None) -> dict[str, Any] | None:
-    return None if initial is None else {"kind": initial.kind, "scale": initial.scale}
 
 
 def _node(item: Any, where: str) -> Node:

@@ -6,12 +6,16 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from soapstone.files import write
 from soapstone.ir.errors import GraphError
 from soapstone.ir.storage import seal_of, sealed
+
+Record = TypeVar("Record")
 
 
 class Fields:
@@ -93,8 +97,48 @@ class Fields:
 
     def integers_mapping(self, name: str) -> dict[str, tuple[int, ...]]:
         """Return an object of lists of integers."""
-        inner = Fields(self.mapping(name), f"{self.where}: {name}", self.error)
-        return {key: inner.integers(key) for key in inner._data}
+        result: dict[str, tuple[int, ...]] = self._typed(name, dict[str, tuple[int, ...]], {})
+        return result
+
+    def record(self, kind: type[Record], **known: Any) -> Record:
+        """Return a dataclass whose fields are those of the object, as their types say.
+
+        known: fields that are read otherwise.
+        """
+        hints = get_type_hints(kind)
+        for field in fields(kind):
+            if field.name not in known:
+                known[field.name] = self._typed(field.name, hints[field.name], field.metadata)
+        self.finish()
+        return kind(**known)
+
+    def _typed(self, name: str, hint: Any, about: Mapping[str, Any]) -> Any:
+        """Return a field of a type; `least` and `choices` are limits of numbers and strings."""
+        if hint is str:
+            return self.text(name, about.get("choices", ()))
+        if hint is int:
+            return self.integer(name, about.get("least", 0))
+        if hint is float:
+            return self.real(name)
+        if isinstance(hint, type) and issubclass(hint, StrEnum):
+            return hint(self.text(name, tuple(hint)))
+        if is_dataclass(hint):
+            return self._inner(name, self.take(name, "an object", lambda v: True)).record(hint)
+        kind, *_ = get_args(hint)
+        if get_origin(hint) is tuple:
+            if kind in (int, str):
+                return self.integers(name) if kind is int else self.texts(name)
+            items = enumerate(self.items(name))
+            return tuple(self._inner(f"{name}[{i}]", item).record(kind) for i, item in items)
+        *_, kind = get_args(hint)
+        if kind in (Any, str):
+            return self.mapping(name) if kind is Any else self.text_mapping(name)
+        inner = self._inner(name, self.mapping(name))
+        return {key: inner._typed(key, kind, about) for key in inner._data}
+
+    def _inner(self, name: str, data: Any) -> Fields:
+        dot = "." if ": " in self.where else ": "
+        return Fields(data, f"{self.where}{dot}{name}", self.error)
 
     def header(self, form: str, version: int) -> None:
         """Check the fields `format` and `version`."""
@@ -107,6 +151,20 @@ class Fields:
             if name not in self._taken:
                 have = ", ".join(sorted(self._taken))
                 raise self.error(f"{self.where}: unknown field {name!r}; fields are {have}")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses and mappings as objects, tuples as lists.
+
+    It is what `Fields.record` reads.
+    """
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, StrEnum) else value
 
 
 def parse(text: str, where: str, error: type[GraphError]) -> Any:
@@ -206,4 +264,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-__all__ = ["Fields", "dump", "parse", "read", "save"]
+__all__ = ["Fields", "dump", "parse", "plain", "read", "save"]

@@ -104,20 +104,7 @@ class MemoryPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "capacity_bytes": self.capacity_bytes,
-            "steps": [
-                {
-                    "action": str(step.action),
-                    "name": step.name,
-                    "nbytes": step.nbytes,
-                    "offset": step.offset,
-                }
-                for step in self.steps
-            ],
-        }
+        return {"format": FORMAT, "version": VERSION, **json_fields.plain(self)}
 
     @staticmethod
     def from_json(data: Any) -> MemoryPlan:
@@ -128,19 +115,15 @@ class MemoryPlan:
         """
         reader = json_fields.Fields(data, "memory plan", GraphError)
         reader.header(FORMAT, VERSION)
-        capacity = reader.integer("capacity_bytes")
-        steps = []
-        for position, item in enumerate(reader.items("steps")):
-            step = json_fields.Fields(item, f"memory plan: steps[{position}]", GraphError)
-            action = Action(step.text("action", tuple(Action)))
-            name, nbytes, offset = step.text("name"), step.integer("nbytes"), step.integer("offset")
-            step.finish()
-            for field, value in (("nbytes", nbytes), ("offset", offset)):
-                if action is Action.RUN and value:
-                    raise step.fail(field, value, "0 for a run")
-            steps.append(Step(action, name, nbytes, offset))
-        reader.finish()
-        return MemoryPlan(capacity, tuple(steps))
+        plan = reader.record(MemoryPlan)
+        for number, step in enumerate(plan.steps):
+            for name, value in (("nbytes", step.nbytes), ("offset", step.offset)):
+                if step.action is Action.RUN and value:
+                    raise GraphError(
+                        f"memory plan: steps[{number}]: field {name!r}: {value} found,"
+                        " 0 for a run needed"
+                    )
+        return plan
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; a file that exists is replaced whole or not at all."""

@@ -20,7 +20,6 @@ from soapstone.ir.configuration import (
     Keep,
     Reshard,
     check_configuration,
-    configuration_from_json,
     inherited,
     reshards_from_json,
     resolved,
@@ -211,34 +210,13 @@ class Strategy:
 
     def to_json(self) -> dict[str, Any]:
         """Return the strategy as JSON-ready data."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": self.model,
-            "model_hash": self.model_hash,
-            "machine": dict(self.machine),
-            "configurations": {
-                name: {
-                    "degrees": dict(item.degrees),
-                    "devices": list(item.devices),
-                    "cuts": {dim: list(cut) for dim, cut in item.cuts.items()},
-                }
-                for name, item in self.configurations.items()
-            },
-            "reshards": [
-                {
-                    "value": value,
-                    "consumer": consumer,
-                    "path": list(item.path),
-                    "copies_kept": item.copies_kept,
-                }
-                for (value, consumer), item in self.reshards.items()
-            ],
-            "tensors": {value: str(keep) for value, keep in self.tensors.items()},
-            "layouts": {value: list(order) for value, order in self.layouts.items()},
-            "variants": dict(self.variants),
-            "provenance": dict(self.provenance),
-        }
+        reshards = [
+            {"value": value, "consumer": consumer, **json_fields.plain(item)}
+            for (value, consumer), item in self.reshards.items()
+        ]
+        data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        data |= dict.fromkeys(("model", "model_hash", "machine"))  # come first
+        return data | json_fields.plain(self) | {"reshards": reshards}
 
     @staticmethod
     def from_json(data: Any) -> Strategy:
@@ -249,22 +227,7 @@ class Strategy:
         """
         reader = json_fields.Fields(data, "strategy", StrategyError)
         reader.header(FORMAT, VERSION)
-        result = Strategy(
-            model=reader.text("model"),
-            model_hash=reader.text("model_hash"),
-            machine=reader.mapping("machine"),
-            configurations={
-                name: configuration_from_json(item, f"strategy: configurations.{name}")
-                for name, item in reader.mapping("configurations").items()
-            },
-            reshards=reshards_from_json(reader.items("reshards")),
-            tensors=_keeps(reader.mapping("tensors")),
-            layouts=reader.integers_mapping("layouts"),
-            variants=reader.text_mapping("variants"),
-            provenance=reader.mapping("provenance"),
-        )
-        reader.finish()
-        return result
+        return reader.record(Strategy, reshards=reshards_from_json(reader.items("reshards")))
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as JSON; a file that exists is replaced whole or not at all."""
@@ -368,11 +331,6 @@ def _check_machine(made_for: Mapping[str, Any], machine: Mapping[str, Any]) -> N
             raise StrategyError(
                 f"strategy is for machine {made_for.get('name')!r} with processor {a}; {b} found"
             )
-
-
-def _keeps(data: dict[str, Any]) -> dict[str, Keep]:
-    reader = json_fields.Fields(data, "strategy: tensors", StrategyError)
-    return {name: Keep(reader.text(name, tuple(Keep))) for name in data}
 
 
 __all__ = ["COLLECTIVES", "DEFAULT", "Configuration", "Keep", "Reshard", "Strategy"]
