@@ -364,8 +364,7 @@ def einsum(
     out_terms = [term.split() for term in right.split(",")]
     if len(in_terms) != len(inputs):
         raise ShapeError(f"{len(inputs)} inputs found, {len(in_terms)} needed ({text})")
-    table = DimTable()
-    batch_rank = 0
+    leading = []  # how many axes of each input `...` stands for
     for position, (terms, spec) in enumerate(zip(in_terms, inputs)):
         named = len(terms) - ("..." in terms)
         if spec.rank < named or ("..." not in terms and spec.rank != named):
@@ -373,56 +372,40 @@ def einsum(
                 f"input {position} has rank {spec.rank} (shape {spec.shape});"
                 f" {' '.join(terms)} needs {named}{' or more' if '...' in terms else ''}"
             )
-        if "..." in terms:
-            batch_rank = max(batch_rank, spec.rank - named)
-    batch = [f"b{i}" for i in range(batch_rank)]
+        leading.append(spec.rank - named)
+    batch = [f"b{i}" for i in range(max(leading, default=0))]
 
-    def batch_axes(spec: TensorSpec, count: int, where: str) -> list[Axis]:
-        axes: list[Axis] = []
-        for name, extent in zip(batch[batch_rank - count :], spec.shape[:count]):
-            largest = batch_extent[name]
-            if extent == largest:
-                axes.append(along(table, name, extent, where))
-            elif extent == 1:
-                axes.append(Whole(1))
-            else:
-                raise ShapeError(f"dim {name} is {largest} but {extent} in {where}")
-        return axes
+    def names_of(terms: Sequence[str], count: int) -> list[str]:
+        last = batch[len(batch) - count :]
+        return [name for term in terms for name in (last if term == "..." else (term,))]
 
-    batch_extent: dict[str, int] = {}
-    for terms, spec in zip(in_terms, inputs):
-        if "..." in terms:
-            count = spec.rank - (len(terms) - 1)
-            for name, extent in zip(batch[batch_rank - count :], spec.shape[:count]):
-                if batch_extent.get(name, 1) == 1:
-                    batch_extent[name] = extent
-    operands: list[Operand] = []
-    for position, (terms, spec) in enumerate(zip(in_terms, inputs)):
-        where = f"input {position}"
-        axes: list[Axis] = []
-        for term in terms:
-            if term == "...":
-                axes += batch_axes(spec, spec.rank - (len(terms) - 1), where)
-                continue
-            extent = spec.shape[len(axes)]
-            if term == "1":
-                if extent != 1:
-                    raise ShapeError(f"axis {len(axes)} of {where} is {extent}; 1 needed ({text})")
-                axes.append(Whole(1))
-            else:
-                axes.append(along(table, term, extent, where))
+    rows = [names_of(terms, count) for terms, count in zip(in_terms, leading)]
+    largest = dict.fromkeys(batch, 1)
+    for names, spec in zip(rows, inputs):
+        found = zip(names, spec.shape)
+        largest |= {name: extent for name, extent in found if largest.get(name) == 1}
+    table, operands = DimTable(), list[Operand]()
+    for position, (names, spec) in enumerate(zip(rows, inputs)):
+        where, axes = f"input {position}", list[Axis]()
+        for name, extent in zip(names, spec.shape):
+            if name == "1" and extent != 1:
+                raise ShapeError(f"axis {len(axes)} of {where} is {extent}; 1 needed ({text})")
+            most = largest.get(name, extent)
+            if extent not in (1, most):
+                raise ShapeError(f"dim {name} is {most} but {extent} in {where}")
+            plain = name != "1" and extent == most
+            axes.append(along(table, name, extent, where) if plain else Whole(1))
         operands.append(Operand(tuple(axes)))
-    outputs: list[Operand] = []
-    for terms in out_terms:
-        out_axes: list[Axis] = []
-        for term in terms:
-            if term == "...":
-                out_axes += [along(table, b, batch_extent[b], "output") for b in batch]
-            elif term == "1":
-                out_axes.append(Whole(1))
-            elif term != "()":
-                out_axes.append(Affine(term, table.extent(term)))
-        outputs.append(Operand(tuple(out_axes)))
+    outputs = [
+        Operand(
+            tuple(
+                Whole(1) if name == "1" else Affine(name, table.extent(name))
+                for name in names_of(terms, len(batch))
+                if name != "()"
+            )
+        )
+        for terms in out_terms
+    ]
     return finish(table, operands, outputs, dtypes, kinds, monoid)
 
 

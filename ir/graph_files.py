@@ -105,7 +105,7 @@ def graph_to_json(graph: Graph, values: str | None = None) -> dict[str, Any]:
                 "role": str(role),
                 "shape": list(graph.tensors[name].shape),
                 "dtype": graph.tensors[name].dtype,
-                "initial": json_fields.plain(graph.initials.get(name)),
+                "initial": json_fields.as_data(graph.initials.get(name)),
             }
             for name, role in graph.roles.items()
         ],

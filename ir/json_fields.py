@@ -153,17 +153,17 @@ class Fields:
                 raise self.error(f"{self.where}: unknown field {name!r}; fields are {have}")
 
 
-def plain(value: Any) -> Any:
+def as_data(value: Any) -> Any:
     """Return a value as JSON has it: dataclasses and mappings as objects, tuples as lists.
 
     It is what `Fields.record` reads.
     """
     if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: as_data(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: as_data(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [as_data(item) for item in value]
     return str(value) if isinstance(value, StrEnum) else value
 
 
@@ -264,4 +264,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-__all__ = ["Fields", "dump", "parse", "plain", "read", "save"]
+__all__ = ["Fields", "as_data", "dump", "parse", "read", "save"]

@@ -104,7 +104,7 @@ class MemoryPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
-        return {"format": FORMAT, "version": VERSION, **json_fields.plain(self)}
+        return {"format": FORMAT, "version": VERSION, **json_fields.as_data(self)}
 
     @staticmethod
     def from_json(data: Any) -> MemoryPlan:

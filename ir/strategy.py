@@ -211,12 +211,12 @@ class Strategy:
     def to_json(self) -> dict[str, Any]:
         """Return the strategy as JSON-ready data."""
         reshards = [
-            {"value": value, "consumer": consumer, **json_fields.plain(item)}
+            {"value": value, "consumer": consumer, **json_fields.as_data(item)}
             for (value, consumer), item in self.reshards.items()
         ]
         data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
         data |= dict.fromkeys(("model", "model_hash", "machine"))  # come first
-        return data | json_fields.plain(self) | {"reshards": reshards}
+        return data | json_fields.as_data(self) | {"reshards": reshards}
 
     @staticmethod
     def from_json(data: Any) -> Strategy:

@@ -2,7 +2,7 @@
 
 What is found for the forward graph alone holds for training too: the gradient of the new graph is
 the gradient of the old one, so it is differentiated anew and needs no rules of its own. Then rules
-are applied to the whole, backward included, spelled in operators that they know (`spelling.py`).
+are applied to the whole, backward included, in operators that they know (`gradient_forms.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, Wrapped
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import ENDS
+from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, restored
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.search import Options, Progress, Searched, Spent, search
-from soapstone.search.optimize.spelling import in_order_of, restored, spelled
 from soapstone.search.rules.rulebook import Rulebook
 
 Layouts = Mapping[str, tuple[int, ...]]
@@ -90,7 +90,7 @@ def _both(
     model.deadline = deadline
     base = best.graph
     whole = StepCost(model, base)
-    found = search(spelled(base), {}, book, whole, objective, options, progress, deadline)
+    found = search(in_forms(base), {}, book, whole, objective, options, progress, deadline)
     consider(found, in_order_of(restored(found.graph, base), base))
 
 
@@ -157,7 +157,7 @@ def _kept(graph: Graph) -> list[tuple[str, str]]:
 
 
 class StepCost(Wrapped):
-    """Prices spelled training graphs as what they are put together to."""
+    """Prices training graphs in forms of rules as what they are put together to."""
 
     def __init__(self, model: CostModel, original: Graph) -> None:
         super().__init__(model)

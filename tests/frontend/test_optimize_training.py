@@ -30,8 +30,8 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
+from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, restored
 from soapstone.search.optimize.search import Options
-from soapstone.search.optimize.spelling import in_order_of, restored, spelled
 from soapstone.search.optimize.steps import search_step, taken_apart
 from soapstone.search.rules import rulefile
 from soapstone.search.rules.rulebook import Rulebook, rulebook
@@ -114,7 +114,7 @@ def optimised(graph: Graph, book: Rulebook, candidates: int = 8) -> Graph:
 
 def respelled(graph: Graph) -> Graph:
     """Return a graph that went the way of all graphs that are searched, without any rule."""
-    return restored(spelled(graph), graph)
+    return restored(in_forms(graph), graph)
 
 
 def operators(graph: Graph) -> Counter[str]:
@@ -175,7 +175,7 @@ class TestTakingApart:
         graph = graph_of(make())
         values = {name: drawn(graph, name) for name in graph.roles}
         expected = interpret(graph, values)
-        for new in (spelled(graph), respelled(graph)):
+        for new in (in_forms(graph), respelled(graph)):
             assert new.outputs == graph.outputs
             assert new.roles == graph.roles
             found = interpret(new, values)

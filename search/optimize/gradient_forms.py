@@ -1,4 +1,4 @@
-"""Gradients spelled in the operators that rules know: products with transposes, and sums of two.
+"""Gradients in the operators that rules know: products with transposes, and sums of two.
 
 `restored` puts together again what no rule made use of, and takes a graph out of its normal form:
 there are no constants in a training graph for the executor to fold.
@@ -21,12 +21,12 @@ from soapstone.search.optimize import normal
 from soapstone.search.optimize.pool import Pool
 
 
-def spelled(graph: Graph) -> Graph:
+def in_forms(graph: Graph) -> Graph:
     """Return a graph with gradients as products and sums, and what is equal made once."""
 
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str] | None:
-        spelling = _SPELLINGS.get(node.operator)
-        return (spelling(builder, node),) if spelling else None
+        form = _FORMS.get(node.operator)
+        return (form(builder, node),) if form else None
 
     pool = Pool()
     frame, outputs = normal.read(rebuild(graph, emit), pool, {})
@@ -47,39 +47,39 @@ def _rows(builder: GraphBuilder, value: str) -> str:
     return builder.apply("reshape", value, shape=(math.prod(first), last))[0]
 
 
-def _spelled_matmul(builder: GraphBuilder, node: Node) -> str:
+def _in_forms_matmul(builder: GraphBuilder, node: Node) -> str:
     flags = node.attributes["transpose_a"], node.attributes["transpose_b"]
     inputs = [_swapped(builder, x) if flag else x for x, flag in zip(node.inputs, flags)]
     return builder.apply("matmul", *inputs, name=node.name)[0]
 
 
-def _spelled_grad_input(builder: GraphBuilder, node: Node) -> str:
+def _in_forms_grad_input(builder: GraphBuilder, node: Node) -> str:
     dy, w = node.inputs
     return builder.apply("matmul", dy, _swapped(builder, w), name=node.name)[0]
 
 
-def _spelled_grad_weight(builder: GraphBuilder, node: Node) -> str:
+def _in_forms_grad_weight(builder: GraphBuilder, node: Node) -> str:
     x, dy = (_rows(builder, name) for name in node.inputs)
     return builder.apply("matmul", _swapped(builder, x), dy, name=node.name)[0]
 
 
-def _spelled_sum(builder: GraphBuilder, node: Node) -> str:
+def _in_forms_sum(builder: GraphBuilder, node: Node) -> str:
     total, *rest = node.inputs
     for part in rest:
         total = builder.apply("add", total, part, name=node.name)[0]
     return total
 
 
-_SPELLINGS: Mapping[str, Callable[[GraphBuilder, Node], str]] = {
-    "matmul": _spelled_matmul,
-    "linear_grad_input": _spelled_grad_input,
-    "linear_grad_weight": _spelled_grad_weight,
-    "accumulate": _spelled_sum,
+_FORMS: Mapping[str, Callable[[GraphBuilder, Node], str]] = {
+    "matmul": _in_forms_matmul,
+    "linear_grad_input": _in_forms_grad_input,
+    "linear_grad_weight": _in_forms_grad_weight,
+    "accumulate": _in_forms_sum,
 }
 
 
 def restored(graph: Graph, original: Graph) -> Graph:
-    """Return a graph out of its spelling and normal form.
+    """Return a graph out of these operators and its normal form.
 
     Biases and activations are in products, and what no rule has changed is as in the original.
     """
