@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 from operator_checks import parse
+from session_runs import ran
 
 from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.session import Session
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.dims import Affine, Kind, Product, Signature
 from soapstone.ir.errors import GraphError
@@ -483,16 +483,9 @@ def by_strategy(sample: Sample) -> dict[str, Array]:
         node.name: Configuration(degrees_of(graph.signature(node), random)) for node in graph.nodes
     }
     machine = MACHINES[random.integers(len(MACHINES))]
-    session = Session(machine, RandomMapper(int(random.integers(1 << 30))), seed=0)
-    try:
-        bound = session.bind(graph, Strategy(configurations=configurations))
-        for _ in range(2):
-            for name, array in sample.values.items():
-                bound.feeds[name][...] = array
-            session.run(bound)
-        return {name: np.array(array) for name, array in bound.results.items()}
-    finally:
-        session.close()
+    mapper = RandomMapper(int(random.integers(1 << 30)))
+    strategy = Strategy(configurations=configurations)
+    return ran(graph, sample.values, strategy, machine, mapper, runs=2)[0]
 
 
 def degrees_of(signature: Signature, random: np.random.Generator) -> dict[str, int]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from operator_checks import registry_cases, subject
 from random_graphs import MACHINES, RandomMapper
+from session_runs import ran
 
 from soapstone.engine.lower import CHANNELS_LAST
-from soapstone.engine.session import Session
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.spec import Case, OpSpec
 from soapstone.ir.strategy import Configuration, Strategy
@@ -57,20 +57,14 @@ def check(spec: OpSpec, case: Case, seed: int) -> None:
     random = np.random.default_rng(seed)
     for strategy in random_strategies(graph, seed, 3):
         machine = MACHINES[random.integers(len(MACHINES))]
-        session = Session(machine, RandomMapper(int(random.integers(1 << 30))), seed=0)
-        try:
-            bound = session.bind(graph, strategy)
-            for _ in range(2):  # the second run finds what the first left behind
-                for i, array in enumerate(whole.arrays):
-                    bound.feeds[f"in{i}"][...] = array
-                session.run(bound)
-                for output, value in zip(graph.outputs, expected):
-                    np.testing.assert_allclose(
-                        np.asarray(bound.results[output], np.float64),
-                        np.asarray(value, np.float64),
-                        rtol=2e-4,
-                        atol=2e-5,
-                        err_msg=f"{strategy.configurations['node'].degrees} on {machine.name}",
-                    )
-        finally:
-            session.close()
+        mapper = RandomMapper(int(random.integers(1 << 30)))
+        values = {f"in{i}": array for i, array in enumerate(whole.arrays)}
+        found, _ = ran(graph, values, strategy, machine, mapper, runs=2)
+        for output, value in zip(graph.outputs, expected):
+            np.testing.assert_allclose(
+                np.asarray(found[output], np.float64),
+                np.asarray(value, np.float64),
+                rtol=2e-4,
+                atol=2e-5,
+                err_msg=f"{strategy.configurations['node'].degrees} on {machine.name}",
+            )

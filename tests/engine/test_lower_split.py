@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from session_runs import assert_near, ran
 
 from soapstone.engine.lower import (
     channels_last,
@@ -16,7 +17,6 @@ from soapstone.engine.lower import (
     views,
 )
 from soapstone.engine.mapper import GraphMapper
-from soapstone.engine.session import Session
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.model import Model
 from soapstone.ir.graph import Graph, GraphBuilder, Node
@@ -69,9 +69,7 @@ def check(graph: Graph, tolerance: float = 2e-5) -> None:
         with InferenceSession(graph, weights, threads=threads) as session:
             found = session.run(given)
             assert list(found) == list(graph.outputs)
-            for name, value in found.items():
-                scale = max(float(np.abs(expected[name]).max(initial=0.0)), 1.0)
-                np.testing.assert_allclose(value, expected[name], atol=tolerance * scale, rtol=0)
+            assert_near(found, expected, tolerance, least=1.0)
 
 
 def merged_block(size: int = 9) -> Graph:
@@ -395,23 +393,10 @@ def test_tangles_under_random_strategies(seed: int) -> None:
         choices = list(graph.signature(node).configurations(3))
         configurations[node.name] = Configuration(choices[random.integers(len(choices))])
     layouts = {} if seed % 2 else channels_last(graph)
-    machine = MACHINES[seed % len(MACHINES)]
-    session = Session(machine, GraphMapper(), seed=0)
-    values = drawn(graph)
-    expected = interpret(graph, values)
-    try:
-        bound = session.bind(graph, Strategy(configurations=configurations, layouts=layouts))
-        session.load_state(fixed_of(graph, values))
-        bound.feeds["x"][...] = values["x"]
-        for _ in range(2):  # the second run finds what the first left behind
-            session.run(bound)
-            for name in graph.outputs:
-                scale = max(float(np.abs(expected[name]).max(initial=0.0)), 1.0)
-                np.testing.assert_allclose(
-                    bound.results[name], expected[name], atol=1e-4 * scale, rtol=0
-                )
-    finally:
-        session.close()
+    values, machine = drawn(graph), MACHINES[seed % len(MACHINES)]
+    strategy = Strategy(configurations=configurations, layouts=layouts)
+    found, _ = ran(graph, values, strategy, machine, GraphMapper(), runs=2)
+    assert_near(found, interpret(graph, values), 1e-4, least=1.0)
 
 
 @pytest.mark.parametrize("look", ["transpose", "slice", "split", "reshape"])
@@ -432,15 +417,5 @@ def test_an_update_waits_for_the_readers_of_views(look: str) -> None:
     builder.output(builder.apply("matmul", x, seen)[0])
     graph = builder.build()
     values = drawn(graph) | {"ok": np.array(True)}
-    expected = interpret(graph, values)
-    session = Session(Machine.local(cpus=1), GraphMapper(), seed=0)
-    try:
-        bound = session.bind(graph, Strategy())
-        session.load_state(fixed_of(graph, values))
-        for name in graph.inputs(Role.INPUT):
-            bound.feeds[name][...] = values[name]
-        session.run(bound)
-        name = graph.outputs[0]
-        np.testing.assert_allclose(bound.results[name], expected[name], atol=1e-5)
-    finally:
-        session.close()
+    found, _ = ran(graph, values, Strategy())
+    assert_near(found, interpret(graph, values), 1e-5, least=1.0)

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from session_runs import assert_near, ran
 
 from soapstone import InferenceSession, Model
 from soapstone.engine.initial import materialise
@@ -189,28 +190,13 @@ def test_the_graph_itself_is_never_changed() -> None:
 
 def test_a_split_strategy_gives_the_same_numbers() -> None:
     """Epilogues and views under data-parallel tiles."""
-    from soapstone.engine.session import Session
-
     for build in NETWORKS.values():
         graph = build(4).graph
         weights, given = weights_of(graph), inputs_of(graph)
         expected = interpret(graph, {**weights, **given})
-        machine = Machine.local(cpus=2)
-        mapper = load("data_parallel")
-        session = Session(machine, mapper, seed=0)
-        try:
-            bound = session.bind(graph, mapper.strategy(graph, machine))
-            session.load_state(weights)
-            for name, array in given.items():
-                bound.feeds[name][...] = array
-            session.run(bound)
-            for output in graph.outputs:
-                scale = np.abs(expected[output]).max()
-                np.testing.assert_allclose(
-                    bound.results[output], expected[output], atol=2e-5 * scale, rtol=0
-                )
-        finally:
-            session.close()
+        given = {**weights, **given}
+        found, _ = ran(graph, given, None, Machine.local(cpus=2), "data_parallel")
+        assert_near(found, expected, 2e-5)
 
 
 def test_shapes_are_bound_as_they_come_and_forgotten_in_turn() -> None:

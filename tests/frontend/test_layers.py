@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from session_runs import ran
 from test_training import compare
 
-from soapstone import SGD, GraphError, Machine, Model, ShapeError
-from soapstone.engine.session import Session
+from soapstone import SGD, GraphError, Model, ShapeError
 from soapstone.frontend.training.schedules import cosine
 from soapstone.frontend.training.state import TrainingState
-from soapstone.mappers import load
 
 
 def images() -> Model:
@@ -143,14 +142,8 @@ def test_layers_of_whole_numbers_and_truth_values() -> None:
         }
         model.output(model.reduce_sum(a, 1), *(found for found, _ in pairs.values()))
         graph = model.build()
-        machine, mapper = Machine.local(cpus=1), load("sequential", None)
-        mapper.attach(machine)
-        session = Session(machine, mapper, seed=0)
-        bound = session.bind(graph, mapper.strategy(graph, machine))
-        bound.feeds["a"][...], bound.feeds["i"][...] = x, ids
-        session.run(bound)
-        found = [np.array(bound.results[output]) for output in graph.outputs[1:]]
-        session.close()
+        results, _ = ran(graph, {"a": x, "i": ids})
+        found = [results[output] for output in graph.outputs[1:]]
     for (name, (_, wanted)), value in zip(pairs.items(), found, strict=True):
         np.testing.assert_array_equal(value, wanted, err_msg=name)
 

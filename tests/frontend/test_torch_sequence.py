@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
+from session_runs import ran
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model, Tensor
-from soapstone.engine.session import Session
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.tensor import Array, Role
-from soapstone.mappers import load as load_mapper
 
 N, T, K, H = 6, 5, 12, 20
 MACHINES = {"two workers": {"cpus": 2}, "two threads": {"cpus": 1, "threads": 2}}
@@ -44,19 +43,8 @@ def run(
     grads = gradients(builder, loss, wanted)
     builder.output(*grads.values())
     graph = builder.build().pruned()
-    local, mapper = Machine.local(**MACHINES[machine]), load_mapper("data_parallel", None)
-    mapper.attach(local)
-    session = Session(local, mapper, seed=0)
-    try:
-        bound = session.bind(graph, mapper.strategy(graph, local))
-        session.load_state(weights)
-        fed = {**inputs, **{f"seed{i}": seed for i, seed in enumerate(seeds)}}
-        for name, values in fed.items():
-            bound.feeds[name][...] = values
-        session.run(bound)
-        found = {name: np.array(bound.results[name]) for name in graph.outputs}
-    finally:
-        session.close()
+    fed = {**weights, **inputs, **{f"seed{i}": seed for i, seed in enumerate(seeds)}}
+    found, _ = ran(graph, fed, None, Machine.local(**MACHINES[machine]), "data_parallel")
     return [found[name] for name in forward.outputs], {n: found[g] for n, g in grads.items()}
 
 

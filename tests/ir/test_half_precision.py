@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from operator_checks import draw, registry_cases, subject
 from random_graphs import grown
+from session_runs import ran
 
 from soapstone import InferenceSession, from_onnx
-from soapstone.engine.session import Session
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import GraphBuilder
@@ -24,7 +24,6 @@ from soapstone.ir.tensor import Array, TensorSpec, spec_of
 from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
-from soapstone.mappers import load
 from soapstone.runtime import Machine, Partition, Reduce, Region, Runtime, Task
 
 LONG, WIDE, MOST_POINTS = 8192, 256, 1 << 20
@@ -152,15 +151,9 @@ def test_a_split_accumulates_in_single_precision(
     generator = np.random.default_rng(0)
     values = {n: generator.uniform(0.2, 0.9, graph.tensors[n].shape) for n in inputs}
     halves = {n: a.astype(np.float16) for n, a in values.items()}
-    session = Session(Machine.local(cpus=2), load("sequential"), seed=0)
-    try:
-        bound = session.bind(graph, Strategy({"node": Configuration(degrees)}))
-        for n, array in halves.items():
-            bound.feeds[n][...] = array
-        session.run(bound)
-        made = [np.asarray(bound.results[output]).copy() for output in graph.outputs]
-    finally:
-        session.close()
+    strategy = Strategy({"node": Configuration(degrees)})
+    found, _ = ran(graph, halves, strategy, Machine.local(cpus=2))
+    made = [found[output] for output in graph.outputs]
     node = graph.nodes[0]
     exact = node.spec.run(node.attributes, *(a.astype(np.float64) for a in halves.values()))
     assert all(array.dtype == np.float16 for array in made)

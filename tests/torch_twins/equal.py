@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
+from session_runs import ran
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model
-from soapstone.engine.session import Session
 from soapstone.frontend.training.losses import LABELS, add_loss
 from soapstone.ir.autodiff import gradients
 from soapstone.ir.tensor import Array, Role
-from soapstone.mappers import load as load_mapper
 
 LOSSES = {
     "cross_entropy": lambda y, labels: nn.functional.cross_entropy(
@@ -80,19 +79,9 @@ def run(
     grads = gradients(builder, value, list(values))
     builder.output(value, *grads.values())
     graph = builder.build().pruned()
-    machine, mapper = Machine.local(cpus=2), load_mapper("data_parallel", None)
-    mapper.attach(machine)
-    session = Session(machine, mapper, seed=0)
-    try:
-        bound = session.bind(graph, mapper.strategy(graph, machine))
-        session.load_state({**values, **(states or {})})
-        for name, array in {**inputs, LABELS: labels}.items():
-            bound.feeds[name][...] = array
-        session.run(bound)
-        found = {name: np.array(array) for name, array in bound.results.items()}
-        after = {name: session.state()[name] for name in states or ()}
-    finally:
-        session.close()
+    given = {**inputs, LABELS: labels, **values, **(states or {})}
+    found, state = ran(graph, given, None, Machine.local(cpus=2), "data_parallel")
+    after = {name: state[name] for name in states or ()}
     return found[output], float(found[value]), {n: found[g] for n, g in grads.items()}, after
 
 
