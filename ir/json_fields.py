@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from soapstone.files import write
 from soapstone.ir.errors import GraphError
@@ -106,7 +106,7 @@ class Fields:
         known: fields that are read otherwise.
         """
         hints = get_type_hints(kind)
-        for field in fields(kind):
+        for field in fields(cast("Any", kind)):
             if field.name not in known:
                 known[field.name] = self._typed(field.name, hints[field.name], field.metadata)
         self.finish()
@@ -122,7 +122,7 @@ class Fields:
             return self.real(name)
         if isinstance(hint, type) and issubclass(hint, StrEnum):
             return hint(self.text(name, tuple(hint)))
-        if is_dataclass(hint):
+        if isinstance(hint, type) and is_dataclass(hint):
             return self._inner(name, self.take(name, "an object", lambda v: True)).record(hint)
         kind, *_ = get_args(hint)
         if get_origin(hint) is tuple:

@@ -216,7 +216,8 @@ class Strategy:
         ]
         data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
         data |= dict.fromkeys(("model", "model_hash", "machine"))  # come first
-        return data | json_fields.as_data(self) | {"reshards": reshards}
+        data |= json_fields.as_data(self)
+        return data | {"reshards": reshards}
 
     @staticmethod
     def from_json(data: Any) -> Strategy:
