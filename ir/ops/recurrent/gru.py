@@ -119,9 +119,8 @@ def _gru_grad(
     dproduct, dh = list(made), rows.shaped(dh, 3)
     for step in reversed(list(step_order(len(made), attributes))):
         total = rows("add", made[step], dh)
-        made[step], dproduct[step], dh = _step_grad(
-            rows, linear, total, *(values[step] for values in saved), r
-        )
+        kept, inner, before = (values[step] for values in saved)
+        made[step], dproduct[step], dh = _step_grad(rows, linear, total, kept, inner, before, r)
     return [rows.stacked(made), rows.stacked(dproduct), rows.shaped(dh, 2)]
 
 

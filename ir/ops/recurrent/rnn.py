@@ -211,15 +211,15 @@ class Arrays:
 
     functions: ClassVar[Mapping[str, Callable[..., Array]]] = NUMPY
 
-    def __call__(self, operator: str, *values: Array, **settings: float) -> Array:
-        return NUMPY[operator](*values, *settings.values())
+    def __call__(self, operator: str, *values: Array) -> Array:
+        return np.asarray(NUMPY[operator](*values))
 
     def product(self, x: Array, w: Array, *bias: Array, k: str = "") -> Array:
-        y = np.matmul(x, w)
+        y: Array = np.matmul(x, w)
         return y + bias[0] if bias else y
 
     def back(self, dy: Array, w: Array, k: str = "h") -> Array:
-        return dy @ w.T
+        return np.asarray(np.matmul(dy, w.T))
 
     def parts(self, value: Array, count: int) -> Sequence[Array]:
         return np.split(value, count, axis=-1)

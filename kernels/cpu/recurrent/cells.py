@@ -43,7 +43,8 @@ def lstm_cell(call: Call, form: Form) -> Entry | None:
     entries, inputs, sums = made
     state, kept = private(*h.shape), private(*c.shape)
     operands = {"inputs": inputs, "sums": sums, "state": state, "cell": kept, "cells": cell}
-    _, step = gates.LSTM_STEP.bind(h.shape, call.threads, gates=gate_values, y=y, **operands)
+    operands |= {"gates": gate_values, "y": y}
+    _, step = gates.LSTM_STEP.bind(operands, h.shape, call.threads)
     return sequence([*entries, copy(c, kept), step])
 
 
@@ -58,8 +59,8 @@ def lstm_cell_grad(call: Call) -> Entry | None:
     none, kept = private(*c.shape), private(*c.shape)
     none[...] = 0
     operands = {"dy": dy, "cells": cell, "before": c, "dstate": none, "dcell": kept}
-    operands |= {"dgates": dgates, "dense": private(*dgates.shape)}
-    _, step = gates.LSTM_BACK.bind(c.shape, call.threads, gates=gate_values, **operands)
+    operands |= {"gates": gate_values, "dgates": dgates, "dense": private(*dgates.shape)}
+    _, step = gates.LSTM_BACK.bind(operands, c.shape, call.threads)
     return sequence([copy(dcell, kept), step, copy(kept, dc)])
 
 
@@ -74,7 +75,8 @@ def nas_cell(call: Call, form: Form) -> Entry | None:
         return None
     entries, inputs, states = made
     operands = dict(zip(("y", "cell", "gates", "left", "right"), call.outputs))
-    _, step = NAS_STEP.bind(c.shape, call.threads, inputs=inputs, states=states, c=c, **operands)
+    operands |= {"inputs": inputs, "states": states, "c": c}
+    _, step = NAS_STEP.bind(operands, c.shape, call.threads)
     return sequence([*entries, step])
 
 
@@ -86,4 +88,4 @@ def nas_cell_grad(call: Call) -> Entry | None:
         return noop()
     names = ("dy", "dcell", "gates", "left", "right", "c", "dinputs", "dstates", "dc")
     operands = dict(zip(names, (*call.inputs, *call.outputs)))
-    return NAS_BACK.bind(call.inputs[0].shape, call.threads, **operands)[1]
+    return NAS_BACK.bind(operands, call.inputs[0].shape, call.threads)[1]

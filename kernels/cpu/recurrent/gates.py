@@ -135,7 +135,9 @@ _HEAD, _RECORD = 6, 7
 _ALL = 1 << 40  # steps of what is the same at every step
 
 Record = tuple[Any, ...]
+Operands = dict[str, Any]  # an array or a record by name
 Place = tuple[str, int]  # an operand, and which of the gates side by side in it
+Reads = dict[Expression, tuple[Place, ...]]
 
 
 def operand(array: Array) -> Record:
@@ -215,10 +217,10 @@ class Kernel:
 
     def bind(
         self,
-        shape: tuple[int, int],
+        operands: Operands,
+        shape: tuple[int, ...],
         threads: int,
         turns: tuple[int, int, int] = (0, 1, 0),
-        **operands: Array | Record,
     ) -> tuple[Block, Entry]:
         """Return the block and the entry of a step, or of all steps.
 
@@ -283,7 +285,7 @@ def _row(typing: Any, code: Any, at: Any, h: Any, n: Any) -> Any:
     return types.void(code, at, types.int64, types.int64), emit
 
 
-def gates(expressions: Sequence[Expression], name: str) -> dict[Expression, tuple[Place, ...]]:
+def gates(expressions: Sequence[Expression], name: str) -> Reads:
     """Return expressions as read from the gates side by side in one operand."""
     return {one: ((name, k),) for k, one in enumerate(expressions)}
 
@@ -333,11 +335,11 @@ def _rnn(activation: str) -> tuple[Kernel, Kernel]:
 
 def _gru() -> tuple[Kernel, Kernel, Kernel, Kernel]:
     reset, update, new, product, state = GRU.reads
-    twice = {one: (("inputs", k), ("sums", k)) for k, one in enumerate((reset, update))}
-    before = {state: (("state", 0),)}
+    twice: Reads = {one: (("inputs", k), ("sums", k)) for k, one in enumerate((reset, update))}
+    before: Reads = {state: (("state", 0),)}
     forward = Kernel(
         "gru",
-        twice | {new: (("inputs", 2),), product: (("sums", 2),)} | before,
+        {**twice, new: (("inputs", 2),), product: (("sums", 2),), **before},
         [
             *written(GRU.saved, "gates"),
             *written([product], "hidden"),

@@ -12,6 +12,7 @@ from soapstone.kernels.cpu.recurrent.gates import (
     GRU_STEP,
     SRU_BACK,
     SRU_STEPS,
+    Operands,
     add,
     before,
     copy,
@@ -50,7 +51,7 @@ def gru_step(
         product = weights.product(state, sums, rb)
         if product is None:
             return None
-        block, step = GRU_STEP.bind(state.shape, threads, sums=sums, **operands)
+        block, step = GRU_STEP.bind({**operands, "sums": sums}, state.shape, threads)
         return [block], [product, step], [weights]
     each = [form(part, threads, constant) for part in (r[:, : 2 * width], r[:, 2 * width :])]
     scaled = private(samples, width)
@@ -61,7 +62,7 @@ def gru_step(
         return None
     operands["scaled"] = scaled
     (half, early), (rest, late) = (
-        kernel.bind(state.shape, threads, sums=sums, **operands)
+        kernel.bind({**operands, "sums": sums}, state.shape, threads)
         for kernel, sums in ((GRU_HALF, pair[0]), (GRU_REST, pair[1]))
     )
     return [half, rest], [first, early, second, late], each
@@ -132,8 +133,9 @@ def _grad_step(
     zero[...] = 0
     start = sequence([copy(zero if dh is None else dh, past), copy(zero, through)])
     names = ("dy", "gates", "hidden", "before", "dgates", "dproduct")
-    operands = dict(zip(names, (*given, *made))) | {"past": past, "through": through}
-    block, step = GRU_BACK.bind(past.shape, call.threads, dense=dense, **operands)
+    operands = dict(zip(names, (*given, *made)))
+    operands |= {"past": past, "through": through, "dense": dense}
+    block, step = GRU_BACK.bind(operands, past.shape, call.threads)
     return block, [step, product], start, (past, through), back
 
 
@@ -192,13 +194,8 @@ def sru(call: Call, form: Form) -> Entry | None:
     cell = private(*c0.shape)
     turns = (len(x) - 1, len(x), -1) if build.reverse else (0, len(x), 1)
     operands = {"gates": dense, "highway": highway, "cells": cells, "y": y, "cell": cell}
-    _, steps = SRU_STEPS.bind(
-        c0.shape,
-        call.threads,
-        turns,
-        bias=b,
-        **operands,
-    )
+    operands["bias"] = b
+    _, steps = SRU_STEPS.bind(operands, c0.shape, call.threads, turns)
     build.add(copy(c0, cell), *products, steps)
     if dense is not gates:
         build.add(copy(dense, gates))
@@ -224,10 +221,10 @@ def sru_grad(call: Call) -> Entry | None:
     entries = [copy(dc, dcell)]
     if own:
         entries.append(copy(_zeros(direct), direct))
-    operands = {"dy": dy, "gates": gates, "cells": cells, "highway": highway, "dgates": dgates}
-    operands |= {"dhighway": dhighway, "dcell": dcell}
-    past = before(cells, c0, -turns[2])
-    _, steps = SRU_BACK.bind(c0.shape, call.threads, turns, before=past, **operands)
+    operands: Operands = {"dy": dy, "gates": gates, "cells": cells, "highway": highway}
+    operands |= {"dgates": dgates, "dhighway": dhighway, "dcell": dcell}
+    operands["before"] = before(cells, c0, -turns[2])
+    _, steps = SRU_BACK.bind(operands, c0.shape, call.threads, turns)
     return sequence([*entries, steps, copy(dcell, dc0)])
 
 

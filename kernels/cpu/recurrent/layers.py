@@ -164,7 +164,8 @@ def lstm(call: Call, form: Form) -> Entry | None:
     if before is None or recurrent is None:
         return None
     operands = {"inputs": inputs, "sums": sums, "state": state, "cell": cell, "cells": cells}
-    block, step = gates.LSTM_STEP.bind(h0.shape, call.threads, gates=gate_values, y=y, **operands)
+    operands |= {"gates": gate_values, "y": y}
+    block, step = gates.LSTM_STEP.bind(operands, h0.shape, call.threads)
     build.add(copy(h0, state), copy(c0, cell))
     build.run(len(x), stretch, [block], [recurrent, step], before)
     build.add(copy(state, h), copy(cell, c))
@@ -188,10 +189,9 @@ def lstm_grad(call: Call, form: Form) -> Entry | None:
     if product is None:
         return None
     before = gates.before(cells, c0, 1 if build.reverse else -1)
-    operands = {"dy": dy, "cells": cells, "before": before, "dstate": dstate, "dcell": dcell}
-    block, step = gates.LSTM_BACK.bind(
-        dh.shape, call.threads, gates=gate_values, dgates=dgates, dense=dense, **operands
-    )
+    operands: gates.Operands = {"dy": dy, "cells": cells, "before": before, "gates": gate_values}
+    operands |= {"dgates": dgates, "dense": dense, "dstate": dstate, "dcell": dcell}
+    block, step = gates.LSTM_BACK.bind(operands, dh.shape, call.threads)
     build.add(copy(dh, dstate), copy(dc, dcell))
     build.run(len(dy), len(dy), [block], [step, product], [])
     build.add(copy(dstate, dh0), copy(dcell, dc0))
@@ -215,7 +215,7 @@ def rnn(call: Call, form: Form) -> Entry | None:
     if before is None or recurrent is None:
         return None
     kernel, _ = gates.RNN[call.attributes["activation"]]
-    block, step = kernel.bind(h0.shape, call.threads, y=dense, sums=sums, state=state)
+    block, step = kernel.bind({"y": dense, "sums": sums, "state": state}, h0.shape, call.threads)
     build.add(copy(h0, state))
     build.run(len(x), len(x), [block], [recurrent, step], before)
     if dense is not y:
@@ -240,7 +240,7 @@ def rnn_grad(call: Call, form: Form) -> Entry | None:
         return None
     _, kernel = gates.RNN[call.attributes["activation"]]
     operands = {"dy": dy, "y": y, "dgates": dgates, "dense": dense, "dstate": dstate}
-    block, step = kernel.bind(dh.shape, call.threads, **operands)
+    block, step = kernel.bind(operands, dh.shape, call.threads)
     build.add(copy(dh, dstate))
     build.run(len(dy), len(dy), [block], [step, product], [])
     build.add(copy(dstate, dh0))
