@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.spec import operator
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.cpu import onednn
 from soapstone.kernels.cpu.products.forms import plain
 from soapstone.kernels.cpu.substrate import native
@@ -24,7 +24,7 @@ FILL = 77  # of what no kernel writes
 def random(*shape: int, seed: int = 0, shift: float = 0.0) -> Array:
     """Return float32 standard normal numbers around `shift`."""
     made = np.random.default_rng([seed, *shape]).standard_normal(shape) + shift
-    return made.astype(np.float32)
+    return np.asarray(made, np.float32)
 
 
 def place(array: Array, layout: str) -> Array:
@@ -73,27 +73,29 @@ def served(
     threads: int | tuple[int, ...] = (1, 2),
     constants: frozenset[int] = frozenset(),
     only: str = "",
+    every: bool = False,
     tolerance: float = 1e-4,
 ) -> set[str]:
     """Run every variant of a call twice, against the reference; return which of them serve it.
 
-    Arrays of the most axes are in the layout, others plain. Nothing but outputs may be written.
+    Arrays of the most axes, or `every` one, are in the layout, others plain. Nothing but outputs
+    may be written.
     """
     spec = operator(name)
     own = {key: value for key, value in attributes.items() if key in spec.attributes}
     given = {**attributes, **spec.normalise(own)}
     expected = reference(name, arrays, attributes)
     rank = max(array.ndim for array in (*arrays, *expected))
+    types = spec.bind([spec_of(array) for array in arrays], given).dtypes
     if layout != "plain":
-        arrays = [place(x, layout) if x.ndim == rank else x for x in arrays]
+        arrays = [place(x, layout) if every or x.ndim == rank else x for x in arrays]
     names = set()
     for variant in (v for v in variants(name) if only in ("", v.name)):
         for count in (threads,) if isinstance(threads, int) else threads:
             made = outputs
             if made is None:
-                types = [x.dtype if x.dtype != np.float64 else np.float32 for x in expected]
                 blank = [np.full(x.shape, FILL, kind) for x, kind in zip(expected, types)]
-                made = [place(x, layout) if x.ndim == rank else x for x in blank]
+                made = [place(x, layout) if every or x.ndim == rank else x for x in blank]
             entry = variant.bind(Call(name, given, tuple(arrays), tuple(made), count, constants))
             if entry is None:
                 continue

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
+from kernel_calls import LIBRARY, served
 
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array
-from soapstone.kernels.cpu.products.forms import plain
 from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 
-LIBRARY = (plain() or ("reference", None))[0]  # whose products there are
 T, N, K, H = 7, 12, 24, 32
 
 
@@ -23,34 +21,7 @@ def draw(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).uniform(-0.5, 0.5, shape).astype(np.float32)
 
 
-def run_all(
-    name: str,
-    inputs: Sequence[Array],
-    attributes: Mapping[str, Any],
-    *,
-    outputs: Sequence[Array] | None = None,
-    threads: int = 1,
-    constants: frozenset[int] = frozenset(),
-    times: int = 1,
-) -> set[str]:
-    """Compare every variant that serves the call with the reference; return their names."""
-    spec = operator(name)
-    chosen = spec.normalise(attributes)
-    expected = spec.run(chosen, *inputs)
-    made = tuple(outputs) if outputs else tuple(np.full_like(value, 7) for value in expected)
-    served = set()
-    for variant in variants(name):
-        entry = variant.bind(Call(name, chosen, tuple(inputs), made, threads, constants))
-        if entry is None:
-            continue
-        served.add(variant.name)
-        for _ in range(times):
-            for output in made:
-                output[...] = 7
-            assert native.run(entry) == 0
-            for found, value in zip(made, expected, strict=True):
-                np.testing.assert_allclose(found, value, rtol=2e-4, atol=2e-5, err_msg=variant.name)
-    return served
+run_all = partial(served, threads=1, tolerance=2e-4)
 
 
 def recurrent(kind: str) -> tuple[list[Array], int]:
@@ -75,7 +46,6 @@ def test_layers_are_served(kind: str, reverse: bool, constant: bool, threads: in
         {"reverse": reverse},
         threads=threads,
         constants=frozenset({1, 2}) if constant else frozenset(),
-        times=2,
     )
     assert LIBRARY in served and (LIBRARY != "onednn" or "onednn_gemm" in served)
 
@@ -138,7 +108,7 @@ def test_cells_are_served() -> None:
         weights = [draw(3, K, gates * H), draw(4, H, gates * H), draw(5, gates * H)]
         constants = frozenset({3, 4})
         assert LIBRARY in run_all(name, [x, h, c, *weights], {}, threads=2)
-        assert LIBRARY in run_all(name, [x, h, c, *weights], {}, constants=constants, times=2)
+        assert LIBRARY in run_all(name, [x, h, c, *weights], {}, constants=constants)
 
 
 @pytest.mark.parametrize("columns", [3, 4])

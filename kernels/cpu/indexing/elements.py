@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.indexing.slices import COMBINATIONS, PUT, combine, index_at, outside
+from soapstone.kernels.cpu.indexing.slices import (
+    COMBINATIONS,
+    PUT,
+    combine,
+    elements_served,
+    index_at,
+    indices_served,
+    outside,
+)
 from soapstone.kernels.cpu.substrate.copies import copy
 from soapstone.kernels.cpu.substrate.layout import is_float32, merge
 from soapstone.kernels.cpu.substrate.moves import move
@@ -97,17 +105,11 @@ def _lines(
     return block, math.prod(extents), outside(call, f"the {total} elements of axis {axis}")
 
 
-def _served(ids: Array, *arrays: Array) -> bool:
-    size = arrays[0].itemsize
-    fits = size in (1, 2, 4, 8) and all(a.itemsize == size and a.flags.aligned for a in arrays)
-    return fits and ids.dtype in (np.int32, np.int64) and bool(ids.flags.aligned)
-
-
 @variant("gather_elements", "numba")
 def gather_elements(call: Call) -> Entry | None:
     """Of each line, the elements that the same line of ids names."""
     (x, ids), (y,) = call.inputs, call.outputs
-    if not _served(ids, x, y):
+    if not (indices_served(ids) and elements_served(x, y)):
         return None
     if ids.size == 0:
         return noop()
@@ -121,7 +123,9 @@ def scatter_elements(call: Call) -> Entry | None:
     """x with updates put at the places that ids name, or combined with what is there."""
     (x, ids, updates), (y,) = call.inputs, call.outputs
     how = COMBINATIONS[call.attributes["reduction"]]
-    if not _served(ids, x, updates, y) or (how != PUT and not is_float32(x, updates, y)):
+    if not (indices_served(ids) and elements_served(x, updates, y)):
+        return None
+    if how != PUT and not is_float32(x, updates, y):
         return None
     copied = copy(y, x, call.threads)
     if ids.size == 0:

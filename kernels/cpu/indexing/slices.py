@@ -161,11 +161,13 @@ def _gather(block: Any, begin: int, end: int) -> int:
     return 0
 
 
-def _indices_served(ids: Array) -> bool:
+def indices_served(ids: Array) -> bool:
+    """Return whether the kernels read indices of this type."""
     return ids.dtype in (np.int32, np.int64) and bool(ids.flags.aligned)
 
 
-def _elements_served(*arrays: Array) -> bool:
+def elements_served(*arrays: Array) -> bool:
+    """Return whether the kernels move elements between these arrays."""
     size = arrays[0].itemsize
     return size in (1, 2, 4, 8) and all(a.itemsize == size and a.flags.aligned for a in arrays)
 
@@ -174,7 +176,7 @@ def _elements_served(*arrays: Array) -> bool:
 def gather(call: Call) -> Entry | None:
     """The elements of an axis that the ids name; zeros for those of other tiles."""
     (x, ids), (y,), a = call.inputs, call.outputs, call.attributes
-    if not (_indices_served(ids) and _elements_served(x, y)):
+    if not (indices_served(ids) and elements_served(x, y)):
         return None
     if y.size == 0:
         return noop() if ids.size == 0 else None
@@ -236,7 +238,7 @@ def _gather_grad(block: Any, begin: int, end: int) -> int:
 def gather_grad(call: Call) -> Entry | None:
     """dy added up by the element of the axis it came from."""
     (dy, ids), (dx,), a = call.inputs, call.outputs, call.attributes
-    if not (_indices_served(ids) and is_float32(dy, dx)):
+    if not (indices_served(ids) and is_float32(dy, dx)):
         return None
     if dx.size == 0:
         return noop() if ids.size == 0 else None
@@ -314,7 +316,7 @@ def _slices(
     call: Call, indexed: Array, other: Array, ids: Array, batch: int, how: int, written: bool
 ) -> Entry | None:
     """The entry that goes through all slices, or None where the kernel does not serve them."""
-    if not _indices_served(ids) or any(stride < 0 for stride in indexed.strides):
+    if not indices_served(ids) or any(stride < 0 for stride in indexed.strides):
         return None
     each, lead = ids.shape[-1], ids.ndim - 1
     size = indexed.itemsize
@@ -343,7 +345,7 @@ def _slices(
 def gather_nd(call: Call) -> Entry | None:
     """The slices that several indices each name."""
     (x, ids), (y,) = call.inputs, call.outputs
-    if not _elements_served(x, y):
+    if not elements_served(x, y):
         return None
     if y.size == 0:
         return noop() if ids.size == 0 else None
@@ -355,7 +357,7 @@ def scatter_nd(call: Call) -> Entry | None:
     """x with updates put at the slices that several indices each name, or combined with them."""
     (x, ids, updates), (y,) = call.inputs, call.outputs
     how = COMBINATIONS[call.attributes["reduction"]]
-    if not _elements_served(x, y) or (how != PUT and not is_float32(x, updates, y)):
+    if not elements_served(x, y) or (how != PUT and not is_float32(x, updates, y)):
         return None
     copied = copy(y, x, call.threads)
     if updates.size == 0:

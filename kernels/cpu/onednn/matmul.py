@@ -60,7 +60,7 @@ def product_variants(
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """Layouts of y = a @ b + bias, then steps, all of one rank; `b` may be left to oneDNN."""
 
     a: Layout
@@ -69,10 +69,11 @@ class _Product:
     bias: bool
     posts: tuple[Post, ...]
     threads: int
-    form: str
+    form: str  # first, or gemm
+    any_gemm: bool = False  # whether "gemm" may be oneDNN's first choice
 
 
-def _description(product: _Product) -> Handle:
+def _description(product: Product) -> Handle:
     columns = product.b.shape[-1]
     shape = (1,) * (len(product.y.shape) - 1) + (columns,)
     bias = Layout.dense(shape).descriptor.address if product.bias else None
@@ -85,7 +86,7 @@ def _description(product: _Product) -> Handle:
 
 
 @lru_cache(maxsize=2048)
-def _primitive(product: _Product) -> Primitive | None:
+def matmul_primitive(product: Product) -> Primitive | None:
     """Return the primitive, or None where oneDNN has none but plain loops."""
     with threads(product.threads):
         try:
@@ -93,7 +94,7 @@ def _primitive(product: _Product) -> Primitive | None:
         except UnsupportedError:
             return None
         if product.form == "gemm":
-            if "gemm" in implementation(found):
+            if "gemm" in implementation(found) and not product.any_gemm:
                 return None  # the first form already
             while "gemm" not in implementation(found) and next_implementation(found):
                 pass
@@ -156,8 +157,8 @@ def product(
             out = dense[2]  # no implementation writes columns
         right = Layout.any(b.shape) if packed else right
         form_of = "gemm" if form == "gemm" else "first"
-        primitive = _primitive(
-            _Product(left, right, out, bias is not None, posts, program.threads, form_of)
+        primitive = matmul_primitive(
+            Product(left, right, out, bias is not None, posts, program.threads, form_of)
         )
         if primitive is not None:
             break

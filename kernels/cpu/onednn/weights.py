@@ -6,8 +6,7 @@ pays within one run; constant weights are packed when the entry is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_BIAS,
@@ -16,48 +15,13 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     ARG_WEIGHTS,
     WEIGHTS,
     Layout,
-    Primitive,
-    attributes,
-    compile_primitive,
-    describe,
     equal,
-    implementation,
-    next_implementation,
 )
 from soapstone.kernels.cpu.onednn.execute import Program
-from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
+from soapstone.kernels.cpu.onednn.library import Handle
+from soapstone.kernels.cpu.onednn.matmul import Product, matmul_primitive
 from soapstone.kernels.cpu.products.forms import Form
 from soapstone.kernels.entry import Array, Entry
-
-
-@dataclass(frozen=True)
-class _Product:
-    a: Layout
-    b: Layout
-    y: Layout
-    bias: bool
-    threads: int
-    gemm: bool
-
-
-@lru_cache(maxsize=1024)
-def _primitive(product: _Product) -> Primitive | None:
-    """Return the primitive of y = a b + bias, or None where oneDNN has none of that kind."""
-    columns = product.y.shape[-1]
-    bias = Layout.dense((1, columns)).descriptor.address if product.bias else None
-    with threads(product.threads):
-        try:
-            found = describe(
-                "matmul",
-                *(engine(), product.a.descriptor.address, product.b.descriptor.address, bias),
-                *(product.y.descriptor.address, attributes().address),
-            )
-        except UnsupportedError:
-            return None
-        while product.gemm and "gemm" not in implementation(found):
-            if not next_implementation(found):
-                return None
-        return None if "ref" in implementation(found) else compile_primitive("matmul", found)
 
 
 class Weights:
@@ -83,11 +47,9 @@ class Weights:
         ends = Layout.of(a), Layout.of(y)
         packed = self._form == "packed"
         right = Layout.any(self._array.shape) if packed else self._layout
-        primitive = _primitive(
-            _Product(
-                *(ends[0], right, ends[1]),
-                *(bias is not None, self._threads, self._form == "gemm"),
-            )
+        form = "gemm" if self._form == "gemm" else "first"
+        primitive = matmul_primitive(
+            Product(ends[0], right, ends[1], bias is not None, (), self._threads, form, True)
         )
         if primitive is None:
             return None

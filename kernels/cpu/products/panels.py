@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -302,14 +301,8 @@ def product(call: Call) -> Entry | None:
 @variant("with_epilogue", "panels")
 def fused(call: Call) -> Entry | None:
     """Return the entry of such a product with the steps on its result."""
+    from soapstone.kernels.cpu.elementwise.epilogue import inner  # whose variants come later
+
     at = call.attributes
-    arity = at["arity"]
-    inner = replace(
-        call,
-        operator=at["operator"],
-        attributes=dict(at["items"]),
-        inputs=call.inputs[:arity],
-        constants=frozenset(index for index in call.constants if index < arity),
-    )
     follow = [(name, tuple(given), dict(items)) for name, given, items in at["program"]]
-    return _inner(inner, follow, call.inputs[arity:])
+    return _inner(inner(call), follow, call.inputs[at["arity"] :])

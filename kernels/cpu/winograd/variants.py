@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
+from soapstone.kernels.cpu.elementwise.epilogue import inner
 from soapstone.kernels.cpu.winograd.entries import Finish, Plan, Problem, entry
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -26,89 +28,60 @@ def bind(call: Call, size: int, finish: Finish, plan: Plan | None = None) -> Ent
     """Return the entry of finish(conv2d(x, w) + b) by tiles of `size`, or None where unserved."""
     x, w, *rest = call.inputs
     (y,) = call.outputs
-    at = call.attributes
     constant = 1 in call.constants
-    if x.ndim != 4 or w.shape[2:] != (3, 3) or not (constant or size == 2):
-        return None
-    if int(at["groups"]) != 1 or (*at["stride"], *at["dilation"]) != (1, 1, 1, 1):
-        return None
-    top, left, bottom, right = map(int, at["padding"])
-    if y.shape[2:] != (x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2):
-        return None
-    if min(bottom, right) < 0 or len(rest) != bool(at.get("bias", False)):
+    if not (constant or size == 2) or len(rest) != bool(call.attributes.get("bias", False)):
         return None
     bias = rest[0] if rest else None
-    problem = Problem(x, w, y, bias, (top, left), finish, call.threads, constant)
+    padding = _padding(call, x, w, y, tuple(map(int, call.attributes["padding"])))
+    if padding is None:
+        return None
+    problem = Problem(x, w, y, bias, padding, finish, call.threads, constant)
     return entry(problem, size, plan) if problem.served() else None
+
+
+def _padding(
+    call: Call, x: Array, w: Array, y: Array, padding: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """Return the padding (top, left) of a 3x3 convolution of stride 1, or None of any other."""
+    at = call.attributes
+    if x.ndim != 4 or w.shape[2:] != (3, 3) or int(at["groups"]) != 1:
+        return None
+    top, left, bottom, right = padding
+    if (*at["stride"], *at["dilation"]) != (1, 1, 1, 1) or min(bottom, right) < 0:
+        return None
+    made = (x.shape[2] + top + bottom - 2, x.shape[3] + left + right - 2)
+    return (top, left) if y.shape[2:] == made else None
 
 
 @variant("conv2d_grad_input", "winograd2")
 def grad_input(call: Call, plan: Plan | None = None) -> Entry | None:
     """Return the entry of dx: the convolution of dy with the weights turned by half a turn."""
-    dy, w = call.inputs
-    (dx,) = call.outputs
-    at = call.attributes
-    if dy.ndim != 4 or w.shape[2:] != (3, 3):
+    (dy, w), (dx,) = call.inputs, call.outputs
+    padding = _padding(call, dy, w, dx, tuple(2 - int(pad) for pad in call.attributes["padding"]))
+    if padding is None:
         return None
-    if int(at["groups"]) != 1 or (*at["stride"], *at["dilation"]) != (1, 1, 1, 1):
-        return None
-    top, left, bottom, right = (2 - int(pad) for pad in at["padding"])
-    if dx.shape[2:] != (dy.shape[2] + top + bottom - 2, dy.shape[3] + left + right - 2):
-        return None
-    if min(bottom, right) < 0:
-        return None
-    problem = Problem(dy, w, dx, None, (top, left), Finish(), call.threads, turned=True)
+    problem = Problem(dy, w, dx, None, padding, Finish(), call.threads, turned=True)
     return entry(problem, 2, plan) if problem.served() else None
 
 
 _OWN = {None: Finish(), "relu": Finish(low=0.0)}
 
 
-@variant("conv2d", "winograd2")
-def conv2d_2(call: Call) -> Entry | None:
-    """Return the entry of a convolution by F(2x2, 3x3)."""
-    return _plain(call, 2)
-
-
-@variant("conv2d", "winograd4")
-def conv2d_4(call: Call) -> Entry | None:
-    """Return the entry of a convolution by F(4x4, 3x3)."""
-    return _plain(call, 4)
-
-
-@variant("with_epilogue", "winograd2")
-def fused_2(call: Call) -> Entry | None:
-    """Return the entry of a convolution by F(2x2, 3x3) with the steps on its results."""
-    return _fused(call, 2)
-
-
-@variant("with_epilogue", "winograd4")
-def fused_4(call: Call) -> Entry | None:
-    """Return the entry of a convolution by F(4x4, 3x3) with the steps on its results."""
-    return _fused(call, 4)
-
-
 def _plain(call: Call, size: int) -> Entry | None:
+    """Return the entry of a convolution by F(size x size, 3x3)."""
     finish = _OWN.get(call.attributes.get("activation"))
     return None if finish is None else bind(call, size, finish)
 
 
 def _fused(call: Call, size: int) -> Entry | None:
-    at = call.attributes
-    if at["operator"] != "conv2d":
+    """Return the entry of such a convolution with the steps on its results."""
+    if call.attributes["operator"] != "conv2d":
         return None
-    arity = at["arity"]
-    inner = replace(
-        call,
-        operator="conv2d",
-        attributes=dict(at["items"]),
-        inputs=call.inputs[:arity],
-        constants=frozenset(index for index in call.constants if index < arity),
-    )
-    finish = _OWN.get(inner.attributes.get("activation"))
+    conv2d = inner(call)
+    finish = _OWN.get(conv2d.attributes.get("activation"))
     for step in _chain(call):
         finish = None if finish is None or step is None else _after(finish, step)
-    return None if finish is None else bind(inner, size, finish)
+    return None if finish is None else bind(conv2d, size, finish)
 
 
 _Step: TypeAlias = Array | tuple[float, float]  # what is added to the result, or its bounds
@@ -143,3 +116,8 @@ def _after(finish: Finish, step: _Step) -> Finish | None:
         return Finish(before=finish.low, added=step)
     low, high = (min(max(bound, step[0]), step[1]) for bound in (finish.low, finish.high))
     return replace(finish, low=low, high=high)
+
+
+for _size in (2, 4):
+    variant("conv2d", f"winograd{_size}")(partial(_plain, size=_size))
+    variant("with_epilogue", f"winograd{_size}")(partial(_fused, size=_size))
