@@ -14,8 +14,9 @@ import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import channels_last
+from soapstone.engine.parallelism import legal
 from soapstone.ir.dims import Kind
-from soapstone.ir.errors import GraphError, StrategyError
+from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Region
@@ -135,12 +136,12 @@ def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]
     found = []
     for dim in signature.dims:
         degrees = {dim.name: parts}
-        if dim.kind is not Kind.FREE or dim.extent < least * parts or signature.lowers(degrees):
-            continue
-        try:
-            signature.check(degrees)
-        except StrategyError:
-            continue
-        if all(signature.monoid(i, degrees) is None for i in range(len(signature.outputs))):
+        if (
+            dim.kind is Kind.FREE
+            and dim.extent >= least * parts
+            and not signature.lowers(degrees)
+            and legal(graph, node, degrees)
+            and all(signature.monoid(i, degrees) is None for i in range(len(signature.outputs)))
+        ):
             found.append(dim.name)
     return found

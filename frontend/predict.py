@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +35,6 @@ class Prediction:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for JSON: arrays as element type and shape."""
-        counts: dict[str, int] = {}
-        for name in self.variants.values():
-            counts[name] = counts.get(name, 0) + 1
         return {
             "model": self.model,
             "outputs": {
@@ -47,7 +45,7 @@ class Prediction:
             "bind_ms": self.bind_seconds * 1e3,
             "runs": self.runs,
             "launches": self.launches,
-            "variants": counts,
+            "variants": dict(Counter(self.variants.values())),
         }
 
     def __str__(self) -> str:

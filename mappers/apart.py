@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 
 from soapstone.engine.mapper import row_dims
+from soapstone.engine.parallelism import legal
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind, Operand
-from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
 
@@ -153,14 +153,9 @@ def _best(
 def _named(graph: Graph, node: Node, dim: str | None, parts: int) -> str | None:
     """What a node calls a dim of its origin, if it can be split over it."""
     names = dict(node.rename)
-    signature = graph.signature(node)
-    for own in signature.dims:
+    for own in graph.signature(node).dims:
         if names.get(own.name, own.name) == dim and own.extent >= parts:
-            try:
-                signature.check({own.name: parts})
-            except StrategyError:
-                return None
-            return own.name
+            return own.name if legal(graph, node, {own.name: parts}) else None
     return None
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from soapstone.engine.parallelism import legal
 from soapstone.ir.configuration import Configuration
-from soapstone.ir.errors import StrategyError
 from soapstone.runtime import Machine, Memory, Processor
 from soapstone.runtime.machines.machine import Link
 from soapstone.search.cost.tasks import MeasuredMachine
@@ -93,9 +93,7 @@ class Computers:
         degrees[dim] *= each
         if degrees[dim] > signature.by_name[dim].extent or dim in coarse.cuts:
             return None
-        try:
-            signature.check(degrees, item.node.spec.lower is not None)
-        except StrategyError:
+        if not legal(self.full.graph, item.node, degrees):
             return None
         index = dict(zip(degrees, np.indices(tuple(degrees.values())).reshape(len(degrees), -1)))
         inside = index[dim] % each

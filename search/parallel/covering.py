@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
+from soapstone.engine.parallelism import legal
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
-from soapstone.ir.errors import StrategyError
 from soapstone.search.parallel.mcmc.initial import Parallel, kinds_of_dims
 from soapstone.search.parallel.problem.operators import Operator
 from soapstone.search.parallel.problem.prepare import Model
@@ -37,11 +37,8 @@ def choices(model: Model, item: Operator, sample: str | None) -> list[dict[str, 
             room = len(model.machine.processors) // math.prod(degrees.values())
             for degree in range(2, min(room, dim.extent) + 1):
                 more = degrees | {dim.name: degree}
-                try:
-                    signature.check(more, item.node.spec.lower is not None)
-                except StrategyError:
-                    continue
-                found.append(more)
+                if legal(model.graph, item.node, more):
+                    found.append(more)
     order = [dim.name for dim in signature.dims]
     return [dict(sorted(f.items(), key=lambda pair: order.index(pair[0]))) for f in found]
 

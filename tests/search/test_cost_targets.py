@@ -13,8 +13,7 @@ import pytest
 
 from soapstone.cache.store import Store
 from soapstone.frontend.onnx import UnsupportedError
-from soapstone.frontend.onnx.export import onnx_graph
-from soapstone.frontend.onnx.tensors import as_tensor
+from soapstone.frontend.optimization.runners import exported as export
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Role
@@ -126,12 +125,6 @@ def crossing():
 
 
 NETS = [fire, residual, mixed, gelu, norm, folded, crossing]
-
-
-def export(graph, weights):
-    model, held = onnx_graph(graph, weights)
-    model.graph.initializer.extend(as_tensor(array, name) for name, array in held.items())
-    return model.SerializeToString()
 
 
 @pytest.fixture(scope="module")
