@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -106,14 +106,6 @@ def test_early_stopping(
         assert len(history.epochs) == epochs
 
 
-def test_early_stopping_of_what_is_not_measured() -> None:
-    with pytest.raises(ValueError, match="monitor 'f1' found, one of loss, accuracy, validation_l"):
-        drive([EarlyStopping("f1")], [0.5])
-    for arguments in ({"patience": 0}, {"minimum_delta": -1.0}):
-        with pytest.raises(ValueError, match=r"an integer of 1 or more|0 or more needed"):
-            EarlyStopping(**cast(Any, arguments))
-
-
 @pytest.mark.parametrize(
     ("options", "saves"),
     [
@@ -137,13 +129,22 @@ def test_an_interrupted_fit_saves_no_half_step() -> None:
     assert callback.saved == Path("a.npz")
 
 
-def test_bad_checkpoint_arguments() -> None:
-    with pytest.raises(CheckpointError, match="suffix"):
-        Checkpoint("a.pt")
-    with pytest.raises(ValueError, match="one of them needed"):
-        Checkpoint("a.npz", every_epochs=1, every_steps=1)
-    with pytest.raises(ValueError, match="every_steps: 0 found"):
-        Checkpoint("a.npz", every_steps=0)
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: Checkpoint("a.pt"), CheckpointError, "suffix"),
+        (lambda: Checkpoint("a.npz", every_epochs=1, every_steps=1), ValueError, "one of them nee"),
+        (lambda: Checkpoint("a.npz", every_steps=0), ValueError, "every_steps: 0 found"),
+        (lambda: EarlyStopping("f1"), ValueError, "'f1' found, one of loss, accuracy, validation_"),
+        (lambda: EarlyStopping(patience=0), ValueError, "an integer of 1 or more"),
+        (lambda: EarlyStopping(minimum_delta=-1.0), ValueError, "0 or more needed"),
+        (lambda: ProfileSteps("t.json", skip=-1), ValueError, "skip: -1 found, an integer of 0 or"),
+        (lambda: ProfileSteps("/absent/t.json"), FileNotFoundError, "folder .* does not exist"),
+    ],
+)
+def test_bad_arguments(make: Callable[[], Callback], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        drive([make()], [0.5])
 
 
 def test_history_keeps_what_epochs_ended_with() -> None:
@@ -191,13 +192,6 @@ def test_profiled_steps(
     callback = ProfileSteps(tmp_path / "t.json", skip=skip, steps=steps)
     _, recorder = drive([callback], [0.5, 0.4], known=known)
     assert recorder.events == events
-
-
-def test_bad_profile_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="skip: -1 found, an integer of 0 or more needed"):
-        ProfileSteps("t.json", skip=-1)
-    with pytest.raises(FileNotFoundError, match=r"folder .* does not exist"):
-        drive([ProfileSteps(tmp_path / "absent" / "t.json")], [0.1])
 
 
 def test_progress_off_a_terminal_is_a_line_an_epoch() -> None:

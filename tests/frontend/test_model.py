@@ -21,7 +21,6 @@ from soapstone import (
     GraphError,
     Machine,
     Model,
-    ShapeError,
     Strategy,
     StrategyError,
 )
@@ -146,31 +145,6 @@ def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
 # Bad input
 
 
-def test_shapes_that_do_not_fit_name_operator_and_dim() -> None:
-    model = Model("bad")
-    x = model.input("x", (4, 6))
-    y = model.input("y", (4, 7))
-    with pytest.raises(ShapeError, match=r"add 'sum': dim d1 is 7 but 6"):
-        model.add(x, y, name="sum")
-    with pytest.raises(ShapeError, match=r"conv2d 'c': x has rank 2"):
-        model.conv2d(x, 3, kernel=3, name="c")
-    with pytest.raises(GraphError, match="batch size 5 found, 4 needed"):
-        model.input("z", (5, 2))
-
-
-def test_unknown_arguments_are_named() -> None:
-    model = Model("bad")
-    x = model.input("x", (4, 6))
-    with pytest.raises(TypeError, match="widht"):
-        model.dense(x, widht=3)  # type: ignore[call-arg]
-    with pytest.raises(GraphError, match=r"relu 'r': unknown attribute 'slope'"):
-        model.apply("relu", x, name="r", slope=1)
-    with pytest.raises(GraphError, match=r"operator 'rleu' is not declared"):
-        model.apply("rleu", x)
-    with pytest.raises(GraphError, match="activation: 'rleu' found, one of"):
-        model.dense(x, 3, activation="rleu")
-
-
 def test_compile_refuses_what_it_does_not_know() -> None:
     for arguments, message in (
         ({"loss": "hinge"}, "loss 'hinge' found"),
@@ -183,20 +157,6 @@ def test_compile_refuses_what_it_does_not_know() -> None:
             small().compile(**arguments)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="not compiled"):
         small().fit(*samples(8))
-
-
-def test_data_that_do_not_fit_are_named() -> None:
-    x, y = samples(8)
-    with small() as model:
-        model.compile("sgd", cpus=1)
-        with pytest.raises(DataError, match=r"'x': samples of shape \(5,\) found, \(6,\) needed"):
-            model.fit(x[:, :5], y, progress=False)
-        with pytest.raises(DataError, match="labels"):
-            model.fit(x, y.astype(np.float32) + 0.5, progress=False)
-        with pytest.raises(DataError, match="labels are missing"):
-            model.fit(x, progress=False)
-        with pytest.raises(DataError, match="rows found"):
-            model.fit(x, y[:-1], progress=False)
 
 
 def strategy_of(model: Model) -> Strategy:

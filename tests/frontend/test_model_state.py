@@ -15,7 +15,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.callbacks import Callback, EarlyStopping, TrainingState
 from soapstone.frontend.training.checkpoint import CheckpointError
-from soapstone.ir.errors import GraphError
+from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.tensor import Array
 
 
@@ -226,6 +226,10 @@ def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path: Path) -> N
     empty: list[Any] = []
     cases: list[tuple[dict[str, Any], str]] = [
         ({"x": x[:0], "y": y[:0]}, "fit: 0 samples found"),
+        ({"x": x[:, :5]}, r"'x': samples of shape \(5,\) found, \(12,\) needed"),
+        ({"y": y + 0.5}, "labels"),
+        ({"y": None}, "labels are missing"),
+        ({"y": y[:-1]}, "rows found"),
         ({"x": empty, "y": None}, "0 samples found|found"),
         ({"x": {"image": x}}, "input 'image' is unknown, 'x' is missing; model 'net' takes 'x'"),
         ({"x": {"x": x, "z": x}}, "input 'z' is unknown"),
@@ -248,11 +252,19 @@ def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path: Path) -> N
             assert same(model.weights(), before), message
 
 
-def test_arguments_are_checked_against_their_annotations() -> None:
+def test_arguments_that_do_not_fit_are_named() -> None:
     model = Model("bad")
     x = model.input("x", (4, 6))
+    y = model.input("y", (4, 7))
     image = model.input("image", (4, 3, 8, 8))
     cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: model.add(x, y, name="sum"), ShapeError, "add 'sum': dim d1 is 7 but 6"),
+        (lambda: model.conv2d(x, 3, kernel=3, name="c"), ShapeError, "conv2d 'c': x has rank 2"),
+        (lambda: model.input("z", (5, 2)), GraphError, "batch size 5 found, 4 needed"),
+        (lambda: model.dense(x, widht=3), TypeError, "widht"),  # type: ignore[call-arg]
+        (lambda: model.apply("relu", x, name="r", slope=1), GraphError, "relu 'r': unknown attri"),
+        (lambda: model.apply("rleu", x), GraphError, "operator 'rleu' is not declared"),
+        (lambda: model.dense(x, 3, activation="rleu", name="r"), GraphError, "'rleu' found, one"),
         (lambda: model.dense(x, 8.7), GraphError, "dense: width: float 8.7 found, an integer"),
         (lambda: model.dense(np.ones((4, 6)), 8), GraphError, r"ndarray of shape \(4, 6\) found"),
         (lambda: model.conv2d(image, 8, 3), TypeError, r"conv2d\(x, channels, kernel=…"),
