@@ -305,36 +305,23 @@ class DimTable:
     """Collects dims while a signature is built, and checks that extents agree."""
 
     def __init__(self) -> None:
-        self._extents: dict[str, tuple[int, str]] = {}
-        self._kinds: dict[str, tuple[Kind, str | None]] = {}
+        self._dims: dict[str, tuple[int, str, Kind]] = {}  # extent, where it was first, how split
 
-    def add(
-        self,
-        name: str,
-        extent: int,
-        where: str,
-        kind: Kind = Kind.FREE,
-        monoid: str | None = None,
-    ) -> str:
-        known = self._extents.get(name)
-        if known is None:
-            self._extents[name] = (extent, where)
-        elif known[0] != extent:
-            raise ShapeError(f"dim {name} is {known[0]} in {known[1]} but {extent} in {where}")
-        if kind is not Kind.FREE or name not in self._kinds:
-            self._kinds[name] = (kind, monoid)
+    def add(self, name: str, extent: int, where: str, kind: Kind = Kind.FREE) -> str:
+        known, first, before = self._dims.get(name, (extent, where, kind))
+        if known != extent:
+            raise ShapeError(f"dim {name} is {known} in {first} but {extent} in {where}")
+        self._dims[name] = known, first, before if kind is Kind.FREE else kind
         return name
 
     def extent(self, name: str) -> int:
-        return self._extents[name][0]
+        return self._dims[name][0]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._extents
+        return name in self._dims
 
     def dims(self) -> tuple[Dim, ...]:
-        return tuple(
-            Dim(name, extent, *self._kinds[name]) for name, (extent, _) in self._extents.items()
-        )
+        return tuple(Dim(name, extent, kind) for name, (extent, _, kind) in self._dims.items())
 
 
 def along(table: DimTable, name: str, extent: int, where: str) -> Affine:

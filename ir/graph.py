@@ -94,6 +94,18 @@ def _signature(name: str, items: Items, inputs: tuple[TensorSpec, ...]) -> Signa
     return operator(name).bind(inputs, MappingProxyType(dict(items)))
 
 
+def inferred(node: Node, inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the types of a node's outputs, which follow from those of its inputs.
+
+    Raises:
+        ShapeError: the inputs do not fit; names the operator, the node and the dim.
+    """
+    try:
+        return _signature(node.operator, node.items, tuple(inputs)).output_specs
+    except GraphError as error:
+        raise type(error)(f"{node.label}: {error}") from None
+
+
 @dataclass(frozen=True)
 class Graph:
     """A frozen program over tensors, its nodes in topological order."""
@@ -340,14 +352,7 @@ class GraphBuilder:
             ShapeError: the inputs do not fit; names the operator, the node and the dim.
         """
         name = self.unique(node.name)
-        try:
-            if not made:
-                specs = tuple(self.spec(i) for i in node.inputs)
-                made = _signature(node.operator, node.items, specs).output_specs
-        except ShapeError as error:
-            raise ShapeError(f"{node.operator} {name!r}: {error}") from None
-        except GraphError as error:
-            raise GraphError(f"{node.operator} {name!r}: {error}") from None
+        made = made or inferred(node, map(self.spec, node.inputs))
         self._nodes[name] = node  # reserves the name
         outputs = [name if len(made) == 1 else f"{name}.{i}" for i in range(len(made))]
         outputs = [o if o not in self._tensors else self.unique(o) for o in outputs]

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from soapstone import files
 from soapstone.ir import json_fields, storage
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, topological
+from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, inferred, topological
 from soapstone.ir.layouts import Layouts, Order, layouts_from_json, layouts_to_json
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, spec_of
@@ -161,45 +160,30 @@ def _rebuild(
     outputs: tuple[str, ...],
     updates: Mapping[str, str],
 ) -> Graph:
-    """Return the graph after the builder checked every node; all names stay as they are given.
-
-    The builder may give a name of its own (to a value whose name was free only in another graph),
-    so `made` maps the names of the file to the builder's.
-    """
-    made = {name: name for name in builder.build().roles}
-    inputs = set(made)
-    _check_names(nodes, inputs)
-    ordered = topological(nodes, inputs)
+    """Return the graph after every node was checked; all names stay as they are given."""
+    graph = builder.build()
+    tensors = dict(graph.tensors)
+    _check_names(nodes, set(tensors))
     checked: list[Node] = []
-    for node in ordered:
-        attributes = _normalised(node)
-        names = builder.apply(
-            node.operator, *(made[name] for name in node.inputs), name=node.name, **attributes
-        )
-        if len(names) != len(node.outputs):
+    for node in topological(nodes, tensors):
+        node = replace(node, items=tuple(sorted(_normalised(node).items())))
+        made = inferred(node, (tensors[name] for name in node.inputs))
+        if len(made) != len(node.outputs):
             raise GraphError(
                 f"{node.label}: field 'outputs': {len(node.outputs)} names found,"
-                f" {len(names)} needed"
+                f" {len(made)} needed"
             )
-        made.update(zip(node.outputs, names))
-        checked.append(replace(node, items=tuple(sorted(attributes.items()))))
-    for where, name in [*(("outputs", o) for o in outputs), *(("updates", u) for u in updates)]:
-        if name not in made:
+        tensors.update(zip(node.outputs, made))
+        checked.append(node)
+    named = [("outputs", name) for name in outputs]
+    for where, name in [*named, *(("updates", n) for pair in updates.items() for n in pair)]:
+        if name not in tensors:
             raise GraphError(f"graph: field {where!r}: value {name!r} does not exist")
+    whole = replace(graph, tensors=tensors, nodes=tuple(checked), outputs=outputs)
+    builder = GraphBuilder(base=whole)
     for name, value in updates.items():
-        if value not in made:
-            raise GraphError(f"graph: field 'updates': value {value!r} does not exist")
-        builder.update(made[name], made[value])
-    built = builder.build()
-    return Graph(
-        built.name,
-        MappingProxyType({name: built.tensors[own] for name, own in made.items()}),
-        built.roles,
-        tuple(checked),
-        outputs,
-        MappingProxyType(dict(updates)),
-        built.initials,
-    )
+        builder.update(name, value)
+    return builder.build()
 
 
 def _normalised(node: Node) -> dict[str, Any]:

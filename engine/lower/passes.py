@@ -68,7 +68,7 @@ NAMES = (*(each.name for each in CONSTANT_PASSES), SPLIT, *(each.name for each i
 
 def fold_weights(graph: Graph, constants: Mapping[str, Array], watch: Watch | None = None) -> Graph:
     """Return the graph with batch norms, scales and biases folded into constant weights."""
-    return _applied(graph, CONSTANT_PASSES, constants, watch or _checker(graph, whole=False))
+    return _applied(graph, CONSTANT_PASSES, constants, watch, whole=False)
 
 
 def lower(
@@ -81,24 +81,26 @@ def lower(
     watch: is told each pass, the graph before it and the graph after it.
     """
     chosen = [each for each in PASSES if fuse or not each.fuses]
-    graph = _applied(graph, chosen, strategy, watch or _checker(graph, whole=True))
+    graph = _applied(graph, chosen, strategy, watch)
     if CHECKED:
         check_aliases(graph)
     return graph
 
 
 def _applied(
-    graph: Graph, passes: Sequence[Pass[Under]], under: Under, watch: Watch | None
+    graph: Graph,
+    passes: Sequence[Pass[Under]],
+    under: Under,
+    watch: Watch | None,
+    whole: bool = True,
 ) -> Graph:
+    if watch is None and CHECKED:
+        watch = verifier(graph, whole)
     for each in passes:
         before, graph = graph, each.apply(graph, under)
         if watch is not None:
             watch(each.name, before, graph)
     return graph
-
-
-def _checker(began: Graph, whole: bool) -> Watch | None:
-    return verifier(began, whole) if CHECKED else None
 
 
 def verifier(began: Graph, whole: bool = True) -> Watch:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from soapstone.ir.graph import GraphBuilder, Node
-from soapstone.ir.tensor import Array
+from soapstone.ir.graph import Node
 
-
-class Site(Protocol):
-    """A graph being built, where operators on constants may be added."""
-
-    @property
-    def builder(self) -> GraphBuilder: ...
-
-    @property
-    def constants(self) -> Mapping[str, Array]: ...
-
-    def constant(self, operator: str, *values: str, **attributes: Any) -> str: ...
+if TYPE_CHECKING:
+    from soapstone.engine.lower.weights import Site
 
 
 def vector_over(site: Site, value: str, shape: tuple[int, ...], axis: int) -> str | None:

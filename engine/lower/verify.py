@@ -8,7 +8,7 @@ from itertools import combinations
 from soapstone.engine.lower.updates import in_place, readers_of
 from soapstone.engine.lower.views import View, example
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Node
+from soapstone.ir.graph import Graph, Node, inferred
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Role
 
@@ -68,14 +68,12 @@ def _check_node(graph: Graph, node: Node, label: str) -> None:
     try:
         if node.items != tuple(sorted(node.spec.normalise(node.attributes).items())):
             raise GraphError("attributes are not in their frozen form")
-        inferred = node.spec.bind(
-            [graph.tensors[name] for name in node.inputs], node.attributes
-        ).output_specs
+        needed = inferred(node, (graph.tensors[name] for name in node.inputs))
     except GraphError as error:
         raise type(error)(f"{label}: {error}") from None
     found = tuple(graph.tensors.get(name) for name in node.outputs)
-    if found != inferred:
-        shown = [", ".join(map(str, specs)) for specs in (found, inferred)]
+    if found != needed:
+        shown = [", ".join(map(str, specs)) for specs in (found, needed)]
         raise GraphError(f"{label}: outputs {shown[0]} found, {shown[1]} needed")
 
 

@@ -51,7 +51,7 @@ def split_constants(graph: Graph, constants: Set[str]) -> tuple[Graph, Graph]:
 
 
 @dataclass
-class _Site:
+class Site:
     """A graph being rebuilt, for a rule that may replace the next node."""
 
     builder: GraphBuilder = field(init=False)
@@ -120,7 +120,7 @@ class Fold:
 
     name: str
     operators: tuple[str, ...]
-    rule: Callable[[_Site, Node], str | None]
+    rule: Callable[[Site, Node], str | None]
 
 
 def fold(
@@ -129,7 +129,7 @@ def fold(
     """Return the graph with each node replaced where the rule has another value for it."""
     if not any(node.operator in by.operators for node in graph.nodes):
         return graph
-    site = _Site(constants, {*constants, *weights}, set())
+    site = Site(constants, {*constants, *weights}, set())
 
     def emit(builder: GraphBuilder, node: Node) -> Sequence[str]:
         site.builder = builder
@@ -145,7 +145,7 @@ def fold(
     return rebuild(graph, emit)
 
 
-def _number(site: _Site, node: Node) -> str | None:
+def _number(site: Site, node: Node) -> str | None:
     """Arithmetic with one constant number is `affine`."""
     x, other = node.inputs
     if x in site.constants and node.operator in ("add", "mul"):
@@ -165,7 +165,7 @@ def _number(site: _Site, node: Node) -> str | None:
     return site.builder.apply("affine", x, name=node.name, scale=scale, shift=shift)[0]
 
 
-def _named(site: _Site, node: Node) -> str | None:
+def _named(site: Site, node: Node) -> str | None:
     """GELU and SiLU written out as arithmetic are one operator, which can join a product."""
 
     def made(value: str) -> Made[str]:
@@ -186,7 +186,7 @@ def _named(site: _Site, node: Node) -> str | None:
     return site.builder.apply(name, x, name=node.name)[0]
 
 
-def _product(site: _Site, node: Node) -> str | None:
+def _product(site: Site, node: Node) -> str | None:
     """`matmul` with a constant matrix on the right is `linear`."""
     if node.attributes["transpose_a"]:
         return None
@@ -198,12 +198,12 @@ def _product(site: _Site, node: Node) -> str | None:
     return site.builder.apply("linear", x, weights, name=node.name, bias=False)[0]
 
 
-def _plain_product(site: _Site, node: Node) -> str | None:
+def _plain_product(site: Site, node: Node) -> str | None:
     """As `_product`, but nothing is transposed: that costs where it is done in every run."""
     return None if node.attributes["transpose_b"] else _product(site, node)
 
 
-def _batch_norm(site: _Site, node: Node) -> str | None:
+def _batch_norm(site: Site, node: Node) -> str | None:
     """Fixed statistics scale and shift: in the product before, or as one multiply and add."""
     if not site.fixed.issuperset(node.inputs[1:]):
         return None
@@ -221,7 +221,7 @@ def _batch_norm(site: _Site, node: Node) -> str | None:
     return site.builder.apply("add", product, shift, name=node.name)[0]
 
 
-def _operands(site: _Site, node: Node) -> tuple[Node, str] | None:
+def _operands(site: Site, node: Node) -> tuple[Node, str] | None:
     """Return the product and the vector over its channels that a node combines, or None."""
     for value, other in (node.inputs, node.inputs[::-1]):
         host = site.host(value)
@@ -232,14 +232,14 @@ def _operands(site: _Site, node: Node) -> tuple[Node, str] | None:
     return None
 
 
-def _scale(site: _Site, node: Node) -> str | None:
+def _scale(site: Site, node: Node) -> str | None:
     if node.operator == "affine":
         return _scale_seen(site, node)
     found = _operands(site, node)
     return None if found is None else site.scaled(*found, None)
 
 
-def _scale_seen(site: _Site, node: Node) -> str | None:
+def _scale_seen(site: Site, node: Node) -> str | None:
     """A number times a product, or times a reshaped or transposed look at one."""
     looks: list[Node] = []
     value = node.inputs[0]
@@ -270,7 +270,7 @@ def _scale_seen(site: _Site, node: Node) -> str | None:
     return made
 
 
-def _bias(site: _Site, node: Node) -> str | None:
+def _bias(site: Site, node: Node) -> str | None:
     found = _operands(site, node)
     if found is None:
         return None
@@ -280,7 +280,7 @@ def _bias(site: _Site, node: Node) -> str | None:
     return site.again(host, host.inputs[1], vector)
 
 
-def _activation(site: _Site, node: Node) -> str | None:
+def _activation(site: Site, node: Node) -> str | None:
     host = site.host(node.inputs[0])
     if host is None or not host.attributes["bias"]:
         return None
