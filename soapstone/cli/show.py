@@ -49,9 +49,9 @@ def show(
 
     if after is not None and after not in (FIRST, *NAMES):
         raise ValueError(f"pass {after!r} found; one of {', '.join((FIRST, *NAMES))} needed")
-    if inference and (mapper or strategy or cpus):
-        raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
     graph, weights = _taken(model, inference, batch_size, dims_of(dim))
+    if weights is not None and (mapper or strategy or cpus):
+        raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")
     lowering = _lowering(graph, weights, mapper or "data_parallel", strategy, cpus)
     shown = [name for name in lowering.stages if after in (None, name)]
     if not shown:
@@ -102,7 +102,12 @@ def _taken(
     from soapstone.frontend.optimization.optimize import taken
     from soapstone.frontend.strategies.finding import graph_of
 
-    if Path(model).suffix in (".onnx", ".json"):
+    kind = Path(model).suffix
+    if dims and kind != ".onnx":
+        raise ValueError(f"--dim found for {model!r}; an ONNX file, with symbolic dims, needed")
+    if batch_size is not None and kind == ".json":
+        raise ValueError(f"--batch-size {batch_size} found; graph file {model!r} has its own")
+    if kind in (".onnx", ".json"):
         graph, weights, _ = taken(model, {}, batch_size or 1, dims)
         return graph, None if graph.updates and not inference else weights
     if not inference:

@@ -231,4 +231,5 @@ def test_show_says_in_one_line_what_was_wrong() -> None:
         "error: pass 'who' found; one of model, fold_"
     )
     assert "which is not for this graph" in told("lenet", "--after", "fold_scales")
+    assert "an ONNX file, with symbolic dims, needed" in told("lenet", "--dim", "n=2")
     assert "inference runs on one processor" in told("lenet", "--inference", "--cpus", "2")
