@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onednn_calls import bind, close, execute, place, random
-from test_onednn_convolution import convolve_gradients
+from kernel_calls import served
+from onednn_calls import bind, place, random
 
 from soapstone.kernels.entry import Call
 
@@ -17,22 +17,21 @@ _DEPTHWISE = (  # image, window, stride, padding, dilation
 )
 
 
-@pytest.mark.parametrize("layout", ["channels_last", "channels_last_tile"])
+@pytest.mark.parametrize("layout", ["last", "last tile"])
 @pytest.mark.parametrize("image, window, stride, padding, dilation", _DEPTHWISE)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_depthwise_weight_gradient(image, window, stride, padding, dilation, layout, threads):
+def test_depthwise_weight_gradient(image, window, stride, padding, dilation, layout):
     channels, size = image[1], []
     for axis in range(2):
         room = image[2 + axis] + padding[axis] + padding[axis + 2]
         size.append((room - dilation[axis] * (window[axis] - 1) - 1) // stride[axis] + 1)
     x, dy = random(*image), random(image[0], channels, *size, seed=1)
     at = {"stride": stride, "padding": padding, "dilation": dilation, "groups": channels}
-    _, dw = convolve_gradients(x, random(channels, 1, *window), dy, at)
-    (actual,) = execute(
-        *("conv2d_grad_weight", (x, dy), [dw.shape], layout),
-        **{"name": "depthwise", "threads": threads, "kernel": window, **at},
+    assert served(
+        *("conv2d_grad_weight", [x, dy], {**at, "kernel": window}),
+        only="depthwise",
+        layout=layout,
+        tolerance=1e-3,
     )
-    close(actual, dw)
 
 
 def test_depthwise_declines_what_it_does_not_serve():
@@ -54,15 +53,7 @@ def test_pointwise_gradients_are_products(stride):
     at = {"stride": stride, "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
     x, w = random(2, 5, 8, 7), random(6, 5, 1, 1)
     dy = random(2, 6, -(-8 // stride[0]), -(-7 // stride[1]))
-    named = {"name": "onednn_product", **at}
+    by = {"only": "onednn_product", "layout": "last"}
     if stride == (1, 1):
-        dx, dw = convolve_gradients(x, w, dy, at)
-        (actual,) = execute(
-            "conv2d_grad_input", (dy, w), [x.shape], "channels_last", size=(8, 7), **named
-        )
-        close(actual, dx)
-    dw = np.einsum("nohw,nchw->oc", dy, x[:, :, :: stride[0], :: stride[1]])[..., None, None]
-    (actual,) = execute(
-        "conv2d_grad_weight", (x, dy), [dw.shape], "channels_last", kernel=(1, 1), **named
-    )
-    close(actual, dw)
+        assert served("conv2d_grad_input", [dy, w], {**at, "size": (8, 7)}, **by)
+    assert served("conv2d_grad_weight", [x, dy], {**at, "kernel": (1, 1)}, **by)

@@ -1,98 +1,49 @@
-"""oneDNN convolutions against small independent NumPy references, in every layout they accept."""
+"""oneDNN convolutions against the reference, in every layout they accept."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
+from kernel_calls import LAYOUTS, served
 from onednn_calls import (
     ACTIVATE,
     CONVOLUTIONS,
-    LAYOUTS,
     bind,
     close,
     convolve,
-    execute,
     place,
     problem,
     random,
     run,
 )
 
-from soapstone.kernels.entry import Array, Call
+from soapstone.kernels.entry import Call
 
-
-def convolve_gradients(x: Array, w: Array, dy: Array, at: dict[str, Any]) -> tuple[Array, Array]:
-    """Return dx and dw by scattering each kernel position."""
-    groups, filters, channels = at["groups"], w.shape[0] // at["groups"], w.shape[1]
-    top, left, bottom, right = at["padding"]
-    (_n, _c, h, width), (oh, ow) = x.shape, dy.shape[2:]
-    padded = np.pad(x.astype(float), ((0, 0), (0, 0), (top, bottom), (left, right)))
-    dpadded, dw = np.zeros_like(padded), np.zeros(w.shape)
-    for i in range(w.shape[2]):
-        for j in range(w.shape[3]):
-            rows = slice(i * at["dilation"][0], None, at["stride"][0])
-            columns = slice(j * at["dilation"][1], None, at["stride"][1])
-            for g in range(groups):
-                ins = slice(g * channels, (g + 1) * channels)
-                outs = slice(g * filters, (g + 1) * filters)
-                seen = padded[:, ins, rows, columns][:, :, :oh, :ow]
-                dw[outs, :, i, j] = np.einsum("nohw,nchw->oc", dy[:, outs].astype(float), seen)
-                into = dpadded[:, ins, rows, columns][:, :, :oh, :ow]
-                into += np.einsum("nohw,oc->nchw", dy[:, outs].astype(float), w[outs, :, i, j])
-    return dpadded[:, :, top : top + h, left : left + width], dw
+by_onednn = partial(served, only="onednn", tolerance=2e-4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution_and_gradients(name: str, layout: str) -> None:
     x, w, at = problem(name)
-    expected = convolve(x, w, at)
-    b = random(w.shape[0], seed=2)
-    (y,) = execute("conv2d", (x, w, b), [expected.shape], layout, bias=True, activation=None, **at)
-    close(y, expected + b[:, None, None])
-    dy = random(*expected.shape, seed=3)
-    dx, dw = convolve_gradients(x, w, dy, at)
-    (actual,) = execute("conv2d_grad_input", (dy, w), [x.shape], layout, size=x.shape[2:], **at)
-    close(actual, dx)
-    kernel = w.shape[2:]
-    actual, db = execute(
-        *("conv2d_grad_weight", (x, dy), [w.shape, b.shape], layout),
-        kernel=kernel, bias=True, **at,
-    )  # fmt: skip
-    close(actual, dw)
-    close(db, dy.sum((0, 2, 3), dtype=float))
-    (actual,) = execute(
-        "conv2d_grad_weight", (x, dy), [w.shape], layout, kernel=kernel, bias=False, **at
-    )
-    close(actual, dw)
+    b, dy = random(w.shape[0], seed=2), random(*convolve(x, w, at).shape, seed=3)
+    for operands, bias in (([x, w, b], True), ([x, w], False)):
+        given = {**at, "bias": bias, "activation": None}
+        assert by_onednn("conv2d", operands, given, layout=layout)
+        given = {**at, "kernel": w.shape[2:], "bias": bias}
+        assert by_onednn("conv2d_grad_weight", [x, dy], given, layout=layout)
+    given = {**at, "size": x.shape[2:]}
+    assert by_onednn("conv2d_grad_input", [dy, w], given, layout=layout)
 
 
 @pytest.mark.parametrize("activation", ACTIVATE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_convolution_activations(layout: str, activation: str | None) -> None:
     x, w, at = problem("uneven")
-    expected = convolve(x, w, at)
-    (y,) = execute(
-        "conv2d", (x, w), [expected.shape], layout, bias=False, activation=activation, **at
-    )
-    close(y, ACTIVATE[activation](expected))
-
-
-def test_convolution_two_threads() -> None:
-    for name in ("wide", "groups", "strided"):
-        x, w, at = problem(name)
-        expected = convolve(x, w, at)
-        dy = random(*expected.shape, seed=3)
-        dx, dw = convolve_gradients(x, w, dy, at)
-        common = dict(threads=2, **at)
-        (y,) = execute("conv2d", (x, w), [expected.shape], "channels_last", bias=False, **common)
-        close(y, expected)
-        (got,) = execute("conv2d_grad_input", (dy, w), [x.shape], "plain", **common)
-        close(got, dx)
-        (got,) = execute("conv2d_grad_weight", (x, dy), [w.shape], "plain", bias=False, **common)
-        close(got, dw)
+    given = {**at, "bias": False, "activation": activation}
+    assert by_onednn("conv2d", [x, w], given, layout=layout)
 
 
 def test_convolution_of_part_of_the_channels() -> None:
