@@ -73,7 +73,9 @@ register(
 # reshape
 
 
-def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+def axis_groups(
+    before: Sequence[int], after: Sequence[int]
+) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the shortest runs of axes of both shapes with equal numbers of elements.
 
     Axes of extent 1 belong to no run; the shapes hold as many elements, and not zero.
@@ -93,7 +95,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[
         yield group
 
 
-def _factors(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
+def common_factors(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
     """Return the common factors of two equal products, outermost first, or None if there are none.
 
     Both lists of extents must merge from the factors: 6 4 and 2 12 do (2 3 4); 2 3 and 3 2 do not.
@@ -117,9 +119,9 @@ def _reshape_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -
         [Whole(extent) for extent in shape],
     )
     count = 0
-    for group in _groups(x.shape, shape) if x.size else ():
+    for group in axis_groups(x.shape, shape) if x.size else ():
         extents = ([x.shape[i] for i in group[0]], [shape[i] for i in group[1]])
-        factors = _factors(*extents)
+        factors = common_factors(*extents)
         if factors is None:  # every point needs, and makes, all of these axes
             continue
         names = [

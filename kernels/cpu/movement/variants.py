@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.ops.movement.rearrange import TO_SPACE, reverse_slices
+from soapstone.ir.ops.movement.reshaping import axis_groups, common_factors
 from soapstone.ir.ops.movement.slicing import border_maps, slices
 from soapstone.kernels.cpu.substrate.copies import copies, copy, fill, filling
 from soapstone.kernels.cpu.substrate.native import either, noop, sequence
@@ -212,7 +213,11 @@ def common_views(x: Array, y: Array) -> tuple[Array, Array] | None:
     """
     shape: list[int] = []
     strides: tuple[list[int], list[int]] = ([], [])
-    for a, b in _groups(x, y):
+    for groups in axis_groups(x.shape, y.shape):
+        a, b = (
+            [(array.shape[axis], array.strides[axis]) for axis in group]
+            for array, group in zip((x, y), groups)
+        )
         factors = _group_factors(a, b)
         if factors is None:
             return None
@@ -228,22 +233,6 @@ def common_views(x: Array, y: Array) -> tuple[Array, Array] | None:
 _Axes = list[tuple[int, int]]  # extents and strides
 
 
-def _groups(x: Array, y: Array) -> Iterator[tuple[_Axes, _Axes]]:
-    """Yield the shortest runs of axes of both arrays with equal numbers of elements."""
-    left, right = ([axis for axis in zip(a.shape, a.strides) if axis[0] != 1] for a in (x, y))
-    while left:
-        a, b = [left.pop(0)], [right.pop(0)]
-        m, n = a[0][0], b[0][0]
-        while m != n:
-            if m < n:
-                a.append(left.pop(0))
-                m *= a[-1][0]
-            else:
-                b.append(right.pop(0))
-                n *= b[-1][0]
-        yield a, b
-
-
 def _contiguous(axes: _Axes) -> bool:
     return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(axes))
 
@@ -255,10 +244,7 @@ def _group_factors(a: _Axes, b: _Axes) -> list[int] | None:
         return sides[1]
     if _contiguous(b):
         return sides[0]
-    marks = sorted({math.prod(side[i:]) for side in sides for i in range(len(side) + 1)})
-    if any(high % low for low, high in itertools.pairwise(marks)):
-        return None
-    return [high // low for low, high in itertools.pairwise(marks)][::-1]
+    return common_factors(*sides)
 
 
 def _split_strides(axes: _Axes, factors: Sequence[int]) -> list[int]:
