@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from soapstone.frontend.layers.base import (
     LayerBase,
@@ -24,14 +25,35 @@ Extent = int | Sequence[int]
 _AXES = {1: "n c l", 2: "n c h w", 3: "n c d h w"}
 
 
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+def _of_rank(
+    rank: int, method: Callable[Concatenate[S, int, P], Tensor], shapes: str
+) -> Callable[Concatenate[S, P], Tensor]:
+    """Return the method for images of `rank` axes, which it takes as its first argument."""
+
+    def layer(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        return method(self, rank, *args, **kwargs)
+
+    taken = inspect.signature(method)
+    layer.__name__ = f"conv{rank}d"
+    layer.__doc__ = f"Return the {rank}-D convolution. {shapes}."
+    parameters = [value for name, value in taken.parameters.items() if name != "rank"]
+    layer.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return layer
+
+
 class ConvolutionLayers(LayerBase):
     """Convolutions with their parameters.
 
     A weight begins as `initial` says, "uniform" or "he"; `padding` is "same", "valid" or numbers.
     """
 
-    def conv1d(
+    def _conv(
         self,
+        rank: int,
         x: Tensor,
         channels: int,
         *,
@@ -45,47 +67,32 @@ class ConvolutionLayers(LayerBase):
         initial: str = "uniform",
         name: str | None = None,
     ) -> Tensor:
-        """Return the 1-D convolution. x: (n, c, l); result: (n, channels, l')."""
-        sizes = (kernel, stride, dilation)
-        return self._conv(1, x, channels, sizes, padding, groups, activation, bias, initial, name)
+        operator = f"conv{rank}d"
+        node = self._name(operator, name)
+        label = f"{operator} {node!r}"
+        self._channels(operator, x, rank, node)
+        per_group = self._grouped(label, x, channels, groups) // groups
+        window, steps = spread("kernel", kernel, rank), spread("dilation", dilation, rank)
+        first, shift = initials(label, initial, per_group * math.prod(window))
+        parameters: Parameters = {"weight": ((channels, per_group, *window), first)}
+        if bias:
+            parameters["bias"] = ((channels,), shift)
+        return self._layer(
+            operator,
+            x,
+            parameters,
+            node,
+            stride=spread("stride", stride, rank),
+            padding=pads(padding, window, steps),
+            dilation=steps,
+            groups=groups,
+            bias=bias,
+            activation=activation,
+        )
 
-    def conv2d(
-        self,
-        x: Tensor,
-        channels: int,
-        *,
-        kernel: Pair,
-        stride: Pair = 1,
-        padding: Padding = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        activation: str | None = None,
-        bias: bool = True,
-        initial: str = "uniform",
-        name: str | None = None,
-    ) -> Tensor:
-        """Return the 2-D convolution. x: (n, c, h, w); result: (n, channels, h', w')."""
-        sizes = (kernel, stride, dilation)
-        return self._conv(2, x, channels, sizes, padding, groups, activation, bias, initial, name)
-
-    def conv3d(
-        self,
-        x: Tensor,
-        channels: int,
-        *,
-        kernel: Extent,
-        stride: Extent = 1,
-        padding: Padding = 0,
-        dilation: Extent = 1,
-        groups: int = 1,
-        activation: str | None = None,
-        bias: bool = True,
-        initial: str = "uniform",
-        name: str | None = None,
-    ) -> Tensor:
-        """Return the 3-D convolution. x: (n, c, d, h, w); result: (n, channels, d', h', w')."""
-        sizes = (kernel, stride, dilation)
-        return self._conv(3, x, channels, sizes, padding, groups, activation, bias, initial, name)
+    conv1d = _of_rank(1, _conv, "x: (n, c, l); result: (n, channels, l')")
+    conv2d = _of_rank(2, _conv, "x: (n, c, h, w); result: (n, channels, h', w')")
+    conv3d = _of_rank(3, _conv, "x: (n, c, d, h, w); result: (n, channels, d', h', w')")
 
     def depthwise_conv2d(
         self,
@@ -103,9 +110,19 @@ class ConvolutionLayers(LayerBase):
     ) -> Tensor:
         """Return each channel's own convolutions. x: (n, c, h, w); result: (n, c multiplier, …)."""
         groups = self._channels("depthwise_conv2d", x, 2, name)
-        sizes = (kernel, stride, dilation)
-        channels = groups * multiplier
-        return self._conv(2, x, channels, sizes, padding, groups, activation, bias, initial, name)
+        return self.conv2d(
+            x,
+            groups * multiplier,
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            activation=activation,
+            bias=bias,
+            initial=initial,
+            name=name,
+        )
 
     def separable_conv2d(
         self,
@@ -203,43 +220,3 @@ class ConvolutionLayers(LayerBase):
                 f" multiples of groups {groups} needed"
             )
         return given
-
-    def _conv(
-        self,
-        rank: int,
-        x: Tensor,
-        channels: int,
-        sizes: tuple[Extent, Extent, Extent],
-        padding: Padding,
-        groups: int,
-        activation: str | None,
-        bias: bool,
-        initial: str,
-        name: str | None,
-    ) -> Tensor:
-        """Return a convolution; `sizes` are kernel, stride and dilation."""
-        operator = f"conv{rank}d"
-        node = self._name(operator, name)
-        label = f"{operator} {node!r}"
-        self._channels(operator, x, rank, node)
-        per_group = self._grouped(label, x, channels, groups) // groups
-        window, stride, dilation = (
-            spread(field, size, rank)
-            for field, size in zip(("kernel", "stride", "dilation"), sizes)
-        )
-        first, shift = initials(label, initial, per_group * math.prod(window))
-        parameters: Parameters = {"weight": ((channels, per_group, *window), first)}
-        if bias:
-            parameters["bias"] = ((channels,), shift)
-        return self._layer(
-            operator,
-            x,
-            parameters,
-            node,
-            stride=stride,
-            padding=pads(padding, window, dilation),
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            activation=activation,
-        )

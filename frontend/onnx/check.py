@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready data."""
-        return {
-            "name": self.name,
-            "opsets": dict(self.opsets),
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "operators": dict(self.operators),
-            "unsupported": list(self.unsupported),
-            "parameters": self.parameters,
-            "weight_bytes": self.weight_bytes,
-            "flops": self.flops,
-            "problem": self.problem,
-            "contents": list(self.contents),
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         opsets = ", ".join(f"{domain} {version}" for domain, version in self.opsets.items())

@@ -1,6 +1,6 @@
 """Imports every file of translations, so that their rules are registered."""
 
-from soapstone.frontend.onnx.rules import (
+from soapstone.frontend.onnx.rules import (  # noqa: F401
     attention,
     control,
     elementwise,
@@ -14,18 +14,3 @@ from soapstone.frontend.onnx.rules import (
     signal,
     windows,
 )
-
-__all__ = [
-    "attention",
-    "control",
-    "elementwise",
-    "indexing",
-    "movement",
-    "normalization",
-    "products",
-    "quantized",
-    "recurrent",
-    "reduction",
-    "signal",
-    "windows",
-]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,16 @@ def pad(n: Call) -> Value:
     low, high = [0] * x.rank, [0] * x.rank
     for position, axis in enumerate(axes):
         low[axis], high[axis] = pads[position], pads[position + len(axes)]
-    # Negative pads cut; the elements beyond are gone before the others are repeated.
+    filled = mode == "constant" and max((*low, *high), default=0) > 0
+    value = (n.number("value", 2, 0.0) or 0.0) if filled else 0.0
+    return bordered(n, x, low, high, value=value, mode=mode)
+
+
+def bordered(n: Call, x: Value, low: Sequence[int], high: Sequence[int], **more: Any) -> Value:
+    """Return x with a border before and after each axis; a negative one cuts.
+
+    The elements beyond it are gone before others are repeated.
+    """
     cut = {
         axis: (max(0, -a), x.shape[axis] - max(0, -b), 1)
         for axis, (a, b) in enumerate(zip(low, high))
@@ -249,11 +259,7 @@ def pad(n: Call) -> Value:
     shape_of([a + e + b for a, e, b in zip(low, x.shape, high)], "the result")
     if not any(low) and not any(high):
         return x
-    value = 0.0
-    if mode == "constant":
-        value = n.number("value", 2, 0.0) or 0.0
-    more = {} if mode == "constant" else {"mode": mode}
-    return n("pad", x, low=low, high=high, interior=(0,) * x.rank, value=value, **more)
+    return n("pad", x, low=low, high=high, interior=(0,) * x.rank, **more)
 
 
 @rule("CenterCropPad")
@@ -263,16 +269,9 @@ def center_crop_pad(n: Call) -> Value:
     axes = range(x.rank) if given is None else [n.axis_of(a, x.rank) for a in given]
     if len(wanted) != len(axes):
         raise OnnxError(f"{len(wanted)} extents found, {len(axes)} needed")
-    low, high, cut = [0] * x.rank, [0] * x.rank, {}
+    low, high = [0] * x.rank, [0] * x.rank
     for axis, extent in zip(axes, shape_of(wanted, "input 1")):
-        have = x.shape[axis]
-        if extent < have:
-            first = (have - extent) // 2
-            cut[axis] = (first, first + extent, 1)
-        else:
-            low[axis] = (extent - have) // 2
-            high[axis] = extent - have - low[axis]
-    x = sliced(n, x, cut)
-    if not any(low) and not any(high):
-        return x
-    return n("pad", x, low=low, high=high, interior=(0,) * x.rank)
+        more = extent - x.shape[axis]
+        low[axis] = more // 2 if more > 0 else -(-more // 2)
+        high[axis] = more - low[axis]
+    return bordered(n, x, low, high)
