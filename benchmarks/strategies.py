@@ -44,7 +44,7 @@ from soapstone.runtime.machines.cluster import load_machine
 from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, search
 from soapstone.search.parallel.mcmc import proposals
 from soapstone.search.parallel.mcmc.initial import randomly
-from soapstone.search.parallel.methods import found_by
+from soapstone.search.parallel.methods import method_named
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import prepare
 from soapstone.system import peak_bytes
@@ -385,7 +385,7 @@ class Tables:
             where = load_machine("p100", devices)
             chains = search(graph, where, Options(seconds=5.0, patience=1.0))
             for method in ("optimum", "exhaustive"):
-                found = found_by(method)(graph, where, Options(seconds=self.given.seconds))
+                found = method_named(method)(graph, where, Options(seconds=self.given.seconds))
                 reached = [s for s, us in chains.history if us <= found.simulation.step_us]
                 said = found.certificate
                 assert said is not None

@@ -12,17 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
-from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 
 
 def legal(graph: Graph, node: Node, degrees: Mapping[str, int]) -> bool:
     """Return whether a node can run at these degrees."""
-    try:
-        graph.signature(node).check(degrees, node.spec.lower is not None)
-    except StrategyError:
-        return False
-    return True
+    return graph.signature(node).allows(degrees, node.spec.lower is not None)
 
 
 def split(

@@ -94,12 +94,9 @@ def inherited(
         degree = min(degrees.get(source, 1), max(dim.extent, 1))
         if degree == 1 or source in used:
             continue
-        try:
-            signature.check(taken | {dim.name: degree}, lowers)
-        except StrategyError:
-            continue
-        taken[dim.name] = degree
-        used.add(source)
+        if signature.allows(taken | {dim.name: degree}, lowers):
+            taken[dim.name] = degree
+            used.add(source)
     return taken
 
 

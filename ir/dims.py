@@ -240,6 +240,14 @@ class Signature:
                     f" degree is {degrees.get(outer, 1)}; {extent} needed"
                 )
 
+    def allows(self, degrees: Mapping[str, int], lowers: bool = True) -> bool:
+        """Return whether the degrees are legal for this operator."""
+        try:
+            self.check(degrees, lowers)
+        except StrategyError:
+            return False
+        return True
+
     def configurations(self, most_points: int, lowers: bool = True) -> Iterator[dict[str, int]]:
         """Yield every legal choice of degrees with at most `most_points` point tasks."""
         splittable = [dim for dim in self.dims if dim.may_split(lowers)]
@@ -248,11 +256,8 @@ class Signature:
             if math.prod(degrees) > most_points:
                 continue
             candidate = {dim.name: d for dim, d in zip(splittable, degrees) if d > 1}
-            try:
-                self.check(candidate, lowers)
-            except StrategyError:
-                continue
-            yield candidate
+            if self.allows(candidate, lowers):
+                yield candidate
 
     def points(
         self,

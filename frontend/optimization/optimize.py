@@ -579,13 +579,13 @@ def explanation(found: Searched, book: Any) -> str:
     """Return every step of every piece, with the rule, its guard, and the laws that prove it."""
     lines = []
     for number, solved in enumerate(found.solved, 1):
-        if not solved.found.steps:
+        if not solved.cheapest.steps:
             continue
         lines.append(
             f"piece {number}, {solved.times} times:"
-            f" {solved.before:,.1f} -> {solved.found.cost:,.1f}"
+            f" {solved.before:,.1f} -> {solved.cheapest.cost:,.1f}"
         )
-        for step in solved.found.steps:
+        for step in solved.cheapest.steps:
             rule = book.by_name[step.rule]
             laws = dict.fromkeys(part.law for chain in rule.rule.proof for part in chain)
             where = "everywhere" if step.match is None else f"match {step.match}"

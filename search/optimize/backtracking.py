@@ -36,6 +36,9 @@ class Step:
     count: int = 1
 
 
+Came = dict[Values, tuple[Values, Step] | None]  # of each graph, that before it, and the step
+
+
 @dataclass
 class Budget:
     """How long a search may take, and what it takes for better.
@@ -57,7 +60,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Found:
+class Cheapest:
     """The best graph that a search met, what it costs, and the steps that lead to it.
 
     `complete`: whether every graph within alpha of the best was looked at.
@@ -80,7 +83,7 @@ def backtrack(
     alpha: float = 1.05,
     budget: Budget | None = None,
     together: bool = False,
-) -> Found:
+) -> Cheapest:
     """Return the cheapest graph that rules make of a graph.
 
     Args:
@@ -92,7 +95,7 @@ def backtrack(
     matcher = Matcher(pool)
     start = price(outputs)
     best, best_cost = outputs, start
-    came: dict[Values, tuple[Values, Step] | None] = {outputs: None}
+    came: Came = {outputs: None}
     queue = [(start, 0, outputs)]
     history = [start]
     count = 1
@@ -121,17 +124,15 @@ def backtrack(
     complete = not budget.deadline.stopped and not any(
         cost <= alpha * best_cost for cost, _, _ in queue
     )
-    return Found(best, best_cost, _steps(came, best), count, complete, tuple(history))
+    return Cheapest(best, best_cost, steps_to(came, best), count, complete, tuple(history))
 
 
 def neighbours(
     pool: Pool, matcher: Matcher, graph: Values, book: Rulebook, together: bool = False
 ) -> Iterator[tuple[Values, Step]]:
     """Yield what one rule makes of a graph: at all its matches together, then at each one."""
-    where = places(pool, graph)
-    for rule in book.applicable(where.symbols):
-        found = list(matcher.matches(rule, where)) if rule.symbols <= where.symbols else []
-        if len(found) > 1 or (together and found):
+    for rule, found in matcher.every(book, places(pool, graph)):
+        if together or len(found) > 1:
             new, count = everywhere(pool, matcher, graph, rule)
             if count > (0 if together else 1):
                 yield new, Step(rule.name, None, count)
@@ -165,11 +166,10 @@ def replayed(pool: Pool, outputs: Values, book: Rulebook, steps: Iterable[Step])
     return outputs
 
 
-def _steps(came: dict[Values, tuple[Values, Step] | None], graph: Values) -> tuple[Step, ...]:
-    steps: list[Step] = []
-    before = came[graph]
-    while before is not None:
+def steps_to(came: Came, graph: Values) -> tuple[Step, ...]:
+    """Return the steps that lead to a graph."""
+    steps = []
+    while (before := came[graph]) is not None:
         graph, step = before
         steps.append(step)
-        before = came[graph]
     return tuple(reversed(steps))

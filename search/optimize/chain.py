@@ -112,6 +112,3 @@ def _is_step(value: object) -> bool:
     rule, match, count = value
     at = match is None or (type(match) is int and match >= 0)
     return isinstance(rule, str) and at and type(count) is int and count >= 1
-
-
-__all__ = ["Chain", "Pass"]

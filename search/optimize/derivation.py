@@ -152,6 +152,3 @@ class Derivation:
         """Return which of all matches of its rule a match is."""
         every = self._matcher.matches(match.rule, where)
         return next(number for number, each in enumerate(every) if each == match)
-
-
-__all__ = ["Derivation"]

@@ -238,6 +238,3 @@ class ClassMatcher(Matcher):
         if not all(map(graph.known, left)) or tuple(map(graph.add, left)) != match.roots:
             return None
         return replace(match, roots=left)
-
-
-__all__ = ["ClassMatcher", "EGraph", "Union"]

@@ -4,7 +4,7 @@ These graphs are the products of the states of the graph's regions (`regions.py`
 substitutions make 10^12 of ResNet-18. What a state costs is asked of the whole graph, the other
 regions being as they were. Lowering may reach from one region into the next, so what two of them
 cost together is asked of the whole graph, too. From these sums the cheapest choice follows exactly,
-by eliminating one region after the other (Bertele and Brioschi, 1972). What it costs is then asked
+by eliminating one region after the other (`elimination.py`). What it costs is then asked
 of the whole graph: if that is not the sum, lowering reached farther, and nothing is certified.
 """
 
@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
-import numpy.typing as npt
 
-from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Price, Values
+from soapstone.search.elimination import Numbers, cheapest
+from soapstone.search.optimize.backtracking import ENDS, Budget, Cheapest, Price, Values, steps_to
 from soapstone.search.optimize.pieces import moved
 from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.regions import Region, Regions
 from soapstone.search.rules.rulebook import Rulebook
 
 Choice = tuple[int, ...]  # a state of each region
-Numbers = npt.NDArray[np.float64]
 Table = tuple[tuple[int, ...], Numbers]  # regions, and a cost for each choice of their states
 _ROUNDING = 1e-9  # share of a cost
 
@@ -46,7 +45,7 @@ class Exhausted:
     cost: float
     graphs: int
     priced: int
-    parts: tuple[Found, ...]
+    parts: tuple[Cheapest, ...]
     complete: bool
 
 
@@ -127,7 +126,8 @@ class _Search:
             tables.append(((one, other), more))
         if self.budget.over:
             return False
-        chosen = cheapest(len(self.sizes), tables)
+        picked, _ = cheapest(range(len(self.sizes)), tables)
+        chosen = tuple(picked[n] for n in range(len(self.sizes)))
         told = base + sum(float(costs[tuple(chosen[n] for n in of)]) for of, costs in tables)
         found = self.cost(dict(enumerate(chosen)))
         least = min(self.known.values())
@@ -180,7 +180,7 @@ class _Search:
         pairs = itertools.combinations(range(len(touched)), 2)
         return [(one, other) for one, other in pairs if touched[one] & touched[other]]
 
-    def parts(self, choice: Choice) -> list[Found]:
+    def parts(self, choice: Choice) -> list[Cheapest]:
         """Return what was found for each region, with the cost of the whole before and after it."""
         found = []
         after = self.priced(self.outputs)
@@ -189,48 +189,12 @@ class _Search:
                 done = tuple(state if n <= number else 0 for n, state in enumerate(choice))
                 before, after = after, self.priced(self.composed(done))
                 made = region.states[choice[number]]
-                steps = region.reached.steps(made)
-                found.append(Found(made, after, steps, len(region.states), True, (before, after)))
+                steps = steps_to(region.reached.came, made)
+                costs = before, after
+                found.append(Cheapest(made, after, steps, len(region.states), True, costs))
         return found
 
 
 def _inside(pool: Pool, region: Region) -> set[int]:
     inputs = frozenset(region.piece.inputs)
     return set(pool.order(region.piece.outputs, inputs)) - inputs
-
-
-def cheapest(count: int, tables: Sequence[Table]) -> Choice:
-    """Return the choice of states, one of each region, with the least sum over tables."""
-    tables = list(tables)
-    left = set(range(count))
-    answers: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
-
-    def scope(number: int) -> tuple[int, ...]:
-        return tuple(sorted({n for of, _ in tables if number in of for n in of} - {number}))
-
-    while left:
-        number = min(left, key=lambda n: len(scope(n)))
-        others = scope(number)
-        total = sum(
-            (_spread(table, (*others, number)) for table in tables if number in table[0]),
-            start=np.zeros(()),
-        )
-        answers.append((number, others, total.argmin(-1)))
-        tables = [table for table in tables if number not in table[0]]
-        tables.append((others, total.min(-1)))
-        left.remove(number)
-    chosen: dict[int, int] = {}
-    for number, others, answer in reversed(answers):
-        chosen[number] = int(answer[tuple(chosen[n] for n in others)])
-    return tuple(chosen[n] for n in range(count))
-
-
-def _spread(table: Table, axes: Sequence[int]) -> Numbers:
-    """Return a table over more regions, in the order of `axes`, as an array that broadcasts."""
-    regions, costs = table
-    order = sorted(range(len(regions)), key=lambda at: axes.index(regions[at]))
-    shape = [costs.shape[regions.index(n)] if n in regions else 1 for n in axes]
-    return costs.transpose(order).reshape(shape)
-
-
-__all__ = ["Exhausted", "cheapest", "exhaust"]

@@ -160,7 +160,7 @@ class Extraction:
             maker, new = pool.makers[node], node
             if isinstance(maker, Application) and not pool.fixed[node]:
                 inputs = tuple(i if pool.fixed[i] else made[find(i)] for i in maker.inputs)
-                found = pool.again(maker.operator, maker.items, inputs, maker.name)
+                found = pool.apply_normal(maker.operator, maker.items, inputs, maker.name)
                 new = found[maker.outputs.index(node)]
             made[find(node)] = new
         return tuple(made[group] for group in self._wanted)

@@ -202,6 +202,3 @@ def _adjacent(found: Sequence[Region]) -> list[set[int]]:
         set().union(*(users[name] for name in region.context)) - {index}
         for index, region in enumerate(found)
     ]
-
-
-__all__ = ["Chooser", "Order", "Orders", "Region", "connected", "regions"]

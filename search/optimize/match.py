@@ -21,7 +21,7 @@ from soapstone.search.optimize.pool import Items, Leaf, Pool
 from soapstone.search.rules import language
 from soapstone.search.rules.infer import with_parameters
 from soapstone.search.rules.rule import Terms
-from soapstone.search.rules.rulebook import Directed
+from soapstone.search.rules.rulebook import Directed, Rulebook
 from soapstone.search.rules.sample import applies, completed
 from soapstone.search.rules.shapes import Type, concrete, plain
 
@@ -136,6 +136,12 @@ class Matcher:
                 found = self._checked(rule, roots, values, given)
                 if found is not None:
                     yield found
+
+    def every(self, book: Rulebook, where: Places) -> Iterator[tuple[Directed, list[Match]]]:
+        """Yield the rules that match somewhere, each with all its matches."""
+        for rule in book.rules:
+            if rule.symbols <= where.symbols and (found := list(self.matches(rule, where))):
+                yield rule, found
 
     def _outputs(
         self,
@@ -356,7 +362,7 @@ def _built(
     if term.symbol == "enlarge" and type_or_none.shape == operands[0][1].shape:
         return operands[0]  # by the law enlarge-same
     declared = language.forms()[term.symbol]
-    value = pool.again(declared.spec.name, items, inputs)[declared.form.output]
+    value = pool.apply_normal(declared.spec.name, items, inputs)[declared.form.output]
     return (value, type_or_none) if pool.specs[value].shape == type_or_none.shape else None
 
 

@@ -59,7 +59,7 @@ def _normal(pool: Pool, node: Node, inputs: Sequence[int]) -> tuple[int, ...]:
         return (_biased(pool, node, inputs),)
     if node.operator == "linear" and attributes["activation"] is None:
         return pool.apply("matmul", inputs, {}, node.name)
-    return pool.again(node.operator, node.items, tuple(inputs), node.name)
+    return pool.apply_normal(node.operator, node.items, tuple(inputs), node.name)
 
 
 def _joined(pool: Pool, node: Node, parts: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ network, are one graph, and are solved once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -51,25 +51,28 @@ def pieces(
             done.append(part)
         else:
             parts += reversed(halves)
-    readers = _readers(pool, every)
+    found = (piece_of(pool, part, outputs, every) for part in done)
+    return [piece for piece in found if piece.outputs]
+
+
+def piece_of(pool: Pool, part: Sequence[int], outputs: Values, operators: Iterable[int]) -> Piece:
+    """Return a part of a graph, and of what it is made; weights are made beforehand.
+
+    Args:
+        outputs, operators: of the whole graph.
+    """
+    inside = set(part)
     wanted = set(outputs)
-    found = []
-    for part in done:
-        inside = set(part)
-        outside = tuple(
-            value
-            for value in part
-            if value in wanted or any(reader not in inside for reader in readers.get(value, ()))
-        )
-        inputs = dict.fromkeys(
-            operand
-            for value in part
-            for operand in pool.operands(value)
-            if operand not in inside and not pool.fixed[operand]
-        )
-        if outside:
-            found.append(Piece(outside, tuple(inputs)))
-    return found
+    for value in operators:
+        if value not in inside:
+            wanted.update(pool.operands(value))
+    read = dict.fromkeys(
+        operand
+        for value in part
+        for operand in pool.operands(value)
+        if operand not in inside and not pool.fixed[operand]
+    )
+    return Piece(tuple(value for value in part if value in wanted), tuple(read))
 
 
 def _is_operator(pool: Pool, value: int) -> bool:
@@ -78,14 +81,6 @@ def _is_operator(pool: Pool, value: int) -> bool:
 
 def _count(pool: Pool, part: Sequence[int]) -> int:
     return len({pool.makers[value] for value in part})
-
-
-def _readers(pool: Pool, values: Sequence[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for value in values:
-        for operand in pool.operands(value):
-            found.setdefault(operand, []).append(value)
-    return found
 
 
 def _halves(
@@ -170,6 +165,6 @@ def moved(pool: Pool, outputs: Sequence[int], where: Mapping[int, int]) -> Value
         if inputs == maker.inputs:
             new[value] = value
         else:
-            made = pool.again(maker.operator, maker.items, inputs, maker.name)
+            made = pool.apply_normal(maker.operator, maker.items, inputs, maker.name)
             new.update(zip(maker.outputs, made))
     return tuple(new[value] for value in outputs)

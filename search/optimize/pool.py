@@ -92,9 +92,9 @@ class Pool:
         """
         spec = operator(name)
         items = tuple(sorted(spec.normalise(attributes).items()))
-        return self.again(name, items, tuple(inputs), called)
+        return self.apply_normal(name, items, tuple(inputs), called)
 
-    def again(
+    def apply_normal(
         self, name: str, items: Items, inputs: tuple[int, ...], called: str = ""
     ) -> tuple[int, ...]:
         """Return the outputs of an operator whose attributes are normal."""

@@ -18,9 +18,9 @@ from itertools import combinations, pairwise, product
 import networkx as nx
 
 from soapstone.ir.term import Term, subterms
-from soapstone.search.optimize.backtracking import Budget, Step
+from soapstone.search.optimize.backtracking import Budget, Came, Step
 from soapstone.search.optimize.match import Matcher, places
-from soapstone.search.optimize.pieces import Piece, copied
+from soapstone.search.optimize.pieces import Piece, copied, piece_of
 from soapstone.search.optimize.pool import Application, Pool
 from soapstone.search.optimize.rewrite import applied
 from soapstone.search.rules.rulebook import Directed, Rulebook
@@ -31,18 +31,10 @@ Operator = Values  # of the graph: known by its outputs
 
 @dataclass(frozen=True)
 class Reached:
-    """Every graph that rules make of one, by how it came about: the graph before, and the step."""
+    """Every graph that rules make of one, by how it came about."""
 
-    came: Mapping[Values, tuple[Values, Step] | None]
+    came: Came
     complete: bool
-
-    def steps(self, graph: Values) -> tuple[Step, ...]:
-        """Return the steps that lead to a graph."""
-        found = []
-        while (before := self.came[graph]) is not None:
-            graph, step = before
-            found.append(step)
-        return tuple(reversed(found))
 
 
 @dataclass(frozen=True)
@@ -95,7 +87,7 @@ class Regions:
     def reached(self, outputs: Values) -> Reached:
         """Return every graph that rules make of one, breadth first."""
         if outputs not in self._reached:
-            came: dict[Values, tuple[Values, Step] | None] = {outputs: None}
+            came: Came = {outputs: None}
             waiting = deque([outputs])
             while waiting and len(came) <= self.budget.candidates and not self.budget.over:
                 graph = waiting.popleft()
@@ -107,13 +99,11 @@ class Regions:
         return self._reached[outputs]
 
     def _rewritten(self, graph: Values) -> Iterator[tuple[Values, Step]]:
-        where = places(self._pool, graph)
-        for rule in self._book.rules:
-            if rule.symbols <= where.symbols:
-                for number, match in enumerate(self._matcher.matches(rule, where)):
-                    new = applied(self._pool, graph, [match])
-                    if new is not None:
-                        yield new, Step(rule.name, number)
+        for rule, found in self._matcher.every(self._book, places(self._pool, graph)):
+            for number, match in enumerate(found):
+                new = applied(self._pool, graph, [match])
+                if new is not None:
+                    yield new, Step(rule.name, number)
 
     def _operators(self, outputs: Values) -> list[Operator]:
         """Return the operators of a graph that depend on its inputs, in order."""
@@ -128,17 +118,16 @@ class Regions:
 
     def _matched(self, outputs: Values) -> list[list[Operator]]:
         """Return the operators of a graph, those together that are in one match."""
-        pool, where = self._pool, places(self._pool, outputs)
+        pool = self._pool
         graph = nx.Graph()
         graph.add_nodes_from(self._operators(outputs))
-        for rule in self._book.rules:
-            if rule.symbols <= where.symbols:
-                for match in self._matcher.matches(rule, where):
-                    stop = frozenset(match.values.values()).difference(match.roots)
-                    inside = [v for v in pool.order(match.roots, stop) if v not in stop]
-                    makers = [pool.makers[v] for v in inside if not pool.fixed[v]]
-                    names = [maker.outputs for maker in makers if isinstance(maker, Application)]
-                    graph.add_edges_from(pairwise(names))
+        for _, found in self._matcher.every(self._book, places(pool, outputs)):
+            for match in found:
+                stop = frozenset(match.values.values()).difference(match.roots)
+                inside = [v for v in pool.order(match.roots, stop) if v not in stop]
+                makers = [pool.makers[v] for v in inside if not pool.fixed[v]]
+                names = [maker.outputs for maker in makers if isinstance(maker, Application)]
+                graph.add_edges_from(pairwise(names))
         return [list(group) for group in nx.connected_components(graph)]
 
     def _convex(
@@ -164,22 +153,9 @@ class Regions:
 
     def _region(self, outputs: Values, group: Sequence[Operator]) -> Region:
         pool = self._pool
-        inside = {value for operator in group for value in operator}
-        wanted = set(outputs)
-        wanted.update(
-            value
-            for operator in self._operators(outputs)
-            if operator[0] not in inside
-            for value in pool.operands(operator[0])
-        )
-        made = tuple(value for operator in group for value in operator if value in wanted)
-        read = dict.fromkeys(
-            value
-            for operator in group
-            for value in pool.operands(operator[0])
-            if value not in inside and not pool.fixed[value]
-        )
-        piece = Piece(made, tuple(read))
+        inside = [value for operator in group for value in operator]
+        readers = {operator[0] for operator in self._operators(outputs)}
+        piece = piece_of(pool, inside, outputs, readers)
         copy, stands = copied(pool, piece, {})
         return Region(piece, stands, self.reached(copy))
 

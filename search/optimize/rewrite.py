@@ -72,7 +72,7 @@ def _renewed(
 ) -> int | None:
     """Return what takes the place of a value whose operands are renewed."""
     if root is None:
-        return _again(pool, value, [renewed[operand] for operand in pool.operands(value)])
+        return _with_operands(pool, value, [renewed[operand] for operand in pool.operands(value)])
     match, position = root
     if id(match) not in made:
         _, right = bound(match.rule, tuple(sorted(match.parameters.items())))
@@ -131,9 +131,9 @@ def _acyclic(pool: Pool, match: Match) -> bool:
     return set(behind).isdisjoint(match.roots)
 
 
-def _again(pool: Pool, value: int, operands: Sequence[int]) -> int:
+def _with_operands(pool: Pool, value: int, operands: Sequence[int]) -> int:
     maker = pool.makers[value]
     if isinstance(maker, Leaf) or maker.inputs == tuple(operands):
         return value
-    made = pool.again(maker.operator, maker.items, tuple(operands), maker.name)
+    made = pool.apply_normal(maker.operator, maker.items, tuple(operands), maker.name)
     return made[maker.outputs.index(value)]

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import count, islice
 
 from soapstone.ir.term import Term
-from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Price, Values
+from soapstone.search.optimize.backtracking import ENDS, Budget, Cheapest, Price, Values
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph, Union
 from soapstone.search.optimize.extraction import Extraction, NodePrices
@@ -62,7 +62,7 @@ def saturate(
     alpha: float = 1.05,
     budget: Budget | None = None,
     limits: Limits | None = None,
-) -> Found:
+) -> Cheapest:
     """Return the cheapest graph found in the e-graph of what rules make of a graph.
 
     Args:
@@ -79,7 +79,7 @@ def saturate(
         return price(values)
 
     met.append((priced(outputs), outputs))
-    found = Found(outputs, met[0][0], (), 1, False)
+    found = Cheapest(outputs, met[0][0], (), 1, False)
     try:
         exploring = budget.deadline.part(1 / 2).within(limits.seconds)
         done = explored(pool, outputs, book, limits, lambda: exploring.over)
@@ -98,11 +98,11 @@ def saturate(
 
 def _led(
     derivation: Derivation,
-    found: Found,
+    found: Cheapest,
     met: list[tuple[float, Values]],
     price: Price,
     gain: float,
-) -> Found:
+) -> Cheapest:
     """Return the cheapest graph that substitutions lead to on their way to what was met."""
     outputs = found.outputs
     for cost, graph in reversed(met[1:]):
@@ -205,6 +205,3 @@ def _walk(term: Term) -> Iterator[Term]:
     yield term
     for operand in term.operands:
         yield from _walk(operand)
-
-
-__all__ = ["Limits", "Saturated", "explored", "saturate"]

@@ -25,7 +25,7 @@ from soapstone.ir.tensor import Array
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import UNKNOWN
 from soapstone.search.optimize import normal
-from soapstone.search.optimize.backtracking import ENDS, Budget, Found, Step, backtrack, replayed
+from soapstone.search.optimize.backtracking import ENDS, Budget, Cheapest, Step, backtrack, replayed
 from soapstone.search.optimize.chain import Chain, Pass
 from soapstone.search.optimize.exhaustive import exhaust
 from soapstone.search.optimize.extraction import NodePrices
@@ -77,13 +77,13 @@ class Options:
 class Solved:
     """The whole, or a piece that occurs so many times, and what was found for it."""
 
-    found: Found
+    cheapest: Cheapest
     times: int = 1
 
     @property
     def before(self) -> float:
         """What it cost before."""
-        return self.found.history[0]
+        return self.cheapest.history[0]
 
 
 @dataclass
@@ -190,12 +190,12 @@ class _Run:
         self.options = options
         self.budget = Budget(options.candidates, deadline, gain=1 - max(_LEAST, model.noise))
         self.rule = getattr(model, "rule", channels_last)
-        self.known: dict[Values, Found] = {}
+        self.known: dict[Values, Cheapest] = {}
         self.chosen: dict[Values, Orders] = {}  # by piece
         self.orders: Orders = {}  # of the best graph
         self.prices = NodePrices(self.pool, self.alone)
         self.candidates = self.graphs = self.wholes = 0
-        self.again: Iterator[tuple[Step, ...]] | None = None  # steps of a chain
+        self.replay: Iterator[tuple[Step, ...]] | None = None  # steps of a chain
 
     def searched(self, graph: Graph, folded: Graph, progress: Progress) -> Searched:
         frame, outputs = normal.read(folded, self.pool, self.constants)
@@ -205,15 +205,15 @@ class _Run:
         except ENDS:
             return Searched(graph, self.constants, UNKNOWN, UNKNOWN, complete=False)
         best = Searched(graph, self.constants, cost, cost)
-        for shift, again in self.plan():
+        for shift, replay in self.plan():
             if self.budget.over:
                 break
-            self.again = again
-            if self.again is not None:
+            self.replay = replay
+            if self.replay is not None:
                 self.known.clear()  # each part of the pass has its own steps
             try:
                 new, solved, orders = self.one_pass(frame, outputs, shift, progress)
-                best.complete &= all(each.found.complete for each in solved)
+                best.complete &= all(each.cheapest.complete for each in solved)
                 written = self.written(frame, new)
                 same = new == outputs and orders == self.orders
                 cost = best.after if same else self.price(written, orders)
@@ -222,15 +222,15 @@ class _Run:
                 break
             gain = 1.0 if self.options.method == "exhaustive" else self.budget.gain
             better = self.objective.value(cost) < gain * self.objective.value(best.after)
-            if better or (self.again is not None and not same):
+            if better or (self.replay is not None and not same):
                 outputs, self.orders = new, orders
                 best.graph, best.after = written.graph, cost
                 best.layouts = _named(written, orders)
                 best.constants = {**self.constants, **written.contents}
                 best.solved += solved
-                best.passes.append(Pass(shift, tuple(each.found.steps for each in solved)))
+                best.passes.append(Pass(shift, tuple(each.cheapest.steps for each in solved)))
                 for each in solved:
-                    for step in each.found.steps:
+                    for step in each.cheapest.steps:
                         best.substitutions[step.rule] += each.times * step.count
         if self.options.layouts:
             try:
@@ -317,7 +317,7 @@ class _Run:
         self.candidates += found.priced
         self.graphs = found.graphs
         costs = price(outputs), found.cost
-        whole = Found(found.outputs, found.cost, (), found.priced, found.complete, costs)
+        whole = Cheapest(found.outputs, found.cost, (), found.priced, found.complete, costs)
         return found.outputs, [Solved(whole), *map(Solved, found.parts)]
 
     def divided(
@@ -347,7 +347,7 @@ class _Run:
                 orders = {renewed.get(v, v): layouts[v] for v in piece.inputs if v in layouts}
                 copy, stands = copied(pool, now, orders)
                 wanted = [layouts.get(value) for value in piece.outputs]
-                found = self.found(copy, stands, orders, wanted)
+                found = self.solved(copy, stands, orders, wanted)
                 times[copy] += 1
                 ends = moved(pool, found.outputs, stands)
                 self.carry(chosen, now, copy, stands)
@@ -370,13 +370,13 @@ class _Run:
         inner = self.chosen.get(copy, {})
         chosen.update(zip(moved(self.pool, tuple(inner), stands), inner.values()))
 
-    def found(
+    def solved(
         self,
         copy: Values,
         stands: Mapping[int, int],
         orders: Mapping[int, Order],
         wanted: Sequence[Order | None],
-    ) -> Found:
+    ) -> Cheapest:
         """Return the best of a piece, found now or when an equal one was."""
         if copy not in self.known:
             kept = {leaf: orders[value] for leaf, value in stands.items() if value in orders}
@@ -406,13 +406,13 @@ class _Run:
         price: Callable[[Values], float],
         budget: Budget,
         together: bool = False,
-    ) -> Found:
+    ) -> Cheapest:
         """Return the best that the chosen method finds of a graph, or what a chain makes of it."""
-        if self.again is not None:
-            steps = next(self.again, ())
+        if self.replay is not None:
+            steps = next(self.replay, ())
             new = replayed(self.pool, outputs, self.book, steps)
             costs = price(outputs), price(new)
-            return Found(new, costs[1], steps, len(costs), True, costs)
+            return Cheapest(new, costs[1], steps, len(costs), True, costs)
         given = (self.pool, outputs, self.book, price)
         alpha = self.options.alpha
         if self.options.method == "saturation" and not together:
@@ -426,14 +426,11 @@ class _Run:
 
     def spans(self, outputs: Values) -> Counter[int]:
         """Return how many matches reach across each value, as the inside of their left side."""
-        where = places(self.pool, outputs)
-        matcher = Matcher(self.pool)
         found: Counter[int] = Counter()
-        for rule in self.book.applicable(where.symbols):
-            if rule.symbols <= where.symbols:
-                for match in matcher.matches(rule, where):
-                    inside = self.pool.order(match.roots, frozenset(match.values.values()))
-                    found.update(v for v in inside if v not in match.roots)
+        for _, matches in Matcher(self.pool).every(self.book, places(self.pool, outputs)):
+            for match in matches:
+                inside = self.pool.order(match.roots, frozenset(match.values.values()))
+                found.update(v for v in inside if v not in match.roots)
         return found
 
     def written(self, frame: normal.Frame, outputs: Values) -> normal.Written:
@@ -459,6 +456,3 @@ class _Run:
 def _named(written: normal.Written, orders: Orders) -> dict[str, Order]:
     """Return orders by the names that values have in a graph."""
     return {name: orders[value] for name, value in written.values.items() if value in orders}
-
-
-__all__ = ["Options", "Searched", "Solved", "Step", "search"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from soapstone.search.parallel.mcmc.initial import NAMED
 from soapstone.search.parallel.mcmc.options import Options
 from soapstone.search.parallel.mcmc.search import StrategyResult, search
-from soapstone.search.parallel.methods import METHODS, found_by
+from soapstone.search.parallel.methods import METHODS, method_named
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.simulation.simulate import Simulation, Simulator, simulate
 
@@ -17,7 +17,7 @@ __all__ = [
     "Simulation",
     "Simulator",
     "StrategyResult",
-    "found_by",
+    "method_named",
     "search",
     "simulate",
 ]

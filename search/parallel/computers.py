@@ -70,13 +70,12 @@ class Computers:
             inside: what is divided within a computer; what has no such dim is cut by samples, and
                 what cannot be cut is given to the first device.
         """
-        samples = self.full.graph.sample_dims
         spread = {}
         for item in self.full.operators:
             if item.name not in found:
                 continue
             coarse = found[item.name]
-            kinds = kinds_of_dims(self.full.graph, item.node, samples.get(item.name))
+            kinds = kinds_of_dims(self.full.graph, item.node)
             wanted = [dim for dim, kind in kinds.items() if kind is inside]
             wanted += [dim for dim, kind in kinds.items() if kind is Parallel.SAMPLE]
             fine = (self._cut(item, coarse, dim) for dim in wanted)
@@ -101,6 +100,3 @@ class Computers:
         points = np.ravel_multi_index(tuple(index.values()), grid)
         devices = tuple(self.members[coarse.devices[p]][i] for p, i in zip(points, inside))
         return Configuration({d: n for d, n in degrees.items() if n > 1}, devices, coarse.cuts)
-
-
-__all__ = ["Computers"]

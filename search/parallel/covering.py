@@ -22,13 +22,13 @@ _ORDER = (Parallel.SAMPLE, Parallel.PARAMETER, Parallel.ATTRIBUTE, Parallel.REDU
 MOST = 24  # strategies: more configurations than a machine of few devices has
 
 
-def choices(model: Model, item: Operator, sample: str | None) -> list[dict[str, int]]:
+def choices(model: Model, item: Operator) -> list[dict[str, int]]:
     """Return the legal degrees of an operator with at most one point a device, whole first.
 
     Those that split alike (samples, parameters, attributes, sums) are at like places.
     """
     signature = model.graph.signature(item.node)
-    kinds = kinds_of_dims(model.graph, item.node, sample)
+    kinds = kinds_of_dims(model.graph, item.node)
     dims = [d for d in signature.dims if d.kind is not Kind.WHOLE and d.extent > 1]
     dims.sort(key=lambda dim: _ORDER.index(kinds[dim.name]))
     found: list[dict[str, int]] = [{}]
@@ -50,9 +50,8 @@ def covering(model: Model, mixtures: int = 3, seed: int = 0) -> list[dict[str, C
         mixtures: how many more have random configurations on random devices, so that an operator is
             also measured next to others that are split in other ways, and beside others' work.
     """
-    samples = model.graph.sample_dims
     free = [item for item in model.operators if item.source is None]
-    known = {item.name: choices(model, item, samples.get(item.name)) for item in free}
+    known = {item.name: choices(model, item) for item in free}
     count = min(MOST, max(map(len, known.values()), default=1))
     random = np.random.default_rng(seed)
     found = []
@@ -89,6 +88,3 @@ class Homes:
         """Return who reads what a node makes: sums of gradients and constants are part of those."""
         made = self.graph.by_name[name].outputs if name in self.graph.by_name else ()
         return [reader.name for output in made for reader in self.graph.consumers[output]]
-
-
-__all__ = ["Homes", "choices", "covering"]

@@ -154,7 +154,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def found_by(method: str) -> Method:
+def method_named(method: str) -> Method:
     """Return the method of a name.
 
     Raises:
@@ -163,6 +163,3 @@ def found_by(method: str) -> Method:
     if method not in METHODS:
         raise ParallelError(f"method {method!r} found, one of {', '.join(METHODS)} needed")
     return METHODS[method]
-
-
-__all__ = ["METHODS", "dynamic_programming", "exhaustive", "found_by"]

@@ -31,7 +31,7 @@ SUBSTITUTIONS = (
     Substitution("a multiplication distributed", ("27fca86", "bccbb12'", "21826bf'")),
     Substitution("commutative operators reordered", ("a0d7925", "761a814", "4a717fc")),
     Substitution("a common factor taken out", ("bccbb12", "21826bf", "27fca86'")),
-    Substitution("convolution and batch norm", lowering="fold_weights"),
+    Substitution("convolution and batch norm", lowering="fold_batch_norms"),
     Substitution("convolution and relu", lowering="fuse_epilogues"),
     Substitution("product and activation", lowering="fuse_epilogues"),
     Substitution("convolution or product and bias", lowering="fuse_epilogues"),

@@ -126,14 +126,14 @@ def search(
     from soapstone.frontend.progress import searching
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.picture import save_picture
-    from soapstone.search.parallel import Options, found_by
+    from soapstone.search.parallel import Options, method_named
 
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else None
     graph, where = _prepared(model, machine, devices, batch_size, size, inference)
     given = None if start is None else finding.imported(graph, where, start)
-    find = found_by(method)
+    find = method_named(method)
     options = Options(
         seconds=_SECONDS if proposals is None else None,
         proposals=proposals,

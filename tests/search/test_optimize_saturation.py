@@ -27,7 +27,7 @@ from soapstone.frontend.optimization.optimize import settled
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.search.optimize import normal
-from soapstone.search.optimize.backtracking import Budget, Found, backtrack, replayed
+from soapstone.search.optimize.backtracking import Budget, Cheapest, backtrack, replayed
 from soapstone.search.optimize.derivation import Derivation
 from soapstone.search.optimize.egraph import EGraph
 from soapstone.search.optimize.extraction import Extraction, NodePrices
@@ -67,7 +67,7 @@ class Case:
         budget: Budget | None = None,
         limits: Limits | None = None,
         alpha: float = 1.05,
-    ) -> Found:
+    ) -> Cheapest:
         return saturate(
             *(self.pool, self.outputs, book, price or self.price, self.nodes),
             alpha=alpha,
@@ -367,7 +367,7 @@ class TestMethod:
         found = search(graph, weights, book, Launches(), options=options)
         assert found.after.launches < found.before.launches
         assert sum(found.substitutions.values()) == sum(
-            solved.times * step.count for solved in found.solved for step in solved.found.steps
+            solved.times * step.count for solved in found.solved for step in solved.cheapest.steps
         )
         back, held = settled(found.graph, found.constants)
         assert_same((graph, weights), (back, held))

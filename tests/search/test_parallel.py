@@ -21,11 +21,12 @@ from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.runtime.observe.profile import Profile
 from soapstone.runtime.observe.summary import summarise
-from soapstone.search.parallel import NAMED, Options, ParallelError, Simulator, found_by, search
+from soapstone.search.parallel import NAMED, Options, ParallelError, Simulator, method_named, search
 from soapstone.search.parallel.bounds.step import lower_bound
 from soapstone.search.parallel.exact.optcnn import costs_of, solve
 from soapstone.search.parallel.exact.optimum import Exhaustive
 from soapstone.search.parallel.exact.space import Space
+from soapstone.search.parallel.exact.tables import NEVER, Pair
 from soapstone.search.parallel.mcmc import proposals
 from soapstone.search.parallel.mcmc.descent import Descent
 from soapstone.search.parallel.mcmc.initial import randomly
@@ -40,7 +41,6 @@ from soapstone.search.parallel.problem.groups import classes, sharing
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model as Prepared
 from soapstone.search.parallel.problem.prepare import prepare
-from soapstone.search.parallel.problem.tables import NEVER, Pair
 from soapstone.search.parallel.simulation import schedule
 
 
@@ -456,14 +456,14 @@ def test_exhaustive_search_finds_what_trying_everything_finds(bytes_per_s: float
     assert said.space == len(costs)
     assert said.bound_ns == walker.best_ns == min(costs)
     assert (max(costs) > 1 << 31) == (bytes_per_s is not None)
-    alone = found_by("optimum")(graph, machine)
+    alone = method_named("optimum")(graph, machine)
     assert alone.certificate is not None and alone.certificate.inside
     assert alone.simulation.step_us == min(costs) / 1e3
 
 
 @pytest.mark.parametrize("method", ["exhaustive", "optimum"])
 def test_an_exhaustive_search_that_is_stopped_says_how_far_it_is(method: str) -> None:
-    result = found_by(method)(lenet(64), load_machine("p100", 2), Options(seconds=0.0))
+    result = method_named(method)(lenet(64), load_machine("p100", 2), Options(seconds=0.0))
     assert result.simulation.step_us <= min(result.initial_us.values())
     assert result.certificate is not None and not result.certificate.complete
     assert result.certificate.bound_ns / 1e3 <= result.simulation.step_us
@@ -561,14 +561,14 @@ def test_dynamic_programming_finds_the_least_sum() -> None:
 
 def test_dynamic_programming_takes_networks_with_branches_only() -> None:
     machine = load_machine("p100", 2)
-    result = found_by("optcnn")(graph_of("resnet", 8, sizes={"depth": 18}), machine, Options())
+    result = method_named("optcnn")(graph_of("resnet", 8, sizes={"depth": 18}), machine, Options())
     assert result.initial_us["optcnn"] >= result.simulation.step_us
     result.strategy.check(graph_of("resnet", 8, sizes={"depth": 18}), machine.describe())
     sizes = {"unrolled": True, "length": 4, "hidden": 16, "vocabulary": 40}
     with pytest.raises(ParallelError, match="a linear graph needed by optcnn"):
-        found_by("optcnn")(graph_of("nmt", 8, sizes=sizes), machine, Options())
+        method_named("optcnn")(graph_of("nmt", 8, sizes=sizes), machine, Options())
     with pytest.raises(ParallelError, match="'dance' found, one of mcmc, optcnn, exhaustive"):
-        found_by("dance")
+        method_named("dance")
 
 
 @pytest.mark.parametrize(

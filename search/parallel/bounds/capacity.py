@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel.problem.operators import Operator, ParallelError
@@ -23,7 +21,7 @@ def check_capacity(model: Model) -> None:
     capacity = model.problem.devices["capacity"]
     graph = model.graph
     lasting = [name for name, role in graph.roles.items() if role in (Role.PARAMETER, Role.STATE)]
-    needed, there = sum(_nbytes(graph, name) for name in lasting), int(capacity.sum())
+    needed, there = sum(graph.tensors[name].nbytes for name in lasting), int(capacity.sum())
     if needed > there:
         raise ParallelError(
             f"graph {graph.name!r}: parameters and states of {_size(needed)} found, the"
@@ -54,13 +52,8 @@ def _least(model: Model, item: Operator) -> int:
         extents = [max(signature.by_name[dim].extent, 1) for dim in operand.dims]
         gathered = any(getattr(axis, "gathered", False) for axis in operand.axes)
         if not gathered:
-            total += _nbytes(graph, name) // min(devices, math.prod(extents))
+            total += graph.tensors[name].nbytes // min(devices, math.prod(extents))
     return total
-
-
-def _nbytes(graph: Graph, name: str) -> int:
-    spec = graph.tensors[name]
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def _size(nbytes: int) -> str:
@@ -68,8 +61,5 @@ def _size(nbytes: int) -> str:
 
 
 def _largest(graph: Graph, names: list[str]) -> str:
-    found = sorted(names, key=lambda name: -_nbytes(graph, name))[:SHOWN]
-    return ", ".join(f"{name} {_size(_nbytes(graph, name))}" for name in found)
-
-
-__all__ = ["check_capacity"]
+    found = sorted(names, key=lambda name: -graph.tensors[name].nbytes)[:SHOWN]
+    return ", ".join(f"{name} {_size(graph.tensors[name].nbytes)}" for name in found)

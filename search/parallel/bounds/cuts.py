@@ -217,6 +217,3 @@ def cut_ns(model: Model, path: Sequence[int], launches_ns: Array, uncut_ns: Arra
             total += means.min(axis=1)
         best = max(best, float(total.max()))
     return best
-
-
-__all__ = ["Groups", "Product", "cut_ns", "groups_of", "product_of"]

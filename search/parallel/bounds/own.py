@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soapstone.search.parallel.exact.tables import Choices, Part, passes
 from soapstone.search.parallel.problem.arrays import (
     MESSAGES,
     OVERFLOW,
@@ -21,11 +22,10 @@ from soapstone.search.parallel.problem.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.problem.choice import Settled, settle_all
+from soapstone.search.parallel.problem.choice import settle_all
 from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, integer, put
 from soapstone.search.parallel.problem.packing import call, packed
-from soapstone.search.parallel.problem.prepare import Model, prepare
-from soapstone.search.parallel.problem.tables import Choices, passes
+from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.simulation.schedule import PASSED, State, room, simulate
 
 LONG = integer(1 << 50)  # longer than any step
@@ -97,8 +97,7 @@ def _behind(p: Problem, c: Choice, t: State, task: int, point: int) -> int:
     c.task_ns[task, point] += LONG
     last = simulate(p, c, t, ZERO, NONE)
     c.task_ns[task, point] -= LONG
-    found: int = last - t.trial_end[p.tasks[task].place, point]
-    return found
+    return int(last - t.trial_end[p.tasks[task].place, point])
 
 
 @compiled
@@ -195,15 +194,11 @@ def sift(
     return NONE
 
 
-class _Trial:
+class _Trial(Part):
     """A model of some operators, simulated for one choice of theirs after another."""
 
     def __init__(self, model: Model, ops: Sequence[int]) -> None:
-        names = [model.operators[op].name for op in ops]
-        self.model = prepare(model.graph, model.machine, set(names), model.routes)
-        number = {item.name: i for i, item in enumerate(self.model.operators)}
-        self.ops = np.array([number[name] for name in names], np.int64)
-        self.settled = Settled(self.model)
+        super().__init__(model, ops)
         self._room()
 
     def _room(self) -> None:
@@ -285,6 +280,3 @@ def _readers(model: Model, value: int) -> int:
     p = model.problem
     nodes = p.operands["node"][p.readers_of(value)["operand"]]
     return len(set(p.nodes["operator"][nodes].tolist()))
-
-
-__all__ = ["Own", "Sieve", "own_costs"]

@@ -124,6 +124,3 @@ def _after(p: Problem) -> list[set[int]]:
         for maker in p.makers_of(value):
             after[maker] |= readers
     return after
-
-
-__all__ = ["Bound", "chain", "least_ns", "lower_bound", "measured_ns", "tails", "uncut_ns"]

@@ -22,11 +22,11 @@ it an earlier one; tables are kept for one configuration of all that renamings m
 from __future__ import annotations
 
 from soapstone.search.parallel.exact.exact_arrays import Path, Tree
+from soapstone.search.parallel.exact.tables import NEVER
 from soapstone.search.parallel.problem.arrays import (
     Array,
 )
 from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry
-from soapstone.search.parallel.problem.tables import NEVER
 
 
 @compiled
@@ -35,8 +35,7 @@ def _pair(x: Tree, y: Path, edge: int, row: int) -> int:
     a = y.chosen[x.edges[edge].source]
     target = x.edges[edge].target
     rows = x.first[target + 1] - x.first[target]
-    found: int = x.kind[a] * rows + x.image[row, x.turned[a]]
-    return found
+    return int(x.kind[a] * rows + x.image[row, x.turned[a]])
 
 
 @compiled
@@ -160,8 +159,7 @@ def _longest(x: Tree, y: Path, op: int, row: int) -> int:
             longest = max(longest, way + y.away[op, e, devices])
     for device in range(devices):
         longest = max(longest, work[device])
-    found: int = longest
-    return found
+    return int(longest)
 
 
 @compiled
@@ -260,6 +258,3 @@ def search(x: Tree, y: Path, bottom: int, top: int, limit: int, visits: int) -> 
             y.counts[0] += 1
             y.cursor[op + 1] = ZERO
     return True
-
-
-__all__ = ["begin", "bounds", "search"]

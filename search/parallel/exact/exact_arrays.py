@@ -116,6 +116,3 @@ class Path(NamedTuple):
     least: Array
     counts: Array
     leaves: Array
-
-
-__all__ = ["EDGE", "FLAGS", "HUGE", "Path", "Tree"]

@@ -10,13 +10,13 @@ from soapstone.ir.tensor import Role
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.exact_arrays import EDGE, FLAGS, Path, Tree
 from soapstone.search.parallel.exact.space import Space
+from soapstone.search.parallel.exact.tables import NEVER, Choices, Pair, passes, relation
 from soapstone.search.parallel.problem.arrays import (
     UPDATES,
     Array,
 )
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
-from soapstone.search.parallel.problem.tables import NEVER, Choices, Pair, passes, relation
 
 LEAVES = 4096  # strategies kept before they are simulated
 MOST_PAIRS = 30_000_000  # of neighbours' configurations
@@ -287,6 +287,3 @@ def path_of(x: Tree) -> Path:
         counts=np.zeros(3, np.int64),
         leaves=np.zeros((LEAVES, operators), np.int64),
     )
-
-
-__all__ = ["Encoder", "path_of", "place_of"]

@@ -4,7 +4,7 @@ Jia, Lin, Qi and Aiken, Exploring hidden dimensions in parallelizing convolution
 (2018), the exact method of Jia's section 3.2. The cost of a strategy is the sum of what its
 operators cost by themselves (tasks, reductions, updates) and of what moves between them; nothing
 overlaps. Operators with one neighbour before and one behind them are eliminated, and edges side by
-side are added, until two operators are left or nothing can be eliminated.
+side are added, until none is left or nothing can be eliminated (`elimination.py`).
 
 Configurations cut dims of the results in equal parts, on neighbours in order. As costs do not
 overlap, the strategy is the best by their sum; `search` tells what it takes when simulated.
@@ -12,21 +12,22 @@ overlap, the strategy is the best by their sum; `search` tells what it takes whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from soapstone.ir.configuration import Configuration
+from soapstone.search.elimination import cheapest, eliminated
 from soapstone.search.parallel.bounds.own import own_costs
+from soapstone.search.parallel.exact.tables import Choices, Pair, edges_of, relation
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.configurations import degrees_of, rows
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
-from soapstone.search.parallel.problem.tables import Choices, Pair, edges_of, relation
 
-LEFT, MOST = 3, 1 << 24  # operators that cannot be eliminated, and combinations of theirs
+AROUND = 2  # operators that a table may be over, beside the one that is eliminated
 
 
 @dataclass(frozen=True)
@@ -90,95 +91,21 @@ def costs_of(model: Model) -> tuple[Costs, Tables, dict[int, Choices]]:
     return {op: own[kind[op]] for op in free}, tables, {op: choices[kind[op]] for op in free}
 
 
-def _check(model: Model, free: Iterable[int], edges: list[tuple[int, int]]) -> None:
+def _check(model: Model, free: Sequence[int], edges: Sequence[tuple[int, int]]) -> None:
     """Raise ParallelError unless the graph becomes small when it is eliminated."""
-    none = {edge: np.zeros((1, 1), np.int64) for edge in edges}
-    left, _, _ = _reduce({op: np.zeros(1, np.int64) for op in free}, none)
-    if len(left) > LEFT:
-        names = ", ".join(model.operators[op].name for op in list(left)[:4])
+    order = eliminated(free, [frozenset(edge) for edge in edges], AROUND)
+    done = next((i for i, (_, others) in enumerate(order) if len(others) > AROUND), len(order))
+    left = sorted(op for op, _ in order[done:])
+    if left:
+        names = ", ".join(model.operators[op].name for op in left[:4])
         raise ParallelError(
             f"graph {model.graph.name!r}: {len(left)} operators ({names}, ...) are left when nodes"
             " and edges are eliminated; a linear graph needed by optcnn, use mcmc"
         )
 
 
-def _reduce(
-    cost: Costs, tables: Tables
-) -> tuple[Costs, Tables, list[tuple[int, list[int], Array]]]:
-    """Eliminate nodes of one or two neighbours.
-
-    Returns what is left, and for each node eliminated its neighbours and the best row for each
-    choice of theirs, in the order of elimination.
-    """
-    cost = dict(cost)
-    undirected: dict[tuple[int, int], Array] = {}
-
-    def join(a: int, b: int, table: Array) -> None:
-        key, oriented = ((a, b), table) if a < b else ((b, a), table.T)
-        undirected[key] = undirected[key] + oriented if key in undirected else oriented
-
-    def seen_from(a: int, b: int) -> Array:
-        return undirected[a, b] if a < b else undirected[b, a].T
-
-    for (a, b), table in tables.items():
-        join(a, b, table)
-    steps: list[tuple[int, list[int], Array]] = []
-    while len(cost) > 1:
-        beside: dict[int, list[int]] = {op: [] for op in cost}
-        for a, b in undirected:
-            beside[a].append(b)
-            beside[b].append(a)
-        node = next((op for op in cost if len(beside[op]) <= 2), None)
-        if node is None:
-            break
-        around = beside[node]
-        if not around:
-            steps.append((node, [], np.array(cost[node].argmin())))
-        elif len(around) == 1:
-            total = seen_from(around[0], node) + cost[node][None, :]
-            steps.append((node, around, total.argmin(axis=1)))
-            cost[around[0]] = cost[around[0]] + total.min(axis=1)
-        else:
-            first, last = (
-                seen_from(around[0], node) + cost[node][None, :],
-                seen_from(node, around[1]),
-            )
-            best = np.empty((len(first), last.shape[1]), np.int64)
-            table = np.empty((len(first), last.shape[1]), first.dtype)
-            for i, line in enumerate(first):
-                total = line[:, None] + last
-                best[i], table[i] = total.argmin(axis=0), total.min(axis=0)
-            steps.append((node, around, best))
-        for other in around:
-            undirected.pop((min(node, other), max(node, other)))
-        del cost[node]
-        if len(around) == 2:
-            join(around[0], around[1], table)
-    return cost, undirected, steps
-
-
 def solve(cost: Costs, tables: Tables) -> tuple[dict[int, int], float]:
     """Return the row of each operator that makes the sum least, and that sum."""
-    left, between, steps = _reduce(cost, tables)
-    names = list(left)
-    sizes = [len(left[op]) for op in names]
-    if np.prod(sizes, dtype=float) > MOST:
-        raise ParallelError(
-            f"optcnn: {np.prod(sizes, dtype=float):.2g} combinations are left when nodes are"
-            f" eliminated, {MOST} at most"
-        )
-    total = np.zeros(sizes)
-    for axis, op in enumerate(names):
-        total += left[op].reshape([-1 if i == axis else 1 for i in range(len(names))])
-    for (a, b), table in between.items():
-        first, second = names.index(a), names.index(b)
-        shape = [sizes[i] if i in (first, second) else 1 for i in range(len(names))]
-        total += (table if first < second else table.T).reshape(shape)
-    best = np.unravel_index(int(total.argmin()), total.shape)
-    picked = {op: int(row) for op, row in zip(names, best)}
-    for node, around, rows_of in reversed(steps):
-        picked[node] = int(rows_of[tuple(picked[op] for op in around)])
-    return picked, float(total.min())
-
-
-__all__ = ["Linear", "costs_of", "optcnn", "solve"]
+    own = (((op,), table) for op, table in cost.items())
+    picked, total = cheapest(list(cost), [*own, *tables.items()], AROUND)
+    return picked, float(total)

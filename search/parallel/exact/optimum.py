@@ -17,19 +17,18 @@ import numpy as np
 
 from soapstone.ir.dims import equal_cuts
 from soapstone.search.parallel.bounds.own import Sieve
-from soapstone.search.parallel.exact import branching
+from soapstone.search.parallel.exact import branching, pairs
 from soapstone.search.parallel.exact.exact_arrays import HUGE
 from soapstone.search.parallel.exact.exact_tables import Encoder, path_of, place_of
 from soapstone.search.parallel.exact.space import Space
+from soapstone.search.parallel.exact.tables import edges_back, edges_of, passes
 from soapstone.search.parallel.mcmc.descent import Descent
 from soapstone.search.parallel.mcmc.walker import Walker
-from soapstone.search.parallel.problem import pairs
 from soapstone.search.parallel.problem.arrays import (
     Array,
 )
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
-from soapstone.search.parallel.problem.tables import edges_back, edges_of, passes
 
 VISITS = 50_000  # strategies begun between looks at the clock
 BEGINNINGS = 20  # random strategies of the space, from which descents begin
@@ -275,6 +274,3 @@ class Exhaustive:
         for op, row in zip(self.order, rows):
             table = self.space.choices[self.space.kind(op)]
             c.operators[op], c.placed[op] = table.degrees[row], table.placed[row]
-
-
-__all__ = ["Certificate", "Exhaustive"]

@@ -10,11 +10,11 @@ import itertools
 
 import numpy as np
 
+from soapstone.search.parallel.exact.tables import Choices
 from soapstone.search.parallel.problem.arrays import Array, Problem
 from soapstone.search.parallel.problem.configurations import degrees_of, every_placement, rows
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
-from soapstone.search.parallel.problem.tables import Choices
 
 MOST = 20_000  # configurations of an operator
 
@@ -135,6 +135,3 @@ class Space:
                 for names in self.renamings
             ]
         )
-
-
-__all__ = ["Space", "check_space", "interchangeable", "permutations", "splits"]

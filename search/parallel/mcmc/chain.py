@@ -245,6 +245,3 @@ def descend(
         if outcome in (FULL, CHECK):
             return outcome
     return BUDGET
-
-
-__all__ = ["BUDGET", "CHECK", "FULL", "decide", "descend", "keep_best", "walk", "weigh"]

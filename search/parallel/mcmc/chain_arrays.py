@@ -62,21 +62,16 @@ def _next(random: Array) -> int:
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     random[0] = x
-    found: int = np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(1))  # type: ignore[assignment]
-    return found
+    return int(np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(1)))
 
 
 @compiled
 def below(random: Array, limit: Any) -> int:
     """Draw an integer from 0 on, below a limit."""
-    found: int = _next(random) % limit
-    return found
+    return int(_next(random) % limit)
 
 
 @compiled
 def share(random: Array) -> float:
     """Draw a number from 0 on, below 1."""
     return float(_next(random) >> 10) / 9007199254740992.0
-
-
-__all__ = ["AFFORDED", "Chain", "below", "share"]

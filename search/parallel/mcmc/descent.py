@@ -102,6 +102,3 @@ def _placements(points: int, devices: int) -> Iterator[tuple[int, ...]]:
     if devices**points <= EVERY:
         return every_placement(points, devices)
     return placements(points, devices)
-
-
-__all__ = ["MATTERS", "Descent", "groups_of"]

@@ -35,9 +35,9 @@ class Parallel(StrEnum):
     REDUCED = "reduced"
 
 
-def kinds_of_dims(graph: Graph, node: Node, sample: str | None) -> dict[str, Parallel]:
+def kinds_of_dims(graph: Graph, node: Node) -> dict[str, Parallel]:
     """Return what each dim of an operator that may be split is."""
-    signature = graph.signature(node)
+    signature, sample = graph.signature(node), graph.sample_dims.get(node.name)
     weights = {
         dim
         for name, operand in zip(node.inputs, signature.inputs)
@@ -79,10 +79,7 @@ def computers_of(machine: Machine) -> list[list[int]]:
 
 
 def _by_samples(model: Model, devices: list[int]) -> Configurations:
-    samples = model.graph.sample_dims
-    return {
-        item.name: _split(model, item, samples.get(item.name), devices) for item in _chosen(model)
-    }
+    return {item.name: _samples(model, item, devices) for item in _chosen(model)}
 
 
 def model_parallel(model: Model) -> Configurations:
@@ -118,30 +115,29 @@ def is_recurrent(model: Model) -> bool:
 def _one_weird_trick(model: Model) -> Configurations:
     """Return samples for all but dense layers, which are split by output channels."""
     devices = len(model.machine.processors)
-    samples = model.graph.sample_dims
     found = dict(data_parallel(model))
     for item in _chosen(model):
-        signature = model.graph.signature(item.node)
-        sample = samples.get(item.name)
-        if any(len(operand.axes) > 3 for operand in signature.inputs):
-            continue
-        kinds = kinds_of_dims(model.graph, item.node, sample)
-        columns = [name for name, kind in kinds.items() if kind is Parallel.PARAMETER]
-        reduced = [name for name, kind in kinds.items() if kind is Parallel.REDUCED]
-        if columns and reduced:
-            found[item.name] = _split(model, item, columns[-1], range(devices))
+        signature, column = model.graph.signature(item.node), _column(model, item)
+        if column is not None and all(len(operand.axes) <= 3 for operand in signature.inputs):
+            found[item.name] = _split(model, item, column, range(devices))
     return found
+
+
+def _column(model: Model, item: Operator) -> str | None:
+    """Return the dim of a product's output channels, None for an operator that is no product."""
+    kinds = kinds_of_dims(model.graph, item.node)
+    columns = [name for name, kind in kinds.items() if kind is Parallel.PARAMETER]
+    return columns[-1] if columns and Parallel.REDUCED in kinds.values() else None
 
 
 def _layers(model: Model) -> Configurations:
     """Return samples across computers, and layers dealt out to the devices of each."""
-    graph, groups = model.graph, computers_of(model.machine)
-    samples = graph.sample_dims
+    groups = computers_of(model.machine)
     layer_of = _layer_numbers(model)
     found = {}
     for item in _chosen(model):
         devices = [group[layer_of[item.name] % len(group)] for group in groups]
-        found[item.name] = _split(model, item, samples.get(item.name), devices)
+        found[item.name] = _samples(model, item, devices)
     return found
 
 
@@ -174,21 +170,16 @@ def tensor_parallel(model: Model) -> Configurations:
     inside = len(model.machine.processors) // len(computers)
     found = dict(data_parallel(model))
     for item in _chosen(model):
-        sample = samples.get(item.name)
-        kinds = kinds_of_dims(model.graph, item.node, sample)
-        columns = [n for n, kind in kinds.items() if kind is Parallel.PARAMETER]
-        reduced = [n for n, kind in kinds.items() if kind is Parallel.REDUCED]
-        if not (columns and reduced and sample):
+        sample, column = samples.get(item.name), _column(model, item)
+        if column is None or sample is None:
             continue
-        dims = model.graph.signature(item.node).by_name
-        order = [dim.name for dim in model.graph.signature(item.node).dims]
-        wanted = {sample: len(computers), columns[-1]: inside}
+        wanted = {sample: len(computers), column: inside}
         degrees = {
-            name: min(wanted[name], dims[name].extent)
-            for name in order
-            if name in wanted and min(wanted[name], dims[name].extent) > 1
+            dim.name: min(wanted[dim.name], dim.extent)
+            for dim in model.graph.signature(item.node).dims
+            if min(wanted.get(dim.name, 1), dim.extent) > 1
         }
-        if list(degrees) == [sample, columns[-1]] and legal(model.graph, item.node, degrees):
+        if list(degrees) == [sample, column] and legal(model.graph, item.node, degrees):
             found[item.name] = Configuration(degrees, tuple(range(math.prod(degrees.values()))))
     return found
 
@@ -213,14 +204,16 @@ def randomly(model: Model, seed: int) -> Configurations:
                 left //= degree
         ordered = {dim.name: degrees[dim.name] for dim in signature.dims if dim.name in degrees}
         points = math.prod(ordered.values())
-        found[item.name] = Configuration(
-            ordered, tuple(int(d) for d in random.permutation(devices)[:points])
-        )
+        found[item.name] = Configuration(ordered, tuple(random.permutation(devices)[:points]))
     return found
 
 
 def _chosen(model: Model) -> list[Operator]:
     return [item for item in model.operators if item.source is None]
+
+
+def _samples(model: Model, item: Operator, devices: list[int]) -> Configuration:
+    return _split(model, item, model.graph.sample_dims.get(item.name), devices)
 
 
 def _split(
@@ -238,18 +231,3 @@ NAMED: Mapping[str, Callable[[Model], Configurations]] = {
     "tensor": tensor_parallel,
     "computer": one_computer,
 }
-
-__all__ = [
-    "NAMED",
-    "Configurations",
-    "Parallel",
-    "computers_of",
-    "data_parallel",
-    "expert",
-    "is_recurrent",
-    "kinds_of_dims",
-    "model_parallel",
-    "one_computer",
-    "randomly",
-    "tensor_parallel",
-]

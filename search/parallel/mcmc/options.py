@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -51,6 +52,16 @@ class Options:
     temperature: float = 0.05
     seed: int = 0
 
+    def left(self, began: float, made: float) -> float:
+        """Return which share is left of a search that began then, and made so many proposals."""
+        left = 1.0
+        if self.seconds is not None:
+            spent = time.perf_counter() - began
+            left = 1.0 - spent / self.seconds if self.seconds else 0.0
+        if self.proposals is not None:
+            left = min(left, 1.0 - made / self.proposals if self.proposals else 0.0)
+        return left
+
     def check(self) -> None:
         """Raise a `ParallelError` unless a search that goes so ends, and is simulated somehow."""
         if self.seconds is None and self.proposals is None:
@@ -60,6 +71,3 @@ class Options:
                 f"search: simulation {self.simulation!r} found,"
                 f" one of {', '.join(SIMULATIONS)} needed"
             )
-
-
-__all__ = ["Options"]

@@ -249,8 +249,7 @@ def _uneven(p: Problem, c: Choice, k: Chain, op: int) -> bool:
 def _run(k: Chain, p: Problem, op: int) -> int:
     """Return how many operators from this one on are changed together."""
     length = 1 + below(k.random, np.int64(AFFORDED))
-    found: int = min(length, p.operators.shape[0] - op)
-    return found
+    return int(min(length, p.operators.shape[0] - op))
 
 
 @compiled
@@ -338,13 +337,3 @@ def propose(p: Problem, c: Choice, b: Choice, s: Scratch, k: Chain, move: int) -
                 if k.members[place] != op:
                     _take_over(p, c, op, k.members[place])
     return True
-
-
-__all__ = [
-    "CLASS",
-    "INFORMED",
-    "MOVES",
-    "PLAIN",
-    "cumulative",
-    "propose",
-]

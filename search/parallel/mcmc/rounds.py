@@ -202,15 +202,8 @@ class Round:
 
     def _left(self, walker: Walker | None = None) -> float:
         """Return which share of the search is left, for one chain."""
-        left = 1.0
-        if self.options.seconds is not None:
-            spent = time.perf_counter() - self._began
-            left = min(left, 1.0 - spent / self.options.seconds if self.options.seconds else 0.0)
-        if self.options.proposals is not None:
-            made = 0 if walker is None else walker.proposals * self.options.chains
-            done = (self.proposals + made) / max(self.options.proposals, 1)
-            left = min(left, 1.0 - done if self.options.proposals else 0.0)
-        return left
+        made = 0 if walker is None else walker.proposals * self.options.chains
+        return self.options.left(self._began, self.proposals + made)
 
     def _one(self, walker: Walker, number: int) -> None:
         """Descend, then run one chain until its best has not improved for long."""
@@ -245,6 +238,3 @@ class Round:
             heat = warmth
             walker.walk(size, heat)
             self._say(walker.best_ns, walker.proposals)
-
-
-__all__ = ["LEAST_EACH", "Round"]

@@ -209,14 +209,7 @@ class _Search:
 
     def _left(self) -> float:
         """Return which share of the search is left."""
-        left, options = 1.0, self.options
-        if options.seconds is not None:
-            spent = time.perf_counter() - self.began
-            left = 1.0 - spent / options.seconds if options.seconds else 0.0
-        if options.proposals is not None:
-            done = self.proposals / options.proposals if options.proposals else 1.0
-            left = min(left, 1.0 - done)
-        return max(0.0, left)
+        return max(0.0, self.options.left(self.began, self.proposals))
 
     def _note(self, cost: int, proposals: int) -> None:
         """Keep the best cost so far, and say how far the search is."""
@@ -227,6 +220,3 @@ class _Search:
                 self.history.append((now, cost % UNFIT / 1e3))
             if self.progress is not None:
                 self.progress(now, self.proposals + proposals, self.best_ns % UNFIT / 1e3)
-
-
-__all__ = ["Progress", "StrategyResult", "search"]

@@ -287,6 +287,3 @@ def _lined(pairs: list[tuple[int, int]]) -> tuple[int, ...]:
         if mine >= 0:
             dims[mine] = other
     return tuple(dims)
-
-
-__all__ = ["NS_PER_BYTE", "UNFIT", "Walker"]

@@ -58,6 +58,3 @@ class Blocks:
     def spread(self, found: Mapping[str, Configuration]) -> dict[str, Configuration]:
         """Return the strategy of the whole model in which blocks are split as those kept are."""
         return {name: found[kept] for name, kept in self.like.items() if kept in found}
-
-
-__all__ = ["Blocks", "repeated"]

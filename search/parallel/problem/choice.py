@@ -339,17 +339,3 @@ def _like(graph: Graph, node: Node, reader: Node, item: Configuration) -> Config
     degrees = {mine[names.index(name)]: degree for name, degree in item.degrees.items()}
     cuts = {mine[names.index(name)]: cut for name, cut in item.cuts.items()}
     return Configuration(degrees, item.devices, cuts)
-
-
-__all__ = [
-    "Settled",
-    "affected",
-    "as_strategy",
-    "change",
-    "needs_of",
-    "reconnect",
-    "reconnect_all",
-    "save",
-    "settle_all",
-    "undo",
-]

@@ -47,6 +47,3 @@ def put(target: Any, source: Any, count: int) -> None:
 def span(of: Any) -> range:
     """Return the numbers of a `RANGE` of the tables."""
     return range(of.begin, of.end)
-
-
-__all__ = ["NONE", "ONE", "ZERO", "compiled", "entry", "integer", "put", "span"]

@@ -86,6 +86,3 @@ def rows(
         splits[row]["points"], splits[row]["degrees"][: len(degrees)] = len(where), degrees
         placed[row, : len(where)] = where
     return splits, placed
-
-
-__all__ = ["degrees_of", "every_placement", "placements", "rows"]

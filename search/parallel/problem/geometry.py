@@ -223,16 +223,14 @@ def copies(p: Problem, c: Choice, op: int) -> int:
     made, tiles = p.operands[source].node, 1
     for axis in span(p.operands[source].axes):
         tiles *= axis_degree(p, c, axis, made)
-    found: int = c.nodes[made].points // tiles
-    return found
+    return int(c.nodes[made].points // tiles)
 
 
 @compiled
 def _first_dim(p: Problem, axis: int) -> int:
     """Return the first dim that indexes an axis, or -1."""
     dims = p.axes[axis].dims
-    found: int = p.lists[dims.begin] if dims.begin < dims.end else NONE
-    return found
+    return int(p.lists[dims.begin] if dims.begin < dims.end else NONE)
 
 
 @compiled
@@ -448,17 +446,3 @@ def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
     price(p, c, s, op)
     for task in span(p.operators[op].tasks):
         c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)
-
-
-__all__ = [
-    "copies",
-    "inside",
-    "interval",
-    "legal",
-    "measured",
-    "partial",
-    "settle",
-    "tile",
-    "uneven",
-    "volume",
-]

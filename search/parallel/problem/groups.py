@@ -25,6 +25,3 @@ def sharing(model: Model) -> dict[int, object]:
         own = tuple(n for n in node.inputs if model.graph.roles.get(n) is Role.PARAMETER)
         found[op] = (own, signature.dims, signature.products) if own else number
     return found
-
-
-__all__ = ["classes", "sharing"]

@@ -35,6 +35,3 @@ class Numbering:
         first = len(self.lists)
         self.lists.extend(items)
         return first, len(self.lists)
-
-
-__all__ = ["Numbering"]

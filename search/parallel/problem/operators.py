@@ -199,16 +199,3 @@ def _makers(graph: Graph, name: str, fans: Mapping[str, Node]) -> Iterable[Node]
     if name in fans:
         return [graph.producers[part] for part in fans[name].inputs]
     return [graph.producers[name]] if name in graph.producers else []
-
-
-__all__ = [
-    "Operator",
-    "ParallelError",
-    "Task",
-    "fans_of",
-    "followed",
-    "operators_of",
-    "tasks_of",
-    "waits_of",
-    "within",
-]

@@ -124,6 +124,3 @@ def _pack(arg: Any) -> Any:
     if "packed" not in arg.__dict__:
         arg.packed = _Packed(arg)
     return arg.packed
-
-
-__all__ = ["call", "packed"]

@@ -307,6 +307,3 @@ class _Encoder(Numbering):
         size = len(item.ahead), len(item.back), item.source is None
         key = item.node.operator, item.node.items, shapes, size
         return classes.setdefault(key, len(classes))
-
-
-__all__ = ["Model", "prepare"]

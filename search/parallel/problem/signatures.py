@@ -148,6 +148,3 @@ def _axis(axis: Axis) -> tuple[int, ...]:
         return kind, 0, axis.extent, axis.stride, axis.offset, axis.window
     gathered = isinstance(axis, Whole) and axis.gathered
     return kind, int(gathered), axis.extent, 1, 0, 1
-
-
-__all__ = ["Made", "nodes_of", "operands_of", "write_dims"]

@@ -148,6 +148,3 @@ def _kind(n: Numbering, nodes: Array, task: int) -> str:
         said.append([node.operator, node.items, operands, dims])
     dims = [[dim.name, dim.extent] for dim in n.graph.signature(item.node).dims]
     return json.dumps([said, dims, item.source is None], default=str)
-
-
-__all__ = ["described", "devices_of", "read_ns", "step_kind", "times_of"]

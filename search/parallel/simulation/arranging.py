@@ -47,6 +47,3 @@ class Arrangement:
         tasks = p.tasks.copy()
         tasks["place"][order] = np.arange(len(order))
         return p._replace(order=order, tasks=tasks)
-
-
-__all__ = ["Arrangement", "by_strategy"]

@@ -62,6 +62,3 @@ def collective_ns(
             both += (most - 1) * near_lat + rest * near_byte
         best = min(best, both)
     return int(best)
-
-
-__all__ = ["FROM_ONE", "SUM", "collective_ns"]

@@ -168,6 +168,3 @@ def excess(p: Problem, c: Choice, s: Scratch, state: State) -> int:
     """Return by how many bytes the devices' capacities are passed, all together; 0 if it fits."""
     over = peaks(p, c, s, state) - p.devices["capacity"]
     return int(over[over > 0].sum())
-
-
-__all__ = ["excess", "lifetimes", "most_bytes", "peaks", "rows_needed"]

@@ -66,8 +66,7 @@ def _take(c: Choice, pool: int, capacity: int) -> int:
         c.top[OVERFLOW] = 1
     else:
         c.top[pool] = number + 1
-    found: int = number
-    return found
+    return int(number)
 
 
 @compiled
@@ -209,8 +208,7 @@ def _heads(c: Choice, devices: int) -> int:
         c.top[HEADS] = at + devices
     for place in range(at, at + devices):
         c.head[place] = -1
-    found: int = at
-    return found
+    return int(at)
 
 
 @compiled
@@ -513,6 +511,3 @@ def _passed_on(p: Problem, c: Choice, s: Scratch, value: int, q: int, total: int
                 _from_all(p, c, s, box, rank, total, mark.sent)
             if r.point >= 0:
                 _depend(c, mark.sent, r.point)
-
-
-__all__ = ["connect", "overlap"]

@@ -329,18 +329,4 @@ def first_affected(p: Problem, s: Scratch) -> int:
         value = s.lists[i].value
         for row in span(p.values[value].writers):
             first = min(first, p.tasks[p.makers[row]].place)
-    found: int = first
-    return found
-
-
-__all__ = [
-    "PASSED",
-    "State",
-    "accept",
-    "arrange",
-    "first_affected",
-    "pass_on",
-    "reject",
-    "room",
-    "simulate",
-]
+    return int(first)

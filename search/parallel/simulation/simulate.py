@@ -238,6 +238,3 @@ def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
         item.name: strategy.configuration(graph, item.node) for item in simulator.model.operators
     }
     return simulator.simulate(wanted)
-
-
-__all__ = ["Simulation", "Simulator", "simulate"]

@@ -7,11 +7,11 @@ minimal over its neighbours' configurations. Pairs whose own best way is too lon
 from __future__ import annotations
 
 from soapstone.search.parallel.exact.exact_arrays import HUGE, Path, Tree
+from soapstone.search.parallel.exact.tables import NEVER
 from soapstone.search.parallel.problem.arrays import (
     Array,
 )
 from soapstone.search.parallel.problem.compiling import ONE, ZERO, compiled, entry
-from soapstone.search.parallel.problem.tables import NEVER
 
 
 @compiled
@@ -22,39 +22,39 @@ def _clear(a: Array, value: int) -> None:
 
 
 @compiled
-def _through(x: Tree, row: int, grid: Array, forward: bool) -> None:
-    """Lead the ways of a grid (from or to points) through an operator's own tasks.
+def _along(x: Tree, row: int, grid: Array, times: Array, late: int, forward: bool) -> None:
+    """Lead ways to or from points, the rows of a grid, along the tasks of these points.
 
-    Forward: rows are when points may begin, and become when their results are final. Back: columns
-    are ways to the end of a backward point, and become ways from where it may begin.
+    Forward: rows are when points may begin, and become when their results are final. Else they are
+    ways from where points have ended, and become ways from where they may begin.
+
+    Args:
+        times: of points. late: of the exchange after them.
     """
     count = x.points[row]
-    late = x.ahead_late[row] if forward else x.back_late[row]
-    for other in range(grid.shape[0]):
-        final = NEVER
-        if forward:
-            for point in range(count):
-                for earlier in range(point - 1, -1, -1):
-                    if x.placed[row, earlier] == x.placed[row, point]:
-                        grid[point, other] = max(grid[point, other], grid[earlier, other])
-                        break
-                grid[point, other] += x.ahead[row, point]
-                final = max(final, grid[point, other])
-            if late > 0:
-                for point in range(count):
-                    grid[point, other] = final + late
-        else:
-            if late > 0:
-                for point in range(count):
-                    final = max(final, grid[other, point])
-                for point in range(count):
-                    grid[other, point] = final + late
-            for point in range(count - 1, -1, -1):
-                for later in range(point + 1, count):
-                    if x.placed[row, later] == x.placed[row, point]:
-                        grid[other, point] = max(grid[other, point], grid[other, later])
-                        break
-                grid[other, point] += x.back[row, point]
+    for other in range(grid.shape[1]):
+        if late > 0 and not forward:
+            _final(grid, count, other, late)
+        for i in range(count):
+            point = i if forward else count - 1 - i
+            for j in range(1, i + 1):  # the last before it on its device
+                near = point - j if forward else point + j
+                if x.placed[row, near] == x.placed[row, point]:
+                    grid[point, other] = max(grid[point, other], grid[near, other])
+                    break
+            grid[point, other] += times[point]
+        if late > 0 and forward:
+            _final(grid, count, other, late)
+
+
+@compiled
+def _final(grid: Array, count: int, other: int, late: int) -> None:
+    """Let all points wait for the last of them, and for an exchange."""
+    final = NEVER
+    for point in range(count):
+        final = max(final, grid[point, other])
+    for point in range(count):
+        grid[point, other] = final + late
 
 
 @compiled
@@ -88,7 +88,7 @@ def _led(
 
 
 @compiled
-def _around(
+def _to_first(
     x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array
 ) -> None:
     """Lead the ways of a grid on the second operator of an edge to points of the first one.
@@ -101,7 +101,9 @@ def _around(
 
 
 @compiled
-def _into(x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array) -> None:
+def _to_second(
+    x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array
+) -> None:
     """Lead the ways of a grid on the first operator of an edge to points of the second one."""
     theirs = x.points[x.kept[x.kept_first[x.edges[edge].source] + kind]]
     delays = _delays(x, edge, kind, row)
@@ -120,33 +122,9 @@ def _inner(x: Tree, op: int, kind: int, grid: Array) -> None:
     for s in range(devices):
         for e in range(devices):
             grid[s, e] = x.rest[number, s, e]
-    # Columns become ends of backward points by way of the reversed walk through them.
-    for s in range(devices):
-        final = NEVER
-        for e in range(x.points[row]):
-            for earlier in range(e - 1, -1, -1):
-                if x.placed[row, earlier] == x.placed[row, e]:
-                    grid[s, e] = max(grid[s, e], grid[s, earlier])
-                    break
-            grid[s, e] += x.back[row, e]
-            final = max(final, grid[s, e])
-        if x.back_late[row] > 0:
-            for e in range(x.points[row]):
-                grid[s, e] = final + x.back_late[row]
-    # Rows become begins of forward points.
-    for e in range(devices):
-        final = NEVER
-        if x.ahead_late[row] > 0:
-            for s in range(x.points[row]):
-                final = max(final, grid[s, e])
-            for s in range(x.points[row]):
-                grid[s, e] = final + x.ahead_late[row]
-        for s in range(x.points[row] - 1, -1, -1):
-            for later in range(s + 1, x.points[row]):
-                if x.placed[row, later] == x.placed[row, s]:
-                    grid[s, e] = max(grid[s, e], grid[later, e])
-                    break
-            grid[s, e] += x.ahead[row, s]
+    # Columns become ends of backward points, rows begins of forward ones.
+    _along(x, row, grid.T, x.back[row], x.back_late[row], True)
+    _along(x, row, grid, x.ahead[row], x.ahead_late[row], False)
 
 
 @entry
@@ -186,7 +164,7 @@ def reaches(x: Tree, y: Path) -> None:
                         continue
                     row = x.first[op] + i
                     number = first + x.kind[row]
-                    _into(x, edge, kind, row, x.reach[theirs], room, found)
+                    _to_second(x, edge, kind, row, x.reach[theirs], room, found)
                     for s in range(devices):
                         ready, ends = ZERO, ZERO
                         for k in range(x.points[x.kept[theirs]]):
@@ -208,18 +186,18 @@ def reaches(x: Tree, y: Path) -> None:
             for s in range(devices):
                 for e in range(devices):
                     grid[s, e] = x.start[number, s]
-            _through(x, row, grid, True)
+            _along(x, row, grid, x.ahead[row], x.ahead_late[row], True)
             for s in range(count):
                 x.start[number, s] = grid[s, 0]
             for s in range(devices):
                 for e in range(devices):
                     grid[s, e] = x.leave[number, e]
-            _through(x, row, grid, False)
+            _along(x, row, grid.T, x.back[row], x.back_late[row], False)
             for e in range(count):
                 x.leave[number, e] = grid[0, e]
             reach = x.reach[number]
-            _through(x, row, reach, True)
-            _through(x, row, reach, False)
+            _along(x, row, reach, x.ahead[row], x.ahead_late[row], True)
+            _along(x, row, reach.T, x.back[row], x.back_late[row], False)
             for s in range(count):
                 for e in range(count):
                     if x.start[number, s] < HUGE:
@@ -266,7 +244,7 @@ def rests(x: Tree, y: Path, limit: int) -> int:
                         continue
                     row = x.first[other] + i
                     _inner(x, other, x.kind[row], inner)
-                    _around(x, edge, kind, row, inner, room, found)
+                    _to_first(x, edge, kind, row, inner, room, found)
                     longest = ZERO
                     for s in range(count):
                         for e in range(count):
@@ -313,8 +291,4 @@ def shortest(x: Tree, op: int) -> int:
             for e in range(count):
                 longest = max(longest, x.reach[number, s, e] + x.rest[number, s, e])
         least = min(least, longest)
-    found: int = least
-    return found
-
-
-__all__ = ["reaches", "rests", "shortest"]
+    return int(least)

@@ -7,6 +7,7 @@ way share theirs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -171,15 +172,22 @@ def pair_table(
     return ZERO
 
 
-class Pair:
+class Part:
+    """A model of some operators of another one, in that order `ops`, and a strategy of theirs."""
+
+    def __init__(self, model: Model, ops: Sequence[int]) -> None:
+        names = [model.operators[op].name for op in ops]
+        self.model = prepare(model.graph, model.machine, set(names), model.routes)
+        number = {item.name: i for i, item in enumerate(self.model.operators)}
+        self.ops = np.array([number[name] for name in names], np.int64)
+        self.settled = Settled(self.model)
+
+
+class Pair(Part):
     """A model of two operators, with what moves between them."""
 
     def __init__(self, model: Model, ends: tuple[int, int]) -> None:
-        names = [model.operators[op].name for op in ends]
-        self.model = prepare(model.graph, model.machine, set(names), model.routes)
-        number = {item.name: i for i, item in enumerate(self.model.operators)}
-        self.ends = np.array([number[name] for name in names], np.int64)
-        self.settled = Settled(self.model)
+        super().__init__(model, ends)
         self.between = np.array(self._between(model), BETWEEN)
         self.shared = tuple(self.between["shared"].tolist())
 
@@ -190,7 +198,7 @@ class Pair:
         number says whether other operators of the whole model read the value too.
         """
         p = self.model.problem
-        ahead, back = zip(*(passes(self.model, int(op)) for op in self.ends))
+        ahead, back = zip(*(passes(self.model, int(op)) for op in self.ops))
         everyone = {name: i for i, name in enumerate(whole.values)}
         found = []
         for value, name in enumerate(self.model.values):
@@ -199,7 +207,7 @@ class Pair:
             task = p.makers[p.values[value]["writers"]["begin"]]
             maker, tasks = self.model.tasks[task][0], p.readers_of(value)["task"]
             for goes_back, sent, read in ((False, ahead[0], ahead[1]), (True, back[1], back[0])):
-                if maker == self.ends[int(goes_back)] and task == sent and read in tasks:
+                if maker == self.ops[int(goes_back)] and task == sent and read in tasks:
                     found.append((value, read, goes_back, len(theirs) > 2))
         return found
 
@@ -232,7 +240,7 @@ class Pair:
                 free=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
                 delay=np.zeros((devices, devices), np.int64),
             )
-            where = (p, c, self.settled.scratch, room, self.between, self.ends)
+            where = (p, c, self.settled.scratch, room, self.between, self.ops)
             both = (mine.degrees, mine.placed, others.degrees, others.placed)
             if not len(self.between) or call(pair_table, *where, *both, sums, least) != NONE:
                 return sums if delays is None else least
@@ -309,6 +317,3 @@ def relation(model: Model, ends: tuple[int, int], back: bool = False) -> tuple[o
     )
     kinds = tuple(int(model.problem.operators[op]["class_"]) for op in ends)
     return (*kinds, joined)
-
-
-__all__ = ["NEVER", "Choices", "Pair", "edges_back", "edges_of", "passes", "relation"]
