@@ -139,6 +139,11 @@ class Graph:
         """What is left of a run: outputs, and next values of inputs."""
         return frozenset((*self.outputs, *self.updates.values()))
 
+    def only_reader(self, value: str) -> Node | None:
+        """Return the node that reads a value which has no other use; None where it has."""
+        readers = self.consumers[value]
+        return readers[0] if len(readers) == 1 and value not in self.results else None
+
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}

@@ -25,12 +25,12 @@ def fuse_elementwise(graph: Graph, strategy: Strategy) -> Graph:
         if not node.spec.elementwise or node.operator == FUSED:
             continue
         (output, *_), root = node.outputs, node.name
-        readers = graph.consumers[output]
-        if len(readers) == 1 and output not in graph.results:
-            near = group_of.get(readers[0].name)
+        reader = graph.only_reader(output)
+        if reader is not None:
+            near = group_of.get(reader.name)
             if (
                 near is not None
-                and graph.tensors[output] == graph.tensors[readers[0].outputs[0]]
+                and graph.tensors[output] == graph.tensors[reader.outputs[0]]
                 and strategy.configuration(graph, node)
                 == strategy.configuration(graph, graph.by_name[near])
             ):

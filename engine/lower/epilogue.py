@@ -6,7 +6,6 @@ import math
 
 from soapstone.engine.lower.elementwise import program_of
 from soapstone.engine.lower.rebuild import merged, substituted
-from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import operator
 from soapstone.ir.strategy import Strategy
@@ -42,12 +41,11 @@ def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> lis
         return []
     chain: list[Node] = []
     value = node.outputs[0]
-    while (
-        len(chain) < MOST_STEPS and value not in graph.results and len(graph.consumers[value]) == 1
-    ):
-        (reader,) = graph.consumers[value]
+    while len(chain) < MOST_STEPS:
+        reader = graph.only_reader(value)
         if (
-            not reader.spec.elementwise
+            reader is None
+            or not reader.spec.elementwise
             or len(reader.outputs) != 1
             or reader.name in taken
             or reader.inputs.count(value) != 1
@@ -68,10 +66,6 @@ def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> b
     boxes = []
     for item, configuration in ((node, first), (reader, second)):
         signature = graph.signature(item)
-        try:
-            signature.check(configuration.degrees)
-        except StrategyError:
-            return False
         grid, lo, hi = signature.points(configuration.degrees, configuration.cuts)
         boxes.append(signature.outputs[0].tiles(lo, hi, math.prod(grid)))
     (lo_a, hi_a), (lo_b, hi_b) = boxes

@@ -112,12 +112,8 @@ class _Merger:
 
     def _alone(self, node: Node, value: str) -> bool:
         """Return whether a node reads a value, once, that has no other use."""
-        names = [reader.name for reader in self.graph.consumers[value]]
-        return (
-            names == [node.name]
-            and value not in self.graph.results
-            and node.inputs.count(value) == 1
-        )
+        reader = self.graph.only_reader(value)
+        return reader is not None and reader.name == node.name and node.inputs.count(value) == 1
 
     def _same(self, node: Node) -> bool:
         """Let the result of a node of one operand be called as that; return whether it may."""

@@ -138,7 +138,7 @@ def fold(
         if site.fixed.issuperset(node.inputs):
             site.fixed.update(outputs)
         for old, new in zip(node.outputs, outputs):
-            if old not in graph.results and len(graph.consumers[old]) == 1:
+            if graph.only_reader(old) is not None:
                 site.single.add(new)
         return outputs
 
