@@ -13,8 +13,15 @@ from random_graphs import degrees_of, draw
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app
-from soapstone.engine.lower import channels_last, fold_weights, lower, split_constants, views
-from soapstone.engine.lower.passes import NAMES, PASSES, verifier
+from soapstone.engine.lower import (
+    channels_last,
+    fold_weights,
+    lower,
+    passes,
+    split_constants,
+    views,
+)
+from soapstone.engine.lower.passes import NAMES, PASSES, Pass, verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources, check_views
 from soapstone.frontend.app import load_app
 from soapstone.frontend.strategies.finding import graph_of
@@ -233,3 +240,12 @@ def test_show_says_in_one_line_what_was_wrong() -> None:
     assert "which is not for this graph" in told("lenet", "--after", "fold_scales")
     assert "an ONNX file, with symbolic dims, needed" in told("lenet", "--dim", "n=2")
     assert "inference runs on one processor" in told("lenet", "--inference", "--cpus", "2")
+
+
+def test_checked_mode_names_the_pass_that_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Pass[Strategy]("lose_updates", lambda graph, _: replace(graph, updates={}))
+    monkeypatch.setattr(passes, "PASSES", (*PASSES, wrong))
+    lower(small(), WHOLE)
+    monkeypatch.setattr(passes, "CHECKED", True)
+    with pytest.raises(GraphError, match=r"pass 'lose_updates': updates \[\] found, \['s'\] need"):
+        lower(small(), WHOLE)
