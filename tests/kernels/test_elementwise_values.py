@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elementwise_calls import SPECIAL, erf, fused, normal, run
+from elementwise_calls import SPECIAL, erf, fused, gelu_tanh, normal, run
 from operator_checks import parse
 
 from soapstone.ir.spec import Case, OpSpec, operators
@@ -114,6 +115,53 @@ def test_gelu_is_accurate_also_in_its_left_tail() -> None:
     assert np.abs(y - want).max() < 1e-6
 
 
+def _gelu_grad(dy: Array, x: Array) -> Array:
+    return dy * (
+        0.5 * (1 + erf(x / math.sqrt(2))) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    )
+
+
+def _gelu_tanh_grad(dy: Array, x: Array) -> Array:
+    step = 1e-5
+    return dy * (gelu_tanh(x + step) - gelu_tanh(x - step)) / (2 * step)
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Callable[..., Array]]] = {
+    "relu": ("relu", {}, lambda x: np.maximum(x, 0)),
+    "leaky": ("leaky_relu", {"alpha": 0.2}, lambda x: np.where(x > 0, x, 0.2 * x)),
+    "gelu": ("gelu", {"approximate": "none"}, lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2)))),
+    "gelu tanh": ("gelu", {"approximate": "tanh"}, gelu_tanh),
+    "sigmoid": ("sigmoid", {}, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": ("tanh", {}, lambda x: np.tanh(x)),
+    "exp": ("exp", {}, lambda x: np.exp(x)),
+    "log": ("log", {}, lambda x: np.log(np.where(x > 0, x, np.nan))),
+    "sqrt": ("sqrt", {}, lambda x: np.sqrt(np.where(x >= 0, x, np.nan))),
+    "neg": ("neg", {}, lambda x: -x),
+    "affine": ("affine", {"scale": 2.5, "shift": -1.0}, lambda x: 2.5 * x - 1),
+    "square": ("power", {"exponent": 2.0}, lambda x: x**2),
+    "cube": ("power", {"exponent": 3}, lambda x: x**3),
+    "seventh": ("power", {"exponent": 7.0}, lambda x: x**7),
+    "inverse": ("power", {"exponent": -1.0}, lambda x: 1 / x),
+    "inverse square": ("power", {"exponent": -2.0}, lambda x: x**-2.0),
+    "half": ("power", {"exponent": 0.5}, lambda x: np.sqrt(np.where(x >= 0, x, np.nan))),
+    "one": ("power", {"exponent": 1.0}, lambda x: x),
+    "zero": ("power", {"exponent": 0.0}, lambda x: np.ones_like(x)),
+    "power": ("power", {"exponent": 1.7}, lambda x: np.where(x < 0, np.nan, np.abs(x) ** 1.7)),
+    "eleventh": ("power", {"exponent": 11.0}, lambda x: x**11),
+    "add": ("add", {}, lambda x, y: x + y),
+    "sub": ("sub", {}, lambda x, y: x - y),
+    "mul": ("mul", {}, lambda x, y: x * y),
+    "div": ("div", {}, lambda x, y: x / y),
+    "relu_grad": ("relu_grad", {}, lambda dy, y: np.where(y > 0, dy, 0)),
+    "leaky_grad": ("leaky_relu_grad", {"alpha": 0.1}, lambda dy, x: np.where(x > 0, dy, 0.1 * dy)),
+    "gelu_grad": ("gelu_grad", {"approximate": "none"}, _gelu_grad),
+    "gelu_tanh_grad": ("gelu_grad", {"approximate": "tanh"}, _gelu_tanh_grad),
+    "sigmoid_grad": ("sigmoid_grad", {}, lambda dy, y: dy * y * (1 - y)),
+    "tanh_grad": ("tanh_grad", {}, lambda dy, y: dy * (1 - y * y)),
+    "sum of four": ("accumulate", {}, lambda a, b, c, d: a + b + c + d),
+    "sum of one": ("accumulate", {}, lambda a: a.copy()),
+}
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "sin": np.sin,
     "cos": np.cos,
@@ -134,37 +182,45 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "abs": np.abs,
     "softsign": lambda x: x / (1 + np.abs(x)),
 }
-BOUNDED: dict[str, tuple[float, float, Callable[..., Array]]] = {
-    "asin": (-1, 1, np.arcsin),
-    "acos": (-1, 1, np.arccos),
-    "atanh": (-0.99, 0.99, np.arctanh),
-    "acosh": (1, 1e4, np.arccosh),
-    "sin": (-1e5, 1e5, np.sin),
-    "cos": (-1e5, 1e5, np.cos),
-}
+WIDE = np.concatenate([np.linspace(-20, 20, 5001), np.linspace(-0.1, 0.1, 999), [0.5, 1.5, 2.5]])
+RANGES = [  # where functions are compared, and which, by their names in NumPy
+    *((name, WIDE, function) for name, function in FUNCTIONS.items()),
+    ("asin", np.linspace(-1, 1, 10_001), np.arcsin),
+    ("acos", np.linspace(-1, 1, 10_001), np.arccos),
+    ("atanh", np.linspace(-0.99, 0.99, 10_001), np.arctanh),
+    ("acosh", np.linspace(1, 1e4, 10_001), np.arccosh),
+    ("sin", np.linspace(-1e5, 1e5, 10_001), np.sin),
+    ("cos", np.linspace(-1e5, 1e5, 10_001), np.cos),
+]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_function(name: str) -> None:
-    x = np.concatenate([np.linspace(-20, 20, 5001), np.linspace(-0.1, 0.1, 999), [0.5, 1.5, 2.5]])
-    x = x.astype(np.float32)
-    y = np.zeros_like(x)
-    run(name, [x], [y], **({"alpha": 1.0} if name in ("silu", "elu") else {}))
-    np.testing.assert_allclose(y, FUNCTIONS[name](x.astype(np.float64)), rtol=1e-6, atol=3e-7)
-
-
-@pytest.mark.parametrize("name", BOUNDED)
-def test_bounded_function(name: str) -> None:
-    low, high, reference = BOUNDED[name]
-    x = np.linspace(low, high, 10_001).astype(np.float32)
+@pytest.mark.parametrize(("name", "places", "reference"), RANGES, ids=[name for name, *_ in RANGES])
+def test_function(name: str, places: Array, reference: Callable[..., Array]) -> None:
+    x = places.astype(np.float32)
     y = np.zeros_like(x)
     run(name, [x], [y])
     np.testing.assert_allclose(y, reference(x.astype(np.float64)), rtol=1e-6, atol=3e-7)
 
 
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [1, 15, 16, 77, 5000])
+def test_operator(name: str, size: int) -> None:
+    operator, attributes, reference = CASES[name]
+    count = len(inspect.signature(reference).parameters)
+    inputs = [3 * normal(size, seed=i) for i in range(count)]
+    y = np.full(size, 7, np.float32)
+    run(operator, inputs, [y], **attributes)
+    with np.errstate(all="ignore"):
+        want = reference(*(a.astype(np.float64) for a in inputs))
+    np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
-    ("name", "reference"),
+    ("name", "function"),
     [
+        *((n, CASES[n][2]) for n in ("relu", "leaky", "sigmoid", "tanh", "exp", "sqrt", "neg")),
+        *((name, CASES[name][2]) for name in ("square", "cube")),
+        ("log", lambda x: np.log(x.astype(np.float32))),
         *((name, FUNCTIONS[name]) for name in ("atan", "sinh", "cosh", "asinh", "softplus")),
         *((name, FUNCTIONS[name]) for name in ("floor", "ceil", "round", "sign", "abs", "erf")),
         ("asin", np.arcsin),
@@ -177,13 +233,24 @@ def test_bounded_function(name: str) -> None:
         ("is_inf", np.isinf),
     ],
 )
-def test_special_values_of_functions(name: str, reference: Callable[..., Array]) -> None:
+def test_special_values(name: str, function: Callable[..., Array]) -> None:
+    operator, attributes, _ = CASES.get(name, (name, {}, function))
     x = SPECIAL[np.abs(np.nan_to_num(SPECIAL)) < 1e30] if name == "sin" else SPECIAL
     y = np.empty(x.shape, np.bool_ if name.startswith("is_") else np.float32)
-    run(name, [x], [y])
+    run(operator, [x], [y], **attributes)
     with np.errstate(all="ignore"):
-        want = reference(x.astype(np.float64)).astype(y.dtype)
-    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-37)
+        want = function(x.astype(np.float64)).astype(y.dtype)
+    # Of subnormal results few bits are left.
+    np.testing.assert_allclose(y, want, rtol=1e-3 if name in CASES else 1e-5, atol=1e-37)
+
+
+@pytest.mark.parametrize("exponent", [1.7, -1.7, 0.3, 9.0, 10.0, -9.0, -10.0])
+def test_power_special_values(exponent: float) -> None:
+    x = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 2, -2, 1e-30, 1e-42], np.float32)
+    y = np.empty_like(x)
+    run("power", [x], [y], exponent=exponent)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(np.abs(y), np.abs(np.power(x, np.float32(exponent))), rtol=1e-6)
 
 
 @pytest.mark.parametrize("fmod", [False, True])
