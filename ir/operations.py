@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from soapstone.ir.expression import (
+    PARAMETER,
     Expression,
     Number,
     cos,
@@ -115,6 +117,14 @@ def _clip_grad(dy: Array, x: Array, low: float | None, high: float | None) -> Ar
     return np.where((x >= least) & (x <= most), dy, dy.dtype.type(0))
 
 
+def _unwarned(function: Callable[..., Array]) -> Callable[..., Array]:
+    def quiet(*operands: Array) -> Array:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return function(*operands)
+
+    return quiet
+
+
 # ------------------------------------------------------------------------------------ operations
 
 Slope = Callable[..., Sequence["Expression | None"]]
@@ -164,15 +174,15 @@ OPERATIONS: dict[str, Operation] = {
     "mul": Operation(lambda a, b: a * b, lambda d, y, a, b: (d * b, d * a)),
     "div": Operation(_divide, _quotient),
     "mod": Operation(
-        lambda a, b: np.asarray(np.mod(a, b), a.dtype),
+        _unwarned(lambda a, b: np.asarray(np.mod(a, b), a.dtype)),
         # The second: the whole number of times that b was taken away.
         lambda d, y, a, b: (d, d * ((y - a) / b)),
     ),
     "fmod": Operation(
-        lambda a, b: np.asarray(np.fmod(a, b), a.dtype),
+        _unwarned(lambda a, b: np.asarray(np.fmod(a, b), a.dtype)),
         lambda d, y, a, b: (d, d * ((y - a) / b)),
     ),
-    "pow": Operation(_pow),
+    "pow": Operation(_unwarned(_pow)),
     "maximum": Operation(
         np.maximum,
         lambda d, y, a, b: (make("maximum_grad", d, a, b), make("maximum_grad", d, b, a)),
@@ -208,17 +218,17 @@ OPERATIONS: dict[str, Operation] = {
         lambda a: 0.5 * (1 + _erf(a / math.sqrt(2))), lambda d, y, a: (d * normal_density(a),)
     ),
     "normal_density": Operation(lambda a: np.exp(-0.5 * a * a) / math.sqrt(2 * math.pi)),
-    "sin": Operation(np.sin, lambda d, y, a: (d * cos(a),)),
-    "cos": Operation(np.cos, lambda d, y, a: (-(d * sin(a)),)),
-    "tan": Operation(np.tan, lambda d, y, a: (d * (square(y) + 1),)),
-    "asin": Operation(np.arcsin, lambda d, y, a: (_ASIN(d, a),)),
-    "acos": Operation(np.arccos, lambda d, y, a: (-_ASIN(d, a),)),
-    "atan": Operation(np.arctan, lambda d, y, a: (d / (square(a) + 1),)),
-    "sinh": Operation(np.sinh, lambda d, y, a: (d * make("cosh", a),)),
-    "cosh": Operation(np.cosh, lambda d, y, a: (d * make("sinh", a),)),
-    "asinh": Operation(np.arcsinh, lambda d, y, a: (_ASINH(d, a),)),
-    "acosh": Operation(np.arccosh, lambda d, y, a: (_ACOSH(d, a),)),
-    "atanh": Operation(np.arctanh, lambda d, y, a: (d / (1 - square(a)),)),
+    "sin": Operation(_unwarned(np.sin), lambda d, y, a: (d * cos(a),)),
+    "cos": Operation(_unwarned(np.cos), lambda d, y, a: (-(d * sin(a)),)),
+    "tan": Operation(_unwarned(np.tan), lambda d, y, a: (d * (square(y) + 1),)),
+    "asin": Operation(_unwarned(np.arcsin), lambda d, y, a: (_ASIN(d, a),)),
+    "acos": Operation(_unwarned(np.arccos), lambda d, y, a: (-_ASIN(d, a),)),
+    "atan": Operation(_unwarned(np.arctan), lambda d, y, a: (d / (square(a) + 1),)),
+    "sinh": Operation(_unwarned(np.sinh), lambda d, y, a: (d * make("cosh", a),)),
+    "cosh": Operation(_unwarned(np.cosh), lambda d, y, a: (d * make("sinh", a),)),
+    "asinh": Operation(_unwarned(np.arcsinh), lambda d, y, a: (_ASINH(d, a),)),
+    "acosh": Operation(_unwarned(np.arccosh), lambda d, y, a: (_ACOSH(d, a),)),
+    "atanh": Operation(_unwarned(np.arctanh), lambda d, y, a: (d / (1 - square(a)),)),
 }
 OPERATIONS |= {
     name: Operation(lambda a, f=function: np.asarray(f(a), a.dtype))
@@ -299,9 +309,34 @@ class Formula:
 
     def __call__(self, attributes: Mapping[str, Any], *arrays: Array) -> Array:
         """Return the meaning in NumPy: the reference of an operator; of integers, an integer."""
+        value = self.value(attributes)
+        if value in self._alone:
+            function, names = self._alone[value]
+            return function(*arrays, *[attributes[name] for name in names])
         values: dict[Expression, Any] = {parameter(name): v for name, v in attributes.items()}
         values |= dict(zip(map(variable, self.operands), arrays, strict=True))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            made = np.asarray(evaluate(self.expressions[self.value(attributes)], values, NUMPY))
+            made = np.asarray(evaluate(self.expressions[value], values, NUMPY))
         integers = made.dtype.kind == "f" and all(array.dtype.kind in "iub" for array in arrays)
         return made.astype(arrays[0].dtype) if integers else made
+
+    def reference(self) -> Callable[..., Array]:
+        """Return the shortest way to call it: of one operation without attributes, that itself."""
+        function, names = self._alone.get(None, (None, ()))
+        if function is None or names:
+            return self
+        alone = function
+        return lambda attributes, *arrays: alone(*arrays)
+
+    @cached_property
+    def _alone(self) -> dict[Any, tuple[Callable[..., Array], tuple[str, ...]]]:
+        """The functions of single operations on the operands, and attributes they take after."""
+        operands = tuple(map(variable, self.operands))
+        found = {}
+        for value, expression in self.expressions.items():
+            rest = expression.operands[len(operands) :]
+            alone = expression.operands[: len(operands)] == operands
+            if alone and all(one.operation == PARAMETER for one in rest):
+                names = tuple(one.value for one in rest)
+                found[value] = NUMPY[expression.operation], names
+        return found

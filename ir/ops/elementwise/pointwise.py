@@ -234,12 +234,12 @@ def declare(
     gradient: by default derived from the meaning, as a chain of operators.
     onednn: as in `Formula`.
     """
-    made, own = None, dict(attributes)
+    made, own, meant = None, dict(attributes), reference
     if meaning is not None:
         algorithms = onednn if isinstance(onednn, Mapping) else {None: onednn} if onednn else {}
         made, own = formula(meaning, attributes, choice, algorithms)
-        inputs = inputs or made.operands
-    inputs, meant = inputs or ("x",), reference or made
+        inputs, meant = inputs or made.operands, reference or made.reference()
+    inputs = inputs or ("x",)
     if meant is None:
         raise GraphError(f"operator {name!r}: no meaning and no reference found, one needed")
     default = UNARY_CASES if len(inputs) == 1 else BINARY_CASES

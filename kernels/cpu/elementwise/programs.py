@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -104,16 +105,29 @@ def _expand(
     if operator == "cast":
         truth = attributes["to"] == _BOOL
         return [("truth" if truth else "copy", operands, 0.0, 0.0)]
-    spec = declared(operator)
-    if spec.formula is None:
-        return [(operator, operands, 0.0, 0.0)]
-    given = spec.normalise(attributes)
-    numbers = [
-        float(_UNBOUNDED[name] if given[name] is None else given[name])
-        for name in parameters_of(spec)
-    ]
+    named, choice, defaults = _arguments(operator)
+    numbers = []
+    for name, default in defaults:
+        value = attributes.get(name, default)
+        numbers.append(_UNBOUNDED[name] if value is None else float(value))
     p, q = (*numbers, 0.0, 0.0)[:2]
-    return [(names(operator)[spec.formula.value(given)], operands, p, q)]
+    return [(named.get(attributes.get(*choice), operator), operands, p, q)]
+
+
+@cache
+def _arguments(
+    operator: str,
+) -> tuple[Mapping[Any, str], tuple[str, Any], tuple[tuple[str, Any], ...]]:
+    """Return an operator's instructions, and the attributes they need, with their defaults.
+
+    The first is the one that chooses an instruction.
+    """
+    spec = declared(operator)
+    choice = spec.formula.choice if spec.formula is not None else ""
+    default = spec.attributes[choice].default if choice else None
+    parameters = parameters_of(spec) if spec.formula is not None else ()
+    defaults = tuple((name, spec.attributes[name].default) for name in parameters)
+    return names(operator), (choice, default), defaults
 
 
 def _power(x: int, exponent: float, first: int) -> list[Value]:
