@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from soapstone.errors import DataError
 from soapstone.frontend.data.batches import named_arrays, npz_files, permutation
 from soapstone.frontend.data.npz import NpzFile
 from soapstone.ir.tensor import Array
+
+P = ParamSpec("P")
 
 VARIABLE = "SOAPSTONE_DATA"
 _HELD_OUT = 5  # one sample in five is kept for the test
@@ -221,9 +224,22 @@ def synthetic_images(
     return Splits(x[held:], y[held:], x[:held], y[:held], name, synthetic=True)
 
 
+def stored_first(
+    make: Callable[Concatenate[str, P], Splits],
+) -> Callable[Concatenate[str, P], Splits]:
+    """Return a maker of data set `name`, which is read where the folder SOAPSTONE_DATA has it."""
+
+    @wraps(make)
+    def made(name: str, /, *args: P.args, **kwargs: P.kwargs) -> Splits:
+        folder = data_folder()
+        if folder is not None and (folder / name).is_dir():
+            return read_splits(folder / name)
+        return make(name, *args, **kwargs)
+
+    return made
+
+
+@stored_first
 def images(name: str, shape: tuple[int, ...], classes: int, count: int, seed: int = 0) -> Splits:
     """Return data set `name` of the folder SOAPSTONE_DATA, or synthetic images of that shape."""
-    folder = data_folder()
-    if folder is not None and (folder / name).is_dir():
-        return read_splits(folder / name)
     return synthetic_images(count, shape, classes, seed)

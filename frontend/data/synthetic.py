@@ -11,16 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from soapstone.errors import DataError
-from soapstone.frontend.data.sets import Splits, data_folder, read_splits
+from soapstone.frontend.data.sets import Splits, stored_first
 from soapstone.ir.tensor import Array
 
 _HELD_OUT = 5  # one sample in five is kept for the test
 _SKEW = 3.0  # ids are drawn as rows * uniform ** skew, so that low ones are frequent
-
-
-def _stored(name: str) -> Splits | None:
-    folder = data_folder()
-    return read_splits(folder / name) if folder is not None and (folder / name).is_dir() else None
 
 
 def _generator(seed: int) -> np.random.Generator:
@@ -46,6 +41,7 @@ def _skewed(random: np.random.Generator, rows: int, shape: tuple[int, ...]) -> A
     return np.minimum(drawn, np.int32(rows - 1))
 
 
+@stored_first
 def texts(
     name: str,
     count: int,
@@ -64,9 +60,6 @@ def texts(
         DataError: a size below 1, or fewer words than classes.
     """
     _need("texts", count=count, length=length, classes=classes, vocabulary=vocabulary // classes)
-    found = _stored(name)
-    if found is not None:
-        return found
     random = _generator(seed)
     y = random.integers(0, classes, count).astype(np.int32)
     ids = _skewed(random, vocabulary // classes * classes, (count, length))
@@ -78,6 +71,7 @@ def texts(
     return _splits(name, x, y)
 
 
+@stored_first
 def sentences(name: str, count: int, length: int, vocabulary: int, seed: int = 0) -> Splits:
     """Return sentences to continue: `ids` and labels, (count, length) int32; labels are one ahead.
 
@@ -87,9 +81,6 @@ def sentences(name: str, count: int, length: int, vocabulary: int, seed: int = 0
         DataError: a size below 1.
     """
     _need("sentences", count=count, length=length, vocabulary=vocabulary)
-    found = _stored(name)
-    if found is not None:
-        return found
     random = _generator(seed)
     follower = random.permutation(vocabulary).astype(np.int32)
     words = _skewed(random, vocabulary, (count, length + 1))
@@ -101,6 +92,7 @@ def sentences(name: str, count: int, length: int, vocabulary: int, seed: int = 0
     return _splits(name, {"ids": words[:, :-1].copy()}, words[:, 1:].copy())
 
 
+@stored_first
 def translations(
     name: str,
     count: int,
@@ -120,9 +112,6 @@ def translations(
     """
     steps = length if target_length is None else target_length
     _need("translations", count=count, length=length, target_length=steps, vocabulary=vocabulary)
-    found = _stored(name)
-    if found is not None:
-        return found
     random = _generator(seed)
     meaning = random.permutation(vocabulary).astype(np.int32)
     source = _skewed(random, vocabulary, (count, length))
@@ -131,6 +120,7 @@ def translations(
     return _splits(name, {"source": source, "target": target}, labels)
 
 
+@stored_first
 def clicks(
     name: str, count: int, vocabularies: Sequence[int], dense: int = 0, bag: int = 1, seed: int = 0
 ) -> Splits:
@@ -146,9 +136,6 @@ def clicks(
     _need(
         "clicks", count=count, bag=bag, tables=len(vocabularies), rows=min(vocabularies, default=0)
     )
-    found = _stored(name)
-    if found is not None:
-        return found
     random = _generator(seed)
     columns, logit = [], np.zeros(count)
     for rows in vocabularies:
@@ -163,6 +150,7 @@ def clicks(
     return _splits(name, x, y.astype(np.float32)[:, None])
 
 
+@stored_first
 def responses(name: str, count: int, widths: Mapping[str, int], seed: int = 0) -> Splits:
     """Return inputs of real features and a response in [0, 1] to all: labels (count, 1) float32.
 
@@ -173,9 +161,6 @@ def responses(name: str, count: int, widths: Mapping[str, int], seed: int = 0) -
         DataError: a size below 1.
     """
     _need("responses", count=count, inputs=len(widths), width=min(widths.values(), default=0))
-    found = _stored(name)
-    if found is not None:
-        return found
     random = _generator(seed)
     x, total = {}, np.zeros(count)
     for key, width in widths.items():
@@ -184,6 +169,7 @@ def responses(name: str, count: int, widths: Mapping[str, int], seed: int = 0) -
     return _splits(name, x, (1 / (1 + np.exp(-total))).astype(np.float32)[:, None])
 
 
+@stored_first
 def signals(name: str, count: int, length: int, width: int, seed: int = 0) -> Splits:
     """Return signals to sum up: `x`, (count, length, width), and labels (count, width), float32.
 
@@ -193,9 +179,6 @@ def signals(name: str, count: int, length: int, width: int, seed: int = 0) -> Sp
         DataError: a size below 1.
     """
     _need("signals", count=count, length=length, width=width)
-    found = _stored(name)
-    if found is not None:
-        return found
     x = _generator(seed).standard_normal((count, length, width), dtype=np.float32)
     weight = 2.0 ** np.arange(length)
     y = np.tanh(np.tensordot(x, weight / weight.sum(), axes=((1,), (0,))))

@@ -227,21 +227,16 @@ class Importer:
             try:
                 self._node(node, scope)
             except OnnxError as error:
-                if getattr(error, "placed", False):
-                    raise
-                error.args = (f"{label}: {error}",)
-                error.placed = True  # type: ignore[attr-defined]
+                if not getattr(error, "placed", False):
+                    error.args = (f"{label}: {error}",)
+                    error.placed = True  # type: ignore[attr-defined]
                 raise
             except GraphError as error:
-                placed = OnnxError(f"{label}: {error}")
-                placed.placed = True  # type: ignore[attr-defined]
-                raise placed from None
+                raise _placed(label, str(error)) from None
             except RecursionError:
-                raise OnnxError(f"{label}: nested too deeply") from None
+                raise _placed(label, "nested too deeply") from None
             except _MALFORMED as error:  # an attribute or operand that no check foresaw
-                placed = OnnxError(f"{label}: malformed: {error}")
-                placed.placed = True  # type: ignore[attr-defined]
-                raise placed from error
+                raise _placed(label, f"malformed: {error}") from error
 
     def _node(self, node: onnx.NodeProto, scope: Scope) -> None:
         inputs: list[Slot | None] = []
