@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -224,17 +224,15 @@ def synthetic_images(
     return Splits(x[held:], y[held:], x[:held], y[:held], name, synthetic=True)
 
 
-def stored_first(
-    make: Callable[Concatenate[str, P], Splits],
-) -> Callable[Concatenate[str, P], Splits]:
+def stored_first(make: Callable[P, Splits]) -> Callable[P, Splits]:
     """Return a maker of data set `name`, which is read where the folder SOAPSTONE_DATA has it."""
 
     @wraps(make)
-    def made(name: str, /, *args: P.args, **kwargs: P.kwargs) -> Splits:
-        folder = data_folder()
+    def made(*args: P.args, **kwargs: P.kwargs) -> Splits:
+        folder, name = data_folder(), str(args[0] if args else kwargs.get("name"))
         if folder is not None and (folder / name).is_dir():
             return read_splits(folder / name)
-        return make(name, *args, **kwargs)
+        return make(*args, **kwargs)
 
     return made
 

@@ -389,6 +389,13 @@ class Importer:
         return replace(graph, roles=roles, tensors=tensors).renamed(renamed)
 
 
+def _placed(label: str, text: str) -> OnnxError:
+    """Return an error that says which node it is of."""
+    error = OnnxError(f"{label}: {text}")
+    error.placed = True  # type: ignore[attr-defined]
+    return error
+
+
 def _without(node: onnx.NodeProto, absent: set[str]) -> onnx.NodeProto:
     if not absent.intersection(node.input):
         return node
