@@ -42,11 +42,6 @@ class Directed:
         return _symbols(self.left)
 
     @cached_property
-    def makes(self) -> frozenset[str]:
-        """The operators of the right side."""
-        return _symbols(self.right)
-
-    @cached_property
     def unsaid(self) -> frozenset[str]:
         """What only the right side speaks of."""
         return frozenset(free(self.right) - free(self.left))
@@ -104,16 +99,6 @@ class Rulebook:
     def without_constants(self) -> Rulebook:
         """Return the rules that bring in no constants."""
         return Rulebook(tuple(rule for rule in self.rules if not _constants(rule.right)))
-
-    def applicable(self, symbols: frozenset[str]) -> tuple[Directed, ...]:
-        """Return the rules that may match a graph of these operators, now or after others did."""
-        have = set(symbols)
-        while True:
-            able = tuple(rule for rule in self.rules if rule.symbols <= have)
-            more = have.union(*(rule.makes for rule in able))
-            if more == have:
-                return able
-            have = more
 
 
 def rulebook(
