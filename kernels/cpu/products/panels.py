@@ -18,20 +18,7 @@ import numpy as np
 
 from soapstone.kernels.cpu.elementwise.opcodes import fill_floats, instruction
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
-from soapstone.kernels.cpu.products.panels_lanes import (
-    four_by_16,
-    four_by_32,
-    four_by_64,
-    one_by_16,
-    one_by_32,
-    one_by_64,
-    three_by_16,
-    three_by_32,
-    three_by_64,
-    two_by_16,
-    two_by_32,
-    two_by_64,
-)
+from soapstone.kernels.cpu.products.panels_lanes import PRODUCTS
 from soapstone.kernels.cpu.substrate.copies import copy
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.native import (
@@ -55,34 +42,34 @@ _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower 
 _MAX_PLACES = 32  # operands, y and registers of the program
 
 
+def _by_rows(one: Any, two: Any, three: Any, four: Any) -> Any:
+    """The product of up to four rows with a panel of one width."""
+
+    @helper
+    def product(rows: int, x: int, depth: int, weights: int, to: int) -> None:
+        if rows == 1:
+            one(x, depth, weights, to)
+        elif rows == 2:
+            two(x, depth, weights, to)
+        elif rows == 3:
+            three(x, depth, weights, to)
+        else:
+            four(x, depth, weights, to)
+
+    return product
+
+
+_by_16, _by_32, _by_64 = (_by_rows(*products) for products in zip(*PRODUCTS))
+
+
 @helper
 def _product(rows: int, width: int, x: int, depth: int, weights: int, to: int) -> None:
     if width == 64:
-        if rows == 1:
-            one_by_64(x, depth, weights, to)
-        elif rows == 2:
-            two_by_64(x, depth, weights, to)
-        elif rows == 3:
-            three_by_64(x, depth, weights, to)
-        else:
-            four_by_64(x, depth, weights, to)
+        _by_64(rows, x, depth, weights, to)
     elif width == 32:
-        if rows == 1:
-            one_by_32(x, depth, weights, to)
-        elif rows == 2:
-            two_by_32(x, depth, weights, to)
-        elif rows == 3:
-            three_by_32(x, depth, weights, to)
-        else:
-            four_by_32(x, depth, weights, to)
-    elif rows == 1:
-        one_by_16(x, depth, weights, to)
-    elif rows == 2:
-        two_by_16(x, depth, weights, to)
-    elif rows == 3:
-        three_by_16(x, depth, weights, to)
+        _by_32(rows, x, depth, weights, to)
     else:
-        four_by_16(x, depth, weights, to)
+        _by_16(rows, x, depth, weights, to)
 
 
 # Words: 0 rows, 1 depth, 2 columns, 3 first column and width of each panel, 4 weights, 5 addresses

@@ -113,9 +113,5 @@ def _product(rows: int, vectors: int) -> Any:
     return vectorised(form)
 
 
-(
-    (one_by_16, one_by_32, one_by_64),
-    (two_by_16, two_by_32, two_by_64),
-    (three_by_16, three_by_32, three_by_64),
-    (four_by_16, four_by_32, four_by_64),
-) = ([_product(rows, vectors) for vectors in (1, 2, 4)] for rows in (1, 2, 3, 4))
+# By the number of rows, from one on; each of 16, 32 and 64 columns.
+PRODUCTS = [[_product(rows, vectors) for vectors in (1, 2, 4)] for rows in (1, 2, 3, 4)]
