@@ -7,21 +7,18 @@ then proved from the laws and lifted to what its proof needs of shapes and param
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from soapstone.ir.term import subterms
 from soapstone.rules.algebra import evaluate
 from soapstone.rules.proving import check, lift, prove
-from soapstone.rules.proving.check import with_parameters
 from soapstone.search.rules import language, shapes
-from soapstone.search.rules.proof import Candidate, Proof
-from soapstone.search.rules.rule import Rejected, Terms, graph_text
-from soapstone.search.rules.sample import sample_types
+from soapstone.search.rules.infer import at_parameters
+from soapstone.search.rules.proof import Candidate, Proof, equation
+from soapstone.search.rules.rule import Rejected, Terms
+from soapstone.search.rules.sample import drawn
 
 EFFORT = len(prove.ROUNDS)
 SAMPLES = 4  # shapes at which a candidate and a draft are tested
@@ -48,7 +45,7 @@ class Counterexample:
     difference: str
 
     def __str__(self) -> str:
-        return f"{graph_text(self.source)} = {graph_text(self.target)}: {self.difference}"
+        return f"{equation(self.source, self.target)}: {self.difference}"
 
 
 def decide(candidate: Candidate, effort: int = EFFORT) -> Draft | Rejected:
@@ -67,9 +64,8 @@ def decide(candidate: Candidate, effort: int = EFFORT) -> Draft | Rejected:
     if difference is not None:
         return rejected(f"refuted: {difference}")
     proof = prove.prove(candidate, effort=effort)
-    ranks = {name: len(shape) for name, shape in candidate.types.items()}
     if proof is None:
-        found = counterexample(source, target, ranks, ())
+        found = counterexample(source, target, candidate.ranks, ())
         if found is not None:
             return rejected(f"refuted: {found}")
         return rejected(why_unproved(source + target, effort))
@@ -78,10 +74,9 @@ def decide(candidate: Candidate, effort: int = EFFORT) -> Draft | Rejected:
 
 def drafted(candidate: Candidate, proof: Proof) -> Draft | Rejected:
     """Return what a proof of a candidate shows, in general."""
-    ranks = {name: len(shape) for name, shape in candidate.types.items()}
     sides = (candidate.source, candidate.target)
     try:
-        lifted = lift.lift(*sides, proof, ranks, types=candidate.types)
+        lifted = lift.lift(*sides, proof, candidate.ranks, types=candidate.types)
     except check.CheckError as error:
         reason = f"its proof holds at one shape only: {error}"
         return Rejected(*sides, reason, (candidate.space,))
@@ -99,11 +94,8 @@ def counterexample(
     count: int = SAMPLES,
 ) -> Counterexample | None:
     """Return shapes and parameters at which two graphs differ under a guard, if any is found."""
-    text = f"{graph_text(source)} = {graph_text(target)}"
-    rng = np.random.default_rng(zlib.crc32(text.encode()))
-    for values, types in sample_types(source, target, ranks, guard, rng, count):
-        one = tuple(with_parameters(term, values) for term in source)
-        other = tuple(with_parameters(term, values) for term in target)
+    for values, types in drawn(source, target, ranks, guard, count):
+        one, other = at_parameters(source, values), at_parameters(target, values)
         difference = evaluate.compare(one, other, types, thorough=True)
         if difference is not None:
             return Counterexample(one, other, str(difference))

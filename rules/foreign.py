@@ -18,7 +18,8 @@ from soapstone.ir.json_fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, subterms
 from soapstone.rules.laws.domain import EXACT
 from soapstone.search.rules import language
-from soapstone.search.rules.rule import RuleError, Terms, graph_text
+from soapstone.search.rules.proof import equation
+from soapstone.search.rules.rule import RuleError, Terms
 
 FORMAT, VERSION = "soapstone-foreign-rules", 1
 _LETTERS = "xyzwuvtrqnm"
@@ -41,7 +42,7 @@ class ForeignRule:
 
     def __str__(self) -> str:
         where = f"  where {' and '.join(self.where)}" if self.where else ""
-        return f"{graph_text(self.source)} = {graph_text(self.target)}{where}"
+        return f"{equation(self.source, self.target)}{where}"
 
 
 def load(path: str | Path) -> tuple[ForeignRule, ...]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,12 @@ from soapstone.rules.merge import Collection
 from soapstone.rules.partial import Stages
 from soapstone.rules.proving import derive
 from soapstone.rules.reach import other_values, settled
-from soapstone.rules.workers import Workers
+from soapstone.rules.workers import Progress, Workers
 from soapstone.search.rules import rulefile
 from soapstone.search.rules.proof import Candidate
 from soapstone.search.rules.rule import (
     VERSION,
     Rejected,
-    Rule,
     RuleError,
     RuleFile,
     StatedSpace,
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SPACES = ("matrices", "images", "published", "transformer")
 CHUNK = 256  # candidates of one kept stage
-
-Progress = Callable[[str, int, "int | None"], None]
 
 
 @dataclass
@@ -150,9 +147,7 @@ def generate(
         max_operators=max(space.max_operators for space in stated),
         spaces=stated,
         counts=report.by_space,
-        rules=tuple(
-            Rule(**{**_fields(rule), "derivable": rule.identity in marked}) for rule in rules
-        ),
+        rules=tuple(replace(rule, derivable=rule.identity in marked) for rule in rules),
         unproved=_distinct(item for item in rejected if not item.reason.startswith("refuted")),
         refuted=_distinct(item for item in rejected if item.reason.startswith("refuted")),
     )
@@ -177,7 +172,7 @@ def enumerate_candidates(space: Space, say: Progress) -> tuple[list[Candidate], 
     enumeration = enumerate_space(space, evaluator, said)
     found, counts = prune.candidates(enumeration, said)
     return found, {
-        "graphs": int(enumeration.counts[0].sum()),
+        "graphs": int(enumeration.counts.sum()),
         "candidates": int(counts.initial),
         "after_renaming": int(counts.after_renaming),
         "after_common_subgraph": int(counts.after_common_subgraph),
@@ -255,7 +250,7 @@ class Outcome:
                 self._restored,
             )
             self.proved += done["proved"]
-            found = [_rejected_from_json(item) for item in done["rejected"]]
+            found = [rulefile.rejected_from_json(item, "kept") for item in done["rejected"]]
             if name != "proofs":  # what was made up, and does not hold, was no candidate
                 found = [item for item in found if not item.reason.startswith("refuted:")]
             self.rejected += found
@@ -321,15 +316,6 @@ def candidate_from_json(data: list[Any]) -> Candidate:
     return Candidate(source, target, types, data[3])
 
 
-def _rejected_from_json(data: dict[str, Any]) -> Rejected:
-    source, target = (tuple(map(parse, data[side])) for side in ("source", "target"))
-    return Rejected(source, target, data["reason"], tuple(data["spaces"]))
-
-
-def _fields(rule: Rule) -> dict[str, Any]:
-    return {name: getattr(rule, name) for name in Rule.__dataclass_fields__}
-
-
 def _distinct(items: Iterator[Rejected]) -> tuple[Rejected, ...]:
     """Return rejected candidates, equal ones of several spaces as one, in order of size."""
     from soapstone.rules.algebra.canonical import identity
@@ -340,7 +326,7 @@ def _distinct(items: Iterator[Rejected]) -> tuple[Rejected, ...]:
         if key in found:
             first = found[key]
             names = tuple(dict.fromkeys((*first.spaces, *item.spaces)))
-            found[key] = Rejected(first.source, first.target, first.reason, names)
+            found[key] = replace(first, spaces=names)
         else:
             found[key] = item
     return tuple(

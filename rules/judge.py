@@ -8,7 +8,7 @@ TASO, section 2.4).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,23 +19,22 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Bindings, Term, Value, instantiate_value, size, subterms
 from soapstone.rules.algebra.canonical import identity, subsumes
 from soapstone.rules.algebra.equation import instances
-from soapstone.rules.algebra.evaluate import extents
 from soapstone.rules.decide import counterexample
 from soapstone.rules.foreign import ForeignRule
 from soapstone.rules.laws import domain
 from soapstone.rules.proving import check, lift, prove
-from soapstone.rules.proving.check import with_parameters
 from soapstone.rules.proving.derive import Smaller
 from soapstone.rules.proving.saturate import Budget
+from soapstone.rules.workers import Progress
 from soapstone.search.rules import language
 from soapstone.search.rules.condition import IllTyped
-from soapstone.search.rules.proof import Candidate, Proof, Step
+from soapstone.search.rules.infer import typed
+from soapstone.search.rules.proof import Proof, Step
 from soapstone.search.rules.rule import Rule, RuleFile, Terms, usable
-from soapstone.search.rules.sample import sample_types
+from soapstone.search.rules.sample import candidate_at, sample_types
 
 Verdict = Literal["in the set", "derivable", "refuted", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("in the set", "derivable", "refuted", "unknown")
-Progress = Callable[[str, int, "int | None"], None]
 _BUDGET = Budget(nodes=4000, generations=6)  # of a derivation from rules
 _SAMPLES = 16  # shapes at which a foreign rule is tested
 _PROOFS = 2  # shapes at which a derivation from the laws is looked for
@@ -207,7 +206,7 @@ def _shown(bindings: Mapping[str, Term | Value]) -> str:
 
 def _ranks_fit(own: Rule, rule: ForeignRule, bindings: Bindings) -> bool:
     try:
-        typing = check.typed(rule.source, rule.target, rule.ranks, rule.where)
+        typing = typed(rule.source, rule.target, rule.ranks, rule.where)
         found = {
             name: typing(bound).rank for name, bound in bindings.items() if isinstance(bound, Term)
         }
@@ -255,13 +254,12 @@ def _derived_from_laws(rule: ForeignRule) -> tuple[Terms, Proof] | None:
     With the terms of the source at which it begins.
     """
     for values, types in _types(rule, _PROOFS):
-        source = tuple(with_parameters(term, values) for term in rule.source)
-        target = tuple(with_parameters(term, values) for term in rule.target)
-        shapes = {str(term): extents(type_) for term, type_ in types.items()}
-        proof = prove.prove(Candidate(source, target, shapes, ""))
+        candidate = candidate_at(rule.source, rule.target, values, types, "")
+        source, target, shapes = candidate.source, candidate.target, candidate.types
+        proof = prove.prove(candidate)
         if proof is None:
             return None
-        ranks = {name: len(shape) for name, shape in shapes.items()}
+        ranks = candidate.ranks
         try:
             lifted = lift.lift(source, target, proof, ranks, types=shapes)
             check.replay(lifted.source, lifted.target, lifted.ranks, rule.where, lifted.proof)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from soapstone.ir.term import Term, Value, size
 from soapstone.rules.algebra.canonical import canonical_form, identity, rename
@@ -17,7 +18,7 @@ from soapstone.rules.decide import Draft
 from soapstone.rules.laws import domain
 from soapstone.rules.proving import check
 from soapstone.search.rules import language
-from soapstone.search.rules.proof import Candidate, Proof, Step
+from soapstone.search.rules.proof import Candidate, Proof
 from soapstone.search.rules.rule import Rule, Terms, usable
 
 _NAME = re.compile(r"(?<![\w.])([a-z][0-9]*)\b")
@@ -55,10 +56,10 @@ class Collection:
 
     def note(self, candidate: Candidate) -> bool:
         """Return whether a candidate is an instance of a rule, and note its space there."""
-        ranks = {name: len(shape) for name, shape in candidate.types.items()}
+        sides = (candidate.source, candidate.target)
         for name in self._by_skeleton.get(skeleton(candidate.source + candidate.target), ()):
             rule = self._rules[name]
-            if not rule.guard and covers(rule, candidate.source, candidate.target, (ranks,), ()):
+            if not rule.guard and covers(rule, *sides, (candidate.ranks,), ()):
                 if candidate.space not in rule.spaces:
                     self.put(changed(rule, rule.ranks, (*rule.spaces, candidate.space)))
                 return True
@@ -119,10 +120,7 @@ def tidy(draft: Draft) -> Draft:
 
     proof: Proof = tuple(
         tuple(
-            Step(
-                *(step.law, step.forward, step.path),
-                {name: bound(value) for name, value in step.bindings.items()},
-            )
+            replace(step, bindings={name: bound(value) for name, value in step.bindings.items()})
             for step in chain
         )
         for chain in draft.proof
@@ -161,10 +159,7 @@ def _joined(rule: Rule, draft: Draft) -> Rule | None:
 def changed(rule: Rule, ranks: Iterable[Mapping[str, int]], spaces: tuple[str, ...]) -> Rule:
     """Return a rule with other typings, in order, and spaces."""
     ordered = sorted(({**each} for each in ranks), key=lambda each: sorted(each.items()))
-    return Rule(
-        *(rule.identity, rule.source, rule.target, tuple(ordered), rule.guard, rule.proof),
-        *(rule.domain, rule.size, rule.derivable, spaces),
-    )
+    return replace(rule, ranks=tuple(ordered), spaces=spaces)
 
 
 def replays(rule: Rule, ranks: Mapping[str, int]) -> bool:

@@ -6,22 +6,19 @@ configuration parameters). Lifting opens what a proof does not need; the rest is
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-
-import numpy as np
 
 from soapstone.ir.term import SPLITS, Term, Value, is_variable, parse, subterms
 from soapstone.rules.algebra.canonical import identity
-from soapstone.rules.algebra.evaluate import compare, extents
+from soapstone.rules.algebra.evaluate import compare
 from soapstone.rules.decide import counterexample
 from soapstone.rules.merge import changed, replays
-from soapstone.rules.proving.check import with_parameters
 from soapstone.rules.workers import Workers
 from soapstone.search.rules import language
+from soapstone.search.rules.infer import at_parameters
 from soapstone.search.rules.proof import Candidate
-from soapstone.search.rules.rule import Rejected, Rule, StatedSpace, Terms, graph_text
-from soapstone.search.rules.sample import sample_types
+from soapstone.search.rules.rule import Rejected, Rule, StatedSpace, Terms
+from soapstone.search.rules.sample import candidate_at, drawn
 from soapstone.search.rules.shapes import Type
 
 Progress = Callable[[str, int, "int | None"], None]
@@ -29,7 +26,6 @@ MOST_RANK = 4
 _TESTED = 3  # shapes at which a variant is tested
 _DRAWS = 8  # of shapes, of which the one with most distinct extents is used
 Variant = tuple[Terms, Terms, Rule]
-Shapes = dict[Term, tuple[int, ...]]
 Slot = tuple[str, int, Value]  # a parameter of a symbol, and its value
 
 
@@ -55,11 +51,7 @@ def other_values(
             if key not in known and key not in tried:
                 tried[key] = (source, target, rule)
     tasks = list(tried.values())
-    found: list[Candidate | None] = []
-    for first in range(0, len(tasks), 256):
-        say("other values", first, len(tasks))
-        found += workers.map(_varied, tasks[first : first + 256])
-    say("other values", len(tasks), len(tasks))
+    found = list(workers.each(_varied, tasks, stage="other values", progress=say))
     return [candidate for candidate in found if candidate is not None]
 
 
@@ -108,55 +100,37 @@ def _varied(task: Variant) -> Candidate | None:
     """
     source, target, rule = task
     ranks = rule.ranks[0]
-    drawn: list[tuple[Mapping[str, Value], Shapes]] = []
-    for values, types in _draws(source, target, ranks, (), _DRAWS):
-        if len(drawn) < _TESTED:
-            one = tuple(with_parameters(term, values) for term in source)
-            other = tuple(with_parameters(term, values) for term in target)
-            if compare(one, other, types) is not None:
-                return None
-        drawn.append((values, {term: extents(type_) for term, type_ in types.items()}))
-    if not drawn:
+    tried: list[tuple[Mapping[str, Value], Mapping[Term, Type]]] = []
+    for values, types in drawn(source, target, ranks, (), _DRAWS):
+        sides = at_parameters(source, values), at_parameters(target, values)
+        if len(tried) < _TESTED and compare(*sides, types):
+            return None
+        tried.append((values, types))
+    if not tried:
         return None
-    usual = [
-        {term: extents(type_) for term, type_ in types.items()}
-        for _, types in _draws(rule.source, rule.target, ranks, rule.guard, _DRAWS)
-    ]
-    if _ones([found for _, found in drawn]) - _ones(usual):
+    usual = [types for _, types in drawn(rule.source, rule.target, ranks, rule.guard, _DRAWS)]
+    if _ones([types for _, types in tried]) - _ones(usual):
         return None
-    values, found = max(drawn, key=lambda each: _distinct(each[1]))
-    return Candidate(
-        tuple(with_parameters(term, values) for term in source),
-        tuple(with_parameters(term, values) for term in target),
-        {str(term): shape for term, shape in found.items()},
-        rule.spaces[0],
-    )
+    values, types = max(tried, key=lambda each: _distinct(each[1]))
+    return candidate_at(source, target, values, types, rule.spaces[0])
 
 
-def _draws(
-    source: Terms, target: Terms, ranks: Mapping[str, int], guard: Sequence[str], count: int
-) -> Iterator[tuple[Mapping[str, Value], Mapping[Term, Type]]]:
-    text = f"{graph_text(source)} = {graph_text(target)}"
-    rng = np.random.default_rng(zlib.crc32(text.encode()))
-    yield from sample_types(source, target, ranks, guard, rng, count)
-
-
-def _ones(drawn: Sequence[Shapes]) -> set[tuple[str, int]]:
+def _ones(drawn: Sequence[Mapping[Term, Type]]) -> set[tuple[str, int]]:
     """Return the variables and axes whose extent is always 1."""
     found: list[set[tuple[str, int]]] = [
         {
             (str(term), axis)
-            for term, shape in shapes.items()
-            for axis, extent in enumerate(shape)
+            for term, type_ in types.items()
+            for axis, extent in enumerate(type_.shape)
             if extent == 1 and term.is_variable
         }
-        for shapes in drawn
+        for types in drawn
     ]
     return set.intersection(*found) if found else set()
 
 
-def _distinct(shapes: Shapes) -> int:
-    return len({extent for shape in shapes.values() for extent in shape} - {1})
+def _distinct(types: Mapping[Term, Type]) -> int:
+    return len({extent for type_ in types.values() for extent in type_.shape} - {1})
 
 
 # Other ranks

@@ -8,27 +8,21 @@ them, entail the rule; `check_file` replays stored derivations and needs neither
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from soapstone.rules.algebra.canonical import identity
-from soapstone.rules.algebra.evaluate import extents
 from soapstone.rules.decide import EFFORT, counterexample
 from soapstone.rules.laws import domain
 from soapstone.rules.proving import check, entail, prove
-from soapstone.rules.proving.check import with_parameters
-from soapstone.rules.workers import Workers
+from soapstone.rules.workers import Progress, Workers
 from soapstone.search.rules import language, rulefile
 from soapstone.search.rules.proof import Candidate
 from soapstone.search.rules.rule import Rule, RuleError, RuleFile, laws_digest
-from soapstone.search.rules.sample import sample_types
+from soapstone.search.rules.sample import candidate_at, drawn
 
-Progress = Callable[[str, int, "int | None"], None]
 TIMEOUT_S = 5.0  # of Z3, for one rule
 
 
@@ -69,18 +63,14 @@ def verify(
     start = time.perf_counter()
     report = Verification(rules=len(file.rules))
     with Workers(processes) as workers:
-        for first in range(0, len(file.rules), 256):
-            if progress is not None:
-                progress("verify", first, len(file.rules))
-            chunk = file.rules[first : first + 256]
-            for rule, (verdict, why) in zip(
-                chunk, workers.map(verify_rule, chunk, effort, timeout_s)
-            ):
-                report.proved += verdict == "proved"
-                report.refuted += verdict == "refuted"
-                report.unknown += verdict == "unknown"
-                if verdict != "proved":
-                    report.because[rule.identity] = f"{verdict}: {why}"
+        given = (file.rules, effort, timeout_s)
+        found = workers.each(verify_rule, *given, stage="verify", progress=progress)
+        for rule, (verdict, why) in zip(file.rules, found):
+            report.proved += verdict == "proved"
+            report.refuted += verdict == "refuted"
+            report.unknown += verdict == "unknown"
+            if verdict != "proved":
+                report.because[rule.identity] = f"{verdict}: {why}"
     report.seconds = time.perf_counter() - start
     return report
 
@@ -106,15 +96,9 @@ def verify_rule(rule: Rule, effort: int, timeout_s: float) -> tuple[str, str]:
 
 def sample(rule: Rule) -> Candidate | None:
     """Return a rule at some shapes and parameters."""
-    rng = np.random.default_rng(zlib.crc32(rule.equation.encode()))
-    ranks = rule.ranks[0]
-    for values, types in sample_types(rule.source, rule.target, ranks, rule.guard, rng, 1):
-        return Candidate(
-            tuple(with_parameters(term, values) for term in rule.source),
-            tuple(with_parameters(term, values) for term in rule.target),
-            {str(term): extents(type_) for term, type_ in types.items()},
-            rule.spaces[0] if rule.spaces else "",
-        )
+    sides, space = (rule.source, rule.target), rule.spaces[0] if rule.spaces else ""
+    for values, types in drawn(*sides, rule.ranks[0], rule.guard, 1):
+        return candidate_at(*sides, values, types, space)
     return None
 
 
@@ -152,16 +136,13 @@ def check_file(file: RuleFile, *, processes: int = 1, progress: Progress | None 
         used = {step.law for rule in file.rules for chain in rule.proof for step in chain}
         laws = [law for law in language.laws() if law.name in used]
         domains = dict(zip((law.name for law in laws), workers.map(domain.of_law, laws)))
-        for first in range(0, len(file.rules), 256):
-            if progress is not None:
-                progress("check", first, len(file.rules))
-            chunk = file.rules[first : first + 256]
-            for rule, failure in zip(chunk, workers.map(_failure, chunk)):
-                failure = failure or _overclaimed(rule, domains)
-                if failure is not None:
-                    report.failed[rule.identity] = failure
-                report.proofs += len(rule.ranks)
-                report.steps += sum(map(len, rule.proof))
+        failures = workers.each(_failure, file.rules, stage="check", progress=progress)
+        for rule, failure in zip(file.rules, failures):
+            failure = failure or _overclaimed(rule, domains)
+            if failure is not None:
+                report.failed[rule.identity] = failure
+            report.proofs += len(rule.ranks)
+            report.steps += sum(map(len, rule.proof))
     report.seconds = time.perf_counter() - start
     return report
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+Progress = Callable[[str, int, "int | None"], None]  # stage, done, total
 _CHUNK = 8  # tasks that travel together
+_TOLD = 256  # tasks between two reports of progress
 
 
 class Workers:
@@ -37,6 +39,20 @@ class Workers:
             )
         repeated = [[value] * len(tasks) for value in given]
         return list(self._pool.map(function, tasks, *repeated, chunksize=_CHUNK))
+
+    def each(
+        self,
+        function: Callable[..., R],
+        tasks: Sequence[T],
+        *given: Any,
+        stage: str,
+        progress: Progress | None,
+    ) -> Iterator[R]:
+        """Yield `function(task, *given)` of each task, and say how many of a stage are done."""
+        for first in range(0, len(tasks), _TOLD):
+            if progress is not None:
+                progress(stage, first, len(tasks))
+            yield from self.map(function, tasks[first : first + _TOLD], *given)
 
 
 def _ignore_interrupts() -> None:

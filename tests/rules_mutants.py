@@ -18,7 +18,7 @@ from soapstone.ir.term import Term, is_variable, subterms
 from soapstone.rules.laws.domain import differing
 from soapstone.rules.laws.validate import validate
 from soapstone.search.rules import language
-from soapstone.search.rules.shapes import kinds
+from soapstone.search.rules.language import kinds
 
 OTHER = {
     **dict.fromkeys(("add", "sub", "mul", "div"), ("add", "sub", "mul", "div")),

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from soapstone.ir.term import Term, Value, is_variable
 from soapstone.search.rules import language
-from soapstone.search.rules.proof import Candidate
+from soapstone.search.rules.proof import Candidate, equation
 
 Terms: TypeAlias = tuple[Term, ...]
 Sides: TypeAlias = tuple[Terms, Terms]
@@ -45,12 +45,7 @@ class Canonical:
     order: tuple[int, ...]
 
     def __str__(self) -> str:
-        return text(self.source, self.target)
-
-
-def text(source: Iterable[Term], target: Iterable[Term]) -> str:
-    """Return a rule as it is written: `relu(relu(x)) = relu(x)`, outputs separated by `; `."""
-    return f"{'; '.join(map(str, source))} = {'; '.join(map(str, target))}"
+        return equation(self.source, self.target)
 
 
 def canonical_form(
@@ -106,14 +101,8 @@ def canonical_candidate(candidate: Candidate) -> Candidate:
 
 def identity(source: Terms, target: Terms) -> str:
     """Return 16 hexadecimal digits that name a rule in either direction."""
-    least = min(text(*canonical(source, target)), text(*canonical(target, source)))
+    least = min(equation(*canonical(source, target)), equation(*canonical(target, source)))
     return hashlib.sha256(least.encode()).hexdigest()[:16]
-
-
-def same_rule(first: Sides, second: Sides) -> bool:
-    """Return whether two rules are one, in the same or the opposite direction."""
-    form = canonical(*second)
-    return canonical(*first) == form or canonical(first[1], first[0]) == form
 
 
 def rename(terms: Iterable[Term], names: Mapping[str, str]) -> Terms:

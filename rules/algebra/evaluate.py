@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from soapstone.ir.spec import OpSpec
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, subterms
 from soapstone.search.rules.language import constants, forms
-from soapstone.search.rules.shapes import Type, concrete, plain
+from soapstone.search.rules.shapes import Type, concrete, extents, plain
 
 Attributes = Mapping[str, Any]
 
@@ -77,6 +78,25 @@ def constant(term: Term, shape: Sequence[int]) -> Array | None:
     return declared.value(term.parameters, tuple(shape))
 
 
+@lru_cache(maxsize=4096)
+def exact_constant(term: Term, shape: tuple[int, ...]) -> tuple[Fraction, ...] | None:
+    """Return the elements of a constant, exactly; None where there is none of that shape.
+
+    Raises:
+        ValueError: an element is no ratio of small integers.
+    """
+    array = constant(term, shape)
+    if array is None:
+        return None
+    elements = []
+    for element in np.asarray(array, np.float64).ravel().tolist():
+        exact = Fraction(element).limit_denominator(1 << 12)
+        if float(exact) != element:
+            raise ValueError(f"constant {term} of shape {shape}: {element} is no simple ratio")
+        elements.append(exact)
+    return tuple(elements)
+
+
 def evaluate(
     terms: Sequence[Term],
     arrays: Mapping[Term, Array],
@@ -132,7 +152,7 @@ class Plan:
             if type_ is None:
                 return None
             shapes = tuple(extents(operand) for operand in operands)
-            parts = _parts(term, operands[0], type_)
+            parts = split_sizes(term.symbol, term.parameters, operands[0])
             attributes = attributes_of(term.symbol, term.parameters, shapes, parts)
             if attributes is None:
                 return None
@@ -157,53 +177,15 @@ class Plan:
         return tuple(values[root] for root in self.roots)
 
 
-def _parts(term: Term, operand: Type, result: Type) -> tuple[int, int] | None:
-    """Return the extents of both parts of a split; None for other operators."""
-    if term.symbol not in SPLITS:
+def split_sizes(
+    symbol: str, parameters: tuple[Value, ...], operand: Type
+) -> tuple[int, int] | None:
+    """Return the extents of both parts of an operand that a split parts; None for others."""
+    axis = parameters[0] if symbol in SPLITS else None
+    tree = operand.trees[axis] if isinstance(axis, int) else None
+    if tree is None or not isinstance(axis, int) or not isinstance(tree.at, int):
         return None
-    axis = int(term.parameters[0])
-    whole, part = extents(operand)[axis], extents(result)[axis]
-    left = part if term.symbol == SPLITS[0] else whole - part
-    return left, whole - left
-
-
-def _leaf(
-    term: Term, arrays: Mapping[Term, Array], types: Mapping[Term, Type]
-) -> tuple[Array, Type] | None:
-    type_ = types.get(term)
-    array = arrays.get(term)
-    if array is None and type_ is not None:
-        array = constant(term, extents(type_))
-    if array is None:
-        return None
-    array = np.asarray(array, np.float64)
-    return array, plain(array.shape) if type_ is None else type_
-
-
-def _applied(term: Term, operands: Sequence[tuple[Array, Type]]) -> tuple[Array, Type] | None:
-    type_ = concrete(term.symbol, term.parameters, tuple(type_ for _, type_ in operands))
-    if type_ is None:
-        return None
-    sizes = None
-    if term.symbol in SPLITS:
-        whole, part = extents(operands[0][1]), extents(type_)
-        axis = int(term.parameters[0])
-        left = part[axis] if term.symbol == SPLITS[0] else whole[axis] - part[axis]
-        sizes = left, whole[axis] - left
-    array = apply(term.symbol, term.parameters, [array for array, _ in operands], sizes)
-    return None if array is None else (array, type_)
-
-
-def extents(type_: Type) -> tuple[int, ...]:
-    """Return the shape of a type of given sizes.
-
-    Raises:
-        GraphError: an extent is symbolic; names it.
-    """
-    for extent in type_.shape:
-        if not isinstance(extent, int):
-            raise GraphError(f"extent {extent} found, a number needed")
-    return tuple(extent for extent in type_.shape if isinstance(extent, int))
+    return tree.at, extents(operand)[axis] - tree.at
 
 
 @dataclass(frozen=True)
@@ -336,15 +318,3 @@ def _differ(left: Array, right: Array) -> tuple[tuple[int, ...], tuple[float, fl
     if error[place] <= TOLERANCE * scale:
         return None
     return tuple(int(i) for i in place), (float(left[place]), float(right[place]))
-
-
-__all__ = [
-    "TOLERANCE",
-    "Disagreement",
-    "apply",
-    "attributes_of",
-    "compare",
-    "constant",
-    "evaluate",
-    "extents",
-]

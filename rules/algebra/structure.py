@@ -332,6 +332,3 @@ def structure(
     if found is None or (len(parameters), len(shapes)) != found[:2]:
         return None
     return found[2](parameters, shapes, left)
-
-
-__all__ = ["POLYNOMIAL", "Structure", "size_of", "structure"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.propose import Terms
 from soapstone.rules.enumeration.protocol import Evaluator, Progress
 
-Array = NDArray[Any]
 _ROWS = 1 << 14  # compared at once
 
 

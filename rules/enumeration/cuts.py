@@ -6,12 +6,12 @@ lost). What a pair is cut to is the total size of the largest pair that it follo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.pairs import (
     ABOVE,
     ABSENT,
@@ -41,7 +41,6 @@ from soapstone.rules.enumeration.pairs import (
     tensor_of,
 )
 
-Array = NDArray[Any]
 UNCUT, UNUSABLE, UNEQUAL = -1, -2, -3  # besides the size that a pair is cut to
 
 

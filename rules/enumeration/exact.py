@@ -15,18 +15,17 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.ir.errors import GraphError
+from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
-from soapstone.rules.algebra.evaluate import extents
+from soapstone.rules.algebra.evaluate import exact_constant, split_sizes
 from soapstone.rules.algebra.structure import POLYNOMIAL, Structure, structure
 from soapstone.rules.enumeration import exact_loops as loops
 from soapstone.rules.enumeration.exact_loops import SEEDS, Code
 from soapstone.rules.enumeration.space import Input, OperatorUse, Space
-from soapstone.search.rules.shapes import Type
+from soapstone.search.rules.shapes import Type, extents
 
-Array = NDArray[Any]
 _LARGEST = 9  # magnitude of the elements of variables
 
 
@@ -114,11 +113,8 @@ class ExactEvaluator:
             GraphError: the operator has no structure.
         """
         shapes = tuple(map(extents, operands))
-        left = None
-        if len(use.outputs) > 1:  # where the tensor is split
-            axis = use.parameters[0]
-            tree = operands[0].trees[axis] if isinstance(axis, int) else None
-            left = tree.at if tree is not None and isinstance(tree.at, int) else None
+        parts = split_sizes(use.outputs[0], use.parameters, operands[0])
+        left = None if parts is None else parts[0]
         found = [structure(symbol, use.parameters, shapes, left) for symbol in use.outputs]
         numbers = []
         for symbol, each in zip(use.outputs, found):
@@ -245,20 +241,16 @@ def _multiple(space: Space, each: Input) -> int:
     return int(math.lcm(*divisors) ** min(space.max_operators, 4))
 
 
-def _fractions(term: Term, shape: tuple[int, ...]) -> list[Fraction]:
+def _fractions(term: Term, shape: tuple[int, ...]) -> tuple[Fraction, ...]:
     """Return the elements of a constant, in row-major order.
 
     Raises:
         GraphError: there is no such constant of that shape.
     """
-    from soapstone.search.rules.language import constants
-
-    declared = constants().get(term.symbol)
-    found = None if declared is None else declared.value(term.parameters, shape)
+    found = exact_constant(term, shape)
     if found is None:
         raise GraphError(f"constant {term} has no value of shape {shape}")
-    elements = np.asarray(found, np.float64).ravel().tolist()
-    return [Fraction(element).limit_denominator(10**6) for element in elements]
+    return found
 
 
 def constant(term: Term, shape: tuple[int, ...]) -> Array:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 
-Array = NDArray[Any]
 SEEDS = 8  # evaluations of each tensor
 COPY, PRODUCT, SUM, MAX, RELU, SUM_RELU = range(6)
 

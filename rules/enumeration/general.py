@@ -7,12 +7,10 @@ of their variables: one is another's instance where its list is the other's unde
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.pairs import (
     ABSENT,
     NUMBERS,
@@ -28,7 +26,6 @@ from soapstone.rules.enumeration.pairs import (
     mix,
 )
 
-Array = NDArray[Any]
 WIDTH = 48  # variables of a pair, repeated ones counted; pairs of more are not compared
 _THREE, _FIVE = np.uint64(3), np.uint64(5)
 

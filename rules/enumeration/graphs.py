@@ -10,13 +10,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.exact_loops import mix
 from soapstone.rules.enumeration.propose import Classes, Terms, is_prefix
-
-Array = NDArray[Any]
 
 
 class Groups(NamedTuple):
@@ -151,8 +149,6 @@ def walk(
     groups: Groups,
     good: Array,
     classes: Classes,
-    parts: int,
-    part: int,
     counts: Array,
     prints: Array,
     graphs: Array,
@@ -160,10 +156,8 @@ def walk(
 ) -> Any:
     """Enumerate graphs until buffers are full or the budget of steps is spent; return how many.
 
-    Only graphs all of whose outputs are good are written, and of those the ones whose fingerprint
-    falls into a part; part -1 is none. `counts[0, n]` counts the part's graphs of n operators,
-    `counts[1, n]` those with good outputs; part -1 counts all. The enumeration is over where
-    `stack.depth[0]` is -1.
+    Only graphs all of whose outputs are good are written; `counts[n]` counts all graphs of n
+    operators. The enumeration is over where `stack.depth[0]` is -1.
     """
     written = 0
     depth = stack.depth[0]
@@ -208,14 +202,8 @@ def walk(
         stack.chosen[depth] = m
         if proper:
             value = fingerprint(stack.chosen, depth + 1, used, terms, good)
-            # Graphs that have no fingerprint, and are not written, count for some part, too.
-            which = value >> np.uint64(32) if value != 0 else np.uint64(m)
-            mine = which % np.uint64(parts) == np.uint64(part) and part >= 0
-            if mine or part < 0:
-                counts[0, depth + 1] += 1
-                if value != 0:
-                    counts[1, depth + 1] += 1
-            if mine and value != 0:
+            counts[depth + 1] += 1
+            if value != 0:
                 prints[written] = value
                 for position in range(graphs.shape[1]):
                     graphs[written, position] = -1

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration import propose
 from soapstone.rules.enumeration.apart import values_apart
 from soapstone.rules.enumeration.propose import Classes, Pairs, Rows, Terms
@@ -21,7 +21,6 @@ from soapstone.rules.enumeration.space import Space
 from soapstone.rules.enumeration.typetable import Tables, TypeTable
 from soapstone.search.rules.shapes import plain
 
-Array = NDArray[Any]
 _PAIRS = 1 << 13  # looked up and evaluated at once
 _BUDGET = 20_000_000  # pairs looked at in one compiled call
 

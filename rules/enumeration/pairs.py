@@ -8,14 +8,13 @@ variable is refined by the contexts it occurs in.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 
-Array = NDArray[Any]
 ABSENT = -1_000_000  # the second operand of an operator that has one
 
 # A view is an int64 array (rows, fields, twice the most nodes). Fields by node: both operands and

@@ -11,12 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.typetable import ASKED, Tables
-
-Array = NDArray[Any]
 
 
 class Terms(NamedTuple):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from numpy.typing import NDArray
-
+from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.space import OperatorUse, Space
 from soapstone.search.rules.shapes import Type
 
-Array = NDArray[Any]
 Progress: TypeAlias = "Callable[[str, int, int], None]"  # stage, done, total
 
 

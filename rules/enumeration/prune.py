@@ -24,11 +24,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
 from soapstone.rules.algebra.canonical import Sides
 from soapstone.rules.enumeration.cuts import UNCUT, Pairs, Queries, scan
@@ -37,10 +36,8 @@ from soapstone.rules.enumeration.general import WIDTH, most_general, patterns
 from soapstone.rules.enumeration.pairs import Nodes, new_scratch, new_view, ordered_outputs
 from soapstone.rules.enumeration.reduce import Reducer
 from soapstone.rules.enumeration.spanning import CUT_BIT, span
-from soapstone.search.rules.language import commutative
 from soapstone.search.rules.proof import Candidate
 
-Array = NDArray[Any]
 Progress = Callable[[str, int, "int | None"], None]
 _PAIRS = 1 << 17  # of one compiled call, about
 _VARIABLES = 64  # more than any pair has
@@ -84,40 +81,28 @@ def candidates(
 
 def nodes_of(enumeration: Enumeration) -> Nodes:
     """Return what compiled code reads of an enumeration."""
-    space = enumeration.space
-    symmetric = commutative()
-    variable = np.array([each.term.is_variable for each in space.inputs], np.bool_)
+    space, terms = enumeration.space, enumeration.terms
+    symmetric = np.array(enumeration.built.table.symmetric, np.bool_)
+    leaves = [each.term for each in space.inputs]
+    variable = np.array([leaf.is_variable for leaf in leaves], np.bool_)
     bit = np.where(variable, np.int64(1) << np.arange(len(variable), dtype=np.int64), 0)
 
     def direct(operand: Array) -> Array:
-        inner = (operand < 0) | (operand >= enumeration.inputs)
+        inner = (operand < 0) | (operand >= terms.inputs)
         return np.where(inner, 0, bit[np.where(inner, 0, operand)])
 
-    terms = [each.term for each in space.inputs]
-    fixed = [sum(int(bit[terms.index(term)]) for term in set(use.fixed)) for use in space.operators]
-    used = enumeration.node_op.astype(np.int32)
+    fixed = [sum(int(bit[leaves.index(leaf)]) for leaf in set(u.fixed)) for u in space.operators]
+    used = enumeration.built.operator.astype(np.int32)
     marks = [
-        [_number(f"{'_' if term.is_variable else term} {what(each.shape)}") for what in (str, len)]
-        for term, each in zip(terms, space.inputs)
+        [_number(f"{'_' if leaf.is_variable else leaf} {what(each.shape)}") for what in (str, len)]
+        for leaf, each in zip(leaves, space.inputs)
     ]
     exact, loose = np.array(marks, np.uint64).reshape(-1, 2).T.copy()
+    hashes = np.array([_number(str(use)) for use in space.operators], np.uint64)
     return Nodes(
-        enumeration.inputs,
-        used,
-        np.array([_number(str(use)) for use in space.operators], np.uint64),
-        np.array(
-            [use.symbol in symmetric and use.operands == 2 for use in space.operators], np.bool_
-        ),
-        enumeration.node_a,
-        enumeration.node_b,
-        enumeration.node_first,
-        enumeration.node_outputs,
-        direct(enumeration.node_a) | direct(enumeration.node_b) | np.array(fixed, np.int64)[used],
-        enumeration.tensor_value,
-        enumeration.tensor_node,
-        variable,
-        exact,
-        loose,
+        *(terms.inputs, used, hashes, symmetric, terms.a, terms.b, terms.first, terms.outputs),
+        direct(terms.a) | direct(terms.b) | np.array(fixed, np.int64)[used],
+        *(terms.value, terms.node, variable, exact, loose),
     )
 
 
@@ -158,10 +143,10 @@ def _scanned(enumeration: Enumeration, nodes: Nodes, say: Progress) -> tuple[Pai
     """Return all pairs of equal graphs, and the queries about nodes that they have in common."""
     starts, most = enumeration.starts, enumeration.graphs.shape[1]
     view = new_view(int(np.diff(starts).max(initial=2)), most)
-    scratch = new_scratch(enumeration.inputs, most)
+    scratch = new_scratch(enumeration.terms.inputs, most)
     types = [
         [_number(f"_ {type_.shape}"), _number(f"_ {len(type_.shape)}")]
-        for type_ in enumeration.types
+        for type_ in enumeration.built.table.types
     ]
     marks = np.array(types, np.uint64).reshape(-1, 2)
     found: list[Pairs] = []
@@ -171,7 +156,7 @@ def _scanned(enumeration: Enumeration, nodes: Nodes, say: Progress) -> tuple[Pai
         pairs = _new_pairs(count)
         queries = _new_queries(count * most)
         number = scan(
-            *(enumeration.graphs, starts[first : last + 1], nodes, enumeration.tensor_type),
+            *(enumeration.graphs, starts[first : last + 1], nodes, enumeration.terms.type),
             *(marks, view, scratch, pairs, queries),
         )
         queries = Queries(*(column[:number].copy() for column in queries))
@@ -210,8 +195,8 @@ def _cut_inputs(
     sides = _sides(enumeration, nodes, pairs, queries.pair[first])
     for number, (query, (left, right)) in enumerate(zip(first.tolist(), sides)):
         node = int(queries.node[query])
-        begin = int(enumeration.node_first[node])
-        tensors = range(begin, begin + int(enumeration.node_outputs[node]))
+        begin = int(enumeration.terms.first[node])
+        tensors = range(begin, begin + int(enumeration.terms.outputs[node]))
         parts = [enumeration.term(tensor) for tensor in tensors]
         general.append(reducer.generalised(left, right, parts))
         good[number] = reducer.equal(general[-1])
@@ -239,7 +224,7 @@ def _weights(enumeration: Enumeration, nodes: Nodes, pairs: Pairs) -> tuple[Arra
     most = enumeration.graphs.shape[1]
     patterns(
         *(enumeration.graphs, left, right, nodes, new_view(2, most)),
-        *(new_scratch(enumeration.inputs, most), skeletons, swapped, lists),
+        *(new_scratch(enumeration.terms.inputs, most), skeletons, swapped, lists),
     )
     size = counts[left] + counts[right]
     variables = pairs.variables[uncut]
@@ -249,7 +234,7 @@ def _weights(enumeration: Enumeration, nodes: Nodes, pairs: Pairs) -> tuple[Arra
     found = np.zeros(len(uncut), np.int64)
     most_general(
         *(np.append(np.flatnonzero(new), len(order)), lists[order], swapped[order]),
-        *(pairs.ways[uncut][order], variables[order], size[order], enumeration.inputs, found),
+        *(pairs.ways[uncut][order], variables[order], size[order], enumeration.terms.inputs, found),
     )
     general = np.zeros(len(uncut), np.int64)
     general[order] = found
@@ -275,6 +260,3 @@ def _spanned(enumeration: Enumeration, pairs: Pairs, weight: Array) -> Array:
         )
         kept.append(chosen[keep])
     return np.concatenate(kept) if kept else np.zeros(0, np.int64)
-
-
-__all__ = ["Counts", "Progress", "candidates", "nodes_of", "outputs_by_value"]

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Form
 from soapstone.ir.spec import OpSpec
-from soapstone.ir.tensor import TensorSpec
+from soapstone.ir.tensor import Array, TensorSpec
+from soapstone.rules.algebra.evaluate import constant, split_sizes
+from soapstone.rules.enumeration.graphs import mixed
 from soapstone.rules.enumeration.space import Input, OperatorUse, Space
 from soapstone.search.rules import language
-from soapstone.search.rules.shapes import Type
+from soapstone.search.rules.shapes import Type, extents
 
-Array = NDArray[Any]
 Shape = tuple[int, ...]
 SEEDS = 3  # by which values are compared; then one for each variable, which alone is redrawn
 _TOLERANCE = 1e-9
@@ -147,8 +147,7 @@ class RealEvaluator:
 
     def _draw(self, each: Input) -> Array:
         if not each.term.is_variable:
-            constant = language.constants().get(each.term.symbol)
-            value = None if constant is None else constant.value(each.term.parameters, each.shape)
+            value = constant(each.term, each.shape)
             if value is None:
                 raise GraphError(f"constant {each.term} has no value of shape {each.shape}")
             return np.broadcast_to(np.asarray(value, np.float64), (self._seeds, *each.shape)).copy()
@@ -170,19 +169,14 @@ class RealEvaluator:
         Raises:
             GraphError: no form has the operator's name, or it does not take such operands.
         """
-        shapes = [tuple(int(str(extent)) for extent in each.shape) for each in operands]
+        shapes = list(map(extents, operands))
         fixed = tuple(self._inputs[term][0] for term in use.fixed)
         shapes = shapes[: len(operands)] + (
             [value.shape[1:] for value in fixed] if len(operands) == use.operands else []
         )
-        sizes = None
-        if len(use.outputs) > 1:
-            axis = use.parameters[0]
-            tree = operands[0].trees[axis] if isinstance(axis, int) else None
-            if tree is None or not isinstance(axis, int):
-                raise GraphError(f"{use}: no concatenation along axis {axis}")
-            left = int(str(tree.at))
-            sizes = left, shapes[0][axis] - left
+        sizes = split_sizes(use.outputs[0], use.parameters, operands[0])
+        if len(use.outputs) > 1 and sizes is None:
+            raise GraphError(f"{use}: no concatenation along axis {use.parameters[0]}")
         made = tuple(self._output(symbol, use, tuple(shapes), sizes) for symbol in use.outputs)
         used = 0
         for term in use.fixed:
@@ -366,15 +360,8 @@ class RealEvaluator:
     def _fresh(self, count: int) -> Array:
         """Return so many new ids."""
         self._next += count
-        return _mixed(np.arange(self._next - count + 1, self._next + 1))
-
-
-def _mixed(numbers: Array) -> Array:
-    """Return 64-bit mixes of numbers, no two of them equal."""
-    x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)), np.uint64)
+        numbers = np.arange(self._next - count + 1, self._next + 1).astype(np.uint64)
+        return mixed(numbers * np.uint64(0x9E3779B97F4A7C15))
 
 
 def _close(left: Array, right: Array) -> Array:

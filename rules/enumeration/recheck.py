@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
-from soapstone.ir.term import SPLITS, Term, Value
-from soapstone.rules.algebra.evaluate import apply, constant, extents
+from soapstone.ir.tensor import Array
+from soapstone.ir.term import Term, Value
+from soapstone.rules.algebra.evaluate import apply, constant, split_sizes
 from soapstone.rules.algebra.structure import structure
-from soapstone.search.rules.shapes import Type, concrete, plain
+from soapstone.search.rules.shapes import Type, concrete, extents, plain
 
-Array = NDArray[Any]
 Shape = tuple[int, ...]
 _TOLERANCE = 1e-9  # of the largest magnitude
 _MOST_ELEMENTS = 1 << 24  # that are kept
@@ -162,12 +161,7 @@ def _plan(symbol: str, parameters: tuple[Value, ...], operands: tuple[Type, ...]
     type_ = concrete(symbol, parameters, operands)
     if type_ is None:
         return None
-    sizes = None
-    if symbol in SPLITS:
-        axis = int(parameters[0])
-        whole, part = extents(operands[0])[axis], extents(type_)[axis]
-        left = part if symbol == SPLITS[0] else whole - part
-        sizes = left, whole - left
+    sizes = split_sizes(symbol, parameters, operands[0])
     shapes = tuple(map(extents, operands))
     code = None
     if len(operands) <= 2:

@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from soapstone.ir.term import Term, size
-from soapstone.rules.algebra.canonical import Sides, canonical_candidate, skeleton, subsumes, text
-from soapstone.rules.algebra.evaluate import extents
+from soapstone.rules.algebra.canonical import Sides, canonical_candidate, skeleton, subsumes
 from soapstone.rules.enumeration.recheck import Recheck
 from soapstone.rules.enumeration.space import Space
 from soapstone.search.rules.language import commutative
-from soapstone.search.rules.proof import Candidate
+from soapstone.search.rules.proof import Candidate, equation
+from soapstone.search.rules.shapes import extents
 
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Shape = tuple[int, ...]
@@ -227,4 +227,4 @@ def _instance(general: Candidate, special: Candidate) -> bool:
     sides = [(each.source, each.target) for each in (general, special)]
     if ranks[0] != ranks[1] or not subsumes(sides[0], sides[1]):
         return False
-    return text(*sides[0]) != text(*sides[1]) or general.types == special.types
+    return equation(*sides[0]) != equation(*sides[1]) or general.types == special.types

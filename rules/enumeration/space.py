@@ -2,7 +2,7 @@
 
 What a space holds is stated in full in the rule file. The spaces follow Table 2.1 of TASO (Jia
 et al.) with all extents unequal, since equal ones let wrong rules through, and the published
-generator's own inputs. One value of stride and padding is enumerated; `lifted` has all of them.
+generator's own inputs. One value of stride and padding is enumerated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import SPLITS, Term, Value, parse
-from soapstone.search.rules.shapes import kinds
 
 Kind: TypeAlias = Literal["scalar", "vector", "matrix", "batch", "image", "kernel"]
 Signature: TypeAlias = "tuple[Kind, ...]"  # the operands' kinds, then the result's
@@ -203,19 +202,6 @@ _IMAGE = _uses(
     *(f"conv2d[{g},1,same,{c}]" for g in ("1", "2", "depthwise") for c in ("none", "relu")),
     *("avg_pool2d[3x3,1,same,all]", "max_pool2d[3x3,1,same]"),
 )
-_ALL: dict[str, tuple[Value, ...]] = {"stride": (1, 2), "padding": ("same", "valid")}
-
-
-def lifted(space: Space) -> Space:
-    """Return the space with every stride and padding of its convolutions and pools."""
-    uses: dict[OperatorUse, None] = {}
-    for use in space.operators:
-        values = [
-            _ALL.get(kind, (value,)) for kind, value in zip(kinds(use.symbol), use.parameters)
-        ]
-        for choice in itertools.product(*values) if values else [use.parameters]:
-            uses[replace(use, parameters=choice)] = None
-    return replace(space, name=f"{space.name}-lifted", operators=tuple(uses))
 
 
 def spaces() -> tuple[Space, ...]:
@@ -258,6 +244,3 @@ def spaces() -> tuple[Space, ...]:
     from soapstone.rules.enumeration.transformer_space import transformer
 
     return matrices, images, published, large, transformer()
-
-
-__all__ = ["Input", "Kind", "OperatorUse", "Space", "inputs", "lifted", "spaces", "usual"]

@@ -7,14 +7,11 @@ needs a path to the other, and only that.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 
-Array = NDArray[Any]
 CUT_BIT = 1
 
 

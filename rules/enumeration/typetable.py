@@ -7,17 +7,17 @@ Types (shape, split trees, kind) are numbered; for each pair of them that occurs
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
+from soapstone.rules.enumeration.protocol import Evaluator
 from soapstone.rules.enumeration.space import Kind, OperatorUse, Space
 from soapstone.search.rules.language import commutative
 from soapstone.search.rules.shapes import Type, concrete, plain
 
-Array = NDArray[Any]
 UNKNOWN, ASKED = -1, -2
 
 
@@ -36,22 +36,14 @@ class Tables(NamedTuple):
     fixed: Array  # int64 (operators): mask of the fixed inputs
 
 
-class Preparer(Protocol):
-    """Whoever evaluates, told of each operator on operands of such types; returns its handle."""
-
-    def prepare(
-        self, use: OperatorUse, operands: tuple[Type, ...], outputs: tuple[int, ...]
-    ) -> int: ...
-
-
 class TypeTable:
     """The types met so far, and the entries for pairs of them."""
 
-    def __init__(self, space: Space, preparer: Preparer) -> None:
+    def __init__(self, space: Space, evaluator: Evaluator) -> None:
         self.space = space
         self.types: list[Type] = []
         self.kinds: list[Kind] = []
-        self._preparer = preparer
+        self._evaluator = evaluator
         self._ids: dict[tuple[Type, Kind], int] = {}
         self._legal: dict[tuple[int, tuple[Any, ...]], Kind | None] = {}
         self._entries: list[tuple[int, int, int, int, int, bool]] = []
@@ -133,7 +125,7 @@ class TypeTable:
             if not results:
                 continue
             outputs = tuple(self.intern(type_, kind) for type_ in results)
-            handle = self._preparer.prepare(use, types, outputs)
+            handle = self._evaluator.prepare(use, types, outputs)
             self._entries.append(
                 (number, len(outputs), outputs[0], outputs[-1], handle, self.symmetric[number])
             )
@@ -157,6 +149,3 @@ class TypeTable:
 def term_of(use: OperatorUse, output: int, operands: Iterable[Term]) -> Term:
     """Return the term of an output of an operator applied to operands."""
     return Term(use.outputs[output], use.parameters, (*operands, *use.fixed))
-
-
-__all__ = ["ASKED", "UNKNOWN", "Preparer", "Tables", "TypeTable", "term_of"]

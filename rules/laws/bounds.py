@@ -22,7 +22,7 @@ from soapstone.ir.term import Value, is_variable, parameter_variables, subterms,
 from soapstone.rules.laws.sizes import Limit, parameter_values, rank_choices
 from soapstone.rules.laws.sizes import sizes as sizes_of
 from soapstone.rules.laws.slices import passed
-from soapstone.search.rules.shapes import kinds
+from soapstone.search.rules.language import kinds
 
 WHOLE = 4  # from this limit on, laws of windows are validated along each axis too
 EXTENT, KERNEL = 9, 7  # the largest along one axis, of an image and of a kernel

@@ -32,14 +32,14 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import Term, subterms
-from soapstone.rules.algebra.evaluate import Plan, compare, extents
+from soapstone.rules.algebra.evaluate import Plan, compare
 from soapstone.rules.laws.sizes import parameter_values, rank_choices, sizes
 from soapstone.rules.proving.prove import Instance, replay
 from soapstone.search.rules import language
-from soapstone.search.rules.infer import Ranks, Terms, with_parameters
-from soapstone.search.rules.proof import Proof
+from soapstone.search.rules.infer import Ranks, Terms, at_parameters
+from soapstone.search.rules.proof import Proof, equation
 from soapstone.search.rules.sample import sample_types
-from soapstone.search.rules.shapes import Type
+from soapstone.search.rules.shapes import Type, extents
 
 Draw: TypeAlias = "Callable[[tuple[int, ...], np.random.Generator], Array]"
 
@@ -203,16 +203,14 @@ def _samples(
     source: Terms, target: Terms, typings: Sequence[Mapping[Term, int]], where: Sequence[str]
 ) -> Iterator[Sample]:
     """Yield an equation of graphs at some parameters and sizes, of many of its ranks."""
-    text = f"{'; '.join(map(str, source))} = {'; '.join(map(str, target))}"
-    rng = np.random.default_rng(zlib.crc32(text.encode()))
+    rng = np.random.default_rng(zlib.crc32(equation(source, target).encode()))
     each = max(2, -(-_SAMPLES // len(typings)))
     count = 0
     for at in rng.permutation(len(typings)):
         ranks = {str(leaf): rank for leaf, rank in typings[at].items()}
         for values, types in sample_types(source, target, ranks, where, rng, each):
             count += 1
-            one, other = (tuple(with_parameters(t, values) for t in s) for s in (source, target))
-            yield Sample.of(one, other, types)
+            yield Sample.of(at_parameters(source, values), at_parameters(target, values), types)
         if count >= _SAMPLES:
             return
 

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from soapstone.ir.term import Term, Value, subterms
+from soapstone.rules.algebra.evaluate import exact_constant, split_sizes
 from soapstone.rules.algebra.structure import Structure, structure
-from soapstone.rules.laws.sizes import constant_value
-from soapstone.search.rules.shapes import Type, concrete
+from soapstone.search.rules.shapes import Type, concrete, extents, infer
 
 Monomial: TypeAlias = "tuple[int, ...]"  # numbers of unknowns, ascending
 Polynomial: TypeAlias = "dict[Monomial, Fraction]"
@@ -86,24 +86,16 @@ def structure_of(term: Term, operands: Sequence[Type]) -> Structure:
     Raises:
         ValueError: types and structures disagree about what it takes.
     """
-    left = None
-    if term.symbol in ("split0", "split1"):
-        tree = operands[0].trees[int(term.parameters[0])]
-        left = tree.at if tree is not None and isinstance(tree.at, int) else None
-    shapes: list[tuple[int, ...]] = [extents_of(type_) for type_ in operands]
-    found = structure(term.symbol, term.parameters, tuple(shapes), left)
+    parts = split_sizes(term.symbol, term.parameters, operands[0])
+    shapes = tuple(map(extents, operands))
+    found = structure(term.symbol, term.parameters, shapes, parts and parts[0])
     wanted = concrete(term.symbol, term.parameters, tuple(operands))
     if found is None or wanted is None or found.shape != wanted.shape:
         raise ValueError(
-            f"{term.symbol} on shapes {shapes}: structure {found and found.shape},"
+            f"{term.symbol} on shapes {list(shapes)}: structure {found and found.shape},"
             f" type {wanted and wanted.shape}"
         )
     return found
-
-
-def extents_of(type_: Type) -> tuple[int, ...]:
-    """Return the shape of a type of given sizes."""
-    return tuple(extent for extent in type_.shape if isinstance(extent, int))
 
 
 def constant_structure(term: Term, types: Sequence[Type]) -> Structure:
@@ -113,14 +105,14 @@ def constant_structure(term: Term, types: Sequence[Type]) -> Structure:
         ValueError: there is none of that shape.
     """
     (type_,) = types
-    values = constant_value(term, extents_of(type_))
+    values = exact_constant(term, extents(type_))
     if values is None:
         raise ValueError(f"constant {term} of shape {type_}: there is none")
     common = math.lcm(*(value.denominator for value in values))
     out = np.flatnonzero([value != 0 for value in values]).astype(np.int32)
     numerators = np.array([int(values[at] * common) for at in out], np.int64)
     none = np.full(len(out), -1, np.int32)
-    return Structure(extents_of(type_), "sum", out, none, none, numerators, common)
+    return Structure(extents(type_), "sum", out, none, none, numerators, common)
 
 
 def _evaluated(
@@ -183,7 +175,7 @@ class Forms:
 
     def _leaf(self, term: Term) -> list[Polynomial]:
         found: list[Polynomial] = []
-        for index in np.ndindex(*extents_of(self.types[term])):
+        for index in np.ndindex(*extents(self.types[term])):
             place = f"[{','.join(map(str, index))}]" if index else ""
             self.unknowns.append(f"{term}{place}")
             found.append({(len(self.unknowns) - 1,): Fraction(1)})
@@ -264,23 +256,17 @@ def refute(
             return None
         where, point = found
         decided = bool(point)
-    shape = extents_of(types[sides[0]]) if sides[0] in types else _shape(sides[0], types)
+    type_ = infer(sides[0], types)
+    shape = () if type_ is None else extents(type_)
     return Counterexample(
         dict(parameters),
-        {str(leaf): extents_of(type_) for leaf, type_ in types.items()},
+        {str(leaf): extents(type_) for leaf, type_ in types.items()},
         tuple(map(int, np.unravel_index(where, shape))),
         forms.text(forms.left[where]),
         forms.text(forms.right[where]),
         point,
         decided,
     )
-
-
-def _shape(term: Term, types: Mapping[Term, Type]) -> tuple[int, ...]:
-    from soapstone.search.rules.shapes import infer
-
-    found = infer(term, types)
-    return () if found is None else extents_of(found)
 
 
 def _point(
@@ -295,7 +281,7 @@ def _point(
             term: Term, draw: random.Random = draw, names: dict[str, int] = names
         ) -> list[int]:
             values = []
-            for index in np.ndindex(*extents_of(types[term])):
+            for index in np.ndindex(*extents(types[term])):
                 place = f"[{','.join(map(str, index))}]" if index else ""
                 values.append(draw.randint(-3, 3))
                 names[f"{term}{place}"] = values[-1]

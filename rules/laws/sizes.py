@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -27,10 +26,11 @@ from soapstone.ir.term import (
     parameter_variables,
     subterms,
 )
+from soapstone.rules.algebra.evaluate import exact_constant
 from soapstone.rules.laws.columns import TYPES, Column, Types
 from soapstone.rules.laws.relation import Relation, equal, relation
 from soapstone.search.rules import condition, language
-from soapstone.search.rules.shapes import Tree, Type, concrete, infer, kinds, plain
+from soapstone.search.rules.shapes import Tree, Type, concrete, infer, plain
 
 MOST_RANK = 4
 Bindings: TypeAlias = "Mapping[str, Value]"
@@ -83,7 +83,7 @@ def parameter_values(
             if term.symbol in forms
             else constants[term.symbol].parameters
         )
-        names = kinds(term.symbol) or tuple(known)
+        names = language.kinds(term.symbol)
         for value, name, declared in zip(term.parameters, names, known.values()):
             declared = (instead or {}).get(name, declared)
             for word in str(value).split("+") if isinstance(value, str) else ():
@@ -111,25 +111,6 @@ def rank_choices(law: Law, limit: int = MOST_RANK) -> Iterator[dict[Term, int]]:
             free.append(range(limit + 1) if rank is None else (rank,))
         for ranks in itertools.product(*free):
             yield dict(zip(leaves, ranks))
-
-
-@lru_cache(maxsize=4096)
-def constant_value(term: Term, shape: tuple[int, ...]) -> tuple[Fraction, ...] | None:
-    """Return the elements of a constant, exactly; None where there is none of that shape.
-
-    Raises:
-        ValueError: an element is no ratio of small integers.
-    """
-    array = language.constants()[term.symbol].value(term.parameters, shape)
-    if array is None:
-        return None
-    elements = []
-    for element in np.asarray(array, np.float64).ravel().tolist():
-        exact = Fraction(element).limit_denominator(1 << 12)
-        if float(exact) != element:
-            raise ValueError(f"constant {term} of shape {shape}: {element} is no simple ratio")
-        elements.append(exact)
-    return tuple(elements)
 
 
 def _split_axes(sides: tuple[Term, Term]) -> tuple[frozenset[int], int]:
@@ -163,7 +144,7 @@ def _candidates(leaf: Term, rank: int, limit: Limit, sides: tuple[Term, Term]) -
         sizes = [part for value in leaf.parameters for part in str(value).split("x")]
         top = max([1, *(int(part) for part in sizes if part.isdigit())])
         for shape in itertools.product(*(range(1, max(top, each) + 1) for each in most)):
-            if constant_value(leaf, shape) is not None:
+            if exact_constant(leaf, shape) is not None:
                 yield plain(shape)
         return
     axes, depth = _split_axes(sides)

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from soapstone.ir.dims import Affine, Axis, Kind, Product, Signature
 from soapstone.ir.law import Law
 from soapstone.ir.tensor import TensorSpec
-from soapstone.ir.term import SPLITS, Term, Value, subterms
-from soapstone.rules.algebra.evaluate import attributes_of, extents
+from soapstone.ir.term import Term, Value, subterms
+from soapstone.rules.algebra.evaluate import attributes_of, exact_constant, split_sizes
 from soapstone.rules.laws.columns import Column, Types, distinct
-from soapstone.rules.laws.sizes import Sizes, constant_value, sizes
+from soapstone.rules.laws.sizes import Sizes, sizes
 from soapstone.search.rules import language
-from soapstone.search.rules.shapes import Tree, Type, infer
+from soapstone.search.rules.shapes import Tree, Type, extents, infer
 
 Place: TypeAlias = "tuple[Term, int]"  # a term and one of its axes, counted from the end
 _LIMIT = 4  # extents at which signatures are read
@@ -112,12 +112,7 @@ def _signatures(
     for row in sorted(rows):
         types = found.at(row)
         shapes = tuple(extents(types[operand]) for operand in operands)
-        parts = None
-        if symbol in SPLITS:
-            axis = int(parameters[0])
-            tree = types[operands[0]].trees[axis]
-            assert tree is not None and isinstance(tree.at, int)
-            parts = tree.at, shapes[0][axis] - tree.at
+        parts = split_sizes(symbol, parameters, types[operands[0]])
         attributes = attributes_of(symbol, parameters, shapes, parts)
         if attributes is not None:
             yield spec.bind([TensorSpec(shape, "float64") for shape in shapes], attributes)
@@ -202,12 +197,12 @@ def _uniform(constant: Term, rank: int, axis: int) -> bool:
     """Return whether all slices of a constant along an axis are the constant of one slice."""
     for shape in np.ndindex(*(_LIMIT,) * rank):
         whole = tuple(extent + 1 for extent in shape)
-        values = constant_value(constant, whole)
+        values = exact_constant(constant, whole)
         if values is None:
             continue
         one = list(whole)
         one[axis] = 1
-        slice_ = constant_value(constant, tuple(one))
+        slice_ = exact_constant(constant, tuple(one))
         if slice_ is None:
             return False
         array = np.moveaxis(np.array(values, object).reshape(whole), axis, 0)

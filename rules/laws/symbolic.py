@@ -31,7 +31,7 @@ from soapstone.rules.laws.sizes import parameter_values, rank_choices, sizes
 from soapstone.rules.laws.slices import needed
 from soapstone.rules.laws.validate import LIMIT, Progress, Validation
 from soapstone.search.rules import language
-from soapstone.search.rules.shapes import Type
+from soapstone.search.rules.shapes import Type, extents
 
 Types = Mapping[Term, Type]
 Sides = tuple[Term, Term]
@@ -121,7 +121,7 @@ class Symbolic:
             GraphError: the term does not fit the types.
         """
         if not term.operands:
-            return self._leaf(term, evaluate.extents(types[term]))
+            return self._leaf(term, extents(types[term]))
         operands = [self.value(operand, types) for operand in term.operands]
         shapes_ = tuple(operand.shape for operand in operands)
         attributes = evaluate.attributes_of(term.symbol, term.parameters, shapes_)

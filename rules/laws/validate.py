@@ -32,7 +32,6 @@ from soapstone.rules.laws.refute import (
     Counterexample,
     Untyped,
     constant_structure,
-    extents_of,
     refute,
     structure_of,
 )
@@ -46,6 +45,7 @@ from soapstone.rules.laws.sizes import (
 )
 from soapstone.rules.laws.slices import needed
 from soapstone.search.rules import language
+from soapstone.search.rules.shapes import extents
 
 LIMIT = 4
 _CHUNK = 1 << 17
@@ -117,8 +117,8 @@ def _untyped(
     for bindings, ranks, most in tasks:
         found = one_sided(law, bindings, ranks, most)
         if found is not None:
-            shapes = {str(leaf): extents_of(type_) for leaf, type_ in found[0].items()}
-            left, right = (None if side is None else extents_of(side) for side in found[1:])
+            shapes = {str(leaf): extents(type_) for leaf, type_ in found[0].items()}
+            left, right = (None if side is None else extents(side) for side in found[1:])
             return Untyped(bindings, shapes, left, right)
     return None
 
@@ -264,7 +264,7 @@ def compiled(found: Sizes) -> tuple[Program, tuple[NDArray[Any], ...], NDArray[n
         for at, key in enumerate(zip(*(column.tolist() for column in several))):
             of = [found.types.all[index] for index in key]
             if term.is_variable:
-                numbers[at] = math.prod(extents_of(of[0]))
+                numbers[at] = math.prod(extents(of[0]))
             else:
                 make = partial(structure_of if operands else constant_structure, term, of)
                 known = (term.symbol, term.parameters, key, found.types.split_trees)

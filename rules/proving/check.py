@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
-from soapstone.ir.term import SPLITS, Term, Value, instantiate, match, subterms
+from soapstone.ir.term import SPLITS, Term, Value, instantiate, match
 from soapstone.search.rules.condition import Condition, IllTyped
 from soapstone.search.rules.extents import Dim, all_atoms
 from soapstone.search.rules.facts import Facts
@@ -30,7 +30,6 @@ from soapstone.search.rules.infer import (
     with_parameters,
 )
 from soapstone.search.rules.proof import Chain, Proof, Step
-from soapstone.search.rules.shapes import CONSTANT_RANKS
 
 Laws: TypeAlias = "Mapping[str, Law]"
 
@@ -260,15 +259,6 @@ def _within_ranks(law: Law, bindings: Mapping[str, Term | Value], typing: Typing
 
 
 @lru_cache(maxsize=1024)
-def _ranked_constants(law: Law) -> tuple[str, ...]:
-    """Return the constants of a law that may be of several ranks, such as `ones`."""
-    leaves = [term for term in subterms(law.sides) if not term.operands and not term.is_variable]
-    return tuple(
-        term.symbol for term in leaves if term.symbol not in CONSTANT_RANKS and not term.parameters
-    )
-
-
-@lru_cache(maxsize=1024)
 def _allowed_ranks(texts: tuple[str, ...]) -> tuple[dict[str, int], ...] | None:
     if not texts:
         return None
@@ -276,17 +266,3 @@ def _allowed_ranks(texts: tuple[str, ...]) -> tuple[dict[str, int], ...] | None:
         {name: int(rank) for name, _, rank in (item.partition("=") for item in text.split())}
         for text in texts
     )
-
-
-__all__ = [
-    "CheckError",
-    "Laws",
-    "Ranks",
-    "Terms",
-    "all_laws",
-    "missing_by_axes",
-    "missing_guards",
-    "replay",
-    "typed",
-    "with_parameters",
-]

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
-
-import numpy as np
 
 from soapstone.ir.term import Term, Value, instantiate, size
 from soapstone.rules.proving.egraph import ILL_TYPED, EGraph
@@ -27,7 +24,7 @@ from soapstone.rules.proving.explain import Explainer, Move
 from soapstone.rules.proving.matcher import HEADS, Rewrite
 from soapstone.rules.proving.saturate import Budget, Problem, Saturation, System
 from soapstone.search.rules.rule import Rule, Terms, usable
-from soapstone.search.rules.sample import sample_types
+from soapstone.search.rules.sample import drawn
 from soapstone.search.rules.shapes import Type
 
 BUDGET = Budget(nodes=400, generations=4)
@@ -270,9 +267,8 @@ def _use(move: Move, graph: EGraph) -> Use:
 
 def _instances(rule: Rule, ranks: Ranks) -> list[_Instance]:
     """Return instances of a rule, one with many distinct extents first."""
-    rng = np.random.default_rng(zlib.crc32(rule.equation.encode()))
-    drawn = sample_types(rule.source, rule.target, ranks, rule.guard, rng, _DRAWS)
-    found = [_Instance(values, types) for values, types in drawn]
+    every = drawn(rule.source, rule.target, ranks, rule.guard, _DRAWS)
+    found = [_Instance(values, types) for values, types in every]
     found.sort(key=lambda instance: -instance.distinct)
     return found[: 1 + _AGAIN]
 
@@ -313,6 +309,3 @@ class _Reaching(Saturation):
             if found < 0 or graph.root[found] != graph.root[start]:
                 return False
         return True
-
-
-__all__ = ["Derivation", "Smaller", "Use", "derivable", "mark_derivable"]

@@ -23,22 +23,15 @@ from soapstone.ir.term import (
     variables,
 )
 from soapstone.rules.proving import check
-from soapstone.rules.proving.check import CheckError, Laws, Ranks, Terms, with_parameters
+from soapstone.rules.proving.check import CheckError, Laws
 from soapstone.rules.proving.unify import General, Renaming, Unlike
+from soapstone.search.rules import language
+from soapstone.search.rules.infer import Ranks, Terms, with_parameters
 from soapstone.search.rules.proof import Proof
-from soapstone.search.rules.sample import applies, sample_types
-from soapstone.search.rules.shapes import CONSTANT_RANKS, infer, plain
+from soapstone.search.rules.sample import applies
+from soapstone.search.rules.shapes import infer, plain
 
 Shapes = Mapping[str, tuple[int, ...]]
-_NAMES = {  # of open parameters, by kind
-    "axis": "ab",
-    "group": "gh",
-    "size": "kl",
-    "padding": "pq",
-    "stride": "s",
-    "divisor": "n",
-    "activation": "c",
-}
 _TENSORS = "xyzwvutr"
 _CLOSING = re.compile(r"[a-z][0-9]* = ([0-9]+|[a-z_]{2,})\Z")
 _VARIABLE = re.compile(r"(?<![\w(.])([a-z][0-9]*)\b")
@@ -138,7 +131,7 @@ class _Draft:
             if name in fixed:
                 result[name] = origin[name]
             else:
-                new = _unused(_NAMES.get(kind, "m"), used)
+                new = _unused(language.LETTERS.get(kind, "m"), used)
                 used.add(new)
                 result[name] = new
                 self.parameters[new] = name
@@ -275,7 +268,7 @@ class _Draft:
         assert self.types is not None
         for leaf, special in self.leaves.items():
             shape = self.types[str(special)]
-            if leaf.is_variable or leaf.symbol not in CONSTANT_RANKS:
+            if leaf.is_variable or language.constants()[leaf.symbol].rank is None:
                 for axis in range(-len(shape), 0):
                     if shape[axis] == 1:
                         yield f"dim({leaf},{axis}) = 1"
@@ -308,6 +301,3 @@ def _unused(letters: str, used: Iterable[str]) -> str:
             if name not in taken:
                 return name
     raise AssertionError(letters)
-
-
-__all__ = ["Lifted", "applies", "lift", "sample_types"]

@@ -153,6 +153,3 @@ def _step(move: Move, graph: EGraph) -> Step:
     bindings = rewrite.bindings(graph, move.why.bound)
     free = {name: value for name, value in bindings.items() if name not in given}
     return Step(rewrite.name, rewrite.forward != move.backward, move.path, free)
-
-
-__all__ = ["ROUNDS", "Instance", "end_of", "prove", "replay", "system_of"]

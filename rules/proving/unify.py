@@ -13,11 +13,12 @@ from typing import TypeAlias
 from soapstone.ir.term import Term, Value, instantiate, instantiate_value, match, variables
 from soapstone.rules.proving.check import CheckError, Laws
 from soapstone.search.rules.infer import Terms, parameter_kinds
+from soapstone.search.rules.language import LETTERS
 from soapstone.search.rules.proof import Proof, Step
 
 Renaming: TypeAlias = "dict[str, Term | Value]"
 # Kinds of parameters, in the order in which they are closed where a proof is not general.
-KINDS = ("axis", "group", "size", "padding", "stride", "divisor", "activation")
+_KINDS = tuple(LETTERS)
 
 
 class Unlike(Exception):
@@ -219,7 +220,7 @@ class General:
         """Yield which open parameters to close as they were: none, each, each two, all."""
         names = sorted(
             self.kinds,
-            key=lambda name: KINDS.index(self.kinds[name]) if self.kinds[name] in KINDS else 9,
+            key=lambda name: _KINDS.index(self.kinds[name]) if self.kinds[name] in _KINDS else 9,
         )
         for count in sorted({0, min(1, len(names)), min(2, len(names)), len(names)}):
             for fixed in combinations(names, count):

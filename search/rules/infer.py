@@ -11,10 +11,11 @@ from itertools import product
 from typing import TypeAlias
 
 from soapstone.ir.term import Term, Value, instantiate_value, is_variable, subterms
+from soapstone.search.rules import language
 from soapstone.search.rules.condition import Condition, IllTyped, read
 from soapstone.search.rules.extents import Dim, atom
 from soapstone.search.rules.facts import Facts
-from soapstone.search.rules.shapes import CONSTANT_RANKS, Type, constant, kinds, plain, result
+from soapstone.search.rules.shapes import Type, constant, plain, result
 
 Ranks: TypeAlias = "Mapping[str, int]"
 Terms: TypeAlias = "tuple[Term, ...]"
@@ -32,6 +33,11 @@ def with_parameters(term: Term, values: Mapping[str, Term | Value]) -> Term:
     )
 
 
+def at_parameters(terms: Terms, values: Mapping[str, Term | Value]) -> Terms:
+    """Return terms whose parameters have these values."""
+    return tuple(with_parameters(term, values) for term in terms)
+
+
 def chosen(value: Value, values: Mapping[str, Term | Value]) -> Value:
     """Return a parameter with the variables in it replaced."""
     found = instantiate_value(value, values)
@@ -46,7 +52,7 @@ def parameter_kinds(terms: Iterable[Term]) -> dict[str, str]:
     for term in subterms(terms):
         if not term.parameters:
             continue
-        for value, kind in zip(term.parameters, kinds(term.symbol)):
+        for value, kind in zip(term.parameters, language.kinds(term.symbol)):
             if isinstance(value, str):
                 found.update((word, kind) for word in value.split("+") if is_variable(word))
     return found
@@ -87,8 +93,13 @@ class Typing:
         if rank is None and term.is_variable:
             raise IllTyped(f"{term} has no rank")
         known = rank is not None
-        if rank is None:
-            rank = CONSTANT_RANKS.get(term.symbol, max(self.ranks.values(), default=2))
+        if not term.is_variable:
+            constant_ = language.constants().get(term.symbol)
+            if constant_ is None:
+                raise IllTyped(f"{term.symbol!r} is no constant; see `soapstone ops`")
+            if rank is None:
+                usual = max(self.ranks.values(), default=2)
+                rank = usual if constant_.rank is None else constant_.rank
         names = [f"dim({term},{axis})" for axis in range(-rank, 0)]
         type_ = plain([atom(name) for name in names])
         if not known:  # a constant that only the proof has: its extents are what it needs

@@ -182,6 +182,28 @@ def constants() -> Mapping[str, Constant]:
     return _declared().constants
 
 
+# What a parameter is, by the letter that forms and constants declare it under; the letters that
+# rules give to such a variable. Variables of kind `axis` are enumerated, never symbolic.
+LETTERS = {
+    "axis": "ab",
+    "group": "gh",
+    "size": "kl",
+    "padding": "pq",
+    "stride": "s",
+    "divisor": "n",
+    "activation": "c",
+}
+_KINDS = {letters[0]: kind for kind, letters in LETTERS.items()}
+
+
+@lru_cache(maxsize=256)
+def kinds(symbol: str) -> tuple[str, ...]:
+    """Return what each parameter of a symbol is: `axis`, `group`, `stride`, ..., or its name."""
+    declared, constant = forms().get(symbol), constants().get(symbol)
+    names = declared.form.parameters if declared else constant.parameters if constant else ()
+    return tuple(_KINDS.get(name, name) for name in names)
+
+
 def laws() -> tuple[Law, ...]:
     """Return all laws, in order of their names."""
     return tuple(_declared().laws.values())
@@ -217,6 +239,3 @@ def _general(law: Law) -> bool:
     operands = law.sides[0].operands
     scalars = all(set(text.replace("=", " ").split()[1::2]) == {"0"} for text in law.ranks)
     return all(term.is_variable for term in operands) and not (law.ranks and scalars)
-
-
-__all__ = ["Declared", "Language", "commutative", "constants", "forms", "language", "law", "laws"]

@@ -55,6 +55,3 @@ def metaflow(file: RuleFile, floats: Floats = "zeros") -> Rulebook:
         every = directions(rule)
         found += [each for each in every if each.name == wanted and each.keeps(floats)]
     return Rulebook(tuple(found))
-
-
-__all__ = ["SUBSTITUTIONS", "Substitution", "metaflow"]

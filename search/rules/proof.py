@@ -7,7 +7,7 @@ TASO, section 2.4). It is stored with the rule and replayed by `check.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -37,6 +37,16 @@ Chain: TypeAlias = tuple[Step, ...]
 Proof: TypeAlias = tuple[Chain, ...]
 
 
+def graph_text(terms: Iterable[Term]) -> str:
+    """Return a graph as text, its outputs separated by `;`."""
+    return "; ".join(map(str, terms))
+
+
+def equation(source: Iterable[Term], target: Iterable[Term]) -> str:
+    """Return a rule as it is written: `relu(relu(x)) = relu(x)`."""
+    return f"{graph_text(source)} = {graph_text(target)}"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Two graphs that computed the same tensors: output i of one equals output i of the other.
@@ -49,5 +59,10 @@ class Candidate:
     types: Mapping[str, tuple[int, ...]]
     space: str
 
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The ranks of its variables and constants."""
+        return {name: len(shape) for name, shape in self.types.items()}
+
     def __str__(self) -> str:
-        return f"{'; '.join(map(str, self.source))} = {'; '.join(map(str, self.target))}"
+        return equation(self.source, self.target)

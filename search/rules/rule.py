@@ -9,7 +9,7 @@ were enumerated, and is the only place that rules come from.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, is_variable, subterms, words_of
-from soapstone.search.rules.proof import Proof
+from soapstone.search.rules.proof import Proof, equation
 
 FORMAT, VERSION = "soapstone-rules", 2
 SHIPPED = Path(__file__).with_name("rules.json")
@@ -63,7 +63,7 @@ class Rule:
 
     @property
     def equation(self) -> str:
-        return f"{graph_text(self.source)} = {graph_text(self.target)}"
+        return equation(self.source, self.target)
 
     def __str__(self) -> str:
         lines = [f"{self.identity}  {self.equation}"]
@@ -99,7 +99,7 @@ class Rejected:
     spaces: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{graph_text(self.source)} = {graph_text(self.target)}\n  {self.reason}"
+        return f"{equation(self.source, self.target)}\n  {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,6 @@ class RuleFile:
             "by_domain": dict(sorted(by_domain.items())),
             "by_symbol": dict(sorted(by_symbol.items())),
         }
-
-
-def graph_text(terms: Sequence[Term]) -> str:
-    """Return a graph as text, its outputs separated by `;`."""
-    return "; ".join(map(str, terms))
 
 
 def ranks_text(ranks: Mapping[str, int]) -> str:

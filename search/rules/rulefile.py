@@ -179,8 +179,8 @@ def file_from_json(data: Any, where: str) -> RuleFile:
         spaces=tuple(_space(item, f"space {at}") for at, item in enumerate(top.items("spaces"))),
         counts={name: _counts(counts.mapping(name), name) for name in top.mapping("counts")},
         rules=tuple(rule_from_json(i, f"rule {n}") for n, i in enumerate(top.items("rules"))),
-        unproved=tuple(_rejected(i, f"unproved {n}") for n, i in enumerate(top.items("unproved"))),
-        refuted=tuple(_rejected(i, f"refuted {n}") for n, i in enumerate(top.items("refuted"))),
+        unproved=_rejected(top, "unproved"),
+        refuted=_rejected(top, "refuted"),
     )
     top.finish()
     names = {space.name for space in result.spaces}
@@ -235,7 +235,13 @@ def _terms(each: Fields, name: str) -> Terms:
         raise RuleError(f"{each.where}: field {name!r}: {error}") from None
 
 
-def _rejected(data: Any, where: str) -> Rejected:
+def _rejected(top: Fields, name: str) -> tuple[Rejected, ...]:
+    each = enumerate(top.items(name))
+    return tuple(rejected_from_json(item, f"{name} {number}") for number, item in each)
+
+
+def rejected_from_json(data: Any, where: str) -> Rejected:
+    """Return the candidate of a parsed file; raises as `load` does."""
     each = Fields(data, where, RuleError)
     result = Rejected(
         _terms(each, "source"), _terms(each, "target"), each.text("reason"), each.texts("spaces")

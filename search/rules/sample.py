@@ -6,6 +6,7 @@ then are, so that few draws fail. What is drawn has equal extents, extents of 1,
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,8 +18,17 @@ from soapstone.ir.term import Term, Value, subterms
 from soapstone.search.rules.condition import Condition, IllTyped, holds, window_size
 from soapstone.search.rules.extents import Applied, Dim, all_atoms, atom, evaluate, substitute
 from soapstone.search.rules.facts import Facts
-from soapstone.search.rules.infer import AXES, Ranks, Terms, parameter_kinds, typed, with_parameters
-from soapstone.search.rules.shapes import Type, infer, plain
+from soapstone.search.rules.infer import (
+    AXES,
+    Ranks,
+    Terms,
+    at_parameters,
+    parameter_kinds,
+    typed,
+    with_parameters,
+)
+from soapstone.search.rules.proof import Candidate, equation
+from soapstone.search.rules.shapes import Type, extents, infer, plain
 
 Types: TypeAlias = "dict[Term, Type]"
 Values: TypeAlias = "Mapping[str, Value]"
@@ -55,8 +65,7 @@ class _Open:
         Raises:
             IllTyped: it fits no operands.
         """
-        source = tuple(with_parameters(term, axes) for term in source)
-        target = tuple(with_parameters(term, axes) for term in target)
+        source, target = at_parameters(source, axes), at_parameters(target, axes)
         typing = typed(source, target, ranks, guard, axes)
         leaves = [term for term in subterms((*source, *target)) if not term.operands]
         return cls(
@@ -100,8 +109,8 @@ class _Open:
             for kind, of in self.stated
         ]
         return _Instance(
-            tuple(with_parameters(term, values) for term in self.source),
-            tuple(with_parameters(term, values) for term in self.target),
+            at_parameters(self.source, values),
+            at_parameters(self.target, values),
             {leaves[leaf]: rank for leaf, rank in self.ranks.items()},
             stated,
         )
@@ -317,6 +326,22 @@ def sample_types(
                 break
         else:
             failed += 1
+
+
+def drawn(
+    source: Terms, target: Terms, ranks: Ranks, guard: Sequence[str], count: int
+) -> Iterator[tuple[dict[str, Value], Types]]:
+    """Yield what `sample_types` does, the same for the same graphs."""
+    rng = np.random.default_rng(zlib.crc32(equation(source, target).encode()))
+    return sample_types(source, target, ranks, guard, rng, count)
+
+
+def candidate_at(
+    source: Terms, target: Terms, values: Values, types: Mapping[Term, Type], space: str
+) -> Candidate:
+    """Return two graphs at these parameters and types of their leaves."""
+    shapes = {str(term): extents(type_) for term, type_ in types.items()}
+    return Candidate(at_parameters(source, values), at_parameters(target, values), shapes, space)
 
 
 def _opened(

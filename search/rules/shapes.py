@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Protocol, TypeAlias
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value
+from soapstone.search.rules import language
 from soapstone.search.rules.condition import Condition, IllTyped, holds, number, window_size
 from soapstone.search.rules.extents import Dim, window
 
@@ -50,6 +51,18 @@ class Type:
         return f"({', '.join(map(str, self.shape))})"
 
 
+def extents(type_: Type) -> tuple[int, ...]:
+    """Return the shape of a type of given sizes.
+
+    Raises:
+        GraphError: an extent is symbolic; names it.
+    """
+    for extent in type_.shape:
+        if not isinstance(extent, int):
+            raise GraphError(f"extent {extent} found, a number needed")
+    return tuple(extent for extent in type_.shape if isinstance(extent, int))
+
+
 class Judge(Protocol):
     """Whoever is asked whether extents are equal, and told what must hold."""
 
@@ -71,7 +84,8 @@ def _rank(type_: Type, rank: int, what: str = "operand") -> None:
         raise IllTyped(f"{what} of rank {len(type_.shape)} found, rank {rank} needed")
 
 
-def _same(left: Dim, right: Dim, judge: Judge) -> None:
+def same(left: Dim, right: Dim, judge: Judge) -> None:
+    """Require that two extents are equal."""
     if left is not right and left != right:
         judge.require(Condition("equal", (left, right)))
 
@@ -82,12 +96,13 @@ def _axis(value: Value, type_: Type) -> int:
     return value + len(type_.shape)
 
 
-def _meet(left: Tree | None, right: Tree | None, judge: Judge) -> Tree | None:
+def meet(left: Tree | None, right: Tree | None, judge: Judge) -> Tree | None:
+    """Return what two histories of concatenations have in common."""
     if left is None or right is None or not judge.equal(left.at, right.at):
         return None
     if left == right:
         return left
-    return Tree(_meet(left.left, right.left, judge), _meet(left.right, right.right, judge), left.at)
+    return Tree(meet(left.left, right.left, judge), meet(left.right, right.right, judge), left.at)
 
 
 def _broadcast(left: Type, right: Type, judge: Judge) -> Type:
@@ -106,16 +121,15 @@ def _broadcast(left: Type, right: Type, judge: Judge) -> Type:
                 shape[missing + position], trees[missing + position] = theirs, other
                 continue
             judge.require(Condition("equal", (ours, theirs)))
-        trees[missing + position] = _meet(tree, other, judge)
+        trees[missing + position] = meet(tree, other, judge)
     return Type(tuple(shape), tuple(trees))
 
 
 def _elementwise(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    return _broadcast(operands[0], operands[1], judge)
-
-
-def _unary(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    return operands[0]
+    first, *others = operands
+    for other in others:
+        first = _broadcast(first, other, judge)
+    return first
 
 
 def _smul(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
@@ -123,22 +137,11 @@ def _smul(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Typ
     return operands[0]
 
 
-def _swapped(items: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    return (*items[:-2], items[-1], items[-2])
-
-
-def _transpose(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    shape, trees = operands[0].shape, operands[0].trees
-    if len(shape) < 2:
-        raise IllTyped(f"operand of rank {len(shape)} found, rank 2 or more needed")
-    return Type(_swapped(shape), (*trees[:-2], trees[-1], trees[-2]))
-
-
 def _matmul(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
     left, right = operands
     if left.rank < 2 or right.rank < 2:
         raise IllTyped(f"operands of rank {left.rank} and {right.rank}, rank 2 or more needed")
-    _same(left.shape[-1], right.shape[-2], judge)
+    same(left.shape[-1], right.shape[-2], judge)
     batch = _broadcast(
         Type(left.shape[:-2], left.trees[:-2]), Type(right.shape[:-2], right.trees[:-2]), judge
     )
@@ -148,7 +151,7 @@ def _matmul(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> T
     )
 
 
-def _placed(extent: Dim, size: Dim, stride: Dim, padding: Value, judge: Judge) -> Dim:
+def placed(extent: Dim, size: Dim, stride: Dim, padding: Value, judge: Judge) -> Dim:
     """Return the extent after a window has passed over it."""
     if not isinstance(padding, str):
         raise IllTyped(f"padding {padding!r} found, a word needed")
@@ -164,36 +167,21 @@ def _conv2d(parameters: tuple[Value, ...], operands: tuple[Type, ...], judge: Ju
     n, c, h, w = image.shape
     o, i, kernel_h, kernel_w = kernel.shape
     if groups == "depthwise":
-        _same(i, 1, judge)
-        _same(o, c, judge)
+        same(i, 1, judge)
+        same(o, c, judge)
     else:
         count = number(groups)
-        _same(c, count * i, judge)
+        same(c, count * i, judge)
         if count != 1:
             judge.require(Condition("divides", (count, o)))
     step = number(stride)
     shape = (
         n,
         o,
-        _placed(h, kernel_h, step, padding, judge),
-        _placed(w, kernel_w, step, padding, judge),
+        placed(h, kernel_h, step, padding, judge),
+        placed(w, kernel_w, step, padding, judge),
     )
     return Type(shape, (image.trees[0], kernel.trees[0], None, None))
-
-
-def _pool(parameters: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    height, width = window_size(parameters[0])
-    step, padding = number(parameters[1]), parameters[2]
-    (image,) = operands
-    _rank(image, 4, "image")
-    n, c, h, w = image.shape
-    shape = (
-        n,
-        c,
-        _placed(h, height, step, padding, judge),
-        _placed(w, width, step, padding, judge),
-    )
-    return Type(shape, (image.trees[0], image.trees[1], None, None))
 
 
 def _enlarge(parameters: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
@@ -213,8 +201,8 @@ def _concat(parameters: tuple[Value, ...], operands: tuple[Type, ...], judge: Ju
     shape, trees = list(left.shape), list(left.trees)
     for position in range(left.rank):
         if position != axis:
-            _same(left.shape[position], right.shape[position], judge)
-            trees[position] = _meet(left.trees[position], right.trees[position], judge)
+            same(left.shape[position], right.shape[position], judge)
+            trees[position] = meet(left.trees[position], right.trees[position], judge)
     shape[axis] = left.shape[axis] + right.shape[axis]
     trees[axis] = Tree(left.trees[axis], right.trees[axis], left.shape[axis])
     return Type(tuple(shape), tuple(trees))
@@ -235,30 +223,6 @@ def _split(part: int) -> Rule:
     return rule
 
 
-def _along(parameters: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    axis = _axis(parameters[0], operands[0])
-    trees = list(operands[0].trees)
-    trees[axis] = None
-    return Type(operands[0].shape, tuple(trees))
-
-
-def _reduce(parameters: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    axis = _axis(parameters[0], operands[0])
-    shape, trees = list(operands[0].shape), list(operands[0].trees)
-    shape[axis], trees[axis] = 1, None
-    return Type(tuple(shape), tuple(trees))
-
-
-def _layer_norm(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Type:
-    x, scale, shift = operands
-    if not x.rank:
-        raise IllTyped("operand of rank 0 found, rank 1 or more needed")
-    for vector in (scale, shift):
-        _rank(vector, 1)
-        _same(vector.shape[0], x.shape[-1], judge)
-    return Type(x.shape, (*x.trees[:-1], None))
-
-
 def _scaled(tree: Tree | None, factor: Dim) -> Tree | None:
     if tree is None:
         return None
@@ -272,51 +236,35 @@ def _merge(_: tuple[Value, ...], operands: tuple[Type, ...], judge: Judge) -> Ty
     return Type((b * m, k), (_scaled(x.trees[0], m), x.trees[2]))
 
 
-_RULES: dict[str, tuple[Rule, int]] = {
-    "smul": (_smul, 2),
-    "transpose": (_transpose, 1),
-    "matmul": (_matmul, 2),
-    "conv2d": (_conv2d, 2),
-    "enlarge": (_enlarge, 1),
-    "avg_pool2d": (_pool, 1),
-    "max_pool2d": (_pool, 1),
-    "concat": (_concat, 2),
-    "split0": (_split(0), 1),
-    "split1": (_split(1), 1),
-    "softmax": (_along, 1),
-    "reduce_sum": (_reduce, 1),
-    "reduce_mean": (_reduce, 1),
-    "layer_norm": (_layer_norm, 3),
-    "merge": (_merge, 1),
-    **dict.fromkeys(("add", "mul", "sub", "div"), (_elementwise, 2)),
-    **dict.fromkeys(("relu", "exp", "sqrt", "rsqrt", "sigmoid", "tanh", "gelu"), (_unary, 1)),
+# What does not follow from signatures alone: parameters that say how many channels or how large a
+# kernel, and what happens to split trees.
+_RULES: dict[str, Rule] = {
+    "smul": _smul,
+    "matmul": _matmul,
+    "conv2d": _conv2d,
+    "enlarge": _enlarge,
+    "concat": _concat,
+    "split0": _split(0),
+    "split1": _split(1),
+    "merge": _merge,
 }
-
-# What a parameter is, by position; variables of kind `axis` are enumerated, never symbolic.
-KINDS: dict[str, tuple[str, ...]] = {
-    "conv2d": ("group", "stride", "padding", "activation"),
-    "enlarge": ("size",),
-    "avg_pool2d": ("size", "stride", "padding", "divisor"),
-    "max_pool2d": ("size", "stride", "padding"),
-    "identity_kernel": ("size",),
-    "pool_kernel": ("size",),
-    **dict.fromkeys(
-        ("concat", "split0", "split1", "softmax", "reduce_sum", "reduce_mean"), ("axis",)
-    ),
-}
-CONSTANT_RANKS = {"identity_matrix": 2, "identity_kernel": 4, "pool_kernel": 4}
-_ARITY = {symbol: len(kinds) for symbol, kinds in KINDS.items()}
 
 
 @lru_cache(maxsize=256)
-def kinds(symbol: str) -> tuple[str, ...]:
-    """Return what each parameter of a symbol is: `axis`, `group`, `stride`, ..., or its name."""
-    if symbol in _RULES or symbol in CONSTANT_RANKS:
-        return KINDS.get(symbol, ())
-    from soapstone.search.rules import language
+def _rule(symbol: str) -> tuple[Rule, int, int]:
+    """Return how a symbol is typed, and how many operands and parameters it has.
+
+    Raises:
+        IllTyped: there is no such symbol.
+    """
+    from soapstone.search.rules import signatures
 
     declared = language.forms().get(symbol)
-    return () if declared is None else tuple(declared.form.parameters)
+    if declared is None:
+        raise IllTyped(f"{symbol!r} is no symbol; see `soapstone ops`")
+    rule = _RULES.get(symbol, _elementwise if declared.spec.elementwise else None)
+    form = declared.form
+    return rule or partial(signatures.typed, symbol), form.operands, len(form.parameters)
 
 
 def result(
@@ -327,14 +275,11 @@ def result(
     Raises:
         IllTyped: it does not fit them, or a condition that the judge was told is refused.
     """
-    found = _RULES.get(symbol)
-    if found is None:
-        return _by_form(symbol, parameters, operands)
-    rule, count = found
-    if len(operands) != count or len(parameters) != _ARITY.get(symbol, 0):
+    rule, count, several = _rule(symbol)
+    if len(operands) != count or len(parameters) != several:
         raise IllTyped(
             f"{symbol} has {len(operands)} operands and {len(parameters)} parameters,"
-            f" {count} and {_ARITY.get(symbol, 0)} needed"
+            f" {count} and {several} needed"
         )
     return rule(parameters, operands, judge)
 
@@ -345,50 +290,21 @@ def constant(term: Term, type_: Type, judge: Judge) -> None:
     Raises:
         IllTyped: there is no such constant of that shape.
     """
-    rank = CONSTANT_RANKS.get(term.symbol)
+    rank = language.constants()[term.symbol].rank
     if rank is not None:
         _rank(type_, rank, term.symbol)
     if term.symbol == "identity_matrix":
-        _same(type_.shape[0], type_.shape[1], judge)
+        same(type_.shape[0], type_.shape[1], judge)
     elif term.symbol in ("identity_kernel", "pool_kernel"):
         height, width = window_size(term.parameters[0])
-        _same(type_.shape[2], height, judge)
-        _same(type_.shape[3], width, judge)
+        same(type_.shape[2], height, judge)
+        same(type_.shape[3], width, judge)
         if term.symbol == "pool_kernel":
-            _same(type_.shape[1], 1, judge)
+            same(type_.shape[1], 1, judge)
         else:
             judge.require(Condition("divides", (type_.shape[1], type_.shape[0])))
             judge.require(Condition("odd", (height,)))
             judge.require(Condition("odd", (width,)))
-
-
-def _by_form(symbol: str, parameters: tuple[Value, ...], operands: tuple[Type, ...]) -> Type:
-    """Return the type by the operator's own signature, or as its operand's if element-wise."""
-    from soapstone.ir.tensor import TensorSpec
-    from soapstone.search.rules import language
-
-    declared = language.forms().get(symbol)
-    if declared is None:
-        raise IllTyped(f"{symbol!r} is no symbol; see `soapstone ops`")
-    spec, form = declared.spec, declared.form
-    if len(operands) != form.operands:
-        raise IllTyped(f"{symbol} has {len(operands)} operands, {form.operands} needed")
-    if spec.elementwise and form.operands == 1:
-        return operands[0]
-    if not all(isinstance(extent, int) for type_ in operands for extent in type_.shape):
-        raise IllTyped(f"{symbol} has no rule for symbolic shapes")
-    specs = [
-        TensorSpec(tuple(extent for extent in type_.shape if isinstance(extent, int)), "float32")
-        for type_ in operands
-    ]
-    try:
-        attributes = form.attributes(parameters, *specs)
-        if attributes is None:
-            raise IllTyped(f"{symbol} does not take such operands")
-        signature = spec.bind(specs, spec.normalise(attributes))
-    except GraphError as error:
-        raise IllTyped(str(error)) from None
-    return plain(signature.outputs[form.output].shape)
 
 
 class _Concrete:

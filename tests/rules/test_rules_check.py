@@ -11,8 +11,8 @@ from rules_proofs import GROUPED, LAWS, R2, R4, guards, random_term, step, terms
 
 from soapstone.ir.term import Term, instantiate, match, parameter_variables, subterms, variables
 from soapstone.rules.proving.check import CheckError, missing_guards, replay
-from soapstone.rules.proving.lift import sample_types
 from soapstone.search.rules.proof import Step
+from soapstone.search.rules.sample import sample_types
 from soapstone.search.rules.shapes import Type, infer
 
 MERGE = (

@@ -10,8 +10,8 @@ from rules_calls import PAPER, SIZES, Array, arrays, uses
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value, parse
-from soapstone.rules.algebra.evaluate import apply, compare, constant, evaluate, extents
-from soapstone.search.rules.shapes import Tree, Type, plain
+from soapstone.rules.algebra.evaluate import apply, compare, constant, evaluate
+from soapstone.search.rules.shapes import Tree, Type, extents, plain
 
 
 def pad(x: Array, kernel: tuple[int, int], padding: str, fill: float) -> Array:

@@ -9,9 +9,9 @@ import pytest
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, instantiate, is_variable, subterms
-from soapstone.rules.algebra.evaluate import compare, constant, extents
+from soapstone.rules.algebra.evaluate import compare, constant
 from soapstone.search.rules import condition, language
-from soapstone.search.rules.shapes import Tree, Type, infer, plain
+from soapstone.search.rules.shapes import Tree, Type, extents, infer, plain
 
 
 def law_parameters(law: Law) -> dict[str, tuple[Value, ...]]:

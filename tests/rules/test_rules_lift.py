@@ -7,9 +7,10 @@ from rules_proofs import GROUPED, LAWS, R4, step, terms
 
 from soapstone.ir.term import Term, variables
 from soapstone.rules.proving.check import replay
-from soapstone.rules.proving.lift import applies, lift, sample_types
+from soapstone.rules.proving.lift import lift
 from soapstone.search.rules.infer import with_parameters
 from soapstone.search.rules.proof import Step
+from soapstone.search.rules.sample import applies, sample_types
 from soapstone.search.rules.shapes import infer, plain
 
 

@@ -10,12 +10,12 @@ import pytest
 from rules_proofs import random_term
 
 from soapstone.ir.term import Term, parse
-from soapstone.rules.proving.lift import applies, sample_types
 from soapstone.search.rules import shapes
 from soapstone.search.rules.condition import Condition, IllTyped, holds, read
 from soapstone.search.rules.extents import Dim, Poly, atom, quotient, strided, substitute, window
 from soapstone.search.rules.facts import Facts
 from soapstone.search.rules.infer import Typing, typed
+from soapstone.search.rules.sample import applies, sample_types
 from soapstone.search.rules.shapes import infer, plain
 
 

@@ -9,10 +9,10 @@ import pytest
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, parse
 from soapstone.rules.algebra import evaluate
-from soapstone.rules.algebra.evaluate import extents
 from soapstone.rules.laws import slices, symbolic, validate
 from soapstone.rules.laws.sizes import parameter_values, rank_choices, sizes
 from soapstone.search.rules import language
+from soapstone.search.rules.shapes import extents
 
 RANKS = {
     1: [(1,), (2,), (3,), (4,)],
