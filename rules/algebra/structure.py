@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
-from soapstone.ir.term import Value
+from soapstone.ir.ops.forms import kernel_size, window_of
+from soapstone.ir.term import SPLITS, Value
+from soapstone.rules.algebra.evaluate import apply
 
 Indices: TypeAlias = "NDArray[np.int32]"
 Shape: TypeAlias = "tuple[int, ...]"
@@ -120,11 +122,26 @@ def _smul(x: Shape, w: Shape) -> Structure | None:
     return _product(x, w) if w == () else None
 
 
-def _transpose(x: Shape) -> Structure | None:
-    if len(x) < 2:
+def _moved(
+    symbol: str, parameters: tuple[Value, ...], shapes: tuple[Shape, ...], left: int | None
+) -> Structure | None:
+    """Return what an operator that only moves elements makes: its reference moves their numbers."""
+    counts = list(map(math.prod, shapes))
+    numbers = np.split(np.arange(1.0, sum(counts) + 1), counts[:1])
+    operands = [part.reshape(shape) for part, shape in zip(numbers, shapes)]
+    axis, sizes = parameters[0] if parameters else None, None
+    if symbol in SPLITS:
+        if left is None or not isinstance(axis, int) or not -len(shapes[0]) <= axis < 0:
+            return None
+        sizes = left, shapes[0][axis] - left
+        if min(sizes) < 1:
+            return None
+    made = apply(symbol, parameters, operands, sizes)
+    if made is None:
         return None
-    swapped = np.swapaxes(_ids(x), -1, -2)
-    return _make(swapped.shape, "sum", _column(swapped))
+    place = _column(made.astype(np.int64) - 1)  # -1 in what is padded
+    first = np.where(place < counts[0], place, -1)
+    return _make(made.shape, "sum", first, np.where(place < counts[0], -1, place - counts[0]))
 
 
 def _matmul(x: Shape, y: Shape) -> Structure | None:
@@ -142,19 +159,10 @@ def _matmul(x: Shape, y: Shape) -> Structure | None:
     return _make((*batch, m, n), "sum", a, b)
 
 
-def size_of(text: Value) -> tuple[int, int] | None:
-    """Return the height and width that `3x5` says, or None for a variable."""
-    height, _, width = str(text).partition("x")
-    return (int(height), int(width)) if height.isdigit() and width.isdigit() else None
-
-
-def _pads(kernel: tuple[int, int], stride: Value, padding: Value) -> tuple[int, int] | None:
+def _pads(kernel: Sequence[int], stride: Value, padding: Value) -> Sequence[int] | None:
     """Return the padding above and to the left, or None where there are no such windows."""
-    if not isinstance(stride, int) or stride < 1 or min(kernel) < 1:
-        return None
-    if padding == "same" and all(extent % 2 for extent in kernel):
-        return (kernel[0] - 1) // 2, (kernel[1] - 1) // 2
-    return (0, 0) if padding == "valid" else None
+    window = window_of(stride, padding, kernel) if min(kernel) >= 1 else None
+    return None if window is None else window["padding"][:2]
 
 
 def _windows(x: Shape, kernel: tuple[int, int], stride: Value, padding: Value) -> Indices | None:
@@ -218,24 +226,12 @@ def _convolved(x, y, groups, stride, pad_h, pad_w):  # type: ignore[no-untyped-d
     return shape, out[:at], first[:at], second[:at], np.ones(at, np.int64)
 
 
-def _enlarge(size: Value, y: Shape) -> Structure | None:
-    wanted = size_of(size)
-    if wanted is None or len(y) != 4:
-        return None
-    more = [new - old for new, old in zip(wanted, y[2:])]
-    if any(extent < 0 or extent % 2 for extent in more):
-        return None
-    around = [(0, 0), (0, 0), *((extent // 2, extent // 2) for extent in more)]
-    larger = np.pad(_ids(y), around, constant_values=-1)
-    return _make(larger.shape, "sum", _column(larger))
-
-
 def _relu(x: Shape) -> Structure:
     return _make(x, "relu", _column(_ids(x)))
 
 
 def _pool(parameters: tuple[Value, ...], x: Shape, maximum: bool) -> Structure | None:
-    kernel = size_of(parameters[0])
+    kernel = kernel_size(parameters[0])
     windows = None if kernel is None else _windows(x, kernel, parameters[1], parameters[2])
     if windows is None or kernel is None:
         return None
@@ -256,27 +252,6 @@ def _axis(axis: Value, x: Shape) -> int | None:
     return axis if isinstance(axis, int) and -len(x) <= axis < 0 else None
 
 
-def _concat(axis: Value, x: Shape, y: Shape) -> Structure | None:
-    at = _axis(axis, x)
-    if at is None or len(x) != len(y):
-        return None
-    rest_x, rest_y = (list(part) for part in (x, y))
-    rest_x[at] = rest_y[at] = 0
-    if rest_x != rest_y:
-        return None
-    a = np.concatenate([_ids(x), np.full(y, -1)], axis=at)
-    b = np.concatenate([np.full(x, -1), _ids(y)], axis=at)
-    return _make(a.shape, "sum", _column(a), _column(b))
-
-
-def _split(part: int, axis: Value, x: Shape, left: int | None) -> Structure | None:
-    at = _axis(axis, x)
-    if at is None or left is None or not 0 < left < x[at]:
-        return None
-    piece = np.split(_ids(x), [left], axis=at)[part]
-    return _make(piece.shape, "sum", _column(piece))
-
-
 def _reduce(axis: Value, x: Shape, mean: bool) -> Structure | None:
     at = _axis(axis, x)
     if at is None:
@@ -287,33 +262,22 @@ def _reduce(axis: Value, x: Shape, mean: bool) -> Structure | None:
     return _make(shape, "sum", last.reshape(math.prod(shape), -1), denominator=x[at] if mean else 1)
 
 
-def _merge(x: Shape) -> Structure | None:
-    return _make((x[0] * x[1], x[2]), "sum", _column(_ids(x))) if len(x) == 3 else None
-
-
-_Builder: TypeAlias = (
-    "Callable[[tuple[Value, ...], tuple[Shape, ...], int | None], Structure | None]"
-)
+_Builder: TypeAlias = "Callable[[tuple[Value, ...], tuple[Shape, ...]], Structure | None]"
+_MOVING = frozenset(("transpose", "enlarge", "concat", "merge", *SPLITS))
 _TABLE: dict[str, tuple[int, int, _Builder]] = {  # parameters, operands, what builds it
-    "add": (0, 2, lambda p, s, left: _sum_of_two(1, *s)),
-    "sub": (0, 2, lambda p, s, left: _sum_of_two(-1, *s)),
-    "mul": (0, 2, lambda p, s, left: _product(*s)),
-    "smul": (0, 2, lambda p, s, left: _smul(*s)),
-    "transpose": (0, 1, lambda p, s, left: _transpose(*s)),
-    "matmul": (0, 2, lambda p, s, left: _matmul(*s)),
-    "conv2d": (4, 2, lambda p, s, left: _conv2d(p, *s)),
-    "enlarge": (1, 1, lambda p, s, left: _enlarge(p[0], *s)),
-    "relu": (0, 1, lambda p, s, left: _relu(*s)),
-    "avg_pool2d": (4, 1, lambda p, s, left: _pool(p, s[0], maximum=False)),
-    "max_pool2d": (3, 1, lambda p, s, left: _pool(p, s[0], maximum=True)),
-    "concat": (1, 2, lambda p, s, left: _concat(p[0], *s)),
-    "split0": (1, 1, lambda p, s, left: _split(0, p[0], s[0], left)),
-    "split1": (1, 1, lambda p, s, left: _split(1, p[0], s[0], left)),
-    "reduce_sum": (1, 1, lambda p, s, left: _reduce(p[0], s[0], mean=False)),
-    "reduce_mean": (1, 1, lambda p, s, left: _reduce(p[0], s[0], mean=True)),
-    "merge": (0, 1, lambda p, s, left: _merge(*s)),
+    "add": (0, 2, lambda p, s: _sum_of_two(1, *s)),
+    "sub": (0, 2, lambda p, s: _sum_of_two(-1, *s)),
+    "mul": (0, 2, lambda p, s: _product(*s)),
+    "smul": (0, 2, lambda p, s: _smul(*s)),
+    "matmul": (0, 2, lambda p, s: _matmul(*s)),
+    "conv2d": (4, 2, lambda p, s: _conv2d(p, *s)),
+    "relu": (0, 1, lambda p, s: _relu(*s)),
+    "avg_pool2d": (4, 1, lambda p, s: _pool(p, s[0], maximum=False)),
+    "max_pool2d": (3, 1, lambda p, s: _pool(p, s[0], maximum=True)),
+    "reduce_sum": (1, 1, lambda p, s: _reduce(p[0], s[0], mean=False)),
+    "reduce_mean": (1, 1, lambda p, s: _reduce(p[0], s[0], mean=True)),
 }
-POLYNOMIAL = frozenset(_TABLE)
+POLYNOMIAL = _MOVING.union(_TABLE)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -328,7 +292,9 @@ def structure(
     None where the symbol has no structure (`symbol not in POLYNOMIAL`), or takes no such operands
     with such parameters. `left` is the extent of the first part, for `split0` and `split1`.
     """
+    if symbol in _MOVING:
+        return _moved(symbol, parameters, shapes, left)
     found = _TABLE.get(symbol)
     if found is None or (len(parameters), len(shapes)) != found[:2]:
         return None
-    return found[2](parameters, shapes, left)
+    return found[2](parameters, shapes)

@@ -96,12 +96,9 @@ def parameter_values(
 def rank_choices(law: Law, limit: int = MOST_RANK) -> Iterator[dict[Term, int]]:
     """Yield the ranks for which a law is said; constants of no said rank have any."""
     leaves = [term for term in subterms(law.sides) if not term.operands]
-    texts = law.ranks or tuple(
-        " ".join(f"{leaf}={rank}" for leaf in leaves if leaf.is_variable)
-        for rank in range(1, limit + 1)
-    )
-    for text in dict.fromkeys(texts):
-        given = {name: int(rank) for name, rank in (part.split("=") for part in text.split())}
+    variables = [str(leaf) for leaf in leaves if leaf.is_variable]
+    every = tuple(dict.fromkeys(variables, rank) for rank in range(1, limit + 1))
+    for given in language.said_ranks(law) or every:
         free: list[Sequence[int]] = []
         for leaf in leaves:
             constant = language.constants().get(leaf.symbol)

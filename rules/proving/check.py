@@ -11,12 +11,12 @@ from the guard.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.law import Law
 from soapstone.ir.term import SPLITS, Term, Value, instantiate, match
+from soapstone.search.rules import language
 from soapstone.search.rules.condition import Condition, IllTyped
 from soapstone.search.rules.extents import Dim, all_atoms
 from soapstone.search.rules.facts import Facts
@@ -36,14 +36,6 @@ Laws: TypeAlias = "Mapping[str, Law]"
 
 class CheckError(Exception):
     """A proof that does not hold; names the output, the step and what is wrong with it."""
-
-
-@lru_cache(maxsize=1)
-def all_laws() -> Laws:
-    """Return the declared laws, by name."""
-    from soapstone.search.rules.language import laws
-
-    return {law.name: law for law in laws()}
 
 
 def replay(
@@ -67,7 +59,15 @@ def replay(
     if not typings:
         raise CheckError("no ranks found, those of each tensor variable needed")
     for typing in typings:
-        _replay(source, target, typing, guard, proof, all_laws() if laws is None else laws, False)
+        _replay(
+            source,
+            target,
+            typing,
+            guard,
+            proof,
+            language.laws_by_name() if laws is None else laws,
+            False,
+        )
 
 
 def missing_guards(
@@ -86,7 +86,6 @@ def missing_guards(
     Raises:
         CheckError: the proof is wrong whatever is added.
     """
-    laws = all_laws() if laws is None else laws
     found: list[str] = []
     while True:  # a condition may state that an extent is 1, and so allow what was not
         more = _replay(source, target, ranks, (*guard, *found), proof, laws, True)
@@ -118,7 +117,7 @@ def missing_by_axes(
     Raises:
         CheckError: the proof is wrong whatever is added.
     """
-    return _replay(source, target, ranks, guard, proof, all_laws() if laws is None else laws, True)
+    return _replay(source, target, ranks, guard, proof, laws, True)
 
 
 def _replay(
@@ -127,7 +126,7 @@ def _replay(
     ranks: Ranks,
     guard: Sequence[str],
     proof: Proof,
-    laws: Laws,
+    laws: Laws | None,
     collect: bool,
 ) -> list[tuple[str, ...]]:
     """Check a proof for one choice of ranks; return what is missing for each choice of axes."""
@@ -136,6 +135,7 @@ def _replay(
             f"{len(source)} outputs of the source, {len(target)} of the target and {len(proof)}"
             " chains found, equal numbers needed"
         )
+    laws = language.laws_by_name() if laws is None else laws
     found: list[tuple[str, ...]] = []
     refused: IllTyped | None = None
     for axes in axis_choices((*source, *target)):
@@ -246,8 +246,8 @@ def _point(split: Term, typing: Typing) -> Dim:
 def _within_ranks(law: Law, bindings: Mapping[str, Term | Value], typing: Typing) -> None:
     """Refuse a law for operands of ranks that it was not said, and not validated, for."""
     found = {name: typing(term).rank for name, term in bindings.items() if isinstance(term, Term)}
-    allowed = _allowed_ranks(law.ranks)
-    if allowed is None:
+    allowed = language.said_ranks(law)
+    if not allowed:
         fits = len(set(found.values())) <= 1 and all(1 <= rank <= 4 for rank in found.values())
     else:
         fits = any(
@@ -256,13 +256,3 @@ def _within_ranks(law: Law, bindings: Mapping[str, Term | Value], typing: Typing
     if not fits:
         ranks = " ".join(f"{name}={rank}" for name, rank in sorted(found.items()))
         raise _Wrong(f"the law is not said for ranks {ranks}")
-
-
-@lru_cache(maxsize=1024)
-def _allowed_ranks(texts: tuple[str, ...]) -> tuple[dict[str, int], ...] | None:
-    if not texts:
-        return None
-    return tuple(
-        {name: int(rank) for name, _, rank in (item.partition("=") for item in text.split())}
-        for text in texts
-    )

@@ -200,9 +200,8 @@ def shape_bound(law: Law) -> bool:
     where a split cuts. The ranks tried are the largest for which the law is said.
     """
     left, right = law.sides
-    rows = [dict(item.split("=") for item in row.split()) for row in law.ranks]
     ranks = max(
-        ({name: int(rank) for name, rank in row.items()} for row in rows),
+        language.said_ranks(law),
         key=lambda row: sum(row.values()),
         default=dict.fromkeys(variables((left, right)), 4),
     )

@@ -70,7 +70,7 @@ def lift(
     Raises:
         CheckError: the proof is wrong, or shows nothing that can be said.
     """
-    laws = check.all_laws() if laws is None else laws
+    laws = language.laws_by_name() if laws is None else laws
     reason: CheckError | None = None
     generals: list[General] = []
     for apart in (True, False):

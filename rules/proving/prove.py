@@ -49,19 +49,15 @@ def system_of(laws: Sequence[Law]) -> System:
     rewrites = []
     for law in laws:
         left, right = law.sides
-        rows = tuple(
-            {name: int(rank) for name, rank in (item.split("=") for item in row.split())}
-            for row in law.ranks
-        )
+        rows = language.said_ranks(law)
         rewrites.append(Rewrite(law.name, True, (left,), (right,), rows, law.where))
         rewrites.append(Rewrite(law.name, False, (right,), (left,), rows, law.where))
     return System(rewrites)
 
 
 @lru_cache(maxsize=1)
-def _standard() -> tuple[System, Mapping[str, Law]]:
-    laws = language.laws()
-    return system_of(laws), {law.name: law for law in laws}
+def _standard() -> System:
+    return system_of(language.laws())
 
 
 @lru_cache(maxsize=1024)
@@ -80,7 +76,7 @@ def prove(
         laws: those to derive it from, instead of all.
     """
     if laws is None:
-        system, by_name = _standard()
+        system, by_name = _standard(), language.laws_by_name()
     else:
         system, by_name = system_of(laws), {law.name: law for law in laws}
     for budget in ROUNDS[:effort]:
@@ -104,7 +100,7 @@ def replay(term: Term, chain: Chain, laws: Mapping[str, Law] | None = None) -> I
     Raises:
         ValueError: a step does not apply; says which.
     """
-    laws = _standard()[1] if laws is None else laws
+    laws = language.laws_by_name() if laws is None else laws
     for number, step in enumerate(chain):
         law = laws.get(step.law)
         if law is None:

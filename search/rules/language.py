@@ -209,16 +209,16 @@ def laws() -> tuple[Law, ...]:
     return tuple(_declared().laws.values())
 
 
-def law(name: str) -> Law:
-    """Return the law of a name.
+def laws_by_name() -> Mapping[str, Law]:
+    """Return all laws, by name."""
+    return _declared().laws
 
-    Raises:
-        GraphError: there is none.
-    """
-    try:
-        return _declared().laws[name]
-    except KeyError:
-        raise GraphError(f"law {name!r} is not declared; see `soapstone ops --json`") from None
+
+@lru_cache(maxsize=1024)
+def said_ranks(law: Law) -> tuple[dict[str, int], ...]:
+    """Return the ranks of variables, and of constants of any rank, for which a law is said."""
+    rows = (dict(item.split("=") for item in text.split()) for text in law.ranks)
+    return tuple({name: int(rank) for name, rank in row.items()} for row in rows)
 
 
 @lru_cache(maxsize=1)
@@ -237,5 +237,5 @@ def commutative() -> frozenset[str]:
 def _general(law: Law) -> bool:
     """Return whether a law f(x, y) = f(y, x) is said of more than scalars."""
     operands = law.sides[0].operands
-    scalars = all(set(text.replace("=", " ").split()[1::2]) == {"0"} for text in law.ranks)
-    return all(term.is_variable for term in operands) and not (law.ranks and scalars)
+    scalars = law.ranks and not any(any(row.values()) for row in said_ranks(law))
+    return all(term.is_variable for term in operands) and not scalars
