@@ -97,7 +97,8 @@ def rank_choices(law: Law, limit: int = MOST_RANK) -> Iterator[dict[Term, int]]:
     """Yield the ranks for which a law is said; constants of no said rank have any."""
     leaves = [term for term in subterms(law.sides) if not term.operands]
     variables = [str(leaf) for leaf in leaves if leaf.is_variable]
-    every = tuple(dict.fromkeys(variables, rank) for rank in range(1, limit + 1))
+    one = range(1, limit + 1) if variables else (0,)
+    every = tuple(dict.fromkeys(variables, rank) for rank in one)
     for given in language.said_ranks(law) or every:
         free: list[Sequence[int]] = []
         for leaf in leaves:
