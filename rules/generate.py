@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.cache.sources import stamp
 from soapstone.ir.term import parse, size, subterms
-from soapstone.rules.decide import EFFORT, Draft, decide
+from soapstone.rules.candidates import EFFORT, Draft, decide
 from soapstone.rules.merge import Collection
-from soapstone.rules.partial import Stages
 from soapstone.rules.proving import derive
 from soapstone.rules.reach import other_values, settled
+from soapstone.rules.stages import Stages
 from soapstone.rules.workers import Progress, Workers
 from soapstone.search.rules import rulefile
 from soapstone.search.rules.proof import Candidate

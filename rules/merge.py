@@ -14,7 +14,7 @@ from dataclasses import replace
 from soapstone.ir.term import Term, Value, size
 from soapstone.rules.algebra.canonical import canonical_form, identity, rename
 from soapstone.rules.algebra.equation import instances
-from soapstone.rules.decide import Draft
+from soapstone.rules.candidates import Draft
 from soapstone.rules.laws import domain
 from soapstone.rules.proving import check
 from soapstone.search.rules import language

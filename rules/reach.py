@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from soapstone.ir.term import SPLITS, Term, Value, is_variable, parse, subterms
 from soapstone.rules.algebra.canonical import identity
 from soapstone.rules.algebra.evaluate import compare
-from soapstone.rules.decide import counterexample
+from soapstone.rules.candidates import counterexample
 from soapstone.rules.merge import changed, replays
 from soapstone.rules.workers import Workers
 from soapstone.search.rules import language

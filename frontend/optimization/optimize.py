@@ -404,7 +404,7 @@ def _judged(
 
 def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Rulebook:
     """Return the rules of a file, of the shipped one, or those of a name."""
-    from soapstone.rules.verify import trusted
+    from soapstone.rules.file_checks import trusted
     from soapstone.search.rules import rulefile
     from soapstone.search.rules.metaflow import metaflow
     from soapstone.search.rules.rulebook import FLOATS, rulebook

@@ -105,7 +105,8 @@ def possible(term: Term, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[
 def _convolved(term: Term, types: Types, images: Column, kernels: Column) -> Column:
     """Return the types of many convolutions, where types are shapes.
 
-    Where one of them is part of a size, `refute.structure_of` compares it with `shapes.concrete`.
+    Where one of them is part of a size, `counterexamples.structure_of` compares it with
+    `shapes.concrete`.
     """
     a, b = types.extents()[images], types.extents()[kernels]
     _, stride, padding, _ = term.parameters

@@ -7,7 +7,8 @@ element of a node is a polynomial: ascending keys, each the packed, sorted numbe
 unknowns, with integer coefficients over the node's common denominator. A maximum becomes a new
 unknown, numbered by its exact content: the set of what it is the maximum of, maxima among them
 flattened; relu(p) is max{p, 0}. Equal forms are equal functions, and of polynomials without maxima
-also conversely. What does not fit 64 bits is handed back, for `refute.py`, which has no limits.
+also conversely. What does not fit 64 bits is handed back, for `counterexamples.py`, which has no
+limits.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Jia et al. (TASO, section 2.4) validate operator properties by executing them sy
 small tensors, and find wrong properties so. `bounds.py` says up to which extents and why these are
 enough, `sizes.py` lists the sizes, `slices.py` leaves out
 those that others decide, `polynomial.py` compares both sides as polynomials in the elements of all
-variables, and `refute.py` says where they differ.
+variables, and `counterexamples.py` says where they differ.
 Laws of operators that are no polynomials are validated by `symbolic.py`.
 """
 
@@ -27,14 +27,14 @@ from soapstone.ir.term import Term, Value, subterms
 from soapstone.rules.algebra.structure import POLYNOMIAL
 from soapstone.rules.laws.bounds import covered, sweeps
 from soapstone.rules.laws.columns import Column, apply, distinct
-from soapstone.rules.laws.polynomial import EQUAL, NONE, VARIABLE, Pool, Program, compare
-from soapstone.rules.laws.refute import (
+from soapstone.rules.laws.counterexamples import (
     Counterexample,
     Untyped,
     constant_structure,
     refute,
     structure_of,
 )
+from soapstone.rules.laws.polynomial import EQUAL, NONE, VARIABLE, Pool, Program, compare
 from soapstone.rules.laws.sizes import (
     Limit,
     Sizes,

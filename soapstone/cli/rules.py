@@ -76,7 +76,7 @@ def verify(
 ) -> None:
     """Prove every rule again from the laws, and have Z3 check each derivation."""
     from soapstone.frontend.progress import staged
-    from soapstone.rules.verify import verify
+    from soapstone.rules.file_checks import verify
 
     with staged() as stages:
         report = verify(_load(file), processes=processes or usable_cores(), progress=stages)
@@ -93,7 +93,7 @@ def check(
 ) -> None:
     """Replay every proof of a rule file, without a prover; the exit code is 1 if one fails."""
     from soapstone.frontend.progress import staged
-    from soapstone.rules.verify import check_file
+    from soapstone.rules.file_checks import check_file
 
     with staged() as stages:
         report = check_file(_load(file), processes=processes or usable_cores(), progress=stages)
@@ -117,7 +117,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print rules as mathematics; one rule with its proof."""
-    from soapstone.rules.verify import derivation
+    from soapstone.rules.file_checks import derivation
     from soapstone.search.rules import rulefile
 
     rules = _load(file)
@@ -156,14 +156,14 @@ def match(
 ) -> None:
     """Say of each foreign rule: in the set, derivable from it, refuted, or unknown."""
     from soapstone.frontend.progress import staged
-    from soapstone.rules import judge
+    from soapstone.rules import foreign_verdicts
     from soapstone.rules.foreign import load
-    from soapstone.rules.verify import trusted
+    from soapstone.rules.file_checks import trusted
 
     with staged() as stages:
         rules = _load(file) if file is None else trusted(file)
-        judged = judge.match_all(load(foreign), rules, progress=stages)
-    counts: dict[str, Any] = dict.fromkeys(judge.VERDICTS, 0)
+        judged = foreign_verdicts.match_all(load(foreign), rules, progress=stages)
+    counts: dict[str, Any] = dict.fromkeys(foreign_verdicts.VERDICTS, 0)
     for each in judged:
         counts[each.verdict] += 1
     counts["matches"] = [each.as_dict() for each in judged]
@@ -183,7 +183,7 @@ def laws(
 ) -> None:
     """List the laws that rules are proved from; validate them."""
     from soapstone.frontend.progress import staged
-    from soapstone.rules.verify import law_report
+    from soapstone.rules.laws.report import law_report
 
     with staged() as stages:
         report = law_report(

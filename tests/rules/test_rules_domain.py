@@ -15,8 +15,8 @@ from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.law import Law
 from soapstone.ir.term import parse, subterms
-from soapstone.rules import foreign, verify
-from soapstone.rules.judge import Judge
+from soapstone.rules import file_checks, foreign
+from soapstone.rules.foreign_verdicts import Judge
 from soapstone.rules.laws import domain
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.egraph import ClassMatcher, EGraph
@@ -184,7 +184,7 @@ def test_a_file_is_used_only_if_its_proofs_hold(shipped: RuleFile, tmp_path: Pat
         rulefile.save(RuleFile(shipped.laws, 4, shipped.spaces, shipped.counts, (own,)), path)
         return path
 
-    assert verify.trusted(written(domain=())).rules[0].domain == ()
+    assert file_checks.trusted(written(domain=())).rules[0].domain == ()
     graph = quotients("float32")
     found = optimize(graph, objective="flops", machine="v100", rules=written(), candidates=20)
     assert set(found.substitutions) == {rule.identity}

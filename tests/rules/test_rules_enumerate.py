@@ -14,16 +14,15 @@ import pytest
 from numpy.typing import NDArray
 
 from soapstone.ir.errors import GraphError
-from soapstone.ir.term import Term, instantiate, match, parse
+from soapstone.ir.term import Term, Value, instantiate, match, parse
 from soapstone.rules.algebra import evaluate
-from soapstone.rules.enumeration import engine
 from soapstone.rules.enumeration.apart import values_apart
-from soapstone.rules.enumeration.engine import Enumeration, enumerate_parts, enumerate_space
+from soapstone.rules.enumeration.engine import Enumeration, enumerate_space
 from soapstone.rules.enumeration.exact import ExactEvaluator, has_exact
 from soapstone.rules.enumeration.levels import build
 from soapstone.rules.enumeration.real import RealEvaluator
-from soapstone.rules.enumeration.space import OperatorUse, Space, inputs, lifted, spaces
-from soapstone.search.rules.language import commutative
+from soapstone.rules.enumeration.space import OperatorUse, Space, inputs, spaces
+from soapstone.search.rules.language import commutative, kinds
 from soapstone.search.rules.shapes import infer, plain
 
 Key = tuple[object, ...]  # of a tensor: equal where type and elements are
@@ -197,7 +196,7 @@ def test_every_graph_is_enumerated_once_and_grouped_by_what_it_computes(space: S
     brute = Brute(space)
     found = enumerate_space(space, ExactEvaluator())
     sizes = Counter(map(len, brute.graphs))
-    assert found.counts[0, 1:].tolist() == [sizes[n + 1] for n in range(space.max_operators)]
+    assert found.counts[1:].tolist() == [sizes[n + 1] for n in range(space.max_operators)]
     groups = groups_of(found)
     assert all(len(group) == len(set(group)) > 1 for group in groups)
     assert as_sets(groups) == as_sets(brute.groups().values())
@@ -207,7 +206,7 @@ def test_a_tensor_may_be_both_operands_where_the_space_says_so() -> None:
     space = replace(SMALL, max_operators=2, repeated=True)
     brute = Brute(space)
     found = enumerate_space(space, ExactEvaluator())
-    assert found.counts[0].sum() == len(brute.graphs)
+    assert found.counts.sum() == len(brute.graphs)
     assert as_sets(groups_of(found)) == as_sets(brute.groups().values())
 
 
@@ -288,26 +287,37 @@ def orders(term: Term) -> list[Term]:
     return result
 
 
+def lifted(space: Space) -> Space:
+    """Return the space with every stride and padding of its convolutions and pools."""
+    every: dict[str, tuple[Value, ...]] = {"stride": (1, 2), "padding": ("same", "valid")}
+    uses = [
+        replace(use, parameters=choice)
+        for use in space.operators
+        for choice in itertools.product(
+            *(every.get(k, (v,)) for k, v in zip(kinds(use.symbol), use.parameters))
+        )
+    ]
+    return replace(space, operators=tuple(dict.fromkeys(uses)))
+
+
 @pytest.mark.parametrize("name", ["matrices", "images", "published"])
 def test_values_are_those_of_the_references(name: str) -> None:
     space = next(space for space in spaces() if space.name == name)
     space = lifted(space).with_max_operators(3 if name == "matrices" else 2)
     exact = ExactEvaluator()
     built = build(space, exact, space.max_operators, store_last=True)
-    found = engine.finish(
-        built, exact, *(np.zeros(0, np.uint64), np.zeros((0, 4), np.int32), [0], np.zeros((2, 4)))
-    )
+    found = Enumeration(built, np.zeros((0, 4), np.int32), np.zeros(1, np.int64), np.zeros(4))
     rng = np.random.default_rng(3)
     operators = set()
     compared = 0
     types = {each.term: plain(each.shape) for each in space.inputs}
-    candidates = rng.permutation(np.arange(found.inputs, len(found.tensor_value)))
-    rare = [np.nonzero(found.node_op == op)[0][:6] for op in range(len(space.operators))]
-    chosen = {*candidates[:150].tolist(), *found.node_first[np.concatenate(rare)].tolist()}
+    candidates = rng.permutation(np.arange(found.terms.inputs, len(found.terms.value)))
+    rare = [np.nonzero(built.operator == op)[0][:6] for op in range(len(space.operators))]
+    chosen = {*candidates[:150].tolist(), *found.terms.first[np.concatenate(rare)].tolist()}
     for tensor in chosen:
         term = found.term(tensor)
-        operators.add(found.node_op[found.tensor_node[tensor]])
-        assert found.types[found.tensor_type[tensor]] == infer(term, types)
+        operators.add(built.operator[found.terms.node[tensor]])
+        assert built.table.types[found.terms.type[tensor]] == infer(term, types)
         for seed in range(2):
             arrays = {
                 each.term: exact.tensor(number)[:, seed].reshape(each.shape).astype(float)
@@ -376,19 +386,6 @@ def test_ids_shared_by_accident_are_told_apart() -> None:
     names = dict(zip(exact.terms.value.tolist(), built.terms.value.tolist()))
     assert len(exact.terms.value) == len(built.terms.value)
     assert len(set(names.values())) == len(names) == len(set(exact.terms.value.tolist()))
-
-
-def test_parts_make_up_the_whole_and_can_be_skipped() -> None:
-    whole = enumerate_space(SMALL, ExactEvaluator())
-    parts = list(enumerate_parts(SMALL, ExactEvaluator(), most_graphs=30))
-    assert len(parts) == parts[0].parts > 3
-    assert sum(part.counts for part in parts).tolist() == whole.counts.tolist()  # type: ignore[attr-defined]
-    joined = [group for part in parts for group in groups_of(part)]
-    assert len(joined) == len(whole.starts) - 1
-    assert as_sets(joined) == as_sets(groups_of(whole))
-    assert [part.collapses for part in parts] == [whole.collapses, *([] for _ in parts[1:])]
-    skipped = enumerate_parts(SMALL, ExactEvaluator(), most_graphs=30, skip={0, 2})
-    assert [part.part for part in skipped] == [1, *range(3, len(parts))]
 
 
 def test_an_interrupt_surfaces_from_every_stage() -> None:

@@ -14,12 +14,12 @@ from soapstone.cli.main import app
 from soapstone.ir.errors import GraphError
 from soapstone.ir.storage import sealed
 from soapstone.ir.term import parse
-from soapstone.rules import foreign, verify
+from soapstone.rules import file_checks, foreign
 from soapstone.rules.algebra.canonical import identity
+from soapstone.rules.foreign_verdicts import Judge
 from soapstone.rules.generate import chosen_spaces, generate
-from soapstone.rules.judge import Judge
 from soapstone.rules.laws import domain
-from soapstone.rules.partial import Stages
+from soapstone.rules.stages import Stages
 from soapstone.search.rules import rulefile
 from soapstone.search.rules.proof import Step
 from soapstone.search.rules.rule import (
@@ -173,9 +173,9 @@ def test_directions_need_the_variables_of_the_right_side() -> None:
 
 
 def test_check_replays_every_proof(rules: RuleFile) -> None:
-    report = verify.check_file(rules)
+    report = file_checks.check_file(rules)
     assert report.failed == {} and report.rules == 3 and report.steps == 5
-    text = verify.derivation(rules.rules[2])
+    text = file_checks.derivation(rules.rules[2])
     assert "relu(relu(x))  by reverse of relu-idempotent at root" in text
     assert text.splitlines()[-1].startswith("  = relu(transpose(transpose(x)))")
 
@@ -201,7 +201,7 @@ def test_a_file_edited_by_hand_fails_check_by_rule_and_step(
     edit(data)
     path = tmp_path / "edited.json"
     path.write_text(json.dumps(data))
-    (changed,) = verify.check_file(rulefile.load(path)).failed.items()
+    (changed,) = file_checks.check_file(rulefile.load(path)).failed.items()
     assert changed[0] in rules.by_identity
     assert message in changed[1]
     done = RUNNER.invoke(app, ["rules", "check", str(path)])
@@ -211,9 +211,9 @@ def test_a_file_edited_by_hand_fails_check_by_rule_and_step(
 
 def test_a_rule_with_a_false_guard_is_refuted_by_verify(rules: RuleFile) -> None:
     unguarded = Rule(**{**vars(grouped()), "guard": ()})
-    verdict, why = verify.verify_rule(unguarded, 1, 5.0)
+    verdict, why = file_checks.verify_rule(unguarded, 1, 5.0)
     assert verdict in ("refuted", "unknown") and why
-    assert verify.verify_rule(grouped(), 3, 5.0)[0] == "proved"
+    assert file_checks.verify_rule(grouped(), 3, 5.0)[0] == "proved"
 
 
 def test_commands_print_json(rules: RuleFile, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_generation_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
     assert "candidates-matrices" in resumed.resumed
     assert cut.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "cut.json.partial").exists()
-    assert verify.check_file(rulefile.load(cut)).failed == {}
+    assert file_checks.check_file(rulefile.load(cut)).failed == {}
 
 
 def test_unknown_spaces_and_operators_are_errors() -> None:

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from soapstone.ir.term import parse, subterms
-from soapstone.rules import decide
 from soapstone.rules.algebra import evaluate
 from soapstone.rules.algebra.canonical import identity
+from soapstone.rules.candidates import decide
+from soapstone.rules.file_checks import check_file
 from soapstone.rules.foreign import ForeignRule, rules_from_json
-from soapstone.rules.judge import Judge
-from soapstone.rules.verify import check_file
+from soapstone.rules.foreign_verdicts import Judge
 from soapstone.search.rules import language, rulefile, shapes
 from soapstone.search.rules.proof import Candidate
 from soapstone.search.rules.rule import Rejected, RuleError, RuleFile
@@ -180,7 +180,7 @@ def test_a_fingerprint_hit_is_compared_tensor_by_tensor() -> None:
     hit = Candidate(
         (parse("relu(add(x, y))"),), (parse("add(relu(x), relu(y))"),), {"x": (2,), "y": (2,)}, "s"
     )
-    found = decide.decide(hit)
+    found = decide(hit)
     assert isinstance(found, Rejected)
     assert found.reason.startswith("refuted: output 0 at")
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rules_proofs import random_term
 
+from soapstone.ir.law import Form
+from soapstone.ir.ops.forms import AXES, kernel_size, window_of
+from soapstone.ir.spec import operators
 from soapstone.ir.term import Term, parse
-from soapstone.search.rules import shapes
+from soapstone.search.rules import language, shapes
 from soapstone.search.rules.condition import Condition, IllTyped, holds, read
 from soapstone.search.rules.extents import Dim, Poly, atom, quotient, strided, substitute, window
 from soapstone.search.rules.facts import Facts
@@ -251,3 +255,51 @@ def test_polynomials_are_values() -> None:
     one, other = (a + b) * (a + b), a * a + 2 * (a * b) + b * b
     assert one == other and hash(one) == hash(other) and str(one) == "a*a + 2*a*b + b*b"
     assert isinstance(one, Poly) and one - other == 0
+
+
+def test_forms_of_other_operators_are_typed_by_their_signatures(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A windowed, a normalising and two reducing forms, at any extents: no rule names them."""
+
+    def pooled(parameters, *specs):  # type: ignore[no-untyped-def]
+        kernel = kernel_size(parameters[0])
+        window = kernel and window_of(parameters[1], parameters[2], kernel)
+        return None if window is None else {**window, "kernel": kernel, "p": 4}
+
+    def folded(keepdims):  # type: ignore[no-untyped-def]
+        return lambda parameters, x: {"axes": (x.rank + parameters[0],), "keepdims": keepdims}
+
+    pool = {"k": ("3x3", "1x2"), "s": (1, 2), "p": ("same", "valid")}
+    given = {
+        "lp_pool": (Form("l4_pool", 1, pool, pooled),),
+        "reduce_l2": (
+            Form("length", 1, {"a": AXES}, folded(True)),
+            Form("norm", 1, {"a": AXES}, folded(False)),
+        ),
+        "rms_norm": (Form("rms", 2, {}, lambda parameters, *specs: {}),),
+    }
+    every = language.language(
+        replace(spec, forms=spec.forms + given.get(spec.name, ())) for spec in operators()
+    )
+    monkeypatch.setattr(language, "_declared", lambda: every)
+    language.kinds.cache_clear()
+    typing = Typing({"x": 4, "y": 4, "g": 1})
+    joined = "concat[-3](x, y)"
+    for text, shape, axes in (
+        (
+            f"l4_pool[k,s,p]({joined})",
+            "(dim(x,-4), dim(x,-3) + dim(y,-3), window(dim(x,-2),k.h,s,p),"
+            " window(dim(x,-1),k.w,s,p))",
+            {1},
+        ),
+        (f"l4_pool[3x3,1,same]({joined})", f"{typing(parse(joined))}", {1}),
+        (f"length[-1]({joined})", "(dim(x,-4), dim(x,-3) + dim(y,-3), dim(x,-2), 1)", {1}),
+        (f"norm[-4]({joined})", "(dim(x,-3) + dim(y,-3), dim(x,-2), dim(x,-1))", {0}),
+        (f"rms({joined}, g)", f"{typing(parse(joined))}", {1}),
+    ):
+        found = typing(parse(text))
+        assert str(found) == shape
+        assert {axis for axis, tree in enumerate(found.trees) if tree} == axes
+    stated = [str(condition) for condition in typing.facts.stated]
+    assert "dim(g,-1) = dim(x,-1)" in stated and "fits(dim(x,-2), k.h, p)" in stated
+    with pytest.raises(IllTyped, match="axis -4 found in a tensor of rank 1"):
+        typing(parse("length[-4](g)"))

@@ -12,12 +12,14 @@ from soapstone.ir.law import Law
 from soapstone.ir.term import Term, parse, variables
 from soapstone.rules.algebra import evaluate
 from soapstone.rules.algebra.structure import POLYNOMIAL, structure
-from soapstone.rules.laws import bounds, consistency, refute
+from soapstone.rules.laws import bounds, consistency, counterexamples
 from soapstone.rules.laws.columns import TYPES, apply, possible
 from soapstone.rules.laws.sizes import parameter_values, rank_choices, sizes
 from soapstone.rules.laws.validate import is_polynomial, validate, validate_all
 from soapstone.search.rules import language
 from soapstone.search.rules.shapes import Tree, Type, concrete, infer, plain
+
+NAMED = language.laws_by_name()
 
 
 def law(text: str, *where: str, ranks: str = "") -> Law:
@@ -241,11 +243,11 @@ class TestValidate:
         found = validate(WRONG[name], limit=3)
         assert not found.holds
         assert "is wrong: with" in str(found)
-        if isinstance(found.counterexample, refute.Untyped):
+        if isinstance(found.counterexample, counterexamples.Untyped):
             assert found.obligations == 0 and "no sizes type both alike" in str(found)
             return
         counterexample = found.counterexample
-        assert isinstance(counterexample, refute.Counterexample) and counterexample.decided
+        assert isinstance(counterexample, counterexamples.Counterexample) and counterexample.decided
         assert counterexample.left != counterexample.right
         # The operators' own references differ, on numbers, at those shapes.
         bound = [
@@ -269,7 +271,7 @@ class TestValidate:
         ],
     )
     def test_laws_hold_at_all_sizes(self, name: str) -> None:
-        found = validate(language.law(name))
+        found = validate(NAMED[name])
         assert found.holds, str(found)
 
     def test_the_papers_laws_hold_at_small_sizes(self) -> None:
@@ -279,7 +281,7 @@ class TestValidate:
         assert len(laws) > 30
 
     def test_two_processes_find_the_same(self) -> None:
-        laws = [WRONG["mean-is-sum"], language.law("transpose-inverse"), WRONG["matmul-commutes"]]
+        laws = [WRONG["mean-is-sum"], NAMED["transpose-inverse"], WRONG["matmul-commutes"]]
         told: list[tuple[str, int, int]] = []
         found = validate_all(laws, processes=2, progress=lambda *stage: told.append(stage), limit=2)
         assert [each.law for each in found] == laws
@@ -296,14 +298,14 @@ class TestValidate:
         assert not found.holds and "s = 3" in str(found)
 
     def test_a_law_says_what_was_compared(self) -> None:
-        found = validate(language.law("max_pool2d-point-padding")).covered
+        found = validate(NAMED["max_pool2d-point-padding"]).covered
         for text in (
             "s: 1 to 9",
             "2 of 4 axes of any extent",
             "all 91 relations",
         ):
             assert text in found
-        assert validate(language.law("add-commutative"), 2).covered.startswith("2 of 2 axes")
+        assert validate(NAMED["add-commutative"], 2).covered.startswith("2 of 2 axes")
 
     def test_a_law_of_no_sizes_does_not_hold(self) -> None:
         found = validate(law("transpose(x) = reduce_sum[-1](x)", "dim(x,-2) = 7", ranks="x=2"))
@@ -403,7 +405,7 @@ class TestConsistency:
 
     def test_says_what_a_redundant_law_follows_from(self) -> None:
         names = ("transpose-inverse", "concat-transpose", "concat-transpose-columns", "mul-add")
-        laws = [language.law(name) for name in names]
+        laws = [NAMED[name] for name in names]
         found = {each.law: each.follows for each in consistency.redundant(laws, timeout_s=0)}
         assert found["concat-transpose"] == ("concat-transpose-columns", "transpose-inverse")
         assert "mul-add" not in found and "transpose-inverse" not in found

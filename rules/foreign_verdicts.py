@@ -19,7 +19,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Bindings, Term, Value, instantiate_value, size, subterms
 from soapstone.rules.algebra.canonical import identity, subsumes
 from soapstone.rules.algebra.equation import instances
-from soapstone.rules.decide import counterexample
+from soapstone.rules.candidates import counterexample
 from soapstone.rules.foreign import ForeignRule
 from soapstone.rules.laws import domain
 from soapstone.rules.proving import check, lift, prove
