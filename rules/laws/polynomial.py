@@ -14,7 +14,7 @@ limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from soapstone.cache.compiled import njit
+from soapstone.ir.tensor import Array
 from soapstone.rules.algebra.structure import Structure
-from soapstone.rules.laws.maxima import MOST, gather, maximum
+from soapstone.rules.laws.maxima import MOST, Store, gather, maximum
 from soapstone.rules.laws.monomial import collect, product
 from soapstone.rules.laws.monomial import degree as degree_of
 from soapstone.rules.laws.monomial import divisor as common_divisor
@@ -52,8 +53,20 @@ class Result(NamedTuple):
     element: int
 
 
+class Structures(NamedTuple):
+    """Structures laid end to end, as the compiled loop reads them."""
+
+    kinds: Array
+    denominators: Array
+    first: Array  # of a structure's starts
+    starts: Array
+    a: Array  # of entries
+    b: Array
+    numerators: Array
+
+
 class Pool:
-    """Structures laid end to end, as the compiled loop reads them, each under a key."""
+    """Structures laid end to end, each under a key."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -92,9 +105,9 @@ class Pool:
         self._denominators.append(structure.denominator)
         return len(self._kinds) - 1
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """Return kinds, denominators, first starts, starts, and the entries' three arrays."""
-        return (
+    def arrays(self) -> Structures:
+        """Return all structures so far."""
+        return Structures(
             np.array(self._kinds, np.int8),
             np.array(self._denominators, np.int64),
             np.array(self._first, np.int64),
@@ -114,44 +127,39 @@ def _room(array: NDArray[Any], size: int) -> NDArray[Any]:
     return larger
 
 
+class _Scratch(NamedTuple):
+    """Memory for one size: monomials of nodes, where elements end, a sum, and maxima."""
+
+    keys: Array
+    coefs: Array
+    ends: Array
+    sum_keys: Array
+    sum_coefs: Array
+    store: Store
+
+
 @cache
-def _scratch() -> tuple[NDArray[np.int64], ...]:
-    """Return memory for one size: monomials of nodes, elements, a sum, maxima."""
-    bits = 20, 20, 16, 17, 17, 18, 18, 16, 16, 16, 16, 14, 14, 14, 3
-    return tuple(np.zeros(1 << size, np.int64) for size in bits)
+def _scratch() -> _Scratch:
+    nodes, maxima = (20, 20, 16, 17, 17), (18, 18, 16, 16, 16, 16, 14, 14, 14, 3)
+    store = Store(*(np.zeros(1 << size, np.int64) for size in maxima))
+    return _Scratch(*(np.zeros(1 << size, np.int64) for size in nodes), store)
 
 
 def compare(
-    program: Program,
-    pool: Sequence[NDArray[Any]],
-    instances: NDArray[np.int32],
-    begin: int = 0,
+    program: Program, structures: Structures, instances: NDArray[np.int32], begin: int = 0
 ) -> Result:
     """Return the first instance, from `begin` on, at which the sides are not seen to be equal.
 
     instances: (sizes, nodes); for a variable, how many elements it has; else its structure.
     """
-    return Result(
-        *_compare(
-            program.first,
-            program.second,
-            program.left,
-            program.right,
-            instances,
-            begin,
-            *pool,
-            *_scratch(),
-        )
-    )
+    return Result(*_compare(program, structures, instances, begin, _scratch()))
 
 
 @njit(nogil=True)
-def _compare(  # type: ignore[no-untyped-def]
-    first, second, left, right, instances, begin,
-    kinds, denominators, start_of, starts, entry_a, entry_b, numerators,
-    keys, coefs, ends, sum_keys, sum_coefs, mkeys, mcoefs, poly_from, poly_to, poly_den,
-    set_members, set_from, hashes, signs, counts,
-):  # fmt: skip
+def _compare(program, structures, instances, begin, scratch):  # type: ignore[no-untyped-def]
+    first, second, left, right = program
+    kinds, denominators, start_of, starts, entry_a, entry_b, numerators = structures
+    keys, coefs, ends, sum_keys, sum_coefs, store = scratch
     nodes = len(first)
     base = np.zeros(nodes + 1, np.int64)  # of a node's elements in `ends`
     den = np.ones(nodes, np.int64)
@@ -172,8 +180,8 @@ def _compare(  # type: ignore[no-untyped-def]
         while (1 << bits) <= unknowns + room:
             bits += 1
         highest = 63 // bits
-        counts[:] = 0
-        set_from[0] = 0
+        store.counts[:] = 0
+        store.first[0] = 0
         unknown = 0
         top = 0
         place = 0
@@ -244,35 +252,30 @@ def _compare(  # type: ignore[no-untyped-def]
                     if not sorted_yet:
                         terms = collect(sum_keys, sum_coefs, terms)
                 if kind >= 1:
-                    kept_polys, kept_top = counts[0], counts[1]
+                    kept = store.counts[0], store.counts[1]
                     size = 0
                     if kind == 1:
                         size = gather(
-                            members, size, sum_keys, sum_coefs, 0, terms, common, unknowns, bits,
-                            signs, poly_from, poly_to, poly_den, mkeys, mcoefs, set_from,
-                            set_members, counts,
-                        )  # fmt: skip
+                            *(members, size, sum_keys, sum_coefs, 0, terms, common),
+                            *(unknowns, bits, store),
+                        )
                     else:
                         for entry in range(lo, hi):
                             at = base[a] + entry_a[entry]
                             if size >= 0:
                                 size = gather(
-                                    members, size, keys, coefs, ends[at], ends[at + 1], common,
-                                    unknowns, bits, signs, poly_from, poly_to, poly_den, mkeys,
-                                    mcoefs, set_from, set_members, counts,
-                                )  # fmt: skip
+                                    *(members, size, keys, coefs, ends[at], ends[at + 1]),
+                                    *(common, unknowns, bits, store),
+                                )
                     if kind <= 2 and size >= 0:  # and zero
                         size = gather(
-                            members, size, one_key, one_coef, 0, 0, 1, unknowns, bits, signs,
-                            poly_from, poly_to, poly_den, mkeys, mcoefs, set_from, set_members,
-                            counts,
-                        )  # fmt: skip
+                            members, size, one_key, one_coef, 0, 0, 1, unknowns, bits, store
+                        )
                     if size >= 0:
                         size = maximum(
-                            members, size, common, unknowns, bits, sum_keys, sum_coefs,
-                            (kept_polys, kept_top), signs, hashes, poly_from, poly_to, poly_den,
-                            mkeys, mcoefs, set_from, set_members, counts,
-                        )  # fmt: skip
+                            *(members, size, common, unknowns, bits, sum_keys, sum_coefs),
+                            *(kept, store),
+                        )
                     if size < 0:
                         return TOO_LARGE, instance, 0
                     terms = size

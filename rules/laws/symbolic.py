@@ -5,31 +5,21 @@ Here it is the operator's declared NumPy reference, run on arrays of `Expression
 each element that decides on signs (`sigmoid`, `relu`) is not interpreted. Both sides must be one
 function of the inputs, defined at the same inputs (`field.py`). What is found different is refuted
 by numbers only: a counterexample is one that the operators themselves compute.
-
-All sizes up to the limit are covered: those are compared that are no slice of another (see
-`slices.py`).
 """
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from soapstone.ir.errors import GraphError
-from soapstone.ir.law import Law
 from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
 from soapstone.rules.algebra import evaluate
-from soapstone.rules.laws.bounds import covered
 from soapstone.rules.laws.expression import Elements, Undecided, elements
 from soapstone.rules.laws.field import Field
-from soapstone.rules.laws.sizes import parameter_values, rank_choices, sizes
-from soapstone.rules.laws.slices import needed
-from soapstone.rules.laws.validate import LIMIT, Progress, Validation
 from soapstone.search.rules import language
 from soapstone.search.rules.shapes import Type, extents
 
@@ -54,32 +44,6 @@ class Difference:
         given = ", ".join(f"{term} {type_}" for term, type_ in self.types.items())
         what = self.numbers or f"not decided: {self.reason}"
         return f"{self.sides[0]} = {self.sides[1]} with {given}: {what}"
-
-
-def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> Validation:
-    """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
-    start = time.perf_counter()
-    obligations = compared = 0
-    tasks = list(itertools.product(parameter_values(law), rank_choices(law, limit)))
-    computed = Symbolic()
-    for done, (values, ranks) in enumerate(tasks):
-        found = sizes(law, values, ranks, limit)
-        if found is not None:
-            for row in needed(found).tolist():
-                compared += 1
-                difference = computed.difference(found.sides, found.at(row))
-                if difference is not None:
-                    obligations += row + 1
-                    seconds = time.perf_counter() - start
-                    return Validation(law, obligations, compared, difference, seconds)
-            obligations += len(found)
-        if progress is not None:
-            progress(law.name, done + 1, len(tasks))
-    said = covered(law, limit) if obligations else ""
-    return Validation(law, obligations, compared, None, time.perf_counter() - start, said)
-
-
-# Evaluation
 
 
 class Symbolic:

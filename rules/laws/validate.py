@@ -5,11 +5,12 @@ small tensors, and find wrong properties so. `bounds.py` says up to which extent
 enough, `sizes.py` lists the sizes, `slices.py` leaves out
 those that others decide, `polynomial.py` compares both sides as polynomials in the elements of all
 variables, and `counterexamples.py` says where they differ.
-Laws of operators that are no polynomials are validated by `symbolic.py`.
+Laws of operators that are no polynomials are compared by `symbolic.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import time
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,15 @@ from soapstone.rules.laws.counterexamples import (
     refute,
     structure_of,
 )
-from soapstone.rules.laws.polynomial import EQUAL, NONE, VARIABLE, Pool, Program, compare
+from soapstone.rules.laws.polynomial import (
+    EQUAL,
+    NONE,
+    VARIABLE,
+    Pool,
+    Program,
+    Structures,
+    compare,
+)
 from soapstone.rules.laws.sizes import (
     Limit,
     Sizes,
@@ -47,9 +56,13 @@ from soapstone.rules.laws.slices import needed
 from soapstone.search.rules import language
 from soapstone.search.rules.shapes import extents
 
+if TYPE_CHECKING:
+    from soapstone.rules.laws.symbolic import Difference, Symbolic
+
 LIMIT = 4
 _CHUNK = 1 << 17
 _MOST_ENTRIES = 1 << 24
+Rows: TypeAlias = "NDArray[np.int64]"
 Progress: TypeAlias = "Callable[[str, int, int], None]"  # law, how many are done, of how many
 
 
@@ -90,24 +103,45 @@ def is_polynomial(law: Law) -> bool:
 def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> Validation:
     """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
     start = time.perf_counter()
-    if not is_polynomial(law):
-        from soapstone.rules.laws import symbolic
+    polynomial = is_polynomial(law)
+    if polynomial:
+        tasks, check = list(_tasks(law, limit)), _polynomial
+    else:
+        from soapstone.rules.laws.symbolic import Symbolic
 
-        return symbolic.validate(law, limit, progress)
+        every = itertools.product(parameter_values(law), rank_choices(law, limit))
+        tasks, check = [(*each, limit) for each in every], partial(_symbolic, Symbolic())
     obligations = compared = 0
-    tasks = list(_tasks(law, limit))
     for done, (bindings, ranks, most) in enumerate(tasks):
-        checked = _validated(law, bindings, ranks, most)
-        obligations += checked.obligations
-        compared += checked.compared
-        if checked.counterexample is not None:
-            seconds = time.perf_counter() - start
-            return Validation(law, obligations, compared, checked.counterexample, seconds)
+        found = sizes(law, bindings, ranks, most)
+        if found is not None and len(found):
+            rows = needed(found)
+            place, counterexample = check(found, rows)
+            if counterexample is not None:
+                place, obligations = place + 1, obligations + int(rows[place]) + 1
+                seconds = time.perf_counter() - start
+                return Validation(law, obligations, compared + place, counterexample, seconds)
+            obligations, compared = obligations + len(found), compared + len(rows)
         if progress is not None:
             progress(law.name, done + 1, len(tasks))
-    untyped = None if obligations else _untyped(law, tasks)
+    untyped = _untyped(law, tasks) if polynomial and not obligations else None
     said = covered(law, limit) if obligations else ""
     return Validation(law, obligations, compared, untyped, time.perf_counter() - start, said)
+
+
+def _polynomial(found: Sizes, rows: Rows) -> tuple[int, Counterexample | None]:
+    """Return which of some sizes is the first at which polynomials differ, and how."""
+    part = found.only(rows)
+    return (len(rows), None) if _congruent(part) else _first_difference(part)
+
+
+def _symbolic(computed: Symbolic, found: Sizes, rows: Rows) -> tuple[int, Difference | None]:
+    """Return which of some sizes is the first at which expressions differ, and how."""
+    for place, row in enumerate(rows.tolist()):
+        difference = computed.difference(found.sides, found.at(row))
+        if difference is not None:
+            return place, difference
+    return len(rows), None
 
 
 def _untyped(
@@ -169,31 +203,6 @@ def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, 
                 yield bindings, ranks, sweep.limit
 
 
-class Checked(NamedTuple):
-    """How many sizes there are, or up to the first that is wrong, how many were compared."""
-
-    obligations: int
-    compared: int
-    counterexample: Counterexample | None
-
-
-def _validated(
-    law: Law, bindings: dict[str, Value], ranks: dict[Term, int], limit: Limit
-) -> Checked:
-    """Return at how many sizes a law holds, and the first at which it is wrong."""
-    found = sizes(law, bindings, ranks, limit)
-    if found is None or not len(found):
-        return Checked(0, 0, None)
-    rows = needed(found)
-    part = found.only(rows)
-    if _congruent(part):
-        return Checked(len(found), len(rows), None)
-    where, counterexample = _first_difference(part)
-    if counterexample is None:
-        return Checked(len(found), len(rows), None)
-    return Checked(int(rows[where]) + 1, where + 1, counterexample)
-
-
 def _congruent(found: Sizes) -> bool:
     """Return whether both sides are one operator on operands that are equal, seen at all sizes.
 
@@ -245,7 +254,7 @@ def _first_difference(found: Sizes) -> tuple[int, Counterexample | None]:
 _pool = Pool()
 
 
-def compiled(found: Sizes) -> tuple[Program, tuple[NDArray[Any], ...], NDArray[np.int32]]:
+def compiled(found: Sizes) -> tuple[Program, Structures, NDArray[np.int32]]:
     """Return sizes as the compiled loop takes them: program, pool of structures, instances."""
     global _pool
     if _pool.entries > _MOST_ENTRIES:
