@@ -157,8 +157,8 @@ def match(
     """Say of each foreign rule: in the set, derivable from it, refuted, or unknown."""
     from soapstone.frontend.progress import staged
     from soapstone.rules import foreign_verdicts
-    from soapstone.rules.foreign import load
     from soapstone.rules.file_checks import trusted
+    from soapstone.rules.foreign import load
 
     with staged() as stages:
         rules = _load(file) if file is None else trusted(file)
