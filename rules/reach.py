@@ -111,8 +111,8 @@ def _varied(task: Variant) -> Candidate | None:
     usual = [types for _, types in drawn(rule.source, rule.target, ranks, rule.guard, _DRAWS)]
     if _ones([types for _, types in tried]) - _ones(usual):
         return None
-    values, types = max(tried, key=lambda each: _distinct(each[1]))
-    return candidate_at(source, target, values, types, rule.spaces[0])
+    best = max(tried, key=lambda each: _distinct(each[1]))
+    return candidate_at(source, target, *best, rule.spaces[0])
 
 
 def _ones(drawn: Sequence[Mapping[Term, Type]]) -> set[tuple[str, int]]:

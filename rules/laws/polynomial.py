@@ -142,7 +142,8 @@ class _Scratch(NamedTuple):
 def _scratch() -> _Scratch:
     nodes, maxima = (20, 20, 16, 17, 17), (18, 18, 16, 16, 16, 16, 14, 14, 14, 3)
     store = Store(*(np.zeros(1 << size, np.int64) for size in maxima))
-    return _Scratch(*(np.zeros(1 << size, np.int64) for size in nodes), store)
+    keys, coefs, ends, sum_keys, sum_coefs = (np.zeros(1 << size, np.int64) for size in nodes)
+    return _Scratch(keys, coefs, ends, sum_keys, sum_coefs, store)
 
 
 def compare(

@@ -104,6 +104,7 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
     """Return whether a law holds for all parameters and all extents up to a limit, exactly."""
     start = time.perf_counter()
     polynomial = is_polynomial(law)
+    check: Callable[[Sizes, Rows], tuple[int, object | None]]
     if polynomial:
         tasks, check = list(_tasks(law, limit)), _polynomial
     else:

@@ -100,6 +100,7 @@ class Typing:
             if rank is None:
                 usual = max(self.ranks.values(), default=2)
                 rank = usual if constant_.rank is None else constant_.rank
+        assert rank is not None
         names = [f"dim({term},{axis})" for axis in range(-rank, 0)]
         type_ = plain([atom(name) for name in names])
         if not known:  # a constant that only the proof has: its extents are what it needs
