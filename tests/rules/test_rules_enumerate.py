@@ -290,13 +290,11 @@ def orders(term: Term) -> list[Term]:
 def lifted(space: Space) -> Space:
     """Return the space with every stride and padding of its convolutions and pools."""
     every: dict[str, tuple[Value, ...]] = {"stride": (1, 2), "padding": ("same", "valid")}
-    uses = [
-        replace(use, parameters=choice)
-        for use in space.operators
-        for choice in itertools.product(
-            *(every.get(k, (v,)) for k, v in zip(kinds(use.symbol), use.parameters))
-        )
-    ]
+    uses: list[OperatorUse] = []
+    for use in space.operators:
+        values = [every.get(kind, (v,)) for kind, v in zip(kinds(use.symbol), use.parameters)]
+        choices = itertools.product(*values) if values else [use.parameters]
+        uses += [replace(use, parameters=choice) for choice in choices]
     return replace(space, operators=tuple(dict.fromkeys(uses)))
 
 
