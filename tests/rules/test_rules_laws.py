@@ -144,7 +144,13 @@ UNEQUAL_HISTORIES = {  # equal as numbers, where a split of them differs; or nev
 }
 
 
-@pytest.mark.parametrize("name", [*WRONG, *UNEQUAL_HISTORIES])
+# Their sides are never of one shape: validation says so, and there are no numbers to compare.
+UNTYPED = {"concat-is-associative-across-axes", "enlarge-under-valid"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WRONG | UNEQUAL_HISTORIES if name not in UNTYPED]
+)
 def test_wrong_laws_are_refuted(name: str) -> None:
     """The sampler is strong enough to find what is wrong with the traps."""
     law = (WRONG | UNEQUAL_HISTORIES)[name]
