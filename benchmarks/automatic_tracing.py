@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from harness import write
 
-from soapstone.native.memory import NO_ARGUMENTS, Entry
+from soapstone.native.entries import noop
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task
-from soapstone.runtime.tracing.program import nothing_address
 
-_ENTRY = Entry(nothing_address(), NO_ARGUMENTS)
+_ENTRY = noop()
 WIDTH, BODY, TURNS = 4, 6, 64
 TASKS = {
     "native": Task("native", (Read, ReadWrite), bind=lambda context, arrays: _ENTRY),

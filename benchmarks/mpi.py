@@ -177,13 +177,13 @@ def exchange_peer(kind: str, library: str, nbytes: int) -> None:
 
 def exchanges(kind: str, nbytes: int, repeats: int) -> Callable[[], object]:
     """Return the replay of a trace of so many exchanges between tasks that do nothing."""
-    from soapstone.native.memory import NO_ARGUMENTS, Entry
+    from soapstone.native.entries import noop
+    from soapstone.native.memory import Entry
     from soapstone.runtime import DefaultMapper, Partition, Read, Reduce, Region, Task, Write
     from soapstone.runtime.machines.start import machine_of, start
-    from soapstone.runtime.tracing.program import nothing_address
 
     def bind(context: object, arrays: object) -> Entry:
-        return Entry(nothing_address(), NO_ARGUMENTS)
+        return noop()
 
     runtime = start("mpi", machine_of("mpi", 1), DefaultMapper())
     count = nbytes // 4

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from harness import write
 
-from soapstone.native.memory import NO_ARGUMENTS, Entry
+from soapstone.native.entries import noop
 from soapstone.runtime import (
     Machine,
     Partition,
@@ -28,9 +28,8 @@ from soapstone.runtime import (
     by_field,
     task,
 )
-from soapstone.runtime.tracing.program import nothing_address
 
-_ENTRY = Entry(nothing_address(), NO_ARGUMENTS)
+_ENTRY = noop()
 NOOP = Task("noop", (ReadWrite,), bind=lambda context, arrays: _ENTRY)
 MOVE = Task("move", (ReadWrite,), lambda x: None)
 

@@ -18,12 +18,11 @@ from typing import Any
 
 from harness import serve, write
 
-from soapstone.native.memory import NO_ARGUMENTS, Entry
+from soapstone.native.entries import noop
 from soapstone.runtime import Machine, Partition, Read, ReadWrite, Region, Runtime, Task, Write
-from soapstone.runtime.tracing.program import nothing_address
 from soapstone.system import resident_bytes
 
-_ENTRY = Entry(nothing_address(), NO_ARGUMENTS)
+_ENTRY = noop()
 NOOP = Task("noop", (Read, ReadWrite), bind=lambda context, arrays: _ENTRY)
 PYTHON = Task("python", (Read, ReadWrite), lambda x, y: None)
 MOVE = Task("move", (Read, Write), lambda x, y: None)

@@ -257,9 +257,9 @@ def _convolution() -> Check:
 
 def _check(name: str, given: Mapping[str, Any], inputs: tuple[Any, ...], expected: Any) -> Check:
     from soapstone.ir.spec import operator
-    from soapstone.kernels.cpu.substrate import native
     from soapstone.kernels.entry import Call
     from soapstone.kernels.select import run_reference, select
+    from soapstone.native import memory
 
     y = np.zeros(expected.shape, np.float32)
     variant = "none"
@@ -269,7 +269,7 @@ def _check(name: str, given: Mapping[str, Any], inputs: tuple[Any, ...], expecte
         variant, entry = select(call)
         if entry is None:
             run_reference(call)
-        elif status := native.run(entry):
+        elif status := memory.run(entry):
             return Check(name, variant, None, f"{variant} ended with status {status}")
     except Exception as error:  # whatever a library that does not fit does
         return Check(name, variant, None, f"{variant}: {type(error).__name__}: {error}")

@@ -1,11 +1,13 @@
-"""Intrinsics of the native loops: calls through addresses, ordered loads and stores, the clock.
+"""Intrinsics of compiled code: calls by address, pointers, ordered loads and stores, the clock.
 
 Importing this module imports Numba: only modules that are imported on first use may do so.
 """
 
 from __future__ import annotations
 
+import inspect
 import platform
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -13,126 +15,223 @@ from numba import types
 from numba.extending import intrinsic
 
 from soapstone import system
-from soapstone.native.stack import room
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
+VOID, INT, WORD = ir.VoidType(), ir.IntType(32), ir.IntType(64)
+POINTER = ir.IntType(8).as_pointer()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call_entry(typingctx: Any, address: Any, block: Any) -> Any:
-    """The status of `int32_t (*)(void *)` at an address, called with a block's address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.IntType(32), [pointer]).as_pointer()
-        status = builder.call(builder.inttoptr(args[0], kind), [builder.inttoptr(args[1], pointer)])
-        return builder.sext(status, ir.IntType(64))
-
-    return types.int64(types.int64, types.int64), codegen
+def fixed_arity(typer: Callable[..., Any], count: int) -> Any:
+    """Return the intrinsic of a variadic typer, of `count` arguments as Numba wants to see it."""
+    names = ["typing"] + [f"a{i}" for i in range(count)]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    typer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind) for name in names]
+    )
+    return intrinsic(typer)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call_pointer(typingctx: Any, address: Any) -> Any:
-    """What `void *(*)(void)` at an address returns, as an integer."""
+# ----------------------------------------------------------------------------- calls by address
+def calling(returns: Any, *wants: Any) -> Any:
+    """Return the intrinsic that calls the C function at an address: `call(address, *arguments)`.
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(64), []).as_pointer()
-        return builder.call(builder.inttoptr(args[0], kind), [])
+    returns: VOID, INT or WORD (a pointer comes back as its address). wants: of each argument
+    POINTER, INT or WORD; all are given as 64-bit integers.
+    """
 
-    return types.int64(types.int64), codegen
+    def typer(typing: Any, *given: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            target = builder.inttoptr(args[0], ir.FunctionType(returns, wants).as_pointer())
+            passed = []
+            for value, want in zip(args[1:], wants, strict=True):
+                if isinstance(want, ir.PointerType):
+                    passed.append(builder.inttoptr(value, want))
+                else:
+                    passed.append(builder.trunc(value, want) if want.width < 64 else value)
+            answer = builder.call(target, passed)
+            return context.get_dummy_value() if returns == VOID else answer
+
+        kind = {VOID: types.void, INT: types.int32, WORD: types.int64}[returns]
+        return kind(*([types.int64] * (1 + len(wants)))), emit
+
+    return fixed_arity(typer, 1 + len(wants))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
-    """`array[index]` of an int64 array, as an atomic acquire load."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.load_atomic(builder.gep(view.data, [args[1]]), "acquire", 8)
-
-    return types.int64(array, types.int64), codegen
+call_entry: Any = calling(INT, POINTER)  # (function, block) -> status
+call_body: Any = calling(INT, POINTER, WORD, WORD)  # (function, block, begin, end) -> status
+call_pointer: Any = calling(WORD)  # `void *(*)(void)`, whose answer is an address
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def store_release(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """`array[index] = value` of an int64 array, as an atomic release store."""
+# ------------------------------------------------------------------------------------- pointers
+def pointer_cast(element: Any) -> Any:
+    """Return what makes pointers to a Numba type, of an integer address or another pointer."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        builder.store_atomic(args[2], builder.gep(view.data, [args[1]]), "release", 8)
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def pointer(typing: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            target = context.get_value_type(signature.return_type)
+            if isinstance(signature.args[0], types.Integer):
+                return builder.inttoptr(args[0], target)
+            return builder.bitcast(args[0], target)
+
+        return types.CPointer(element)(address), emit
+
+    return pointer
+
+
+# `f32p(words(block)[0])[i]`, and so on.
+f32p: Any = pointer_cast(types.float32)
+f64p: Any = pointer_cast(types.float64)
+i64p: Any = pointer_cast(types.int64)
+i32p: Any = pointer_cast(types.int32)
+i16p: Any = pointer_cast(types.int16)
+u8p: Any = pointer_cast(types.uint8)
+words: Any = i64p
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def pointer(typing: Any, address: Any) -> Any:
+    """The void pointer at an integer address."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], POINTER)
+
+    return types.voidptr(types.int64), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def address_of(typing: Any, place: Any) -> Any:
+    """The integer address that a pointer holds."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(args[0], WORD)
+
+    return types.int64(place), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def as_float(typing: Any, word: Any) -> Any:
+    """The float64 whose bits are the 64-bit word."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), emit
+
+
+# ---------------------------------------------------------------------------------------- stack
+def room(builder: Any, kind: Any, align: int = 0) -> Any:
+    """Return the pointer to room of an LLVM type on the stack of the function being built.
+
+    It is taken in the function's first block: where it is used may be inside a loop, which would
+    take more stack in every round.
+    """
+    with builder.goto_entry_block():
+        place = builder.alloca(kind)
+        if align:
+            place.align = align
+    return place
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def stack(typing: Any, nbytes: Any) -> Any:
+    """The address of `nbytes` (a literal) of the kernel's stack, aligned to 64 bytes."""
+    if not isinstance(nbytes, types.IntegerLiteral):
+        return None
+    size = nbytes.literal_value
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = room(builder, ir.ArrayType(ir.IntType(8), size), 64)
+        return builder.ptrtoint(place, WORD)
+
+    return types.int64(nbytes), emit
+
+
+# -------------------------------------------------------------------------------- between workers
+def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """The pointer to a word of an int64 array, or of the words at an address."""
+    if isinstance(signature.args[0], types.Integer):
+        first = builder.inttoptr(args[0], WORD.as_pointer())
+    else:
+        first = context.make_array(signature.args[0])(context, builder, args[0]).data
+    return builder.gep(first, [args[1]])
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def load_acquire(typing: Any, words: Any, index: Any) -> Any:
+    """`words[index]` of an int64 array, or of an address, as an atomic acquire load."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_word(context, builder, signature, args), "acquire", 8)
+
+    return types.int64(words, types.int64), emit
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def store_release(typing: Any, words: Any, index: Any, value: Any) -> Any:
+    """`words[index] = value` of an int64 array, or of an address, as an atomic release store."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], _word(context, builder, signature, args), "release", 8)
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, types.int64), codegen
+    return types.void(words, types.int64, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def compare_exchange(typingctx: Any, array: Any, index: Any, old: Any, new: Any) -> Any:
-    """Replace `array[index]` of an int64 array if it is `old`, atomically; whether it was."""
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def compare_exchange(typing: Any, words: Any, index: Any, old: Any, new: Any) -> Any:
+    """Replace `words[index]`, as in `load_acquire`, if it is `old`, atomically; whether so."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, args[0])
-        word = builder.gep(view.data, [args[1]])
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = _word(context, builder, signature, args)
         pair = builder.cmpxchg(word, args[2], args[3], "acq_rel", "acquire")
         return builder.extract_value(pair, 1)
 
-    return types.boolean(array, types.int64, types.int64, types.int64), codegen
+    return types.boolean(words, types.int64, types.int64, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def pause(typingctx: Any) -> Any:
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def pause(typing: Any) -> Any:
     """The processor's hint that a loop is waiting (x86); nothing elsewhere."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if _X86:
-            kind = ir.FunctionType(ir.VoidType(), [])
+            kind = ir.FunctionType(VOID, [])
             builder.call(_declare(builder.module, kind, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
-    return types.void(), codegen
+    return types.void(), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def pointer(typingctx: Any, address: Any) -> Any:
-    """The void pointer at an integer address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def clock_ns(typingctx: Any) -> Any:
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def clock_ns(typing: Any) -> Any:
     """Nanoseconds of the clock of `time.perf_counter_ns`."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        slot = builder.bitcast(room(builder, ir.ArrayType(word, 2)), word.as_pointer())
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        slot = builder.bitcast(room(builder, ir.ArrayType(WORD, 2)), WORD.as_pointer())
         if system.CLOCK_ID is None:
-            kind = ir.FunctionType(ir.IntType(32), [word.as_pointer()])
+            kind = ir.FunctionType(INT, [WORD.as_pointer()])
             builder.call(_declare(builder.module, kind, system.CLOCK), [slot])
             tick = 1_000_000_000 // system.performance_frequency()
-            return builder.mul(builder.load(slot), ir.Constant(word, tick))
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), word.as_pointer()])
+            return builder.mul(builder.load(slot), WORD(tick))
+        kind = ir.FunctionType(INT, [INT, WORD.as_pointer()])
         function = _declare(builder.module, kind, system.CLOCK)
-        builder.call(function, [ir.Constant(ir.IntType(32), system.CLOCK_ID), slot])
-        seconds = builder.load(slot)
-        rest = builder.load(builder.gep(slot, [ir.Constant(ir.IntType(32), 1)]))
-        return builder.add(builder.mul(seconds, ir.Constant(word, 1_000_000_000)), rest)
+        builder.call(function, [INT(system.CLOCK_ID), slot])
+        seconds, rest = builder.load(slot), builder.load(builder.gep(slot, [INT(1)]))
+        return builder.add(builder.mul(seconds, WORD(1_000_000_000)), rest)
 
-    return types.int64(), codegen
+    return types.int64(), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def yield_processor(typingctx: Any) -> Any:
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def yield_processor(typing: Any) -> Any:
     """Let another thread of the operating system run on this core."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(_declare(builder.module, kind, system.YIELD), [])
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.call(_declare(builder.module, ir.FunctionType(INT, []), system.YIELD), [])
         return context.get_dummy_value()
 
-    return types.void(), codegen
+    return types.void(), emit
 
 
 def _declare(module: Any, kind: Any, name: str) -> Any:

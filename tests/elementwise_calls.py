@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
+from soapstone.native import memory
 
 Array = np.ndarray[Any, Any]
 erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -31,7 +31,7 @@ def run(
     bind = fused_elementwise if operator == "fused_elementwise" else elementwise
     entry = bind(Call(operator, attributes, tuple(inputs), tuple(outputs), threads))
     assert entry is not None
-    assert native.run(entry) == 0
+    assert memory.run(entry) == 0
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

@@ -11,9 +11,9 @@ from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.cpu import onednn
 from soapstone.kernels.cpu.products.forms import plain
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 LIBRARY = (plain() or ("reference", None))[0]  # whose products there are
 BOTH = {"numba", "onednn"} if onednn.available() else {"numba"}
@@ -100,7 +100,7 @@ def served(
             if entry is None:
                 continue
             names.add(variant.name)
-            assert native.run(entry) == native.run(entry) == 0
+            assert memory.run(entry) == memory.run(entry) == 0
             for output, value in zip(made, expected, strict=True):
                 where = f"{variant.name} {layout} {count}"
                 if value.dtype.kind != "f":

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from soapstone.cache.compiled import njit
-from soapstone.kernels.cpu.substrate.native import f64p, helper, i64p, native, pack, stack, words
 from soapstone.kernels.entry import Entry
+from soapstone.native.entries import helper, native
+from soapstone.native.intrinsics import f64p, i64p, stack, words
+from soapstone.native.memory import pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EMPTY, COMPUTE, MEMORY = 0, 1, 2

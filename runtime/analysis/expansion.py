@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.native.walks import FIRST
 from soapstone.runtime.analysis import gather
-from soapstone.runtime.analysis.transfer import COPY, FIRST, FoldPart, fold_task
+from soapstone.runtime.analysis.transfer import COPY, FoldPart, fold_task
 from soapstone.runtime.errors import LaunchError, PrivilegeError
 from soapstone.runtime.model.forms import Form, adapted
 from soapstone.runtime.model.future import Future, FutureMap, Host, Result

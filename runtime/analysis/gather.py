@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.native.memory import Entry, pack
-from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, collapsed, combine, folded
+from soapstone.native.memory import Entry
+from soapstone.native.walks import walk
+from soapstone.runtime.analysis.transfer import NATIVE_FOLDS, combine, folded, moved
 from soapstone.runtime.model.sparse import IndexSets
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write
 from soapstone.runtime.model.tiling import Shape, Tiling, intern
@@ -157,43 +158,55 @@ def _move(
 
     Raises: ValueError for coordinates outside an array: entries check nothing.
     """
-    from soapstone.native import gather_kernels
+    from soapstone.native import gathers
 
     count = by[0].size
     if to is None:
         to = (np.arange(count, dtype=np.int64),)
-    ways: list[Any] = []  # of each side: its offsets, or 0 and the step of its rows
-    for places, array in ((to, target), (by, source)):
-        for axis, extent in zip(places, array.shape):
-            if count and not 0 <= int(axis.min()) <= int(axis.max()) < extent:
-                raise ValueError(
-                    f"rows {int(axis.min())}..{int(axis.max())} of an array of shape {array.shape}"
-                )
-        rows = places[0]
-        if len(places) == 1 and count and rows[0] == 0 and bool((np.diff(rows) == 1).all()):
-            ways += [0, array.strides[0]]
-            continue
-        offset = np.zeros(count, dtype=np.int64)
-        for axis, step in zip(places, array.strides):
-            offset += axis * step
-        ways += [offset, 0]
     if target.shape[len(to) :] != source.shape[len(by) :]:
         raise ValueError(f"rows of {source.shape} do not fit into {target.shape}")
+    ends: dict[str, Any] = {}
+    for side, places, array in (("target", to, target), ("source", by, source)):
+        ends[f"{side}_at"], ends[f"{side}_step"] = _offsets(places, array)
+    inner = [target.reshape(-1)[:0]] * 2
     if count:
         inner = [array[(0,) * len(p) + (...,)] for array, p in ((target, to), (source, by))]
-        extents, (tos, bys) = collapsed(inner)
-    else:
-        extents, tos, bys = [0], [target.itemsize], [target.itemsize]
+    kernel = gathers.move_rows
     if reduction is None:
-        unit = next(size for size in (8, 4, 2, 1) if target.itemsize % size == 0)
-        pieces = target.itemsize // unit
-        if pieces > 1:
-            extents, tos, bys = [*extents, pieces], [*tos, unit], [*bys, unit]
-        kernel = gather_kernels.move_rows
+        inner = moved(*inner)
+    elif target.dtype.str[1:] not in NATIVE_FOLDS or not target.dtype.isnative:
+        return None
     else:
-        if target.dtype.str[1:] not in NATIVE_FOLDS or not target.dtype.isnative:
-            return None
-        unit = target.itemsize
-        kernel = gather_kernels.combine_rows(target.dtype.str, reduction)
-    block = pack(count, unit, target, source, ways, len(extents), extents, tos, bys)
-    return Entry(int(kernel.address), block)
+        kernel = gathers.combine_rows(target.dtype.str, reduction)
+    extents, strides = walk(inner[0].shape, inner)
+    block = gathers.ROWS.pack(
+        *(extents, *strides),
+        rows=count,
+        unit=inner[0].itemsize,
+        target=target,
+        source=source,
+        axes=len(extents),
+        keep=(kernel,),
+        **ends,
+    )
+    return Entry(kernel.address, block)
+
+
+def _offsets(places: tuple[Array, ...], array: Array) -> tuple[Array | int, int]:
+    """Where rows of an array lie: their offsets, or 0 and the step of rows that are in order.
+
+    Raises: ValueError for coordinates outside the array.
+    """
+    count = places[0].size
+    for axis, extent in zip(places, array.shape):
+        if count and not 0 <= int(axis.min()) <= int(axis.max()) < extent:
+            raise ValueError(
+                f"rows {int(axis.min())}..{int(axis.max())} of an array of shape {array.shape}"
+            )
+    rows = places[0]
+    if len(places) == 1 and count and rows[0] == 0 and bool((np.diff(rows) == 1).all()):
+        return 0, array.strides[0]
+    offset = np.zeros(count, dtype=np.int64)
+    for axis, step in zip(places, array.strides):
+        offset += axis * step
+    return offset, 0

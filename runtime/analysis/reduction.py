@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.runtime.analysis.transfer import COMBINE, FIRST, IDENTITY, FoldPart, fold_task
+from soapstone.native.walks import COMBINE, FIRST, IDENTITY
+from soapstone.runtime.analysis.transfer import FoldPart, fold_task
 from soapstone.runtime.model import tiling as geometry
 from soapstone.runtime.model.task import Task
 from soapstone.runtime.model.tiling import Box, Shape, Tiling

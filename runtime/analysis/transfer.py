@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.native.memory import Entry, pack
+from soapstone.native.memory import Entry, address, pack
+from soapstone.native.walks import COMBINE, FIRST, IDENTITY, walk
 from soapstone.runtime.model.task import PointContext, Read, ReadWrite, Task, Write, identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FIRST, COMBINE, IDENTITY = 0, 1, 2
 NATIVE_FOLDS = frozenset(["f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
 
 
@@ -32,31 +32,11 @@ class FoldPart(NamedTuple):
     source: tuple[slice, ...] | None
 
 
-def collapsed(arrays: Sequence[Array]) -> tuple[list[int], list[list[int]]]:
-    """Extents and byte strides of arrays of one shape with as few axes as possible (at least 1).
-
-    Axes are put in the order of the first array's strides and merged where all arrays allow it.
-    """
-    shape = arrays[0].shape
-    if 0 in shape:
-        return [0], [[array.itemsize] for array in arrays]
-    axes = [axis for axis in range(len(shape)) if shape[axis] > 1]
-    axes.sort(key=lambda axis: -abs(arrays[0].strides[axis]))
-    extents: list[int] = []
-    strides: list[list[int]] = [[] for _ in arrays]
-    for axis in axes:
-        extent, steps = shape[axis], [array.strides[axis] for array in arrays]
-        if extents and all(old[-1] == step * extent for old, step in zip(strides, steps)):
-            extents[-1] *= extent
-            for old, step in zip(strides, steps):
-                old[-1] = step
-        else:
-            extents.append(extent)
-            for old, step in zip(strides, steps):
-                old.append(step)
-    if not extents:
-        return [1], [[array.itemsize] for array in arrays]
-    return extents, strides
+def moved(*arrays: Array) -> list[Array]:
+    """Arrays of one dtype as the words that native code moves: integers along one more axis."""
+    steps = [n for a in arrays for n in (a.itemsize, address(a), *a.strides)]
+    unit = next(size for size in (8, 4, 2, 1) if all(step % size == 0 for step in steps))
+    return [array[..., None].view(f"u{unit}") for array in arrays]
 
 
 def copy_entry(target: Array, source: Array) -> Entry:
@@ -64,25 +44,16 @@ def copy_entry(target: Array, source: Array) -> Entry:
 
     Raises: ValueError when shapes or dtypes differ.
     """
-    from soapstone.native import transfer_kernels
+    from soapstone.native.copies import copy
 
     if target.shape != source.shape or target.dtype != source.dtype:
         raise ValueError(
             f"copy: source is {source.dtype} {source.shape}, target {target.dtype} {target.shape}"
         )
-    unit = next(size for size in (8, 4, 2, 1) if target.itemsize % size == 0)
-    pieces = target.itemsize // unit
-    extents, (to, by) = collapsed([target, source])
-    if pieces > 1:
-        if to[-1] == by[-1] == target.itemsize:
-            extents[-1] *= pieces
-            to[-1] = by[-1] = unit
-        else:
-            extents.append(pieces)
-            to.append(unit)
-            by.append(unit)
-    block = pack(len(extents), unit, target, source, extents, to, by)
-    return Entry(int(transfer_kernels.copy_words.address), block)
+    to, x = moved(target, source)
+    entry = copy(to, x, 1)
+    assert entry is not None  # words of any strides can be copied
+    return entry
 
 
 @contextmanager
@@ -127,17 +98,16 @@ def fold_entry(
     """The native entry of `fold_arrays`, or None for a dtype without a native kernel."""
     if out.dtype.str[1:] not in NATIVE_FOLDS or not out.dtype.isnative:
         return None
-    from soapstone.native import transfer_kernels
+    from soapstone.native.folds import STAGE, fold_kernel
 
     stages: list[tuple[Any, ...]] = []
 
     def stage(how: int, target: Array, given: Sequence[Array]) -> None:
-        extents, strides = collapsed([target, *given])
-        head = (how, len(given), len(extents), target, extents, strides[0])
-        stages.append((*head, list(zip(given, strides[1:]))))
+        extents, (out_strides, *strides) = walk(target.shape, [target, *given])
+        head = STAGE.row(mode=how, parts=len(given), axes=len(extents), output=target)
+        stages.append((head, extents, out_strides, list(zip(given, strides))))
 
-    same = all(target.shape == out.shape for target, _ in parts)
-    if same:
+    if all(target.shape == out.shape for target, _ in parts):
         stage(mode, out, [part for _, part in parts])
     else:
         if mode == IDENTITY:
@@ -145,8 +115,8 @@ def fold_entry(
         for target, part in parts:
             stage(COMBINE, target, [part])
     start = identity(reduction, out.dtype)
-    kernel = transfer_kernels.fold_kernel(out.dtype.str, reduction, start.item())
-    return Entry(int(kernel.address), pack(len(stages), stages))
+    kernel = fold_kernel(out.dtype.str, reduction, start.item())
+    return Entry(kernel.address, pack(len(stages), stages, keep=(kernel,)))
 
 
 def _copy(source: Array, target: Array) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.cache.compiled import cfunc, njit
+from soapstone.cache.compiled import njit
 from soapstone.native.intrinsics import (
     call_entry,
     clock_ns,
@@ -29,16 +29,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LINE = 8  # int64 words of a cache line: progress words are kept apart
 ABORT = 0  # control[0]: any other value than 0 stops all workers
 SPINS = 256  # polls before a waiting worker lets other threads run
-
-
-@cfunc("int32(voidptr)")
-def _nothing(block: Any) -> int:
-    return 0
-
-
-def nothing_address() -> int:
-    """The address of the entry that does nothing and succeeds."""
-    return int(_nothing.address)
 
 
 @njit(nogil=True)
@@ -68,15 +58,19 @@ def run_worker(
     control: Any,
     result: Any,
     spins: int,
+    stamps: Any = None,
 ) -> None:
     """Run one worker's entries in order, each once the workers it waits for have come far enough.
 
     On a non-zero status the position and the status go to `result`, and the abort word is set;
-    every wait and every entry looks at it.
+    every wait and every entry looks at it. stamps: if given, when each entry began to wait,
+    started and ended (ns); what it takes to note that is compiled only then.
     """
     for k in range(fn.size):
         if load_acquire(control, 0) != 0:
             return
+        if stamps is not None:
+            stamps[k, 0] = clock_ns()
         for e in range(first_wait[k], first_wait[k + 1]):
             polls = 0
             while load_acquire(progress, wait_word[e]) < wait_value[e]:
@@ -87,49 +81,11 @@ def run_worker(
                     pause()
                 else:
                     yield_processor()
+        if stamps is not None:
+            stamps[k, 1] = clock_ns()
         status = call_entry(fn[k], block[k])
-        if status != 0:
-            result[0] = k
-            result[1] = status
-            store_release(control, 0, 1)
-            return
-        if publish[k]:
-            store_release(progress, word, k + 1)
-
-
-@njit(nogil=True)
-def run_stamped(
-    fn: Any,
-    block: Any,
-    first_wait: Any,
-    wait_word: Any,
-    wait_value: Any,
-    publish: Any,
-    progress: Any,
-    word: int,
-    control: Any,
-    result: Any,
-    spins: int,
-    stamps: Any,
-) -> None:
-    """As `run_worker`, and note when each entry began to wait, started and ended (ns)."""
-    for k in range(fn.size):
-        if load_acquire(control, 0) != 0:
-            return
-        stamps[k, 0] = clock_ns()
-        for e in range(first_wait[k], first_wait[k + 1]):
-            polls = 0
-            while load_acquire(progress, wait_word[e]) < wait_value[e]:
-                if load_acquire(control, 0) != 0:
-                    return
-                polls += 1
-                if polls < spins:
-                    pause()
-                else:
-                    yield_processor()
-        stamps[k, 1] = clock_ns()
-        status = call_entry(fn[k], block[k])
-        stamps[k, 2] = clock_ns()
+        if stamps is not None:
+            stamps[k, 2] = clock_ns()
         if status != 0:
             result[0] = k
             result[1] = status
@@ -208,7 +164,7 @@ class NativeProgram:
         if stamps is None:
             run_worker(*shared)
         else:
-            run_stamped(*shared, stamps)
+            run_worker(*shared, stamps)
 
     def failures(self) -> list[tuple[int, int]]:
         """The operations that failed in the last run, with their statuses."""

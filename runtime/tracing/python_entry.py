@@ -14,18 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import types
 
 from soapstone import system
-from soapstone.cache.compiled import cfunc
-from soapstone.native.intrinsics import call_pointer, compare_exchange, load_acquire, pause, pointer
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import native
+from soapstone.native.intrinsics import call_pointer, compare_exchange, load_acquire, pause
 from soapstone.native.memory import address
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _POLLS = 500  # about 30 us
 _FREE = 2  # polls: the lock's holder is forgotten a moment before the lock is free
 _PATIENCE = 25  # polls that find the lock free before another's turn is taken
-_HOLDER, _TURN, _NAME, _CALL, _DONE, _WORDS = range(6)
+
+# holder: the function that tells who holds the lock, or 0; turn: the address of the name of who has
+# the turn; call: the object to call; done: the object that it returns when it succeeds.
+_ENTRY = Fields("holder turn name call done")
+_entry_of = _ENTRY.at
 
 _ensure = types.ExternalFunction("PyGILState_Ensure", types.int32())
 _release = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
@@ -34,37 +39,36 @@ _clear = types.ExternalFunction("PyErr_Clear", types.void())
 _forget = types.ExternalFunction("Py_DecRef", types.void(types.intp))
 
 
-@cfunc("int32(voidptr)")
+@native()
 def _call(block: Any) -> int:
-    w = carray(block, (_WORDS,), types.int64)
-    turn = carray(pointer(w[_TURN]), (1,), types.int64)
+    w = _entry_of(block)
     mine = False
     free = polls = 0
     while polls < _POLLS and not (mine and free >= _FREE):
-        taken = w[_HOLDER] != 0 and call_pointer(w[_HOLDER]) != 0
+        taken = w.holder != 0 and call_pointer(w.holder) != 0
         free = 0 if taken else free + 1
         if not mine:
-            owner = load_acquire(turn, 0)
+            owner = load_acquire(w.turn, 0)
             if owner == 0 or free >= _PATIENCE:
-                mine = compare_exchange(turn, 0, owner, w[_NAME])
+                mine = compare_exchange(w.turn, 0, owner, w.name)
                 free = free if mine else 0
         pause()
         polls += 1
     state = _ensure()
-    result = _invoke(w[_CALL])
+    result = _invoke(w.call)
     if result == 0:
         _clear()
     else:
         _forget(result)
     _release(state)
     if mine:
-        compare_exchange(turn, 0, w[_NAME], 0)
-    return 0 if result == w[_DONE] else -1
+        compare_exchange(w.turn, 0, w.name, 0)
+    return 0 if result == w.done else -1
 
 
 def entry_address() -> int:
     """The address of the entry."""
-    return int(_call.address)
+    return _call.address
 
 
 class Calls:
@@ -77,15 +81,14 @@ class Calls:
         holder = getattr(ctypes.pythonapi, "_PyThreadState_UncheckedGet", None)
         self._turn = np.zeros(16, dtype=np.int64)  # whose turn it is; on a cache line of its own
         self._functions: list[Callable[[], bool] | None] = [None] * count
-        self._blocks = np.zeros((count, _WORDS), dtype=np.int64)
-        if holder is not None:
-            self._blocks[:, _HOLDER] = system.address(holder)
-        self._blocks[:, _TURN] = address(self._turn, 64)
-        self._blocks[:, _NAME] = np.arange(1, count + 1)
-        self._blocks[:, _DONE] = id(True)
+        self._blocks = np.zeros(count, _ENTRY.dtype)
+        self._blocks["holder"] = 0 if holder is None else system.address(holder)
+        self._blocks["turn"] = address(self._turn, 64)
+        self._blocks["name"] = np.arange(1, count + 1)
+        self._blocks["done"] = id(True)
 
     def block(self, number: int, function: Callable[[], bool]) -> int:
         """The address of a block that calls a function, which is kept alive."""
         self._functions[number] = function
-        self._blocks[number, _CALL] = id(function)
-        return int(address(self._blocks[number]))
+        self._blocks["call"][number] = id(function)
+        return int(address(self._blocks, number * _ENTRY.dtype.itemsize))

@@ -143,6 +143,7 @@ class Trace:
         return arenas
 
     def _assemble(self) -> Any:
+        from soapstone.native.entries import noop
         from soapstone.runtime.tracing import program, python_entry
 
         by_processor: dict[int, list[Operation]] = {}
@@ -150,7 +151,7 @@ class Trace:
             by_processor.setdefault(operation.processor, []).append(operation)
         addresses = [0] * len(self.operations)
         blocks = [0] * len(self.operations)
-        idle = program.nothing_address()
+        idle = noop().address
         control = program.control_words()
         self._messages = self._runtime.executor.messages(self.operations, control)
         calls = self._calls = python_entry.Calls(len(self.operations))

@@ -21,7 +21,8 @@ from soapstone.deadline import Deadline
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.select import run_reference, select
 from soapstone.native import memory
-from soapstone.runtime.tracing.program import NativeProgram, assemble, nothing_address
+from soapstone.native.entries import noop
+from soapstone.runtime.tracing.program import NativeProgram, assemble
 from soapstone.search.cost.database import ROUNDS, interleaved
 from soapstone.system import cache_bytes, preemptions
 
@@ -129,7 +130,7 @@ def _twin(call: Call, variant: str) -> Entry | None:
 
 def _program(entries: Sequence[Entry]) -> NativeProgram:
     """Return the entries as a native program of one worker; without any, it does nothing."""
-    blocks = [(entry.address, entry.block) for entry in entries] or [(nothing_address(), 0)]
+    blocks = [(entry.address, entry.block) for entry in entries] or [(noop().address, 0)]
     count = len(blocks)
     functions, words = ([pair[side] for pair in blocks] for side in (0, 1))
     return assemble(range(count), [0] * count, [()] * count, functions, words)
@@ -155,7 +156,7 @@ class Yardstick:
 
     def us(self) -> float:
         """Return what the product takes now in the calling thread, in microseconds."""
-        from soapstone.kernels.cpu.substrate.native import run
+        from soapstone.native.memory import run
 
         if self._entry is None:
             return 0.0

@@ -21,9 +21,9 @@ from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.spec import Case, OpSpec, operators
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array, TensorSpec, spec_of
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 from soapstone.runtime import Machine, Partition, Reduce, Region, Runtime, Task
 
 LONG, WIDE, MOST_POINTS = 8192, 256, 1 << 20
@@ -96,7 +96,7 @@ def native_halves(spec: OpSpec, attributes: Mapping[str, object], given: tuple[A
         entry = variant.bind(Call(spec.name, attributes, given, outputs))
         if entry is None:
             continue
-        assert native.run(entry) == 0
+        assert memory.run(entry) == 0
         for output, value in zip(outputs, wanted):
             np.testing.assert_array_equal(output, value, err_msg=f"{spec.name} {variant.name}")
 

@@ -27,9 +27,9 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.ops.normalization.dropout import random_bits
 from soapstone.ir.spec import Case, OpSpec, operator, operators
 from soapstone.ir.tensor import Array, TensorSpec, spec_of
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 CASES = list(registry_cases())
 every_case = pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
                     if entry is None:
                         continue
                     where = f"{variant.name} {degrees} {dict(tile.intervals)} {set(constants)}"
-                    assert native.run(entry) == 0, where
+                    assert memory.run(entry) == 0, where
                     for buffer, output, value in zip(buffers, outputs, expected):
                         np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
                         output[...] = 77

@@ -28,7 +28,7 @@ HERE = Path(__file__).parents[1]
 # Kernels of a user's module: one that does its work 2,000 times, and one that at first declines.
 _KERNELS = """
 from soapstone.kernels import registry
-from soapstone.kernels.cpu.substrate.native import sequence
+from soapstone.native.entries import sequence
 native = {each.name: each for each in registry.variants("relu")}["numba"]
 registry._VARIANTS["relu", "cpu"].clear()
 @registry.variant("relu", "slow")

@@ -12,8 +12,8 @@ from elementwise_calls import erf, fused, gelu_tanh, normal
 
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
 from soapstone.kernels.cpu.elementwise.programs import compile_program
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
+from soapstone.native import memory
 
 Array = np.ndarray[Any, Any]
 
@@ -102,7 +102,7 @@ def test_an_activation_spelt_out_is_one_instruction(name: str) -> None:
         call = Call("fused_elementwise", attributes, (x, *scalars), (y,), 1, constants)
         entry = fused_elementwise(call)
         assert entry is not None
-        assert native.run(entry) == 0
+        assert memory.run(entry) == 0
         np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6)
 
 
@@ -137,5 +137,5 @@ def test_a_known_number_may_stand_on_either_side() -> None:
             y = np.zeros_like(x)
             entry = elementwise(Call(operator, {}, inputs, (y,), 1, frozenset({constant})))
             assert entry is not None
-            assert native.run(entry) == 0
+            assert memory.run(entry) == 0
             np.testing.assert_allclose(y, function(*inputs), rtol=1e-6)

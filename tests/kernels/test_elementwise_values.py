@@ -15,9 +15,9 @@ from operator_checks import parse
 
 from soapstone.ir.spec import Case, OpSpec, operators
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +38,7 @@ def test_casts(source: str, target: str) -> None:
         exact = source in ("float32", "bool") or target == "float32"
         assert (entry is not None) == (exact or (target == "bool" and source != "float64"))
         if entry is not None:
-            assert native.run(entry) == 0
+            assert memory.run(entry) == 0
             np.testing.assert_array_equal(y, x.astype(target))
 
 
@@ -285,6 +285,6 @@ def test_every_kernel_has_the_values_of_the_reference_everywhere(spec: OpSpec, c
         outputs = tuple(np.full(array.shape, 77, array.dtype) for array in wanted)
         entry = variant.kernel(Call(spec.name, attributes, arrays, outputs))
         if entry is not None:
-            assert native.run(entry) == 0
+            assert memory.run(entry) == 0
             for want, output in zip(wanted, outputs):
                 np.testing.assert_allclose(output, want, 1e-4, 1e-6, err_msg=variant.name)

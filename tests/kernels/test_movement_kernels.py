@@ -8,9 +8,9 @@ from kernel_calls import LAYOUTS, served
 
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 
 def check(name: str, *arrays: Array, **attributes: object) -> None:
@@ -129,7 +129,7 @@ def test_kernels_report_an_index_outside(
     (variant,) = (v for v in variants(name) if v.name == "numba")
     entry = variant.bind(Call(name, given, inputs, outputs))
     assert entry is not None
-    status = native.run(entry)
+    status = memory.run(entry)
     assert entry.statuses[status].startswith(f"{name}: index outside")
 
 
@@ -145,7 +145,7 @@ def test_tiles_of_an_axis_hold_what_is_theirs() -> None:
         if entry is None:
             y = spec.run(attributes, x[lo:hi], ids)[0]
         else:
-            assert native.run(entry) == 0
+            assert memory.run(entry) == 0
         total += y
     np.testing.assert_array_equal(total, x[ids])
 

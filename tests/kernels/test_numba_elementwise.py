@@ -9,9 +9,10 @@ import pytest
 from elementwise_calls import fused, normal, run
 
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
-from soapstone.kernels.cpu.substrate import native
-from soapstone.kernels.cpu.substrate.native import Block, words
 from soapstone.kernels.entry import Call
+from soapstone.native import entries, intrinsics, memory
+from soapstone.native.intrinsics import words
+from soapstone.native.memory import Block
 
 Array = np.ndarray[Any, Any]
 
@@ -162,40 +163,40 @@ def test_what_is_not_served() -> None:
 
 
 # ------------------------------------------------------------------------------- native entries
-@native.native("body")
+@entries.native("body")
 def _fill(block: Any, begin: int, end: int) -> int:
     w = words(block)
     if w[1] >= begin and w[1] < end:
         return 7
     for i in range(begin, end):
-        native.i64p(w[0])[i] += i
+        intrinsics.i64p(w[0])[i] += i
     return 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_parallel_for_covers_every_item_once(threads: int) -> None:
     out = np.zeros(101, np.int64)
-    block: Block = native.pack(out, -1)
-    assert native.run(native.parallel_for(_fill, block, 101, threads)) == 0
+    block: Block = memory.pack(out, -1)
+    assert memory.run(entries.parallel_for(_fill, block, 101, threads)) == 0
     np.testing.assert_array_equal(out, np.arange(101))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_status_of_a_part_is_returned_and_ends_a_sequence(threads: int) -> None:
     out, after = np.zeros(10, np.int64), np.zeros(10, np.int64)
-    bad = native.parallel_for(_fill, native.pack(out, 8), 10, threads, {7: "broken"})
-    good = native.parallel_for(_fill, native.pack(after, -1), 10, threads)
-    both = native.sequence([bad, good])
-    assert native.run(both) == 7
+    bad = entries.parallel_for(_fill, memory.pack(out, 8), 10, threads, {7: "broken"})
+    good = entries.parallel_for(_fill, memory.pack(after, -1), 10, threads)
+    both = entries.sequence([bad, good])
+    assert memory.run(both) == 7
     assert both.statuses == {7: "broken"}
     assert not after.any()
-    assert native.run(native.sequence([native.noop(), good])) == 0
+    assert memory.run(entries.sequence([entries.noop(), good])) == 0
     assert after.any()
 
 
 def test_pack_flattens_and_keeps_bits() -> None:
     array = np.zeros(3)
-    block = native.pack(1, (2.5, [array, True]), (1 << 64) - 1)
+    block = memory.pack(1, (2.5, [array, True]), (1 << 64) - 1)
     assert block.words[0] == 1 and block.words[3] == 1 and block.words[4] == -1
     assert block.words[1:2].view(np.float64)[0] == 2.5
     assert block.words[2] == array.ctypes.data

@@ -21,9 +21,9 @@ from onednn_calls import (
 
 from soapstone.kernels.cpu import onednn
 from soapstone.kernels.cpu.onednn import convolution, descriptors, library, matmul
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import declining
+from soapstone.native import memory
 
 
 @pytest.mark.parametrize("operator", ["relu", "sigmoid", "tanh", "gelu", "leaky_relu"])
@@ -156,7 +156,7 @@ def test_a_variant_whose_steps_are_refused_declines() -> None:
         entry = declining(lambda call, chain=chain: matmul.matmul(call, "first", chain))(call)
         assert (entry is not None) == serves
         if entry is not None:
-            assert native.run(entry) == 0
+            assert memory.run(entry) == 0
             np.testing.assert_array_equal(y, np.full((3, 5), 8.0, np.float32))
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Array, Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 WINDOW = ("stride", "padding", "dilation", "groups")
 
@@ -34,7 +34,7 @@ def _agree(name: str, given: dict[str, Any], inputs: tuple[Array, ...]) -> tuple
         made = [_last(x) if made_turned and x.ndim > 2 else x for x in made]
         entry = variant.bind(Call(name, attributes, tuple(put), tuple(made), threads))
         assert entry is not None
-        assert native.run(entry) == native.run(entry) == 0
+        assert memory.run(entry) == memory.run(entry) == 0
         for found, value in zip(made, wanted, strict=True):
             scale = max(1.0, float(np.abs(value).max()))
             np.testing.assert_allclose(found, value, rtol=2e-4, atol=2e-4 * scale)
@@ -85,7 +85,7 @@ def test_products_of_any_strides(kind: type) -> None:
         y = np.full((*batch, 2 * m, n + 3), 77, kind)[..., ::2, :n]
         given = operator("matmul").normalise({"transpose_b": True})
         entry = variant.bind(Call("matmul", given, (a, b), (y,), 1 + turn % 3))
-        assert entry is not None and native.run(entry) == 0
+        assert entry is not None and memory.run(entry) == 0
         expected = np.matmul(a.astype(np.float64), np.swapaxes(b, -1, -2).astype(np.float64))
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3)
         whole = y.base

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.substrate.native import run
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
+from soapstone.native.memory import run
 
 DEPTHS = [1, 3, 37, 64, 515]
 COLUMNS = [1, 16, 47, 64, 100, 129, 320]

@@ -10,9 +10,9 @@ from kernel_calls import LIBRARY, served
 
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 T, N, K, H = 7, 12, 24, 32
 
@@ -196,7 +196,7 @@ def test_bags_refuse_an_index_outside_the_table() -> None:
     call = Call("embedding_bag", attributes, (ids, table), (np.zeros((1, 4), np.float32),))
     entry = variant.bind(call)
     assert entry is not None
-    assert "outside" in entry.statuses[native.run(entry)]
+    assert "outside" in entry.statuses[memory.run(entry)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -16,9 +16,9 @@ from kernel_calls import reference as declared
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 Array = np.ndarray[Any, Any]
 THREADS = pytest.mark.parametrize("threads", [1, 2])
@@ -40,7 +40,7 @@ def run(
 ) -> None:
     entry = bind(name, inputs, outputs, threads, **attributes)
     assert entry is not None
-    assert native.run(entry) == 0
+    assert memory.run(entry) == 0
 
 
 def reference(name: str, *inputs: Array, **attributes: Any) -> tuple[Array, ...]:
@@ -151,7 +151,7 @@ def test_a_label_out_of_range_is_status_1(bad: int, threads: int) -> None:
     ]
     for entry in entries:
         assert entry is not None
-        assert native.run(entry) == 1
+        assert memory.run(entry) == 1
         assert "label" in entry.statuses[1]
 
 
@@ -375,7 +375,7 @@ def test_dropout_in_place_follows_the_step_in_memory() -> None:
     assert entry is not None
     for value in (1, 2):
         step[...] = value
-        assert native.run(entry) == 0
+        assert memory.run(entry) == 0
         np.testing.assert_array_equal(y, reference("dropout", x, step, rate=0.5, seed=3)[0])
     run("dropout", [x, step], [x], rate=0.5, seed=3)
     np.testing.assert_array_equal(x, y)
@@ -410,7 +410,7 @@ def test_an_index_outside_the_table_is_status_1(threads: int) -> None:
         ids[8000] = bad
         entry = bind("embedding", [ids, table], [np.zeros((9000, 3), np.float32)], threads)
         assert entry is not None
-        assert native.run(entry) == 1
+        assert memory.run(entry) == 1
         assert "index" in entry.statuses[1]
         with pytest.raises(GraphError, match="index"):
             reference("embedding", ids, table)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kernel_calls import BOTH, LAYOUTS, LIBRARY, place, random, reference, served
 
-from soapstone.kernels.cpu.substrate import native
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 Window = dict[str, Any]
 # Shapes, windows, and whether oneDNN serves them too.
@@ -99,7 +99,7 @@ def test_max_pool_with_dense_indices_of_a_tile() -> None:
     (variant,) = (v for v in variants("max_pool2d") if v.name == "onednn")
     index = np.zeros(y.shape, np.uint8)
     entry = variant.bind(Call("max_pool2d", at, (x,), (y, index)))
-    assert entry is not None and native.run(entry) == 0
+    assert entry is not None and memory.run(entry) == 0
     for made, wanted in zip((y, index), reference("max_pool2d", [x], at)):
         np.testing.assert_array_equal(made, wanted)
 

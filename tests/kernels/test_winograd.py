@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from soapstone.ir.spec import operator
-from soapstone.kernels.cpu.substrate.native import run
 from soapstone.kernels.cpu.winograd import variants as winograd
 from soapstone.kernels.cpu.winograd.entries import Finish, Plan
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
+from soapstone.native.memory import run
 
 LIMITS = {"winograd2": 2e-6, "winograd4": 1e-5}
 INFINITY = float("inf")

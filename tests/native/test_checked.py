@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from test_training import cnn
 
-from soapstone.kernels.cpu.substrate.native import Native, bind, f32p, native, run, sequence, words
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select
 from soapstone.native import checked, memory
 from soapstone.native.checked import FAULT, Argument, CheckedError, fenced
-from soapstone.native.memory import Array, Entry, address, aligned_array, pack
+from soapstone.native.entries import Native, bind, native, sequence
+from soapstone.native.intrinsics import f32p, words
+from soapstone.native.memory import Array, Entry, address, aligned_array, pack, run
 from soapstone.runtime import (
     Machine,
     Partition,

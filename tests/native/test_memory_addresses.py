@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import soapstone
-from soapstone.kernels.cpu.substrate.native import as_float, bind, f32p, native, run, words
-from soapstone.native.memory import Address, Block, address, aligned_array, extent, pack
+from soapstone.native.entries import bind, native
+from soapstone.native.intrinsics import as_float, f32p, words
+from soapstone.native.memory import Address, Block, address, aligned_array, extent, pack, run
 
 ROOT = Path(soapstone.__file__).parent.parent
 FOLDERS = ("soapstone", "ir", "kernels", "runtime", "search", "mappers", "frontend", "apps")

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from soapstone.native import memory
+from soapstone.native.entries import noop
 from soapstone.runtime import (
     Machine,
     Partition,
@@ -37,7 +38,7 @@ from soapstone.runtime import (
     task,
 )
 from soapstone.runtime.analysis.transfer import copy_entry
-from soapstone.runtime.tracing.program import assemble, nothing_address
+from soapstone.runtime.tracing.program import assemble
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,7 +105,7 @@ def test_bind_sees_final_addresses_on_its_own_thread(monkeypatch: pytest.MonkeyP
         import threading
 
         seen.append((arrays[0].ctypes.data, threading.current_thread().name))
-        return Native(nothing_address(), 0, None)
+        return Native(noop().address, 0, None)
 
     noted = Task("noted", (Write,), bind=bind)
     with Runtime(Machine.local(2)) as runtime:
@@ -362,7 +363,7 @@ def test_interrupt_reaches_a_waiting_main_thread() -> None:
 def test_a_long_trace_is_profiled_in_little_stack() -> None:
     """Reading the clock takes no more stack each time, however many entries there are."""
     count = 400_000
-    idle = [nothing_address()] * count
+    idle = [noop().address] * count
     made = assemble(range(count), [0] * count, [()] * count, idle, [0] * count)
     stamps = np.zeros((count, 3), np.int64)
     made.reset()

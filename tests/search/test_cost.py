@@ -14,8 +14,8 @@ from soapstone.deadline import Deadline
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.graph import Graph, GraphBuilder
 from soapstone.ir.tensor import Array, Role, TensorSpec
-from soapstone.kernels.cpu.substrate.native import run
 from soapstone.kernels.entry import Call
+from soapstone.native.memory import run
 from soapstone.search.cost import Cost, ExecutorCost, Objective, ObjectiveError, Weights, executor
 from soapstone.search.cost.database import interleaved, robust
 from soapstone.search.cost.launches import filled, hollow

@@ -30,17 +30,7 @@ from soapstone.kernels.cpu.elementwise.opcodes import (
     loop,
     put,
 )
-from soapstone.kernels.cpu.substrate.lanes import Lanes
 from soapstone.kernels.cpu.substrate.mathematics import exp, vexp
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    call_entry,
-    f32p,
-    helper,
-    native,
-    routine,
-    words,
-)
 from soapstone.kernels.cpu.substrate.rowmath import (
     load_wide,
     logarithm,
@@ -50,7 +40,10 @@ from soapstone.kernels.cpu.substrate.rowmath import (
     splat_wide,
     store_wide,
 )
-from soapstone.kernels.cpu.substrate.simd import (
+from soapstone.native.entries import helper, native, routine
+from soapstone.native.intrinsics import as_float, call_entry, f32p, words
+from soapstone.native.lanes import Lanes
+from soapstone.native.simd import (
     load_first,
     load_first_low,
     max_lanes,

@@ -15,9 +15,10 @@ import numpy as np
 from soapstone.kernels.cpu.products.forms import Form, plain
 from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
 from soapstone.kernels.cpu.substrate.layout import private
-from soapstone.kernels.cpu.substrate.native import Block, Native, noop, pack, parallel_for
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import Native, noop, parallel_for
+from soapstone.native.memory import Block, pack
 
 LIMIT = 1 << 17  # scores of one block of queries, at most
 # The operands of a product: for each its rows, its columns, its buffer (see heads.py), and whether

@@ -10,7 +10,9 @@ from typing import Any
 from llvmlite import ir
 
 from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import (
+from soapstone.native.entries import routine
+from soapstone.native.intrinsics import f32p
+from soapstone.native.lanes import (
     F32,
     F64,
     I8,
@@ -23,8 +25,7 @@ from soapstone.kernels.cpu.substrate.lanes import (
     store_lanes,
     store_some,
 )
-from soapstone.kernels.cpu.substrate.native import f32p, routine
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.native.simd import vectorised
 
 # Numbers of the types in argument blocks.
 KINDS = {"float32": 0, "bool": 1, "int32": 2, "int64": 3, "float64": 4, "uint8": 5}

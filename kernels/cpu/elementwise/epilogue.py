@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from soapstone.kernels.cpu.substrate.native import sequence
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
+from soapstone.native.entries import sequence
 
 
 def inner(call: Call) -> Call:

@@ -30,7 +30,6 @@ from soapstone.kernels.cpu.elementwise.trigonometry import (
     size,
     tan,
 )
-from soapstone.kernels.cpu.substrate.lanes import F32, LANES, Lanes, maximum, minimum, where
 from soapstone.kernels.cpu.substrate.mathematics import (
     erf,
     exp,
@@ -42,6 +41,7 @@ from soapstone.kernels.cpu.substrate.mathematics import (
     sigmoid,
     tanh,
 )
+from soapstone.native.lanes import F32, LANES, Lanes, maximum, minimum, where
 
 WIDE = 4 * LANES
 _INVERSE_SQRT_2PI = 0.3989422804014327

@@ -23,19 +23,12 @@ from soapstone.kernels.cpu.elementwise.conversions import (
 )
 from soapstone.kernels.cpu.elementwise.opcodes import WIDE, fill_floats, instruction
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
-from soapstone.kernels.cpu.substrate.layout import walk
-from soapstone.kernels.cpu.substrate.native import (
-    call_entry,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    stack,
-    useful_threads,
-    words,
-)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import call_entry, stack, words
+from soapstone.native.memory import pack
+from soapstone.native.walks import walk
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2
 _HEADER, _RECORD, _STEP = 12, 8, 7

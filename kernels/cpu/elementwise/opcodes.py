@@ -15,7 +15,9 @@ from numba.extending import intrinsic
 
 from soapstone.kernels.cpu.elementwise.formulas import WIDE as WIDE
 from soapstone.kernels.cpu.elementwise.formulas import instruction_of, of_code
-from soapstone.kernels.cpu.substrate.lanes import (
+from soapstone.native.entries import Native
+from soapstone.native.intrinsics import as_float, words
+from soapstone.native.lanes import (
     I64,
     LANES,
     Lanes,
@@ -25,8 +27,7 @@ from soapstone.kernels.cpu.substrate.lanes import (
     store_lanes,
     store_some,
 )
-from soapstone.kernels.cpu.substrate.native import Native, as_float, words
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.native.simd import vectorised
 
 
 def loop(

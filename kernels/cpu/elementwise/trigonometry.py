@@ -6,8 +6,8 @@ exact enough up to 1e15.
 
 from __future__ import annotations
 
-from soapstone.kernels.cpu.substrate.lanes import F32, F64, I64, Lanes, where
 from soapstone.kernels.cpu.substrate.mathematics import exp, horner, log, log1p
+from soapstone.native.lanes import F32, F64, I64, Lanes, where
 
 _HALF_PI = 1.5707963267948966
 _HALF_PI_LOW = 6.123233995736766e-17  # what the above lacks of pi / 2

@@ -21,22 +21,15 @@ from soapstone.kernels.cpu.indexing.slices import (
     indices_served,
     outside,
 )
-from soapstone.kernels.cpu.substrate.copies import copy
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.moves import move
-from soapstone.kernels.cpu.substrate.native import (
-    Block,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    sequence,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.copies import copy
+from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.intrinsics import words
+from soapstone.native.memory import Block, pack
+from soapstone.native.moves import move, row_offset
+from soapstone.native.walks import merge
 
 
 # Words: 0 array that is indexed, 1 the other, 2 ids, 3 whether they are int64, 4 bytes an element,

@@ -11,21 +11,14 @@ from soapstone.kernels.cpu.elementwise.opcodes import (
     copy_floats,
     fill_floats,
 )
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.native import (
-    helper,
-    i32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import i32p, i64p, words
+from soapstone.native.memory import pack
+from soapstone.native.moves import row_offset
+from soapstone.native.walks import merge
 
 # Words of the blocks: 0 ids, 1 whether they are int64, 2 y or dy, 3 table, 4 its row's bytes,
 # 5 its rows, 6 floats a row, 7 number of its first row, 8 whether other rows lie elsewhere, 9 ids,

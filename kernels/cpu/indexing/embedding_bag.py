@@ -15,23 +15,15 @@ from soapstone.kernels.cpu.elementwise.opcodes import (
     put,
 )
 from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
-from soapstone.kernels.cpu.substrate.lanes import Lanes, maximum
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    i32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    useful_threads,
-    words,
-)
 from soapstone.kernels.cpu.substrate.rowmath import scale_row
-from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import as_float, i32p, i64p, words
+from soapstone.native.lanes import Lanes, maximum
+from soapstone.native.memory import pack
+from soapstone.native.simd import vectorised
 
 
 @vectorised

@@ -13,24 +13,16 @@ from llvmlite import ir
 
 from soapstone.kernels.cpu.elementwise.opcodes import fill_floats, get, loop, put
 from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
-from soapstone.kernels.cpu.substrate.lanes import F32, Lanes
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    helper,
-    i32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import as_float, i32p, i64p, words
+from soapstone.native.lanes import F32, Lanes
+from soapstone.native.memory import pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import vectorised
+from soapstone.native.walks import merge
 
 # Words: 0 ids, 1 whether they are int64, 2 how many, 3 dy, 4 table, 5 its row's bytes, 6 floats a
 # row, 7 number of its first row, 8 factor on dy, 9 rank of the ids, 10.. extents, strides of the

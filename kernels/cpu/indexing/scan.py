@@ -12,24 +12,14 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.indexing.selection import lines_along
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.moves import copy_run, zero_run
-from soapstone.kernels.cpu.substrate.native import (
-    f32p,
-    f64p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
+from soapstone.native.memory import pack
+from soapstone.native.moves import copy_run, row_offset, zero_run
+from soapstone.native.walks import merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together
 

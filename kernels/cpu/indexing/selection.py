@@ -13,24 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import load_lanes, load_some
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.native import (
-    f32p,
-    helper,
-    i32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import (
+from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.entries import helper, native, noop, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import f32p, i32p, i64p, stack, words
+from soapstone.native.lanes import load_lanes, load_some
+from soapstone.native.memory import pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import (
     F32,
     I32,
     LANES,
@@ -42,8 +33,7 @@ from soapstone.kernels.cpu.substrate.simd import (
     vmax,
     where,
 )
-from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import variant
+from soapstone.native.walks import merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together
 _LEAST = -0x80000000

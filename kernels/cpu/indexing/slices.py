@@ -13,26 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.copies import copy, fill
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.moves import copy_run, move, zero_run
-from soapstone.kernels.cpu.substrate.native import (
-    f32p,
+from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.copies import copy, fill
+from soapstone.native.entries import (
     helper,
-    i32p,
-    i64p,
     native,
     noop,
-    pack,
     parallel_for,
     routine,
     sequence,
     useful_threads,
-    words,
 )
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import variant
+from soapstone.native.intrinsics import f32p, i32p, i64p, words
+from soapstone.native.memory import pack
+from soapstone.native.moves import copy_run, move, row_offset, zero_run
+from soapstone.native.walks import merge
 
 PUT, ADD, MULTIPLY, MAXIMUM, MINIMUM = range(5)
 COMBINATIONS = {"none": PUT, "add": ADD, "mul": MULTIPLY, "max": MAXIMUM, "min": MINIMUM}

@@ -13,22 +13,12 @@ import numpy as np
 from soapstone.ir.ops.windows.resize import Taps, axis_taps
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    f32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.simd import splat, store
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import as_float, f32p, i64p, stack, words
+from soapstone.native.memory import pack
+from soapstone.native.simd import splat, store
 
 ROW_FLOATS = 16384
 

@@ -12,10 +12,10 @@ import numpy as np
 from soapstone.ir.ops.movement.rearrange import TO_SPACE, reverse_slices
 from soapstone.ir.ops.movement.reshaping import axis_groups, common_factors
 from soapstone.ir.ops.movement.slicing import border_maps, slices
-from soapstone.kernels.cpu.substrate.copies import copies, copy, fill, filling
-from soapstone.kernels.cpu.substrate.native import either, noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.copies import copies, copy, fill, filling
+from soapstone.native.entries import either, noop, sequence
 
 _MOST_BOXES = 256  # copies of a padded border that are worth binding
 

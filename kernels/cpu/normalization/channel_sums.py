@@ -14,32 +14,13 @@ import numpy as np
 from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where
-from soapstone.kernels.cpu.substrate.layout import walk
-from soapstone.kernels.cpu.substrate.native import (
-    Native,
-    f32p,
-    f64p,
-    i64p,
-    native,
-    pack,
-    parallel_for,
-    routine,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import (
-    choose,
-    load,
-    load_doubles,
-    splat,
-    store,
-    sum_lanes,
-    widen,
-)
 from soapstone.kernels.entry import Array, Entry
-from soapstone.native.memory import aligned_array
+from soapstone.native.entries import Native, native, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
+from soapstone.native.memory import aligned_array, pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import choose, load, load_doubles, splat, store, sum_lanes, widen
+from soapstone.native.walks import walk
 
 
 @routine

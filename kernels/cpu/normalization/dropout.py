@@ -14,24 +14,16 @@ import numpy as np
 from llvmlite import ir
 
 from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
-from soapstone.kernels.cpu.substrate.copies import copy
-from soapstone.kernels.cpu.substrate.lanes import F32, I64, LANES, Lanes, where
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    sequence,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.cpu.substrate.spans import span, span_at, span_step, spans
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.copies import copy
+from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.intrinsics import as_float, i64p, words
+from soapstone.native.lanes import F32, I64, LANES, Lanes, where
+from soapstone.native.memory import pack
+from soapstone.native.simd import vectorised
 
 # SplitMix64's finaliser on a weighted sum, as in `ir.ops.normalization.dropout.random_bits`.
 _INDEX, _SEED, _STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7

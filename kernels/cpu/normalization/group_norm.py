@@ -17,18 +17,10 @@ from soapstone.kernels.cpu.normalization.channel_sums import (
     by_channel,
 )
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    bind,
-    f32p,
-    f64p,
-    native,
-    routine,
-    sequence,
-    words,
-)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import bind, native, routine, sequence
+from soapstone.native.intrinsics import as_float, f32p, f64p, words
 from soapstone.native.memory import aligned_array
 
 # Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 elements of a channel, 5 epsilon,

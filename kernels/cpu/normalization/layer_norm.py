@@ -6,24 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.layout import is_float32, walk
-from soapstone.kernels.cpu.substrate.native import (
-    Block,
-    Native,
-    as_float,
-    f32p,
-    f64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    sequence,
-    useful_threads,
-    words,
-)
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.rows import over_last_axis
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import (
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.intrinsics import as_float, f32p, f64p, words
+from soapstone.native.memory import Block, aligned_array, pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import (
     load,
     load_doubles,
     load_first,
@@ -33,9 +24,7 @@ from soapstone.kernels.cpu.substrate.simd import (
     sum_lanes,
     widen,
 )
-from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
+from soapstone.native.walks import walk
 
 # Words of the blocks: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 beta (backward:
 # how many vectors of partial sums a part has), 5 these sums, 6 parts, 7 rows, 8.. addresses of what

@@ -7,24 +7,16 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import power
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    f32p,
-    helper,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import load, splat, store, vectorised, vsqrt
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import as_float, f32p, stack, words
+from soapstone.native.memory import pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import load, splat, store, vectorised, vsqrt
+from soapstone.native.walks import merge
 
 # Words: 0 channels of x, 1 first and 2 count of the channels made, 3 low, 4 high reach, 5 alpha /
 # size, 6 beta, 7 bias, 8-10 strides of channels of x, of dy, of the output, 11 offset of dy in x

@@ -8,18 +8,13 @@ import numpy as np
 
 from soapstone.kernels.cpu.normalization.layer_norm import backward, forward
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    f32p,
-    f64p,
-    native,
-    words,
-)
 from soapstone.kernels.cpu.substrate.rows import over_last_axis
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import load_doubles, splat, store, sum_lanes, widen
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native
+from soapstone.native.intrinsics import as_float, f32p, f64p, words
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import load_doubles, splat, store, sum_lanes, widen
 
 # Blocks are those of layer_norm.py, with one vector.
 

@@ -9,17 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import vexp, vlog
-from soapstone.kernels.cpu.substrate.native import (
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    useful_threads,
-    words,
-)
 from soapstone.kernels.cpu.substrate.rowmath import (
     exp_sum,
     exp_sum_into,
@@ -33,10 +24,14 @@ from soapstone.kernels.cpu.substrate.rowmath import (
     shift_row,
     store_wide,
 )
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import load_first, splat, store_first, vmax
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import words
+from soapstone.native.memory import pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import load_first, splat, store_first, vmax
+from soapstone.native.walks import merge
 
 _KINDS = {"softmax": 0, "log_softmax": 1, "softmax_grad": 2, "log_softmax_grad": 3}
 

@@ -52,10 +52,10 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
 from soapstone.kernels.cpu.onednn.library import Handle, UnsupportedError, engine, threads
-from soapstone.kernels.cpu.substrate.copies import copy
-from soapstone.kernels.cpu.substrate.native import sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.copies import copy
+from soapstone.native.entries import sequence
 from soapstone.native.memory import aligned_array
 
 _TRAINING, _INFERENCE, _AUTO = 64, 96, 3

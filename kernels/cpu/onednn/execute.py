@@ -1,7 +1,6 @@
-"""Entries out of oneDNN primitives: a list of (primitive, arguments) run by one native loop.
+"""Entries out of oneDNN primitives: a sequence of native steps.
 
-An entry's block is int64: [dnnl_primitive_execute, stream, steps, (primitive, nargs, args)*]. A
-step whose primitive is 0 calls the native function `nargs` on the block `args` instead. oneDNN's
+A step is an entry of its own: `steps.primitive`, or another function of `steps`. oneDNN's
 own status is the entry's. Scratchpads and staged copies are private to the entry, so two entries of
 one primitive may run at once. Constant operands are packed when the entry is made.
 """
@@ -10,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,26 +30,17 @@ from soapstone.kernels.cpu.onednn.descriptors import (
 )
 from soapstone.kernels.cpu.onednn.library import STATUSES, Handle, OneDnnError, library, stream
 from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.native.memory import NO_ARGUMENTS, Block, aligned_array, pack, run
+from soapstone.native.memory import Block, aligned_array, pack, run
 
 _MESSAGES = {code: f"oneDNN: {text}" for code, text in STATUSES.items()}
 
 
-@cache
-def _native(name: str) -> int:
-    """Return a compiled function's address (Numba is imported, and it is compiled, here)."""
-    from soapstone.kernels.cpu.onednn import trampoline
-
-    return int(trampoline.compiled(name).address)
-
-
 @dataclass(frozen=True)
 class _Step:
-    """A primitive with its arguments, or a native function (by name) with its block."""
+    """A primitive with its arguments, or an entry."""
 
-    what: Primitive | str
-    arguments: dict[int, Handle]
-    block: Block = NO_ARGUMENTS
+    what: Primitive | Entry
+    arguments: dict[int, Handle] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,12 +118,9 @@ class Program:
         """Append a primitive; its scratchpad is added here."""
         self._steps.append(_Step(primitive, dict(arguments)))
 
-    def native(self, name: str, *values: Array | int | float) -> None:
-        """Append the native function `name` of trampoline.py on a block of the values.
-
-        Arrays go as addresses and are kept alive; floats as the bits of a double.
-        """
-        self._steps.append(_Step(name, {}, pack(*values)))
+    def native(self, name: str, **values: Array | int | float) -> None:
+        """Append the function `name` of `steps`, on the values of its `FIELDS`."""
+        self._steps.append(_Step(_native(name, (), **values)))
 
     def copy(self, source: Handle, source_md: int, target: Handle, target_md: int) -> None:
         """Append a reorder between two memories."""
@@ -152,25 +137,42 @@ class Program:
             raise OneDnnError(f"packing weights: {STATUSES.get(status, status)}", status)
 
     def _entry(self, steps: list[_Step]) -> Entry:
-        lane = stream()
         # Steps run one after another: one scratchpad serves them all.
         primitives = [step.what for step in steps if isinstance(step.what, Primitive)]
         scratch = buffer(max((p.scratch_bytes for p in primitives), default=0))
-        execute = system.address(library().dnnl_primitive_execute)
-        words, keep = zip(*(_words(step, scratch) for step in steps)) if steps else ((), ())
-        block = pack(execute, lane.address, len(steps), words, keep=(lane, *chain(*keep)))
-        return Entry(_native("execute"), block, _MESSAGES)
+        return _sequence([_step(step, scratch) for step in steps])
 
 
-def _words(step: _Step, scratch: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return a step's three words of the block, and what else they need."""
-    if isinstance(step.what, str):
-        return (0, _native(step.what), step.block), ()
-    primitive, given = step.what, dict(step.arguments)
+def _native(name: str, keep: tuple[Any, ...], **values: Any) -> Entry:
+    """Return the entry of a function of `steps` (Numba is imported, and it is compiled, here)."""
+    from soapstone.kernels.cpu.onednn import steps
+
+    block = steps.FIELDS[name].pack(keep=keep, **values)
+    return Entry(getattr(steps, name).address, block, _MESSAGES)
+
+
+def _sequence(entries: list[Entry]) -> Entry:
+    from soapstone.native.entries import noop, sequence
+
+    return sequence(entries) if entries else noop()
+
+
+def _step(step: _Step, scratch: Array) -> Entry:
+    """Return the entry of a step, whose primitive works in the scratchpad."""
+    if isinstance(step.what, Entry):
+        return step.what
+    primitive, given, lane = step.what, dict(step.arguments), stream()
     if primitive.scratch_bytes:
         given[ARG_SCRATCHPAD] = memory(primitive.descriptor(SCRATCHPAD), scratch)
-    words = (primitive.primitive.address, len(given), arguments(given))
-    return words, (primitive, *given.values())
+    return _native(
+        "primitive",
+        keep=(lane, primitive, *given.values()),
+        execute=system.address(library().dnnl_primitive_execute),
+        primitive=primitive.primitive.address,
+        stream=lane.address,
+        count=len(given),
+        arguments=arguments(given),
+    )
 
 
 def arguments(given: Mapping[int, Handle]) -> Block:

@@ -118,8 +118,17 @@ def batch_norm(call: Call) -> Entry | None:
     at = call.attributes
     program.native(
         "running_statistics",
-        *(channels, mean, variance, *old, new_mean, new_variance, rstd),
-        *(float(at["epsilon"]), float(at["momentum"]), count / max(count - 1, 1)),
+        channels=channels,
+        mean=mean,
+        variance=variance,
+        old_mean=old[0],
+        old_variance=old[1],
+        new_mean=new_mean,
+        new_variance=new_variance,
+        rstd=rstd,
+        epsilon=float(at["epsilon"]),
+        momentum=float(at["momentum"]),
+        unbias=count / max(count - 1, 1),
     )
     return program.entry()
 
@@ -150,7 +159,7 @@ def _gradient(call: Call, kind: str, order: tuple[int, ...] | None) -> Entry | N
         return None
     program = Program(call.threads)
     variance = private_array(rstd)
-    program.native("variance_of", rstd.size, rstd, variance)
+    program.native("variance_of", size=rstd.size, rstd=rstd, variance=variance)
     md = dense.descriptor.address
     vectors = {
         ARG_SCALE: gamma,
@@ -209,7 +218,9 @@ def layer_norm(call: Call) -> Entry | None:
     if program is None:
         return None
     epsilon = float(call.attributes["epsilon"])
-    program.native("reciprocal_deviation", rstd.size, variance, rstd, epsilon)
+    program.native(
+        "reciprocal_deviation", size=rstd.size, variance=variance, rstd=rstd, epsilon=epsilon
+    )
     return program.entry()
 
 

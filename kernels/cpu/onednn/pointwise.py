@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from soapstone.kernels.cpu.onednn.descriptors import ACTIVATIONS, Activation, Step
 from soapstone.kernels.cpu.onednn.execute import Program, float32
 from soapstone.kernels.cpu.onednn.matmul import product
-from soapstone.kernels.cpu.substrate.copies import copy
 from soapstone.kernels.cpu.substrate.layout import rows
-from soapstone.kernels.cpu.substrate.native import sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.copies import copy
+from soapstone.native.entries import sequence
 from soapstone.native.memory import aligned_array
 
 

@@ -173,11 +173,26 @@ def max_pool2d(call: Call) -> Entry | None:
             return None
         arguments[ARG_WORKSPACE] = where
     program.step(primitive, arguments)
+    images, channels, height, width = pool.x
     program.native(
         "repair_maxima",
-        *(*pool.x, *pool.y[2:], *pool.kernel, *pool.stride, *pool.low),
-        *(_memory_of(source, x), _memory_of(target, y), index[0] if index else 0),
-        *((1, 1) if pool.order == PLAIN_4D else (pool.x[1], pool.x[1])),
+        images=images,
+        channels=channels,
+        height=height,
+        width=width,
+        rows=pool.y[2],
+        columns=pool.y[3],
+        kernel_height=pool.kernel[0],
+        kernel_width=pool.kernel[1],
+        stride_height=pool.stride[0],
+        stride_width=pool.stride[1],
+        top=pool.low[0],
+        left=pool.low[1],
+        x=_memory_of(source, x),
+        y=_memory_of(target, y),
+        index=index[0] if index else 0,
+        x_step=1 if pool.order == PLAIN_4D else channels,
+        y_step=1 if pool.order == PLAIN_4D else channels,
     )
     return program.entry()
 

@@ -24,22 +24,14 @@ from soapstone.kernels.cpu.elementwise.opcodes import (
 from soapstone.kernels.cpu.openblas.library import attempt
 from soapstone.kernels.cpu.openblas.matmul import activated, joined
 from soapstone.kernels.cpu.openblas.products import product, sgemm
-from soapstone.kernels.cpu.substrate.copies import copy, fill
 from soapstone.kernels.cpu.substrate.layout import float32, merged, private
-from soapstone.kernels.cpu.substrate.native import (
-    Native,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    stack,
-    words,
-)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
+from soapstone.native.copies import copy, fill
+from soapstone.native.entries import Native, native, noop, parallel_for, routine
+from soapstone.native.intrinsics import i64p, stack, words
+from soapstone.native.memory import pack
 
 _BLOCK_BYTES = 1 << 18  # of gathered windows: they stay in a core's cache
 _MOST_POSITIONS = 1024

@@ -7,11 +7,11 @@ import numpy as np
 from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import compile_program
 from soapstone.kernels.cpu.openblas.products import product
-from soapstone.kernels.cpu.substrate.copies import copy
 from soapstone.kernels.cpu.substrate.layout import overlaps
-from soapstone.kernels.cpu.substrate.native import sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.copies import copy
+from soapstone.native.entries import sequence
 from soapstone.native.memory import aligned_array
 
 

@@ -14,20 +14,13 @@ from llvmlite import ir
 from numba import types
 
 from soapstone.kernels.cpu.openblas.library import attempt
-from soapstone.kernels.cpu.substrate.copies import copy, fill
 from soapstone.kernels.cpu.substrate.layout import merged
-from soapstone.kernels.cpu.substrate.native import (
-    fixed_arity,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    sequence,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
 from soapstone.kernels.entry import Array, Entry
-from soapstone.native.memory import aligned_array
+from soapstone.native.copies import copy, fill
+from soapstone.native.entries import native, noop, parallel_for, sequence
+from soapstone.native.intrinsics import fixed_arity, words
+from soapstone.native.memory import aligned_array, pack
+from soapstone.native.moves import row_offset
 
 _ROW_MAJOR, _PLAIN, _TURNED = 101, 111, 112  # values of CBLAS's enumerations
 _PART_FLOPS = 200_000  # that a thread must have to be worth waking

@@ -28,8 +28,9 @@ from soapstone.kernels.cpu.pooling.windows import (
     store_where,
     takes,
 )
-from soapstone.kernels.cpu.substrate.native import f32p, i64p, native, stack, u8p, words
-from soapstone.kernels.cpu.substrate.simd import choose, load, splat, store
+from soapstone.native.entries import native
+from soapstone.native.intrinsics import f32p, i64p, stack, u8p, words
+from soapstone.native.simd import choose, load, splat, store
 
 MAX, INDEXED, AVERAGE = 0, 1, 2
 ROW_FLOATS = 8192  # of a plain row with its padding, cut into phases

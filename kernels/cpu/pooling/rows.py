@@ -22,8 +22,9 @@ from soapstone.kernels.cpu.pooling.window_loops import (
     window_rows,
 )
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
-from soapstone.kernels.cpu.substrate.native import f32p, i64p, native, routine, stack, words
-from soapstone.kernels.cpu.substrate.simd import load, splat, store
+from soapstone.native.entries import native, routine
+from soapstone.native.intrinsics import f32p, i64p, stack, words
+from soapstone.native.simd import load, splat, store
 
 MOST_FLOATS = 65536  # of a row of x
 

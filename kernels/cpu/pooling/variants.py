@@ -27,12 +27,12 @@ from soapstone.kernels.cpu.pooling.window_loops import (
     pool_any,
     pool_any_grad,
 )
-from soapstone.kernels.cpu.substrate.lanes import LANES
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import Native, noop, pack, parallel_for, useful_threads
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
+from soapstone.native.entries import Native, noop, parallel_for, useful_threads
+from soapstone.native.lanes import LANES
+from soapstone.native.memory import aligned_array, pack
 
 _RANKS = (1, 2, 3)
 _BY_ROW: dict[int, Native] = {MAX: max_rows, INDEXED: indexed_last, AVERAGE: average_rows}

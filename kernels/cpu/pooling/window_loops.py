@@ -20,25 +20,9 @@ from soapstone.kernels.cpu.pooling.windows import (
     store_bytes_where,
     store_where,
 )
-from soapstone.kernels.cpu.substrate.native import (
-    f32p,
-    helper,
-    i64p,
-    native,
-    routine,
-    stack,
-    u8p,
-    words,
-)
-from soapstone.kernels.cpu.substrate.simd import (
-    Lanes,
-    choose,
-    load,
-    splat,
-    store,
-    vectorised,
-    where,
-)
+from soapstone.native.entries import helper, native, routine
+from soapstone.native.intrinsics import f32p, i64p, stack, u8p, words
+from soapstone.native.simd import Lanes, choose, load, splat, store, vectorised, where
 
 MOST_TAPS = 1024
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from soapstone.kernels.cpu.elementwise.opcodes import copy_floats
-from soapstone.kernels.cpu.substrate.lanes import (
+from soapstone.native.entries import routine
+from soapstone.native.intrinsics import f32p
+from soapstone.native.lanes import (
     F32,
     I8,
     I32,
@@ -16,8 +18,7 @@ from soapstone.kernels.cpu.substrate.lanes import (
     load_some,
     store_some,
 )
-from soapstone.kernels.cpu.substrate.native import f32p, routine
-from soapstone.kernels.cpu.substrate.simd import load, store_first, vectorised
+from soapstone.native.simd import load, store_first, vectorised
 
 
 def _takes(v: Lanes, best: Lanes) -> Lanes:

@@ -12,21 +12,12 @@ import numpy as np
 
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import (
-    f32p,
-    i64p,
-    native,
-    pack,
-    parallel_for,
-    routine,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.simd import load, splat, store
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
+from soapstone.native.entries import native, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import f32p, i64p, stack, words
+from soapstone.native.memory import aligned_array, pack
+from soapstone.native.simd import load, splat, store
 
 _BLOCK = 64  # channels an item
 

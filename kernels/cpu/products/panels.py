@@ -19,23 +19,13 @@ import numpy as np
 from soapstone.kernels.cpu.elementwise.opcodes import fill_floats, instruction
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.products.panels_lanes import PRODUCTS
-from soapstone.kernels.cpu.substrate.copies import copy
 from soapstone.kernels.cpu.substrate.layout import is_float32
-from soapstone.kernels.cpu.substrate.native import (
-    call_entry,
-    f32p,
-    helper,
-    native,
-    pack,
-    parallel_for,
-    sequence,
-    stack,
-    useful_threads,
-    words,
-)
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import Address, address, aligned_array
+from soapstone.native.copies import copy
+from soapstone.native.entries import helper, native, parallel_for, sequence, useful_threads
+from soapstone.native.intrinsics import call_entry, f32p, stack, words
+from soapstone.native.memory import Address, address, aligned_array, pack
 
 _ROWS = 4
 _WIDTHS = (64, 32, 16)  # columns of a panel; the last may be cut into narrower ones

@@ -8,16 +8,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from soapstone.kernels.cpu.substrate.lanes import (
-    F32,
-    I32,
-    I64,
-    LANES,
-    Lanes,
-    load_lanes,
-    store_lanes,
-)
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, store_lanes
+from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
 _STEPS = 4  # values of k in one turn of the loop

@@ -7,9 +7,9 @@ from soapstone.kernels.cpu.recurrent import gates
 from soapstone.kernels.cpu.recurrent.gates import NAS_BACK, NAS_STEP, copy
 from soapstone.kernels.cpu.recurrent.layers import forms, in_rows
 from soapstone.kernels.cpu.substrate.layout import private
-from soapstone.kernels.cpu.substrate.native import noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import noop, sequence
 
 
 def _sums(

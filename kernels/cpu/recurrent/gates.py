@@ -36,22 +36,12 @@ from soapstone.ir.ops.recurrent.cells import (
 )
 from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
 from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import I64, LANES, Lanes
-from soapstone.kernels.cpu.substrate.native import (
-    Block,
-    Native,
-    bind,
-    call_entry,
-    i64p,
-    native,
-    pack,
-    parallel_for,
-    stack,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.simd import vectorised
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.entries import Native, bind, native, parallel_for, useful_threads
+from soapstone.native.intrinsics import call_entry, i64p, stack, words
+from soapstone.native.lanes import I64, LANES, Lanes
+from soapstone.native.memory import Block, pack
+from soapstone.native.simd import vectorised
 
 NARROW = 32  # lanes of a formula with many operands
 _COLUMNS = 256  # of a row, in one item of work

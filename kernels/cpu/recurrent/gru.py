@@ -19,9 +19,10 @@ from soapstone.kernels.cpu.recurrent.gates import (
 )
 from soapstone.kernels.cpu.recurrent.layers import Steps, forms, in_rows, input_products, stretch_of
 from soapstone.kernels.cpu.substrate.layout import private
-from soapstone.kernels.cpu.substrate.native import Block, noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import noop, sequence
+from soapstone.native.memory import Block
 
 Parts = tuple[list[Block], list[Entry], list[Weights]]
 

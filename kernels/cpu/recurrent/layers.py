@@ -17,11 +17,12 @@ from soapstone.kernels.cpu.products.forms import Form, Weights
 from soapstone.kernels.cpu.products.forms import forms as all_forms
 from soapstone.kernels.cpu.recurrent import gates
 from soapstone.kernels.cpu.recurrent.gates import copy, repeat, rows_contiguous
-from soapstone.kernels.cpu.substrate import copies
 from soapstone.kernels.cpu.substrate.layout import float32, private, rows
-from soapstone.kernels.cpu.substrate.native import Block, noop, sequence
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native import copies
+from soapstone.native.entries import noop, sequence
+from soapstone.native.memory import Block
 
 STRETCH = 512  # rows of an input product, where there are as many
 

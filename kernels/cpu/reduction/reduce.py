@@ -13,21 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.layout import is_float32, merge
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    f32p,
-    f64p,
-    helper,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    sequence,
-    stack,
-    useful_threads,
-    words,
-)
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.runs import (
     ABSOLUTE,
     MAX,
@@ -43,10 +29,15 @@ from soapstone.kernels.cpu.substrate.runs import (
     reduce_row,
     reduce_rows,
     reduce_run,
-    row_offset,
     start,
 )
-from soapstone.kernels.cpu.substrate.simd import (
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.entries import helper, native, noop, parallel_for, sequence, useful_threads
+from soapstone.native.intrinsics import as_float, f32p, f64p, stack, words
+from soapstone.native.memory import aligned_array, pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import (
     load_doubles,
     max_lanes,
     min_lanes,
@@ -55,9 +46,7 @@ from soapstone.kernels.cpu.substrate.simd import (
     vmax,
     vmin,
 )
-from soapstone.kernels.entry import Array, Call, Entry
-from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
+from soapstone.native.walks import merge
 
 _PLAIN, _ROOT, _LOGARITHM, _ABOVE = range(4)  # what is done to a total at the end
 _MONOIDS = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soapstone.kernels.cpu.substrate.lanes import F32, F64, I32, I64, Lanes, where
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.native.lanes import F32, F64, I32, I64, Lanes, where
+from soapstone.native.simd import vectorised
 
 _LOG2E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4

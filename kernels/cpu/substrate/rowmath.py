@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from soapstone.kernels.cpu.elementwise.opcodes import WIDE, get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import F32, Lanes, load_lanes, store_lanes
 from soapstone.kernels.cpu.substrate.mathematics import vexp, vlog
-from soapstone.kernels.cpu.substrate.native import routine
-from soapstone.kernels.cpu.substrate.simd import (
+from soapstone.native.entries import routine
+from soapstone.native.lanes import F32, Lanes, load_lanes, store_lanes
+from soapstone.native.simd import (
     load_first,
     load_first_low,
     max_lanes,

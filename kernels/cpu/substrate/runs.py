@@ -6,8 +6,9 @@ from typing import Any
 
 from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
 from soapstone.kernels.cpu.substrate.mathematics import exp
-from soapstone.kernels.cpu.substrate.native import f32p, helper, routine
-from soapstone.kernels.cpu.substrate.simd import (
+from soapstone.native.entries import helper, routine
+from soapstone.native.intrinsics import f32p
+from soapstone.native.simd import (
     F32,
     LANES,
     Lanes,
@@ -28,17 +29,6 @@ from soapstone.kernels.cpu.substrate.simd import (
 
 SUM, MAX, MIN, PRODUCT, ABSOLUTE, SQUARE, POWERS = range(7)
 _HUGE = 3.4028234663852886e38  # the greatest float32: of an infinity, x - top would be no number
-
-
-@helper
-def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> Any:
-    """The offset in bytes of row number `index`; the tables lie at those words of the block."""
-    offset = 0
-    for d in range(rank - 1, 0, -1):
-        extent = w[extents + d]
-        offset += (index % extent) * w[strides + d]
-        index = index // extent
-    return offset + index * w[strides]
 
 
 @helper

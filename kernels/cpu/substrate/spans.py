@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from soapstone.kernels.cpu.substrate.layout import merge
-from soapstone.kernels.cpu.substrate.native import Block, helper, pack
-from soapstone.kernels.cpu.substrate.runs import row_offset
 from soapstone.kernels.entry import Array
+from soapstone.native.entries import helper
+from soapstone.native.memory import Block, pack
+from soapstone.native.moves import row_offset
+from soapstone.native.walks import merge
 
 FLOATS = 8192  # of each array, in one item
 _HEADER = 6  # words: rows, length, rows an item, columns an item, items across, rank

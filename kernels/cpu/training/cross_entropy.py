@@ -12,26 +12,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import F32, Lanes
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    bind,
-    f32p,
-    f64p,
-    helper,
-    i32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    sequence,
-    useful_threads,
-    words,
-)
 from soapstone.kernels.cpu.substrate.rowmath import (
     exp_sum,
     load_wide,
@@ -40,10 +22,22 @@ from soapstone.kernels.cpu.substrate.rowmath import (
     row_sum,
     splat_wide,
 )
-from soapstone.kernels.cpu.substrate.simd import load_first, splat, sum_lanes, vectorised
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
+from soapstone.native.entries import (
+    bind,
+    helper,
+    native,
+    noop,
+    parallel_for,
+    routine,
+    sequence,
+    useful_threads,
+)
+from soapstone.native.intrinsics import as_float, f32p, f64p, i32p, i64p, words
+from soapstone.native.lanes import F32, Lanes
+from soapstone.native.memory import aligned_array, pack
+from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 _FLOATS = 8192  # of logits, in one item
 _RANGE = {1: "label out of range"}

@@ -10,39 +10,26 @@ from typing import Any
 import numpy as np
 
 from soapstone.kernels.cpu.elementwise.opcodes import WIDE, get, loop, put
-from soapstone.kernels.cpu.substrate.lanes import (
-    F32,
-    LANES,
-    Lanes,
-    first,
-    load_lanes,
-    load_some,
-    where,
-)
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp, log, sigmoid
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    bind,
-    f32p,
-    f64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    sequence,
-    u8p,
-    useful_threads,
-    words,
-)
 from soapstone.kernels.cpu.substrate.rowmath import load_wide, splat_wide
-from soapstone.kernels.cpu.substrate.simd import load_first, splat, sum_lanes, vectorised
 from soapstone.kernels.cpu.substrate.spans import span, span_at, spans
 from soapstone.kernels.cpu.training.cross_entropy import add_partials
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.memory import aligned_array
+from soapstone.native.entries import (
+    bind,
+    native,
+    noop,
+    parallel_for,
+    routine,
+    sequence,
+    useful_threads,
+)
+from soapstone.native.intrinsics import as_float, f32p, f64p, u8p, words
+from soapstone.native.lanes import F32, LANES, Lanes, first, load_lanes, load_some, where
+from soapstone.native.memory import aligned_array, pack
+from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 _CLIP = float(np.float32(1e-7))
 _CLIP_HIGH = float(np.float32(1 - 1e-7))

@@ -10,32 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.layout import is_float32, walk
-from soapstone.kernels.cpu.substrate.native import (
-    as_float,
-    f32p,
-    i32p,
-    i64p,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    u8p,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import (
-    Lanes,
-    load,
-    load_first,
-    splat,
-    store,
-    store_first,
-    vectorised,
-)
+from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.entries import native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import as_float, f32p, i32p, i64p, u8p, words
+from soapstone.native.memory import pack
+from soapstone.native.moves import row_offset
+from soapstone.native.simd import Lanes, load, load_first, splat, store, store_first, vectorised
+from soapstone.native.walks import walk
 
 CHUNK = 4096  # floats of a row that one item covers
 

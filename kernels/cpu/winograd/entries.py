@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soapstone.kernels.cpu.substrate.copies import copy
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
-from soapstone.kernels.cpu.substrate.native import (
-    Block,
-    pack,
-    parallel_for,
-    sequence,
-    useful_threads,
-)
 from soapstone.kernels.cpu.winograd.loops import (
     panels_of_weights,
     parts_of_panels,
@@ -25,7 +17,9 @@ from soapstone.kernels.cpu.winograd.loops import (
 )
 from soapstone.kernels.cpu.winograd.transforms import PANEL, ROWS, filter_transform
 from soapstone.kernels.entry import Array, Entry
-from soapstone.native.memory import aligned_array
+from soapstone.native.copies import copy
+from soapstone.native.entries import parallel_for, sequence, useful_threads
+from soapstone.native.memory import Block, aligned_array, pack
 
 _LANES = 16
 _FEWEST = 16  # channels and filters

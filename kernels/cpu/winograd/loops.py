@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from soapstone.kernels.cpu.substrate.native import as_float, helper, native, routine, stack, words
-from soapstone.kernels.cpu.substrate.simd import load, load_first, splat, store, store_first
 from soapstone.kernels.cpu.winograd.transforms import (
     input2,
     input4,
@@ -39,6 +37,9 @@ from soapstone.kernels.cpu.winograd.transforms import (
     product14,
 )
 from soapstone.kernels.cpu.winograd.weights import weights_of_panel
+from soapstone.native.entries import helper, native, routine
+from soapstone.native.intrinsics import as_float, stack, words
+from soapstone.native.simd import load, load_first, splat, store, store_first
 
 
 @helper

@@ -15,17 +15,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from soapstone.kernels.cpu.substrate.lanes import (
-    F32,
-    I32,
-    I64,
-    LANES,
-    Lanes,
-    load_lanes,
-    store_lanes,
-    where,
-)
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, store_lanes, where
+from soapstone.native.simd import vectorised
 
 NEAR, FAR = 0.75, 1.5  # the points of F(4x4), each with its negative
 PANEL = 32  # filters of a block of the product: two vectors

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.substrate.lanes import I1, I32, LANES, Lanes, load_lanes, store_lanes
-from soapstone.kernels.cpu.substrate.native import helper, routine, stack
-from soapstone.kernels.cpu.substrate.simd import load_first, splat, store, vectorised
+from soapstone.native.entries import helper, routine
+from soapstone.native.intrinsics import stack
+from soapstone.native.lanes import I1, I32, LANES, Lanes, load_lanes, store_lanes
+from soapstone.native.simd import load_first, splat, store, vectorised
 
 _TAPS = 9
 

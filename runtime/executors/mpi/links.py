@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 
-from soapstone.native.memory import NO_ARGUMENTS, Entry
+from soapstone.native.entries import noop
+from soapstone.native.memory import Entry
 from soapstone.runtime.core import Runtime
 from soapstone.runtime.executors.mpi.executor import MpiExecutor, connect
 from soapstone.runtime.machines.machine import Link, Machine
@@ -15,7 +16,6 @@ from soapstone.runtime.model.mapper import Array, DefaultMapper
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import Privilege, Read, Task, Write
-from soapstone.runtime.tracing.program import nothing_address
 
 SIZES = tuple(1 << exponent for exponent in (3, 10, 14, 18, 20, 22, 24, 26))
 _LONG = 1 << 20  # bytes from which on bandwidth counts more than latency
@@ -80,6 +80,6 @@ def _nothing(name: str, privilege: Privilege) -> Task:
     """A task that takes no time."""
 
     def bind(context: object, arrays: object) -> Entry:
-        return Entry(nothing_address(), NO_ARGUMENTS)
+        return noop()
 
     return Task(name, (privilege,), bind=bind)

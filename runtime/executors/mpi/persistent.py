@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from soapstone import system
-from soapstone.native.memory import NO_ARGUMENTS, Address, Entry, address, block_at, extent, pack
+from soapstone.native.memory import Address, Entry, address, block_at, extent, pack
 from soapstone.runtime.analysis.message import ENDS, STARTS, Message, message_of
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.analysis.transfer import copy_entry
@@ -25,11 +25,8 @@ from soapstone.runtime.executors.mpi.messenger import Messenger
 from soapstone.runtime.executors.mpi.neighbours import Neighbours
 from soapstone.runtime.machines.shared import Handle, Place
 from soapstone.runtime.model.task import EntryLike
-from soapstone.runtime.tracing.program import nothing_address
 
 Array = np.ndarray[Any, np.dtype[Any]]
-STOPPED, SILENT = -2, -3  # statuses of an end, as `message_kernels` returns them
-_WORDS = 16
 _LINE = 64  # bytes that two words of different writers are apart
 _READY, _TAKEN = 0, 1  # the words of a message, a line each
 
@@ -139,33 +136,45 @@ class Persistent:
 
     def _shared(self, operation: Operation, sources: Mapping[int, list[Array]]) -> EntryLike:
         """The entry of an operation whose message both ranks can reach."""
+        from soapstone.native.entries import noop
         from soapstone.runtime.executors.mpi import message_kernels
 
         kind, message = operation.kind, message_of(operation)
         if kind == "post":
-            return Entry(nothing_address(), NO_ARGUMENTS)
+            return noop()
         words = self._words[message.number]
         ready, taken = (address(words, _LINE * word) for word in (_READY, _TAKEN))
         if kind == "send":
-            return Entry(int(message_kernels.make_ready.address), pack(0, ready))
+            block = message_kernels.READY.pack(rounds=0, ready=ready)
+            return Entry(message_kernels.make_ready.address, block)
         copies = []
         if kind == "recv":
             given = zip(operation.arrays(), sources[message.number], strict=True)
             copies = [copy_entry(target, source) for target, source in given]
-        block = pack(0, ready, taken, self._limits(), len(copies), copies, keep=(self,))
-        function = message_kernels.take if kind == "recv" else message_kernels.await_taken
-        return Entry(int(function.address), block, self._statuses(message))
-
-    def _limits(self) -> tuple[Array, Array, int]:
-        """What an end looks at while it waits: two words of errors, and its nanoseconds."""
-        messenger = self._messenger
-        return (
-            self._control,
-            messenger.fault,
-            int(messenger.timeout_s * 1e9),
+        block = message_kernels.SHARED.pack(
+            rounds=0,
+            ready=ready,
+            taken=taken,
+            copies=pack(copies),
+            count=len(copies),
+            keep=(self,),
+            **self._limits(),
         )
+        function = message_kernels.take if kind == "recv" else message_kernels.await_taken
+        return Entry(function.address, block, self._statuses(message))
+
+    def _limits(self) -> dict[str, Any]:
+        """What an end looks at while it waits: two words of errors, and its nanoseconds."""
+        limit_ns = int(self._messenger.timeout_s * 1e9)
+        return {
+            "control": self._control,
+            "fault": self._messenger.fault,
+            "limit_ns": limit_ns,
+        }
 
     def _statuses(self, message: Message) -> Mapping[int, str]:
+        from soapstone.runtime.executors.mpi.message_kernels import SILENT, STOPPED
+
         return {
             STOPPED: "stopped by an error elsewhere",
             SILENT: f"{message} has not ended after {self._messenger.timeout_s:g} s",
@@ -201,10 +210,16 @@ class Persistent:
         from soapstone.runtime.executors.mpi import message_kernels
 
         message = message_of(operation)
-        given = self._function("MPI_Test"), self._address(message), *self._limits()
-        block = pack(given, (0,) * (_WORDS - len(given)), keep=(self,))
-        function = int(message_kernels.await_request.address)
-        return Entry(function, block, self._statuses(message))
+        room = np.zeros(16, np.int64)  # for MPI_Test's flag, and its MPI_Status
+        block = message_kernels.REQUEST.pack(
+            test=self._function("MPI_Test"),
+            request=self._address(message),
+            flag=room,
+            status=address(room, 64),
+            keep=(self,),
+            **self._limits(),
+        )
+        return Entry(message_kernels.await_request.address, block, self._statuses(message))
 
 
 def _place(mpi: Any, arrays: Sequence[Array]) -> tuple[Any, Any]:

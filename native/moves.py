@@ -1,4 +1,4 @@
-"""What moves single elements, and runs of them at any steps, of one, two, four or eight bytes."""
+"""What moves elements of one, two, four or eight bytes, runs of them at any steps; rows' places."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from typing import Any
 
 from numba.core import cgutils
 
-from soapstone.kernels.cpu.substrate.lanes import I8, I32, Lanes, first, load_some, store_some
-from soapstone.kernels.cpu.substrate.native import helper, i16p, i32p, i64p, routine, u8p
-from soapstone.kernels.cpu.substrate.simd import vectorised
+from soapstone.native.entries import helper, routine
+from soapstone.native.intrinsics import i16p, i32p, i64p, u8p
+from soapstone.native.lanes import I8, I32, Lanes, first, load_some, store_some
+from soapstone.native.simd import vectorised
+
+
+@helper
+def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> Any:
+    """The offset in bytes of row number `index`; the tables lie at those words of the block."""
+    offset = 0
+    for d in range(rank - 1, 0, -1):
+        extent = w[extents + d]
+        offset += (index % extent) * w[strides + d]
+        index = index // extent
+    return offset + index * w[strides]
 
 
 @vectorised

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
-from soapstone.kernels.cpu.substrate.lanes import (
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import Native, native, noop, parallel_for, routine, useful_threads
+from soapstone.native.intrinsics import call_body, words
+from soapstone.native.lanes import (
     I8,
     I32,
     I64,
@@ -26,51 +29,46 @@ from soapstone.kernels.cpu.substrate.lanes import (
     store_lanes,
     store_some,
 )
-from soapstone.kernels.cpu.substrate.layout import merge
-from soapstone.kernels.cpu.substrate.moves import copy_bytes, copy_small, fill_run, strided_run
-from soapstone.kernels.cpu.substrate.native import (
-    Block,
-    Native,
-    call_body,
-    native,
-    noop,
-    pack,
-    parallel_for,
-    routine,
-    useful_threads,
-    words,
-)
-from soapstone.kernels.cpu.substrate.runs import row_offset
-from soapstone.kernels.cpu.substrate.simd import vectorised
-from soapstone.kernels.entry import Array, Entry
-from soapstone.native.memory import address
+from soapstone.native.memory import Array, Block, Entry, address, pack
+from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_offset, strided_run
+from soapstone.native.simd import vectorised
+from soapstone.native.walks import merge
 
 _ITEM_BYTES = 32768  # of rows copied one element after the other, in one item
 _SHORT, _LONG = 64, 256  # elements a side of the tiles whose squares are transposed in one item
 _NARROW = 4  # a dim shorter than this is not worth transposing
 _SMALL_BYTES = 64  # a row of this many is one masked move; a call of memcpy takes longer
-_WHOLE, _FILL, _STRIDED, _SMALL = 0, 1, 2, 3
+_WHOLE, _FILL, _STRIDED, _SMALL = range(4)
 
 
 # ------------------------------------------------------------------------------------ row by row
-# Words: 0 source, 1 destination, 2 bytes an element, 3 mode, 4 rows, 5 length, 6 and 7 their steps
-# along the row, 8 columns an item, 9 items across, 10 rows an item, 11 rank, 12.. extents, strides.
+# mode: how a row is copied; steps: along the row; across: items beside each other, of `columns`
+# each; group: rows an item. Then the extents and strides of `rank` other dims.
+_ROWS = Fields(
+    "source target size mode rows length source_step target_step columns across group rank"
+)
+_rows_of = _ROWS.at
+_TABLE = _ROWS.words
+
+
 @native("body")
 def _copy_rows(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    size, mode, rows, length, x_step, to_step = w[2], w[3], w[4], w[5], w[6], w[7]
-    columns, across, group, rank = w[8], w[9], w[10], w[11]
+    w, table = _rows_of(block), words(block)
+    size, mode, rank = w.size, w.mode, w.rank
+    x_step, to_step, columns = w.source_step, w.target_step, w.columns
+    extents, x_strides, to_strides = _TABLE, _TABLE + rank, _TABLE + 2 * rank
+    last, x_row = table[extents + rank - 1], table[x_strides + rank - 1]
+    to_row = table[to_strides + rank - 1]
     for item in range(begin, end):
-        column = item % across * columns
-        n = min(columns, length - column)
-        row = item // across * group
-        stop = min(rows, row + group)
+        column = item % w.across * columns
+        n = min(columns, w.length - column)
+        row = item // w.across * w.group
+        stop = min(w.rows, row + w.group)
         while row < stop:  # rows along the last of the other dims lie at equal steps
-            run = min(stop - row, w[11 + rank] - row % w[11 + rank])
-            x = w[0] + row_offset(w, 12, 12 + rank, rank, row) + column * x_step
-            to = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, row) + column * to_step
+            run = min(stop - row, last - row % last)
+            x = w.source + row_offset(table, extents, x_strides, rank, row) + column * x_step
+            to = w.target + row_offset(table, extents, to_strides, rank, row) + column * to_step
             row += run
-            x_row, to_row = w[11 + 2 * rank], w[11 + 3 * rank]
             if mode == _SMALL:
                 for _ in range(run):
                     copy_small(to, x, n * size // 4)
@@ -163,23 +161,30 @@ _square_4 = _square_loop(I32, 16, 4)
 _square_8 = _square_loop(I64, 8, 8)
 
 
-# The destination is contiguous along dim a, the source along dim b. Words: 0 source, 1 destination,
-# 2 bytes an element, 3 and 4 extents of a and b, 5 the source's step along a, 6 the destination's
-# along b, 7 and 8 tiles of a and b, 9 and 10 their extents, 11 whether squares go along a first,
-# 12 rank of the other dims, 13.. their extents and strides.
+# The target is contiguous along dim a, the source along dim b, and each has a step along the other;
+# both dims have tiles, of `side` elements; a_first: whether squares go along a first. Then the
+# extents and strides of `rank` other dims.
+_SQUARES = Fields(
+    "source target size extent_a extent_b source_step target_step tiles_a tiles_b side_a side_b"
+    " a_first rank"
+)
+_squares_of = _SQUARES.at
+_REST = _SQUARES.words
+
+
 @native("body")
 def _copy_squares(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    size, extent_a, extent_b, x_step, to_step = w[2], w[3], w[4], w[5], w[6]
-    tiles_a, tiles_b, side_a, side_b = w[7], w[8], w[9], w[10]
-    a_first, rank = w[11] != 0, w[12]
+    w, table = _squares_of(block), words(block)
+    size, rank, a_first = w.size, w.rank, w.a_first != 0
+    x_step, to_step = w.source_step, w.target_step
     for item in range(begin, end):
-        a = item % tiles_a * side_a
-        b = item // tiles_a % tiles_b * side_b
-        row = item // tiles_a // tiles_b
-        na, nb = min(side_a, extent_a - a), min(side_b, extent_b - b)
-        x = w[0] + row_offset(w, 13, 13 + rank, rank, row) + a * x_step + b * size
-        to = w[1] + row_offset(w, 13, 13 + 2 * rank, rank, row) + b * to_step + a * size
+        a = item % w.tiles_a * w.side_a
+        b = item // w.tiles_a % w.tiles_b * w.side_b
+        row = item // w.tiles_a // w.tiles_b
+        na, nb = min(w.side_a, w.extent_a - a), min(w.side_b, w.extent_b - b)
+        x = w.source + row_offset(table, _REST, _REST + rank, rank, row) + a * x_step + b * size
+        to = w.target + row_offset(table, _REST, _REST + 2 * rank, rank, row)
+        to += b * to_step + a * size
         if size == 4:
             _square_4(to, to_step, x, x_step, na, nb, a_first)
         elif size == 8:
@@ -190,17 +195,20 @@ def _copy_squares(block: Any, begin: int, end: int) -> int:
 
 
 # ------------------------------------------------------------------------------- several in one
-# Words: 0 how many; of each: the body, its block, its first item among all.
+# A table of them ends with one that begins where the last has ended.
+_ONE = Fields("body block start")
+_one_at = _ONE.at
+_ONE_BYTES = 8 * _ONE.words
+
+
 @native("body")
 def _copy_several(block: Any, begin: int, end: int) -> int:
     w = words(block)
-    count = w[0]
-    for i in range(count):
-        start = w[3 + 3 * i]
-        stop = w[6 + 3 * i]
-        if start < end and begin < stop:
-            low, high = max(begin, start) - start, min(end, stop) - start
-            call_body(w[1 + 3 * i], w[2 + 3 * i], low, high)
+    for i in range(w[1]):
+        one, following = _one_at(w[0] + i * _ONE_BYTES), _one_at(w[0] + (i + 1) * _ONE_BYTES)
+        if one.start < end and begin < following.start:
+            low, high = max(begin, one.start), min(end, following.start)
+            call_body(one.body, one.block, low - one.start, high - one.start)
     return 0
 
 
@@ -237,8 +245,11 @@ def copies(pairs: Sequence[tuple[Array, Array]], threads: int) -> Entry | None:
     if len(work) == 1:
         return parallel_for(work[0].body, work[0].block, work[0].items, threads)
     starts = list(itertools.accumulate((one.items for one in work), initial=0))
-    table = [(one.body.address, one.block, at) for one, at in zip(work, starts)]
-    block = pack(len(work), table, 0, 0, starts[-1], keep=tuple(one.body for one in work))
+    table = [
+        _ONE.row(body=one.body.address, block=one.block, start=at) for one, at in zip(work, starts)
+    ]
+    table.append(_ONE.row(body=0, block=0, start=starts[-1]))
+    block = pack(pack(table), len(work), keep=tuple(one.body for one in work))
     return parallel_for(_copy_several, block, starts[-1], threads)
 
 
@@ -279,9 +290,20 @@ def _plan(to: Array, x: Array, threads: int) -> Copy:
         mode = _SMALL
     group = max(1, _ITEM_BYTES // size // length)
     across = -(-length // columns)
-    block = pack(
-        (x, to, size, mode, rows, length, x_step, to_step, columns, across, group, len(table[0])),
-        table,
+    block = _ROWS.pack(
+        *table,
+        source=x,
+        target=to,
+        size=size,
+        mode=mode,
+        rows=rows,
+        length=length,
+        source_step=x_step,
+        target_step=to_step,
+        columns=columns,
+        across=across,
+        group=group,
+        rank=len(table[0]),
     )
     return Copy(_copy_rows, block, -(-rows // group) * across)
 
@@ -299,10 +321,21 @@ def _plan_squares(
     table: tuple[Sequence[int], ...] = ([1], [0], [0])
     if others:
         table = tuple([numbers[d] for d in others] for numbers in (extents, xs, ts))
-    block = pack(
-        (x, to, to.itemsize, extents[-1], extents[b], xs[-1], ts[b], tiles_a, tiles_b),
-        (side_a, side_b, a_first, len(table[0])),
-        table,
+    block = _SQUARES.pack(
+        *table,
+        source=x,
+        target=to,
+        size=to.itemsize,
+        extent_a=extents[-1],
+        extent_b=extents[b],
+        source_step=xs[-1],
+        target_step=ts[b],
+        tiles_a=tiles_a,
+        tiles_b=tiles_b,
+        side_a=side_a,
+        side_b=side_b,
+        a_first=a_first,
+        rank=len(table[0]),
     )
     return Copy(_copy_squares, block, math.prod(table[0]) * tiles_a * tiles_b)
 

@@ -8,7 +8,6 @@ read from the block, never baked into the code: that is what makes the compiled 
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -16,14 +15,24 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from soapstone import system
 from soapstone.cache.compiled import cfunc
-from soapstone.native.memory import NO_ARGUMENTS, NO_STATUSES, Block, Entry, pack, run
-from soapstone.native.stack import room
+from soapstone.native.blocks import Fields
+from soapstone.native.intrinsics import (
+    INT,
+    POINTER,
+    VOID,
+    address_of,
+    call_body,
+    call_entry,
+    calling,
+    i32p,
+    i64p,
+    u8p,
+    words,
+)
+from soapstone.native.memory import NO_ARGUMENTS, NO_STATUSES, Block, Entry, pack
 
 Kind = Literal["entry", "body", "team"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,107 +94,26 @@ def routine(function: F) -> F:
     return compiled
 
 
-# ------------------------------------------------------------------ what kernels use to read memory
-def _pointer_cast(element: Any) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-    def pointer(typing: Any, address: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target = context.get_value_type(signature.return_type)
-            if isinstance(signature.args[0], types.Integer):
-                return builder.inttoptr(args[0], target)
-            return builder.bitcast(args[0], target)
-
-        return types.CPointer(element)(address), emit
-
-    return pointer
-
-
-# Typed pointers from an integer address or another pointer: `f32p(words(block)[0])[i]`.
-f32p: Any = _pointer_cast(types.float32)
-f64p: Any = _pointer_cast(types.float64)
-i64p: Any = _pointer_cast(types.int64)
-i32p: Any = _pointer_cast(types.int32)
-i16p: Any = _pointer_cast(types.int16)
-u8p: Any = _pointer_cast(types.uint8)
-words: Any = i64p
-
-
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def as_float(typing: Any, word: Any) -> Any:
-    """The float64 whose bits are the 64-bit word."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), emit
-
-
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def stack(typing: Any, nbytes: Any) -> Any:
-    """The address of `nbytes` (a literal) of the kernel's stack, aligned to 64 bytes."""
-    if not isinstance(nbytes, types.IntegerLiteral):
-        return None
-    size = nbytes.literal_value
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = room(builder, ir.ArrayType(ir.IntType(8), size), 64)
-        return builder.ptrtoint(place, ir.IntType(64))
-
-    return types.int64(nbytes), emit
-
-
-def fixed_arity(typer: Callable[..., Any], count: int) -> Any:
-    """Return the intrinsic of a variadic typer, of `count` arguments as Numba wants to see it."""
-    names = ["typing"] + [f"a{i}" for i in range(count)]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    typer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    return intrinsic(typer)
-
-
-def _call(result: str, count: int) -> Any:
-    """An intrinsic that calls the C function at an address with 64-bit or pointer arguments."""
-    pointer = ir.IntType(8).as_pointer()
-    shapes = {
-        "entry": (ir.IntType(32), [pointer]),
-        "body": (ir.IntType(32), [pointer, ir.IntType(64), ir.IntType(64)]),
-        "team": (ir.VoidType(), [pointer, pointer, ir.IntType(32), ir.IntType(32)]),
-        "number": (ir.IntType(32), []),
-    }
-    returns, wants = shapes[result]
-
-    def typer(typing: Any, *given: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target = builder.inttoptr(args[0], ir.FunctionType(returns, wants).as_pointer())
-            passed = []
-            for value, want in zip(args[1:], wants, strict=True):
-                if isinstance(want, ir.PointerType):
-                    passed.append(builder.inttoptr(value, want))
-                else:
-                    passed.append(builder.trunc(value, want) if want.width < 64 else value)
-            answer = builder.call(target, passed)
-            return context.get_dummy_value() if returns == ir.VoidType() else answer
-
-        kind = types.void if returns == ir.VoidType() else types.int32
-        return kind(*([types.int64] * (count + 1))), emit
-
-    return fixed_arity(typer, count + 1)
-
-
-call_entry: Any = _call("entry", 1)  # (function, block) -> status
-call_body: Any = _call("body", 3)  # (function, block, begin, end) -> status
-_call_parallel: Any = _call("team", 4)  # GOMP_parallel(function, data, threads, flags)
-_call_number: Any = _call("number", 0)  # omp_get_thread_num(), omp_get_num_threads()
-
-
 # ------------------------------------------------------------------------------- argument blocks
 def bind(kernel: Native, *values: Any, statuses: Mapping[int, str] = NO_STATUSES) -> Entry:
-    """Return the entry of a kernel on the packed values."""
+    """Return the entry of a kernel on the packed values, or on the one block that is given."""
+    if len(values) == 1 and isinstance(values[0], Block):
+        return Entry(kernel.address, values[0], statuses)
     return Entry(kernel.address, pack(*values, keep=(kernel,)), statuses)
 
 
 # ------------------------------------------------------------------------ entries made of entries
+@routine
+def run_entries(table: int, count: int) -> Any:
+    """The first status that is not 0 of entries (function and block each) at an address, or 0."""
+    w = i64p(table)
+    for i in range(count):
+        status = call_entry(w[2 * i], w[2 * i + 1])
+        if status != 0:
+            return status
+    return np.int32(0)
+
+
 @native()
 def _nothing(block: Any) -> int:
     return 0
@@ -194,11 +122,7 @@ def _nothing(block: Any) -> int:
 @native()
 def _in_order(block: Any) -> Any:
     w = words(block)
-    for i in range(w[0]):
-        status = call_entry(w[1 + 2 * i], w[2 + 2 * i])
-        if status != 0:
-            return status
-    return 0
+    return run_entries(w[0], w[1])
 
 
 @native()
@@ -214,28 +138,33 @@ def _whole(block: Any) -> Any:
     return call_body(w[0], w[1], 0, w[2])
 
 
+# A team's statuses, one of each part, lie apart: its members write them.
+_TEAM = Fields("parallel member thread_num num_threads parts items body block statuses")
+_team_of = _TEAM.at
+_call_parallel = calling(VOID, POINTER, POINTER, INT, INT)  # GOMP_parallel
+_call_number = calling(INT)  # omp_get_thread_num, omp_get_num_threads
+
+
 @native("team")
 def _member(block: Any) -> None:
-    # w: GOMP_parallel, member, omp_get_thread_num, omp_get_num_threads, parts, items, body,
-    #    block, then one status a part. Parts are cut by the requested count, not by the team's, so
-    #    that results do not depend on how many threads libgomp grants.
-    w = words(block)
-    parts = w[4]
-    part = np.int64(_call_number(w[2]))
-    step = np.int64(_call_number(w[3]))
-    while part < parts:
-        w[8 + part] = call_body(w[6], w[7], part * w[5] // parts, (part + 1) * w[5] // parts)
+    # Parts are cut by the requested count, not by the team's, so that results do not depend on how
+    # many threads libgomp grants.
+    w = _team_of(block)
+    part = np.int64(_call_number(w.thread_num))
+    step = np.int64(_call_number(w.num_threads))
+    while part < w.parts:
+        begin, end = part * w.items // w.parts, (part + 1) * w.items // w.parts
+        i32p(w.statuses)[part] = call_body(w.body, w.block, begin, end)
         part += step
 
 
 @native()
 def _team(block: Any) -> Any:
-    w = words(block)
-    data = w[8 + w[4]]
-    _call_parallel(w[0], w[1], data, w[4], 0)
-    for part in range(w[4]):
-        if w[8 + part] != 0:
-            return w[8 + part]
+    w = _team_of(block)
+    _call_parallel(w.parallel, w.member, address_of(block), w.parts, 0)
+    for part in range(w.parts):
+        if i32p(w.statuses)[part] != 0:
+            return i32p(w.statuses)[part]
     return 0
 
 
@@ -249,7 +178,7 @@ def sequence(entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
     statuses = {code: text for entry in entries for code, text in entry.statuses.items()}
-    return bind(_in_order, len(entries), list(entries), statuses=statuses)
+    return bind(_in_order, pack(list(entries)), len(entries), statuses=statuses)
 
 
 def either(flag: np.ndarray[Any, Any], first: Entry, second: Entry) -> Entry:
@@ -295,20 +224,18 @@ def parallel_for(
     team = openmp()
     if parts <= 1 or team is None:
         return Entry(_whole.address, pack(body.address, block, items, keep=(body,)), statuses)
-    packed = pack(
-        team.parallel,
-        _member.address,
-        team.thread_num,
-        team.num_threads,
-        parts,
-        items,
-        body.address,
-        block,
-        (0,) * parts,
-        0,
+    packed = _TEAM.pack(
+        parallel=team.parallel,
+        member=_member.address,
+        thread_num=team.thread_num,
+        num_threads=team.num_threads,
+        parts=parts,
+        items=items,
+        body=body.address,
+        block=block,
+        statuses=np.zeros(parts, np.int32),
         keep=(body,),
     )
-    packed.words[8 + parts] = packed.address
     return Entry(_team.address, packed, statuses)
 
 
@@ -318,34 +245,3 @@ def useful_threads(threads: int, nbytes: int) -> int:
     A parallel region costs a few microseconds, in which one core moves some tens of kilobytes.
     """
     return max(1, min(threads, nbytes // 32768))
-
-
-__all__ = [
-    "Block",
-    "Native",
-    "OpenMP",
-    "as_float",
-    "bind",
-    "call_body",
-    "call_entry",
-    "either",
-    "f32p",
-    "f64p",
-    "fixed_arity",
-    "helper",
-    "i16p",
-    "i32p",
-    "i64p",
-    "native",
-    "noop",
-    "openmp",
-    "pack",
-    "parallel_for",
-    "routine",
-    "run",
-    "sequence",
-    "stack",
-    "u8p",
-    "useful_threads",
-    "words",
-]

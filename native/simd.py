@@ -16,7 +16,8 @@ from numba import types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from soapstone.kernels.cpu.substrate.lanes import (
+from soapstone.native.intrinsics import fixed_arity
+from soapstone.native.lanes import (
     F32,
     F64,
     I1,
@@ -34,7 +35,6 @@ from soapstone.kernels.cpu.substrate.lanes import (
     store_some,
     where,
 )
-from soapstone.kernels.cpu.substrate.native import fixed_arity
 
 # Formulas are written in names of `lanes`, which come along.
 __all__ = [

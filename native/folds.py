@@ -1,0 +1,111 @@
+"""Native folds of strided arrays.
+
+Elements are combined one by one in the order of the parts, so a fold gives the same bits however
+it is cut over processors. Compiled on first use, one fold for each dtype and reduction.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import from_dtype
+
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import Native, native, routine
+from soapstone.native.intrinsics import address_of, i64p, pointer_cast, words
+from soapstone.native.moves import copy_run, row_offset
+from soapstone.native.walks import FIRST, IDENTITY
+
+_CHUNK = 2048  # elements of a row folded at a time, so that the output stays in the first cache
+SUM, PROD, MAX, MIN = range(4)
+
+# One stage of a fold: then the extents of its axes, the strides of the output, and of each part its
+# address and strides (bytes). The last axis is the inner loop.
+STAGE = Fields("mode parts axes output")
+_stage_at = STAGE.at
+_TABLE = STAGE.words
+
+
+@cache
+def combined(kind: Any, reduction: str) -> Any:
+    """The loop that combines n elements of a Numba type into others, both at any steps in bytes.
+
+    A maximum or minimum of equal numbers, and of NaN, is the first.
+    """
+    wanted = (SUM, PROD, MAX, MIN)[("sum", "prod", "max", "min").index(reduction)]
+    item = kind.bitwidth // 8
+    cells = pointer_cast(kind)
+
+    @routine
+    def combine(to: int, to_step: int, x: int, x_step: int, n: int) -> None:
+        if to_step == item and x_step == item:
+            out, given = cells(to), cells(x)
+            if wanted == SUM:
+                for i in range(n):
+                    out[i] = out[i] + given[i]
+            elif wanted == PROD:
+                for i in range(n):
+                    out[i] = out[i] * given[i]
+            else:
+                for i in range(n):
+                    a, b = out[i], given[i]
+                    keep = a >= b if wanted == MAX else a <= b
+                    out[i] = a if keep or a != a else b
+            return
+        for i in range(n):
+            cell = cells(to + i * to_step)
+            a, b = cell[0], cells(x + i * x_step)[0]
+            if wanted == SUM:
+                cell[0] = a + b
+            elif wanted == PROD:
+                cell[0] = a * b
+            else:
+                keep = a >= b if wanted == MAX else a <= b
+                cell[0] = a if keep or a != a else b
+
+    return combine
+
+
+@cache
+def fold_kernel(dtype: str, reduction: str, start: Any) -> Native:
+    """The fold of one dtype and reduction; `start` is the reduction's identity.
+
+    Its block is the number of stages, and the stages.
+    """
+    kind = from_dtype(np.dtype(dtype))
+    item = kind.bitwidth // 8
+    cells, combine = pointer_cast(kind), combined(kind, reduction)
+
+    @native()
+    def fold(block: Any) -> int:
+        stages = words(block)[0]
+        base = address_of(block) + 8
+        for _stage in range(stages):
+            stage, table = _stage_at(base), i64p(base)
+            mode, parts, axes = stage.mode, stage.parts, stage.axes
+            outer = 1
+            for axis in range(axes - 1):
+                outer *= table[_TABLE + axis]
+            n, to = table[_TABLE + axes - 1], table[_TABLE + 2 * axes - 1]
+            first = _TABLE + 2 * axes
+            for row in range(outer):
+                out = stage.output + row_offset(table, _TABLE, _TABLE + axes, axes - 1, row)
+                for low in range(0, n, _CHUNK):
+                    m = min(_CHUNK, n - low)
+                    if mode == IDENTITY:
+                        for i in range(m):
+                            cells(out + (low + i) * to)[0] = start
+                    for part in range(parts):
+                        at = first + part * (1 + axes)
+                        by = table[at + axes]
+                        x = table[at] + row_offset(table, _TABLE, at + 1, axes - 1, row) + low * by
+                        if part == 0 and mode == FIRST:
+                            copy_run(item, out + low * to, to, x, by, m)
+                        else:
+                            combine(out + low * to, to, x, by, m)
+            base += 8 * (first + parts * (1 + axes))
+        return 0
+
+    return fold

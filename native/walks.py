@@ -1,0 +1,57 @@
+"""How compiled loops walk arrays of any strides: dims in memory order, merged where contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from soapstone.native.memory import Array
+
+FIRST, COMBINE, IDENTITY = range(3)  # how a fold starts: with the first part, the output, identity
+
+
+class Walk(NamedTuple):
+    """Extents, outermost first, and for each array its strides in bytes along them."""
+
+    extents: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+def walk(shape: Sequence[int], arrays: Sequence[Array], *, lead: int = 0) -> Walk:
+    """Return the walk over `shape` that the arrays, broadcast to it, share.
+
+    Dims are ordered by the strides of array number `lead`, largest first; dims of extent 1 are
+    dropped and neighbours that are contiguous in every array are merged. At least one dim is left.
+    """
+    views = [np.broadcast_to(a, shape) for a in arrays]
+    dims = sorted(range(len(shape)), key=lambda d: -abs(views[lead].strides[d]))
+    extents, strides = merge(
+        [shape[d] for d in dims], [[v.strides[d] for d in dims] for v in views]
+    )
+    return Walk(extents, strides)
+
+
+def merge(
+    extents: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the dims without those of extent 1, neighbours merged where every array allows.
+
+    strides[a][d] is the stride of array a along dim d; at least one dim is left.
+    """
+    out: list[int] = []
+    kept: list[list[int]] = []
+    for d, extent in enumerate(extents):
+        if extent == 1:
+            continue
+        steps = [s[d] for s in strides]
+        if out and all(old == new * extent for old, new in zip(kept[-1], steps)):
+            out[-1] *= extent
+            kept[-1] = steps
+        else:
+            out.append(extent)
+            kept.append(steps)
+    if not out:
+        out, kept = [1], [[0] * len(strides)]
+    return tuple(out), tuple(zip(*kept))
