@@ -1,1 +1,1 @@
-"""What the runtime and the kernels share: addresses that keep their arrays, blocks, entries."""
+"""What the runtime and the kernels share: addresses, blocks, calls, compiled entries, copies."""

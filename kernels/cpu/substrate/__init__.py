@@ -1,1 +1,1 @@
-"""What kernels are written in: native entries, lanes of numbers, layouts, runs, copies."""
+"""What kernels of several families share: mathematics, rows and runs of floats, layouts."""
