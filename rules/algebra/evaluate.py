@@ -223,13 +223,14 @@ def compare(
     seed: int = 0,
     *,
     thorough: bool = False,
+    largest: float = np.inf,
 ) -> Disagreement | None:
     """Return where two graphs differ on random inputs of these types, None if nowhere.
 
     Inputs are drawn between -1 and 1, then above 0, where roots and quotients have values, then
     below 0: the maximum of many is positive unless all are negative. With `thorough`, signs, sizes
     and patterns are then drawn for each input alone, for equations of relu and maxima that hold at
-    most points.
+    most points. No element is larger than `largest`.
 
     Raises:
         GraphError: a term does not fit these types; says which.
@@ -246,7 +247,8 @@ def compare(
         arrays = {}
         for term in inputs:
             style = _EVERYWHERE[draw] if draw < len(_EVERYWHERE) else str(rng.choice(_STYLES))
-            arrays[term] = _random(style, shapes[str(term)], rng)
+            drawn = _random(style, shapes[str(term)], rng)
+            arrays[term] = drawn.clip(-largest, largest)
         tensors = plan.run(arrays)
         for output, pair in enumerate(zip(tensors, tensors[len(source) :])):
             difference = _differ(*pair)

@@ -56,6 +56,13 @@ def test_the_domain_of_a_law_is_computed(text: str, words: set[str]) -> None:
     assert known(text) == words
 
 
+def test_what_overflows_refutes_no_law() -> None:
+    quotient = next(law for law in language.laws() if law.name == "softmax-quotient")
+    assert domain.differing(quotient) is None
+    wrong = Law("law", "softmax[a](x) = div(exp(x), reduce_sum[a](x))")
+    assert domain.differing(wrong) is not None
+
+
 def test_rings_decide_what_holds_on_integers() -> None:
     """A valid law of sums and products is one of polynomials, so of every commutative ring."""
     ring = {"add", "sub", "mul", "smul", "matmul", "reduce_sum", "concat", "transpose", "merge"}
