@@ -237,4 +237,4 @@ def test_all_ranks_make_one_set_of_choices(tmp_path: Path) -> None:
 
     done = ranks(2, HERE / "choices_runs.py", "ranks", tmp_path, timeout_s=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["2 ranks agree"] * 2
+    assert done.stdout.count("2 ranks agree") == 2  # lines of two processes may run together
