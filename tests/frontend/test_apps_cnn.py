@@ -80,7 +80,7 @@ def test_parameters_at_the_papers_size(name: str) -> None:
     assert model.graph.tensors[model.graph.outputs[0]].shape == (2, 1000)
 
 
-@pytest.mark.parametrize("name", ["vgg", "resnet50", "squeezenet 1.1", "densenet"])
+@pytest.mark.parametrize("name", SMALL)
 def test_loss_falls(name: str) -> None:
     size = SMALL[name][1]
     splits = synthetic_images(40, (3, size, size), 4, seed=1, noise=0.5)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_calls import BOTH, LAYOUTS, random, reference, served
+from kernel_calls import BOTH, LAYOUTS, place, random, reference, served
+
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+from soapstone.native import memory
 
 IMAGES = [
     *((7, 5), (4, 17, 3), (2, 3, 5, 7), (3, 40, 9, 9), (16, 32, 20, 20), (2, 3, 2, 3, 4)),
@@ -118,6 +122,24 @@ def test_softmax(name: str, shape: tuple[int, ...], axis: int, layout: str) -> N
     assert served(name, [x], at, layout=layout, tolerance=1e-5) == BOTH
     y = reference(name, [x], at)[0].astype(np.float32)
     assert served(f"{name}_grad", [dy, y], at, layout=layout) == BOTH
+
+
+@layouts
+@pytest.mark.parametrize("axis", range(4))
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradient_of_softmax_in_place(name: str, axis: int, layout: str) -> None:
+    shape, at = (5, 18, 7, 67), {"axis": axis}
+    y = reference(name, [3 * random(*shape)], at)[0].astype(np.float32)
+    dy = random(*shape, seed=1)
+    (want,) = reference(f"{name}_grad", [dy, y], at)
+    for variant in variants(f"{name}_grad"):
+        for threads in (1, 2):
+            dx, given = place(dy, layout), place(y, layout)
+            entry = variant.bind(Call(f"{name}_grad", at, (dx, given), (dx,), threads))
+            assert entry is not None or variant.name not in BOTH
+            if entry is not None:
+                assert memory.run(entry) == 0
+                np.testing.assert_allclose(dx, want, rtol=1e-5, atol=2e-5, err_msg=variant.name)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
