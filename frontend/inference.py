@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soapstone.engine.constants import Constants
-from soapstone.engine.lower import plain as in_order
-from soapstone.engine.lower import stored
+from soapstone.engine.lower import boundary_orders, stored
 from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
@@ -342,7 +341,7 @@ def _bind(
     if layouts is not None:
         outlive = stored(graph)
         free = {name: order for name, order in layouts.items() if name not in outlive}
-        strategy = replace(strategy, layouts=in_order(graph, free))
+        strategy = replace(strategy, layouts=boundary_orders(graph, free))
     constants = Constants(held, prologue)
     session = Session(machine, mapper, seed=0)
     try:

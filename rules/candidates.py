@@ -56,7 +56,7 @@ def decide(candidate: Candidate, effort: int = EFFORT) -> Draft | Rejected:
         return Rejected(source, target, reason, (candidate.space,))
 
     types = {
-        term: shapes.plain(candidate.types[str(term)])
+        term: shapes.tensor_type(candidate.types[str(term)])
         for term in subterms(source + target)
         if not term.operands
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from soapstone.runtime.analysis.dependence import Analysis
-from soapstone.runtime.analysis.expansion import Expanded, Expander, Options, Step, needs_expansion
+from soapstone.runtime.analysis.desugar import Desugared, Desugarer, Options, Step, needs_desugaring
 from soapstone.runtime.analysis.nested import Level, Nest
 from soapstone.runtime.analysis.policy import ask, attach, name_of
 from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
@@ -92,7 +92,7 @@ class Runtime(Host):
         self._capture: Analysis | None = None
         self._requests: list[Request] | None = None
         self._nest = Nest(self.executor, self.memory, analysis.policy.backing)
-        self._expander = Expander(self, len(self.machine.processors), Level(self._nest))
+        self._desugarer = Desugarer(self, len(self.machine.processors), Level(self._nest))
         self._log: Log | None = None
         self._steps: dict[str, Steps] = {}
         self._since_forget = 0
@@ -139,10 +139,10 @@ class Runtime(Host):
                 self.executor.check()
                 if not self.capturing and automatic.follow(asked):
                     return None
-        if needs_expansion(task, arguments):
+        if needs_desugaring(task, arguments):
             with self._lock:
                 options = Options(grid, name, tag, initialise)
-                return self._issue(self._expander.expand(task, arguments, options))
+                return self._issue(self._desugarer.desugar(task, arguments, options))
         prepared = launches.prepare(
             task, arguments, grid=grid, name=name, tag=tag, initialise=initialise
         )
@@ -152,17 +152,17 @@ class Runtime(Host):
     def combine(self, values: FutureMap, reduction: str) -> Future:
         """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
         with self._lock:
-            found: Future = self._issue(self._expander.combine(values, reduction))
+            found: Future = self._issue(self._desugarer.combine(values, reduction))
             return found
 
-    def _issue(self, expanded: Expanded) -> Any:
-        for number, request in enumerate(expanded.requests):
+    def _issue(self, desugared: Desugared) -> Any:
+        for number, request in enumerate(desugared.requests):
             try:
                 self._take(request, None)
             except RuntimeCoreError as error:
-                error.halfway = error.halfway or number > expanded.main
+                error.halfway = error.halfway or number > desugared.main
                 raise
-        return expanded.result
+        return desugared.result
 
     def _take(self, request: Request, asked: tuple[Any, ...] | None) -> None:
         """Record, capture, trace or analyse one request; asked: as the user gave it."""
@@ -288,7 +288,7 @@ class Runtime(Host):
             sink = Recorder()
             analysis = CaptureAnalysis(self.analysis, sink)
             self._capture = analysis
-            self._expander.steady = False
+            self._desugarer.steady = False
             recording = Recording(name)
             try:
                 yield recording
@@ -297,7 +297,7 @@ class Runtime(Host):
                     self.agreement.decided(sink.operations)
             finally:
                 self._capture = None
-                self._expander.steady = True
+                self._desugarer.steady = True
             recording._trace = Trace(self, name, analysis, sink)
             self.statistics.captures += 1
 
@@ -319,11 +319,11 @@ class Runtime(Host):
         self._ready("trace")
         requests: list[Request] = []
         self._requests = requests
-        step = self._expander.step = Step()
+        step = self._desugarer.step = Step()
         try:
             yield
         finally:
-            self._requests = self._expander.step = None
+            self._requests = self._desugarer.step = None
         if not requests:
             return
         steps = self._steps.setdefault(name, Steps())

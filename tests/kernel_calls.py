@@ -10,12 +10,12 @@ import numpy as np
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.cpu import onednn
-from soapstone.kernels.cpu.products.forms import plain
+from soapstone.kernels.cpu.products.forms import default_form
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
 
-LIBRARY = (plain() or ("reference", None))[0]  # whose products there are
+LIBRARY = (default_form() or ("reference", None))[0]  # whose products there are
 BOTH = {"numba", "onednn"} if onednn.available() else {"numba"}
 LAYOUTS = ("plain", "last", "tile", "last tile")
 FILL = 77  # of what no kernel writes

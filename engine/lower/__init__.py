@@ -6,7 +6,7 @@ the list of them; `views` then says which values need no launch at all.
 
 from __future__ import annotations
 
-from soapstone.engine.lower.layouts import CHANNELS_LAST, channels_last, plain, stored
+from soapstone.engine.lower.layouts import CHANNELS_LAST, boundary_orders, channels_last, stored
 from soapstone.engine.lower.parts import merge_parts
 from soapstone.engine.lower.passes import fold_weights, lower
 from soapstone.engine.lower.updates import in_place
@@ -16,13 +16,13 @@ from soapstone.engine.lower.weights import split_constants
 __all__ = [
     "CHANNELS_LAST",
     "View",
+    "boundary_orders",
     "channels_last",
     "fold_weights",
     "in_place",
     "launched",
     "lower",
     "merge_parts",
-    "plain",
     "split_constants",
     "stored",
     "views",

@@ -32,10 +32,10 @@ def channels_last(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[st
             chosen.update(passing(graph, node))
     chosen -= stored(graph)
     found = {n: CHANNELS_LAST for n in graph.tensors if n in chosen and graph.tensors[n].rank == 4}
-    return plain(graph, found | dict(boundary))
+    return boundary_orders(graph, found | dict(boundary))
 
 
-def plain(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
+def boundary_orders(graph: Graph, boundary: Mapping[str, Order] = NONE) -> dict[str, Order]:
     """Return the orders of a boundary alone, C order left out: what every other value is in."""
     return {
         name: order

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.rebuild import kept, rebuild
-from soapstone.engine.lower.vectors import vector_over
 from soapstone.ir.activations import Made, Recogniser
 from soapstone.ir.graph import Graph, GraphBuilder, Node
 from soapstone.ir.tensor import Array, Role
@@ -85,7 +85,7 @@ class Site:
             return None
         return vector_over(self, value, shape, CHANNELS[node.operator][1] % len(shape))
 
-    def again(self, node: Node, weights: str, bias: str | None) -> str:
+    def with_weights(self, node: Node, weights: str, bias: str | None) -> str:
         """Emit a product with other weights and bias."""
         inputs = (node.inputs[0], weights, *((bias,) if bias else ()))
         return self.changed(node, inputs, bias=bias is not None)
@@ -107,7 +107,7 @@ class Site:
         bias = self.constant("mul", node.inputs[2], scale) if node.attributes["bias"] else None
         if bias and shift:
             bias = self.constant("add", bias, shift)
-        return self.again(node, weights, bias or shift)
+        return self.with_weights(node, weights, bias or shift)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _bias(site: Site, node: Node) -> str | None:
     host, vector = found
     if host.attributes["bias"]:
         vector = site.constant("add", host.inputs[2], vector)
-    return site.again(host, host.inputs[1], vector)
+    return site.with_weights(host, host.inputs[1], vector)
 
 
 def _activation(site: Site, node: Node) -> str | None:

@@ -17,7 +17,7 @@ def named(table: DimTable, names: Iterable[str], shape: Iterable[int], where: st
     return Operand(tuple(along(table, name, e, where) for name, e in zip(names, shape)))
 
 
-def plain(table: DimTable, shape: Sequence[int], where: str) -> Operand:
+def numbered(table: DimTable, shape: Sequence[int], where: str) -> Operand:
     """Return the operand whose axes are the dims d0, d1, …, recording their extents."""
     return named(table, (f"d{axis}" for axis in range(len(shape))), shape, where)
 
@@ -42,7 +42,7 @@ def aligned(
                 f"input {position} has rank {spec.rank} (shape {spec.shape});"
                 f" {rank} needed (shape {inputs[first].shape} of input {first})"
             )
-        operands.append(plain(table, spec.shape, f"input {position}"))
+        operands.append(numbered(table, spec.shape, f"input {position}"))
     return table, operands
 
 

@@ -19,7 +19,7 @@ from soapstone.ir.spec import OpSpec
 from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.ir.term import SPLITS, Term, Value, subterms
 from soapstone.search.rules.language import constants, forms
-from soapstone.search.rules.shapes import Type, concrete, extents, plain
+from soapstone.search.rules.shapes import Type, concrete, extents, tensor_type
 
 Attributes = Mapping[str, Any]
 
@@ -107,7 +107,7 @@ def evaluate(
     arrays: the tensor of each variable; constants are made in the shapes of their types.
     types: of variables and constants; needed for constants, and for variables that can be split.
     """
-    given = {term: plain(np.shape(array)) for term, array in arrays.items()}
+    given = {term: tensor_type(np.shape(array)) for term, array in arrays.items()}
     plan = Plan.of(terms, {**given, **(types or {})})
     if plan is None or not all(term in arrays for term, array in plan.leaves if array is None):
         return None

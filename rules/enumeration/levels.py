@@ -19,7 +19,7 @@ from soapstone.rules.enumeration.propose import Classes, Pairs, Rows, Terms
 from soapstone.rules.enumeration.protocol import Evaluator, Progress
 from soapstone.rules.enumeration.space import Space
 from soapstone.rules.enumeration.typetable import Tables, TypeTable
-from soapstone.search.rules.shapes import plain
+from soapstone.search.rules.shapes import tensor_type
 
 _PAIRS = 1 << 13  # looked up and evaluated at once
 _BUDGET = 20_000_000  # pairs looked at in one compiled call
@@ -268,7 +268,7 @@ def build(
 ) -> Built:
     """Return all nodes of the levels 1 to `levels`; tensors of the last are stored if asked."""
     table = TypeTable(space, evaluator)
-    types = tuple(table.intern(plain(each.shape), each.kind) for each in space.inputs)
+    types = tuple(table.intern(tensor_type(each.shape), each.kind) for each in space.inputs)
     nodes = _Nodes(max(space.max_operators - 1, 1), types, evaluator.begin(space, types))
     classes = classes_of(space)
     starts: tuple[int, ...] = (0,)

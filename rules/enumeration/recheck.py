@@ -18,7 +18,7 @@ from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term, Value
 from soapstone.rules.algebra.evaluate import apply, constant, split_sizes
 from soapstone.rules.algebra.structure import structure
-from soapstone.search.rules.shapes import Type, concrete, extents, plain
+from soapstone.search.rules.shapes import Type, concrete, extents, tensor_type
 
 Shape = tuple[int, ...]
 _TOLERANCE = 1e-9  # of the largest magnitude
@@ -106,7 +106,7 @@ class Recheck:
                 self._leaves[term] = None
                 return
             elements = np.tile(np.asarray(found, np.float64).reshape(1, -1), (_SEEDS, 1))
-        self._leaves[term] = Evaluated(plain(shape), elements)
+        self._leaves[term] = Evaluated(tensor_type(shape), elements)
 
     def value(self, term: Term) -> Evaluated | None:
         """Return what a term is, None where it has operands that do not fit."""

@@ -16,7 +16,7 @@ from soapstone.ir.term import Term
 from soapstone.rules.enumeration.protocol import Evaluator
 from soapstone.rules.enumeration.space import Kind, OperatorUse, Space
 from soapstone.search.rules.language import commutative
-from soapstone.search.rules.shapes import Type, concrete, plain
+from soapstone.search.rules.shapes import Type, concrete, tensor_type
 
 UNKNOWN, ASKED = -1, -2
 
@@ -52,7 +52,7 @@ class TypeTable:
         self._pair = np.zeros((0, 0), np.int32)
         self._pair_count = np.zeros((0, 0), np.int16)
         self._single: list[tuple[int, int]] = []
-        shapes = {each.term: plain(each.shape) for each in space.inputs}
+        shapes = {each.term: tensor_type(each.shape) for each in space.inputs}
         self._fixed = [tuple(shapes[term] for term in use.fixed) for use in space.operators]
         position = {each.term: number for number, each in enumerate(space.inputs)}
         self._masks = np.array(
@@ -138,7 +138,7 @@ class TypeTable:
         kind = use.result(kinds, shapes)
         if kind is None or len(use.outputs) > 1:  # whether a tensor splits depends on its trees
             return kind
-        bare = (*map(plain, shapes), *self._fixed[number])
+        bare = (*map(tensor_type, shapes), *self._fixed[number])
         return kind if concrete(use.symbol, use.parameters, bare) is not None else None
 
     def _results(self, use: OperatorUse, operands: tuple[Type, ...]) -> list[Type]:

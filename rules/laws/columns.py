@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value
-from soapstone.search.rules.shapes import Type, concrete, plain
+from soapstone.search.rules.shapes import Type, concrete, tensor_type
 
 Column: TypeAlias = "NDArray[np.int64]"
 
@@ -31,7 +31,7 @@ class Types:
 
     def number(self, type_: Type) -> int:
         if not self.split_trees and any(type_.trees):
-            type_ = plain(type_.shape)
+            type_ = tensor_type(type_.shape)
         found = self._numbers.setdefault(type_, len(self.all))
         if found == len(self.all):
             if type_.rank > self._extents.shape[1]:
@@ -117,7 +117,7 @@ def _convolved(term: Term, types: Types, images: Column, kernels: Column) -> Col
     found = np.full(len(a), -1)
     fits = possible(term, a, b)
     several, where = np.unique(shapes[fits], axis=0, return_inverse=True)
-    numbers = [types.number(plain(shape)) for shape in several.tolist()]
+    numbers = [types.number(tensor_type(shape)) for shape in several.tolist()]
     found[fits] = np.array(numbers, np.int64)[where.ravel()]
     return found
 

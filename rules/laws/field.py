@@ -1,8 +1,8 @@
 """Exact arithmetic on functions of tensor elements, in which both sides of a law are compared.
 
-Where two expressions are not the same node, both are brought to quotients of polynomials whose
+Where two elements are not the same node, both are brought to quotients of polynomials whose
 atoms are inputs, `exp` of a monomial (so that exp(a + b) is a product), `sqrt` of a polynomial (its
-square is reduced) and functions that are not interpreted. Two expressions are equal where their
+square is reduced) and functions that are not interpreted. Two elements are equal where their
 difference is zero and both are defined at the same real inputs: no denominator that may be zero,
 and no sign under a root, is lost.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from soapstone.rules.laws.expression import Expression, Number, Undecided, number
+from soapstone.rules.laws.element import Element, Number, Undecided, number
 
 Monomial: TypeAlias = "tuple[tuple[int, Number], ...]"  # (atom, exponent), atoms ascending
 Polynomial: TypeAlias = "dict[Monomial, Number]"
@@ -26,10 +26,10 @@ _MOST_TERMS = 300_000  # of one product of polynomials
 
 
 class Field:
-    """The expressions over one set of inputs, and their normal forms."""
+    """The elements over one set of inputs, and their normal forms."""
 
     def __init__(self) -> None:
-        self._nodes: dict[tuple[Any, ...], Expression] = {}
+        self._nodes: dict[tuple[Any, ...], Element] = {}
         self._forms: dict[int, Quotient] = {}
         self._domains: dict[int, frozenset[Condition]] = {}
         self._atoms: dict[Any, int] = {}
@@ -40,34 +40,34 @@ class Field:
 
     # Expressions
 
-    def _make(self, key: tuple[Any, ...], *arguments: Any) -> Expression:
+    def _make(self, key: tuple[Any, ...], *arguments: Any) -> Element:
         """Return the node of a key, which names an operation and what it is of, by index."""
         found = self._nodes.get(key)
         if found is None:
-            found = self._nodes[key] = Expression(self, len(self._nodes), key[0], arguments)
+            found = self._nodes[key] = Element(self, len(self._nodes), key[0], arguments)
         return found
 
-    def number(self, value: Any) -> Expression:
-        """Return a number as an expression."""
+    def number(self, value: Any) -> Element:
+        """Return a number as an element."""
         exact = number(value)
         return self._make(("number", exact), exact)
 
-    def input(self, name: str) -> Expression:
+    def input(self, name: str) -> Element:
         """Return the input element of a name."""
         return self._make(("input", name), name)
 
-    def function(self, name: str, argument: Expression) -> Expression:
-        """Return a function, known by its name only, of an expression."""
+    def function(self, name: str, argument: Element) -> Element:
+        """Return a function, known by its name only, of an element."""
         return self._make(("function", name, argument.index), name, argument)
 
-    def node(self, operation: str, *arguments: Expression) -> Expression:
-        """Return `exp`, `sqrt` or `max` of expressions."""
+    def node(self, operation: str, *arguments: Element) -> Element:
+        """Return `exp`, `sqrt` or `max` of elements."""
         return self._make((operation, *[argument.index for argument in arguments]), *arguments)
 
-    def binary(self, operation: str, left: Any, right: Any) -> Expression:
-        """Return the sum, difference, product or quotient of expressions or numbers."""
-        a = left if isinstance(left, Expression) else self.number(left)
-        b = right if isinstance(right, Expression) else self.number(right)
+    def binary(self, operation: str, left: Any, right: Any) -> Element:
+        """Return the sum, difference, product or quotient of elements or numbers."""
+        a = left if isinstance(left, Element) else self.number(left)
+        b = right if isinstance(right, Element) else self.number(right)
         neutral = operation in ("mul", "div")
         if b.operation == "number" and b.arguments[0] == neutral:
             return a
@@ -80,9 +80,9 @@ class Field:
         found = self._nodes.get(key)
         return self._make(key, a, b) if found is None else found
 
-    def text(self, expression: Expression) -> str:
-        """Return an expression as mathematics."""
-        operation, arguments = expression.operation, expression.arguments
+    def text(self, element: Element) -> str:
+        """Return an element as mathematics."""
+        operation, arguments = element.operation, element.arguments
         if operation in ("number", "input"):
             return str(arguments[0])
         if operation == "function":
@@ -94,7 +94,7 @@ class Field:
 
     # Comparison
 
-    def equal(self, left: Expression, right: Expression) -> bool:
+    def equal(self, left: Element, right: Element) -> bool:
         """Return whether both are found to be one function, defined at the same inputs.
 
         Raises:
@@ -115,15 +115,15 @@ class Field:
 
     # Normal forms
 
-    def form(self, expression: Expression) -> Quotient:
-        """Return the expression as a quotient of a polynomial and a product of factors."""
-        found = self._forms.get(expression.index)
+    def form(self, element: Element) -> Quotient:
+        """Return the element as a quotient of a polynomial and a product of factors."""
+        found = self._forms.get(element.index)
         if found is None:
-            found = self._forms[expression.index] = self._expand(expression)
+            found = self._forms[element.index] = self._expand(element)
         return found
 
-    def _expand(self, expression: Expression) -> Quotient:
-        operation, arguments = expression.operation, expression.arguments
+    def _expand(self, element: Element) -> Quotient:
+        operation, arguments = element.operation, element.arguments
         match operation:
             case "number":
                 return ({ONE: arguments[0]} if arguments[0] else {}), ()
@@ -316,19 +316,19 @@ class Field:
                 result = self._product(result, self._inverse((root, ())))
         return result
 
-    # Where expressions are defined
+    # Where elements are defined
 
-    def domain(self, expression: Expression) -> frozenset[Condition]:
-        """Return the conditions on the inputs under which the expression is a real number."""
-        found = self._domains.get(expression.index)
+    def domain(self, element: Element) -> frozenset[Condition]:
+        """Return the conditions on the inputs under which the element is a real number."""
+        found = self._domains.get(element.index)
         if found is None:
-            parts = (a for a in expression.arguments if isinstance(a, Expression))
+            parts = (a for a in element.arguments if isinstance(a, Element))
             found = frozenset[Condition]().union(*(self.domain(part) for part in parts))
-            if expression.operation == "div":
-                found |= self._nonzero(self.form(expression.arguments[1])[0])
-            elif expression.operation == "sqrt":
-                found |= self._not_negative(self.form(expression.arguments[0]))
-            self._domains[expression.index] = found
+            if element.operation == "div":
+                found |= self._nonzero(self.form(element.arguments[1])[0])
+            elif element.operation == "sqrt":
+                found |= self._not_negative(self.form(element.arguments[0]))
+            self._domains[element.index] = found
         return found
 
     def _nonzero(self, polynomial: Polynomial) -> frozenset[Condition]:

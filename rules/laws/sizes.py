@@ -30,7 +30,7 @@ from soapstone.rules.algebra.evaluate import exact_constant
 from soapstone.rules.laws.columns import TYPES, Column, Types
 from soapstone.rules.laws.relation import Relation, equal, relation
 from soapstone.search.rules import condition, language
-from soapstone.search.rules.shapes import Tree, Type, concrete, infer, plain
+from soapstone.search.rules.shapes import Tree, Type, concrete, infer, tensor_type
 
 MOST_RANK = 4
 Bindings: TypeAlias = "Mapping[str, Value]"
@@ -143,7 +143,7 @@ def _candidates(leaf: Term, rank: int, limit: Limit, sides: tuple[Term, Term]) -
         top = max([1, *(int(part) for part in sizes if part.isdigit())])
         for shape in itertools.product(*(range(1, max(top, each) + 1) for each in most)):
             if exact_constant(leaf, shape) is not None:
-                yield plain(shape)
+                yield tensor_type(shape)
         return
     axes, depth = _split_axes(sides)
     for shape in itertools.product(*(range(1, each + 1) for each in most)):

@@ -1,7 +1,7 @@
 """Exact validation of laws that are not of polynomials: exp, roots, quotients, softmax.
 
 Jia et al. (TASO, section 2.4) run a symbolic implementation of each operator on small tensors.
-Here it is the operator's declared NumPy reference, run on arrays of `Expression`; a function of
+Here it is the operator's declared NumPy reference, run on arrays of `Element`; a function of
 each element that decides on signs (`sigmoid`, `relu`) is not interpreted. Both sides must be one
 function of the inputs, defined at the same inputs (`field.py`). What is found different is refuted
 by numbers only: a counterexample is one that the operators themselves compute.
@@ -18,7 +18,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.tensor import Array
 from soapstone.ir.term import Term
 from soapstone.rules.algebra import evaluate
-from soapstone.rules.laws.expression import Elements, Undecided, elements
+from soapstone.rules.laws.element import Elements, Undecided, elements
 from soapstone.rules.laws.field import Field
 from soapstone.search.rules import language
 from soapstone.search.rules.shapes import Type, extents
@@ -47,7 +47,7 @@ class Difference:
 
 
 class Symbolic:
-    """The values of terms as arrays of expressions over one field."""
+    """The values of terms as arrays of elements over one field."""
 
     def __init__(self) -> None:
         self.field = Field()

@@ -29,7 +29,7 @@ from soapstone.search.rules import language
 from soapstone.search.rules.infer import Ranks, Terms, with_parameters
 from soapstone.search.rules.proof import Proof
 from soapstone.search.rules.sample import applies
-from soapstone.search.rules.shapes import infer, plain
+from soapstone.search.rules.shapes import infer, tensor_type
 
 Shapes = Mapping[str, tuple[int, ...]]
 _TENSORS = "xyzwvutr"
@@ -235,7 +235,7 @@ class _Draft:
         if values is None:
             return False
         types = {
-            with_parameters(leaf, values): plain(self.types[str(special)])
+            with_parameters(leaf, values): tensor_type(self.types[str(special)])
             for leaf, special in self.leaves.items()
         }
         return applies(lifted.source, lifted.target, lifted.ranks, lifted.guard, values, types)
@@ -244,7 +244,7 @@ class _Draft:
         """Return what the open parameters were; as a number of groups, `depthwise` is channels."""
         origin = self.general.unifier.origin
         values: dict[str, Value] = {}
-        types = {parse(text): plain(shape) for text, shape in shapes.items()}
+        types = {parse(text): tensor_type(shape) for text, shape in shapes.items()}
         for name, open_ in self.parameters.items():
             value = origin[open_]
             assert not isinstance(value, Term)

@@ -20,7 +20,7 @@ from soapstone.rules.proving.matcher import Rewrite
 from soapstone.rules.proving.saturate import Budget, Problem, Saturation, System
 from soapstone.search.rules import language
 from soapstone.search.rules.proof import Candidate, Chain, Proof, Step
-from soapstone.search.rules.shapes import plain
+from soapstone.search.rules.shapes import tensor_type
 
 # Tried in turn: most candidates need only what they are made of.
 ROUNDS = (
@@ -82,7 +82,7 @@ def prove(
     for budget in ROUNDS[:effort]:
         graph = EGraph()
         for text, shape in candidate.types.items():
-            graph.leaf(_leaf(text), plain(shape))
+            graph.leaf(_leaf(text), tensor_type(shape))
         pairs = zip(candidate.source, candidate.target, strict=True)
         goals = [(graph.add(source), graph.add(target)) for source, target in pairs]
         if any(ILL_TYPED in goal for goal in goals):

@@ -25,9 +25,9 @@ import numpy as np
 
 from soapstone.native.memory import aligned
 from soapstone.runtime.analysis.dependence import Analysis
-from soapstone.runtime.analysis.expansion import (
-    Expanded,
-    Expander,
+from soapstone.runtime.analysis.desugar import (
+    Desugared,
+    Desugarer,
     Options,
     parameters_of,
     region_uses,
@@ -306,7 +306,7 @@ class Scope:
             log = nest.log.scope(team.machine, self._analysis, context, level.depth)
             self._family.log = self._analysis.log = log
             self._analysis.sink = LoggedSink(self._family, log)
-        self._expander = Expander(self, len(team.processors), Level(nest, level.depth + 1))
+        self._desugarer = Desugarer(self, len(team.processors), Level(nest, level.depth + 1))
         with nest.changed:
             team.inside.add(self._processor)
 
@@ -395,12 +395,12 @@ class Scope:
         for _, _, region, privilege in region_uses(arguments, parameters):
             self._permit(name or task.name, region, privilege)
         options = Options(grid, name, tag, initialise)
-        return self._issue(self._expander.expand(task, arguments, options))
+        return self._issue(self._desugarer.desugar(task, arguments, options))
 
     def combine(self, values: FutureMap, reduction: str) -> Future:
         """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
         self._check()
-        found: Future = self._issue(self._expander.combine(values, reduction))
+        found: Future = self._issue(self._desugarer.combine(values, reduction))
         return found
 
     def fill(self, region: Region, value: Any) -> None:
@@ -420,10 +420,10 @@ class Scope:
                 ) from error
             self._take(Fill(each, scalar))
 
-    def _issue(self, expanded: Expanded) -> Any:
-        for request in expanded.requests:
+    def _issue(self, desugared: Desugared) -> Any:
+        for request in desugared.requests:
             self._take(request)
-        return expanded.result
+        return desugared.result
 
     def _take(self, request: Request) -> None:
         if isinstance(request, Fill):
@@ -503,6 +503,6 @@ class Scope:
                 family.log.waited()
             family.log.close(family.error is None)
             family.log = None
-        del self._analysis, self._expander
+        del self._analysis, self._desugarer
         if isinstance(family.error, TaskError):
             self._raise()

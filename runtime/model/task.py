@@ -186,7 +186,7 @@ class Task:
     returns: Returns | None = None
     names: tuple[str, ...] = field(default=(), repr=False)
     nested: bool = False
-    plain: bool = field(init=False, repr=False)
+    is_core: bool = field(init=False, repr=False)
     forms: dict[Any, Task] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ class Task:
                 f"task {self.name!r}: a task that launches tasks needs a Python body, whose first "
                 "argument is its scope and not its context"
             )
-        object.__setattr__(self, "plain", not (fields or self.nested or self.returns))
+        object.__setattr__(self, "is_core", not (fields or self.nested or self.returns))
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the body directly on arrays, outside any runtime."""

@@ -1,4 +1,4 @@
-"""Automatic tracing: launch sequences that repeat are found in the plain stream, and replayed.
+"""Automatic tracing: sequences of launches that repeat are recognised, and replayed.
 
 Source: Yadav et al., "Automatic Tracing in Task-Based Runtime Systems", ASPLOS 2025 (Apophenia).
 Every launch is a token. Windows of the last tokens are searched for repeats at growing scales

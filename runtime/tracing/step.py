@@ -17,7 +17,7 @@ from soapstone.runtime.model.scalar import exact
 
 if TYPE_CHECKING:
     from soapstone.runtime.analysis.dependence import Analysis
-    from soapstone.runtime.analysis.expansion import Step
+    from soapstone.runtime.analysis.desugar import Step
     from soapstone.runtime.tracing.trace import Trace
 
 _LIMIT = 8  # traces kept for one step

@@ -30,8 +30,8 @@ from soapstone.runtime.tracing.capture import (
     restore_needs,
 )
 from soapstone.runtime.tracing.lifetime import ArenaLayout, lay_out
+from soapstone.runtime.tracing.list_scheduling import list_schedule
 from soapstone.runtime.tracing.overlap import overlapped
-from soapstone.runtime.tracing.patience import patient
 
 if TYPE_CHECKING:
     from soapstone.runtime.core import Runtime
@@ -112,7 +112,7 @@ class Trace:
         world = self._runtime.executor.world
         together: dict[int, int] = {}
         if not self._placed:
-            self.order = patient(self.operations, self.order, whole, world)
+            self.order = list_schedule(self.operations, self.order, whole, world)
             self.order, together = buckets(self.operations, whole, self.order)
         self.operations, found, self.order = split(
             self.operations, whole, self.order, world, together

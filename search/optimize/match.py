@@ -23,7 +23,7 @@ from soapstone.search.rules.infer import with_parameters
 from soapstone.search.rules.rule import Terms
 from soapstone.search.rules.rulebook import Directed, Rulebook
 from soapstone.search.rules.sample import applies, completed
-from soapstone.search.rules.shapes import Type, concrete, plain
+from soapstone.search.rules.shapes import Type, concrete, tensor_type
 
 Seen = set[tuple[tuple[int, ...], tuple[int, ...]]]  # roots, and values of variables
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves, by name
@@ -418,7 +418,9 @@ def _leaves(rule: Directed, given: Given, shapes: Shapes) -> Mapping[Term, Type]
     """Return types of all leaves if a rule may be used at these parameters and shapes."""
     one, parameters = rule.rule, dict(given)
     _, right = bound(rule, given)
-    types = {with_parameters(parse_leaf(name), parameters): plain(shape) for name, shape in shapes}
+    types = {
+        with_parameters(parse_leaf(name), parameters): tensor_type(shape) for name, shape in shapes
+    }
     missing = any(not term.operands and term not in types for term in subterms(right))
     for ranks in one.ranks:
         named = {

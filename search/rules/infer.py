@@ -15,7 +15,7 @@ from soapstone.search.rules import language
 from soapstone.search.rules.condition import Condition, IllTyped, read
 from soapstone.search.rules.extents import Dim, atom
 from soapstone.search.rules.facts import Facts
-from soapstone.search.rules.shapes import Type, constant, plain, result
+from soapstone.search.rules.shapes import Type, constant, result, tensor_type
 
 Ranks: TypeAlias = "Mapping[str, int]"
 Terms: TypeAlias = "tuple[Term, ...]"
@@ -102,7 +102,7 @@ class Typing:
                 rank = usual if constant_.rank is None else constant_.rank
         assert rank is not None
         names = [f"dim({term},{axis})" for axis in range(-rank, 0)]
-        type_ = plain([atom(name) for name in names])
+        type_ = tensor_type([atom(name) for name in names])
         if not known:  # a constant that only the proof has: its extents are what it needs
             self.facts.free.update(names)
         if not term.is_variable:

@@ -28,7 +28,7 @@ from soapstone.search.rules.infer import (
     with_parameters,
 )
 from soapstone.search.rules.proof import Candidate, equation
-from soapstone.search.rules.shapes import Type, extents, infer, plain
+from soapstone.search.rules.shapes import Type, extents, infer, tensor_type
 
 Types: TypeAlias = "dict[Term, Type]"
 Values: TypeAlias = "Mapping[str, Value]"
@@ -169,7 +169,7 @@ class _Instance:
         if not self.holds(extents):
             return None
         types = {
-            leaf: plain([extents[f"dim({leaf},{axis})"] for axis in range(-rank, 0)])
+            leaf: tensor_type([extents[f"dim({leaf},{axis})"] for axis in range(-rank, 0)])
             for leaf, rank in self.ranks.items()
         }
         for one, other in zip(self.source, self.target):
@@ -252,7 +252,7 @@ def completed(
             shape = [instance.extents[f"dim({leaf},{axis})"] for axis in range(-rank, 0)]
             if not all(known.keys() >= set(all_atoms(extent)) for extent in shape):
                 return None
-            found[leaf] = plain([evaluate(extent, known) for extent in shape])
+            found[leaf] = tensor_type([evaluate(extent, known) for extent in shape])
     return found
 
 

@@ -74,7 +74,7 @@ class Judge(Protocol):
 Rule: TypeAlias = "Callable[[tuple[Value, ...], tuple[Type, ...], Judge], Type]"
 
 
-def plain(shape: Sequence[Dim]) -> Type:
+def tensor_type(shape: Sequence[Dim]) -> Type:
     """Return the type of a tensor that is no concatenation."""
     return Type(tuple(shape), (None,) * len(shape))
 

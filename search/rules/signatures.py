@@ -22,7 +22,16 @@ from soapstone.ir.tensor import TensorSpec
 from soapstone.ir.term import Value
 from soapstone.search.rules import language
 from soapstone.search.rules.condition import IllTyped, number, window_size
-from soapstone.search.rules.shapes import CONCRETE, Judge, Tree, Type, meet, placed, plain, same
+from soapstone.search.rules.shapes import (
+    CONCRETE,
+    Judge,
+    Tree,
+    Type,
+    meet,
+    placed,
+    same,
+    tensor_type,
+)
 
 Place: TypeAlias = "tuple[int, int]"  # an operand, and one of its axes
 Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
@@ -106,7 +115,7 @@ def typed(
     signature = _bound(symbol, parameters, shapes)
     if isinstance(signature, str):
         raise IllTyped(signature)
-    return plain(signature.outputs[language.forms()[symbol].form.output].shape)
+    return tensor_type(signature.outputs[language.forms()[symbol].form.output].shape)
 
 
 def _bound(symbol: str, parameters: tuple[Value, ...], shapes: Shapes) -> Signature | str:
@@ -139,7 +148,7 @@ def _passage(symbol: str, axes: tuple[Value, ...], ranks: tuple[int, ...]) -> Pa
                 return None
         made = None if isinstance(signature, str) else signature.outputs[output].shape
         try:
-            said = found and found.type(parameters, tuple(map(plain, shapes)), CONCRETE).shape
+            said = found and found.type(parameters, tuple(map(tensor_type, shapes)), CONCRETE).shape
         except IllTyped:
             said = None
         if said is None and made is not None and any(1 in shape for shape in shapes):

@@ -23,7 +23,7 @@ from soapstone.rules.enumeration.levels import build
 from soapstone.rules.enumeration.real import RealEvaluator
 from soapstone.rules.enumeration.space import OperatorUse, Space, inputs, spaces
 from soapstone.search.rules.language import commutative, kinds
-from soapstone.search.rules.shapes import infer, plain
+from soapstone.search.rules.shapes import infer, tensor_type
 
 Key = tuple[object, ...]  # of a tensor: equal where type and elements are
 WORDS = {
@@ -61,7 +61,7 @@ class Brute:
     def __init__(self, space: Space, filtered: bool = True) -> None:
         self.space = space
         self.filtered = filtered
-        self.types = {each.term: plain(each.shape) for each in space.inputs}
+        self.types = {each.term: tensor_type(each.shape) for each in space.inputs}
         rng = np.random.default_rng(5)
         self.arrays = [
             {
@@ -308,7 +308,7 @@ def test_values_are_those_of_the_references(name: str) -> None:
     rng = np.random.default_rng(3)
     operators = set()
     compared = 0
-    types = {each.term: plain(each.shape) for each in space.inputs}
+    types = {each.term: tensor_type(each.shape) for each in space.inputs}
     candidates = rng.permutation(np.arange(found.terms.inputs, len(found.terms.value)))
     rare = [np.nonzero(built.operator == op)[0][:6] for op in range(len(space.operators))]
     chosen = {*candidates[:150].tolist(), *found.terms.first[np.concatenate(rare)].tolist()}

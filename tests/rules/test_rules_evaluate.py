@@ -11,7 +11,7 @@ from rules_calls import PAPER, SIZES, Array, arrays, uses
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value, parse
 from soapstone.rules.algebra.evaluate import apply, compare, constant, evaluate
-from soapstone.search.rules.shapes import Tree, Type, extents, plain
+from soapstone.search.rules.shapes import Tree, Type, extents, tensor_type
 
 
 def pad(x: Array, kernel: tuple[int, int], padding: str, fill: float) -> Array:
@@ -196,7 +196,7 @@ def test_wrong_terms_have_no_value() -> None:
     values = {x: arrays((2, 3))[0]}
     for text in ("y", "matmul(x, x)", "relu(x, x)", "frobnicate(x)", "ones", "concat[-3](x, x)"):
         assert evaluate([parse(text)], values) is None
-    assert evaluate([parse("mul(x, ones)")], values, {parse("ones"): plain((3,))}) is not None
+    assert evaluate([parse("mul(x, ones)")], values, {parse("ones"): tensor_type((3,))}) is not None
 
 
 # comparison
@@ -204,7 +204,7 @@ def test_wrong_terms_have_no_value() -> None:
 
 def test_a_counterexample_is_printed() -> None:
     x, y = Term("x"), Term("y")
-    types = {x: plain((1, 4, 5, 5)), y: plain((4, 2, 3, 3))}
+    types = {x: tensor_type((1, 4, 5, 5)), y: tensor_type((4, 2, 3, 3))}
     wrong = compare(
         [parse("concat[-3](conv2d[2,1,same,none](x, y), conv2d[2,1,same,none](x, y))")],
         [parse("conv2d[2,1,same,none](x, concat[-4](y, y))")],
@@ -228,7 +228,7 @@ def test_a_counterexample_is_printed() -> None:
 
 def test_comparison_is_relative_and_sees_every_output() -> None:
     x, w = Term("x"), Term("w")
-    types = {x: plain((3, 4)), w: plain(())}
+    types = {x: tensor_type((3, 4)), w: tensor_type(())}
     one, other = parse("smul(relu(x), w)"), parse("relu(smul(x, w))")
     assert compare([one], [one], types) is None
     assert compare([one, parse("relu(x)")], [one, parse("relu(relu(x))")], types) is None

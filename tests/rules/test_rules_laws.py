@@ -12,7 +12,7 @@ from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, instantiate, is_variable, subterms
 from soapstone.rules.algebra.evaluate import compare, constant
 from soapstone.search.rules import condition, language
-from soapstone.search.rules.shapes import Tree, Type, extents, infer, plain
+from soapstone.search.rules.shapes import Tree, Type, extents, infer, tensor_type
 
 
 def law_parameters(law: Law) -> dict[str, tuple[Value, ...]]:
@@ -82,7 +82,7 @@ def instances(law: Law, count: int, tries: int, rng: random.Random) -> Iterator[
             term = leaf if leaf.is_variable else instantiate(leaf, bindings)
             rank = fixed or int(ranks.get(leaf.symbol, same))
             shape = random_shape(term, rank, axes, rng)
-            types[term] = random_type(shape, rng) if leaf.is_variable else plain(shape)
+            types[term] = random_type(shape, rng) if leaf.is_variable else tensor_type(shape)
             bindings[leaf.symbol] = term
         left, right = (instantiate(side, bindings) for side in law.sides)
         found = infer(left, types), infer(right, types)

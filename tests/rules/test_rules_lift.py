@@ -11,23 +11,27 @@ from soapstone.rules.proving.lift import lift
 from soapstone.search.rules.infer import with_parameters
 from soapstone.search.rules.proof import Step
 from soapstone.search.rules.sample import applies, sample_types
-from soapstone.search.rules.shapes import infer, plain
+from soapstone.search.rules.shapes import infer, tensor_type
 
 
 def test_extents_that_are_one_by_chance_are_not_broadcast() -> None:
     rule = (terms("add(x, y)"), terms("add(y, x)"), {"x": 2, "y": 2})
-    row = {Term("x"): plain((3, 4)), Term("y"): plain((1, 4))}
-    same = {Term("x"): plain((1, 4)), Term("y"): plain((1, 4))}
+    row = {Term("x"): tensor_type((3, 4)), Term("y"): tensor_type((1, 4))}
+    same = {Term("x"): tensor_type((1, 4)), Term("y"): tensor_type((1, 4))}
     assert not applies(*rule, (), {}, row) and applies(*rule, (), {}, same)
     assert applies(*rule, ("dim(y,-2) = 1",), {}, row)
 
 
 def test_a_kernel_size_of_one_by_chance_is_not_broadcast() -> None:
     rule = (terms("add(enlarge[k](x), y)"), terms("add(y, enlarge[k](x))"), {"x": 4, "y": 4})
-    point = plain((2, 2, 1, 1))
-    assert not applies(*rule, (), {"k": "1x1"}, {Term("x"): point, Term("y"): plain((2, 2, 3, 3))})
+    point = tensor_type((2, 2, 1, 1))
+    assert not applies(
+        *rule, (), {"k": "1x1"}, {Term("x"): point, Term("y"): tensor_type((2, 2, 3, 3))}
+    )
     assert applies(*rule, (), {"k": "1x1"}, {Term("x"): point, Term("y"): point})
-    assert applies(*rule, (), {"k": "3x3"}, {Term("x"): point, Term("y"): plain((2, 2, 3, 3))})
+    assert applies(
+        *rule, (), {"k": "3x3"}, {Term("x"): point, Term("y"): tensor_type((2, 2, 3, 3))}
+    )
 
 
 def lifted(source: str, target: str, types: dict[str, tuple[int, ...]], *chains: tuple[Step, ...]):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from soapstone.rules.proving.egraph import EGraph
 from soapstone.rules.proving.prove import ROUNDS, system_of
 from soapstone.rules.proving.saturate import Problem, Saturation
 from soapstone.search.rules import language
-from soapstone.search.rules.shapes import plain
+from soapstone.search.rules.shapes import tensor_type
 
 ONES, X = parse("ones"), parse("x")
 HOPELESS = (
@@ -22,7 +22,7 @@ HOPELESS = (
 def saturated(left: str, right: str, budget) -> EGraph:
     graph = EGraph()
     for leaf, shape in ((ONES, (2, 3, 1)), (X, (2, 3, 4))):
-        graph.leaf(leaf, plain(shape))
+        graph.leaf(leaf, tensor_type(shape))
     goal = (graph.add(parse(left)), graph.add(parse(right)))
     run = Saturation(graph, system_of(language.laws()), [goal], Problem.of(graph))
     assert not run.run(budget)
@@ -65,7 +65,7 @@ def test_inputs_are_those_of_a_new_generator() -> None:
 def test_a_plan_is_run_on_several_inputs() -> None:
     term = parse("matmul(x, add(y, ones))")
     x, y, ones = (Term(name) for name in ("x", "y", "ones"))
-    types = {x: plain((2, 3)), y: plain((3, 4)), ones: plain((3, 4))}
+    types = {x: tensor_type((2, 3)), y: tensor_type((3, 4)), ones: tensor_type((3, 4))}
     plan = evaluate.Plan.of([term, x], types)
     assert plan is not None
     rng = np.random.default_rng(0)
@@ -74,10 +74,10 @@ def test_a_plan_is_run_on_several_inputs() -> None:
         product, same = plan.run(arrays)
         np.testing.assert_allclose(product, arrays[x] @ (arrays[y] + 1), rtol=1e-12)
         np.testing.assert_array_equal(same, arrays[x])
-    assert evaluate.Plan.of([term], {**types, y: plain((2, 4))}) is None
+    assert evaluate.Plan.of([term], {**types, y: tensor_type((2, 4))}) is None
 
 
 def test_differences_without_a_number_are_found() -> None:
-    x = {X: plain((2,))}
+    x = {X: tensor_type((2,))}
     assert evaluate.compare([parse("div(x, sub(x, x))")], [parse("x")], x) is not None
     assert evaluate.compare([parse("sqrt(x)")], [parse("sqrt(x)")], x) is None

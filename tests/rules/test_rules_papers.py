@@ -164,7 +164,7 @@ def test_equal_extents_would_let_a_wrong_rule_through(judge: Judge) -> None:
     )
     rule = stated(text, x=4)
     types = {
-        parse(name): shapes.plain(shape)
+        parse(name): shapes.tensor_type(shape)
         for name, shape in (
             ("x", (1, 2, 3, 3)),
             ("z", (1, 2, 3, 3)),
@@ -200,11 +200,11 @@ def test_relu_has_its_own_identities(text: str, judge: Judge) -> None:
 
 def test_a_split_cuts_where_its_operand_was_joined() -> None:
     def type_of(text: str, *extents: int) -> object:
-        types = {parse(n): shapes.plain((2, e)) for n, e in zip("xyzw", extents)}
+        types = {parse(n): shapes.tensor_type((2, e)) for n, e in zip("xyzw", extents)}
         return shapes.infer(parse(text), types)
 
     joined = "split0[-1](add(concat[-1](x, y), concat[-1](z, w)))"
-    assert type_of(joined, 3, 4, 3, 4) == shapes.plain((2, 3))
+    assert type_of(joined, 3, 4, 3, 4) == shapes.tensor_type((2, 3))
     assert type_of(joined, 3, 4, 4, 3) is None  # two histories: no split point
     assert type_of("split0[-1](x)", 4) is None
 
@@ -221,9 +221,9 @@ def test_averages_without_padding_are_no_convolution_at_the_border(judge: Judge)
 
 def test_enlarging_needs_odd_differences_and_same_padding(judge: Judge) -> None:
     def enlarged(height: int) -> object:
-        return shapes.concrete("enlarge", ("3x3",), (shapes.plain((4, 2, height, 3)),))
+        return shapes.concrete("enlarge", ("3x3",), (shapes.tensor_type((4, 2, height, 3)),))
 
-    assert enlarged(1) == shapes.plain((4, 2, 3, 3))
+    assert enlarged(1) == shapes.tensor_type((4, 2, 3, 3))
     assert enlarged(2) is None  # an odd border has no centre
     valid = "conv2d[1,1,valid,none](x, y) = conv2d[1,1,valid,none](x, enlarge[3x3](y))"
     loose = stated(f"{valid} where dim(y,-1) = 1", x=4)
@@ -253,7 +253,7 @@ def test_groups_are_never_inferred() -> None:
     }
     with pytest.raises(RuleError, match="4 of them needed"):
         rules_from_json(data, "file")
-    image, kernel = shapes.plain((1, 4, 5, 5)), shapes.plain((4, 2, 3, 3))
+    image, kernel = shapes.tensor_type((1, 4, 5, 5)), shapes.tensor_type((4, 2, 3, 3))
     assert shapes.concrete("conv2d", (1, 1, "same", "none"), (image, kernel)) is None
     assert shapes.concrete("conv2d", (2, 1, "same", "none"), (image, kernel)) is not None
 

@@ -21,7 +21,7 @@ from soapstone.rules.proving.saturate import Budget, Problem, Saturation
 from soapstone.search.rules import language, rulefile
 from soapstone.search.rules.proof import Candidate, Chain
 from soapstone.search.rules.rule import Rule
-from soapstone.search.rules.shapes import plain
+from soapstone.search.rules.shapes import tensor_type
 
 Shapes = Mapping[str, tuple[int, ...]]
 Equation = tuple[Term, Term]
@@ -219,7 +219,7 @@ def test_members_of_a_class_are_equal_numbers(name: str) -> None:
     """Whatever saturation merges, from true and from false equations, NumPy finds equal."""
     given = TRUE.get(name) or FALSE[name]
     graph = EGraph()
-    types = {parse(text): plain(shape) for text, shape in given.types.items()}
+    types = {parse(text): tensor_type(shape) for text, shape in given.types.items()}
     for leaf, type_ in types.items():
         graph.leaf(leaf, type_)
     goals = [(graph.add(a), graph.add(b)) for a, b in zip(given.source, given.target)]
@@ -250,7 +250,7 @@ def test_splits_of_equal_tensors_with_other_histories_are_not_merged() -> None:
     law = Law("associative", "concat[a](x, concat[a](y, z)) = concat[a](concat[a](x, y), z)")
     graph = EGraph()
     for name in "xyz":
-        graph.leaf(parse(name), plain((2, 3)))
+        graph.leaf(parse(name), tensor_type((2, 3)))
     one, other = (
         graph.add(side)
         for side in terms("concat[-1](x, concat[-1](y, z)); concat[-1](concat[-1](x, y), z)")

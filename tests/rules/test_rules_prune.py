@@ -337,7 +337,7 @@ def test_reduction_finds_the_general_pair() -> None:
 
 def test_recheck_agrees_with_the_references() -> None:
     from soapstone.rules.algebra.evaluate import evaluate
-    from soapstone.search.rules.shapes import plain
+    from soapstone.search.rules.shapes import tensor_type
 
     shapes = {
         "x": (2, 4, 5, 6),
@@ -368,7 +368,7 @@ def test_recheck_agrees_with_the_references() -> None:
                 leaf = recheck.value(parse(name))
                 assert leaf is not None
                 arrays[parse(name)] = leaf.elements[seed].reshape(shape)
-            types = {parse(name): plain(shape) for name, shape in shapes.items()}
+            types = {parse(name): tensor_type(shape) for name, shape in shapes.items()}
             expected = evaluate([term], arrays, types)
             assert expected is not None
             np.testing.assert_allclose(found.elements[seed], expected[0].ravel(), 1e-12, 1e-12)

@@ -20,7 +20,7 @@ from soapstone.search.rules.extents import Dim, Poly, atom, quotient, strided, s
 from soapstone.search.rules.facts import Facts
 from soapstone.search.rules.infer import Typing, typed
 from soapstone.search.rules.sample import applies, sample_types
-from soapstone.search.rules.shapes import infer, plain
+from soapstone.search.rules.shapes import infer, tensor_type
 
 
 def random_poly(rng: random.Random) -> Dim:
@@ -185,7 +185,7 @@ def test_symbolic_typing_agrees_with_concrete_typing() -> None:
         ]
         drawn = [
             {
-                Term(name): plain(
+                Term(name): tensor_type(
                     [rng.choice((2, 3, 4) if rank < 4 else (2, 3)) for _ in range(rank)]
                 )
                 for name, rank in leaves.items()
@@ -211,7 +211,7 @@ def test_symbolic_typing_agrees_with_concrete_typing() -> None:
                 t.symbol.startswith("split") for t in term.subterms()
             ):
                 assert concrete is None or 1 in {
-                    e for t in term.subterms() for e in (infer(t, types) or plain(())).shape
+                    e for t in term.subterms() for e in (infer(t, types) or tensor_type(())).shape
                 }, (term, types)
                 refused += 1
     assert both > 500 and refused > 300 and with_trees > 120
@@ -219,10 +219,10 @@ def test_symbolic_typing_agrees_with_concrete_typing() -> None:
 
 def test_typing_of_grouped_and_enlarged_convolutions() -> None:
     types = {
-        Term("x"): plain((1, 4, 7, 6)),
-        Term("y"): plain((6, 2, 3, 3)),
-        Term("z"): plain((4, 1, 3, 1)),
-        Term("w"): plain((2, 4, 2, 2)),
+        Term("x"): tensor_type((1, 4, 7, 6)),
+        Term("y"): tensor_type((6, 2, 3, 3)),
+        Term("z"): tensor_type((4, 1, 3, 1)),
+        Term("w"): tensor_type((2, 4, 2, 2)),
     }
 
     def shape(text: str) -> tuple[Dim, ...] | None:
@@ -242,7 +242,7 @@ def test_typing_of_grouped_and_enlarged_convolutions() -> None:
 
 
 def test_trees_keep_what_histories_have_in_common() -> None:
-    types = {Term(name): plain((2, extent)) for name, extent in zip("xyzw", (3, 4, 5, 9))}
+    types = {Term(name): tensor_type((2, extent)) for name, extent in zip("xyzw", (3, 4, 5, 9))}
     nested = infer(parse("add(concat[-1](x, concat[-1](y, z)), concat[-1](x, w))"), types)
     assert nested is not None and nested.trees[1] == shapes.Tree(None, None, 3)
     assert infer(parse("split0[-1](add(concat[-1](x, y), concat[-1](y, x)))"), types) is None

@@ -17,7 +17,7 @@ from soapstone.rules.enumeration.real import RealEvaluator
 from soapstone.rules.enumeration.space import OperatorUse, Space, inputs
 from soapstone.rules.enumeration.transformer_space import transformer
 from soapstone.rules.laws import symbolic
-from soapstone.rules.laws.expression import Elements, Undecided, elements
+from soapstone.rules.laws.element import Elements, Undecided, elements
 from soapstone.rules.laws.field import Field
 from soapstone.rules.laws.validate import is_polynomial, validate
 from soapstone.search.rules import language, shapes
@@ -31,7 +31,7 @@ REAL = [law for law in LAWS if not is_polynomial(law)]
 
 
 def types(**given: tuple[int, ...]) -> dict[Term, shapes.Type]:
-    return {parse(name): shapes.plain(shape) for name, shape in given.items()}
+    return {parse(name): shapes.tensor_type(shape) for name, shape in given.items()}
 
 
 # Forms
@@ -89,7 +89,7 @@ def test_a_form_reads_back_the_attributes_it_says(symbol: str) -> None:
             assert tuple(values) in list(form.read(spec.normalise(attributes), *specs))
             if symbol != "transpose":
                 signature = spec.bind(specs, spec.normalise(attributes))
-                plain = tuple(shapes.plain(s.shape) for s in specs)
+                plain = tuple(shapes.tensor_type(s.shape) for s in specs)
                 typed = shapes.concrete(symbol, tuple(values), plain)
                 assert typed is not None and typed.shape == signature.outputs[form.output].shape
     assert told
@@ -257,7 +257,7 @@ def test_equal_values_have_one_id_and_roots_of_negatives_none_else() -> None:
     space = Space("s", inputs("x y batch 2x3x4; c batch 2x3x1"), (OperatorUse("exp"),), 2)
     evaluator, ids = _one(space)
     assert len(set(ids)) == 3
-    plain = [shapes.plain(each.shape) for each in space.inputs]
+    plain = [shapes.tensor_type(each.shape) for each in space.inputs]
 
     def node(symbol: str, a: int, b: int = -1, parameters: tuple[int, ...] = ()) -> tuple[int, int]:
         """Return the id of an operator on tensors, and its number once stored."""
@@ -308,7 +308,7 @@ def test_the_space_finds_the_rules_of_transformers() -> None:
     # What cancels is in no group: it would equal whatever else cancels.
     assert not {"sub(x1, sub(x1, c))", "mul(x1, div(c, x1))"} & set(group)
     # What one group holds agrees on other inputs, of other signs.
-    given = {each.term: shapes.plain(each.shape) for each in found.space.inputs}
+    given = {each.term: shapes.tensor_type(each.shape) for each in found.space.inputs}
     rng = np.random.default_rng(5)
     for number in rng.choice(len(found.starts) - 1, 60, replace=False):
         first, *rest = range(found.starts[number], found.starts[number + 1])
@@ -344,7 +344,7 @@ def test_nothing_false_is_in_one_group() -> None:
     collapsed = {str(term): part for term, part in found.collapses}
     assert "mul(div(x, y), y)" not in collapsed and "mul(y, div(x, y))" not in collapsed
     assert "sqrt(mul(x, x))" not in collapsed
-    given = {each.term: shapes.plain(each.shape) for each in space.inputs}
+    given = {each.term: shapes.tensor_type(each.shape) for each in space.inputs}
     assert collapsed
     for text, term in collapsed.items():
         assert evaluate.compare([parse(text)], [term], given, seed=7) is None, text

@@ -18,7 +18,7 @@ from soapstone.rules.laws.columns import TYPES, apply, possible
 from soapstone.rules.laws.sizes import parameter_values, rank_choices, sizes
 from soapstone.rules.laws.validate import is_polynomial, validate, validate_all
 from soapstone.search.rules import language
-from soapstone.search.rules.shapes import Tree, Type, concrete, infer, plain
+from soapstone.search.rules.shapes import Tree, Type, concrete, infer, tensor_type
 
 NAMED = language.laws_by_name()
 
@@ -84,7 +84,7 @@ class TestStructure:
         fitting = 0
         for parameters, shapes, left in calls(symbol):
             found = structure(symbol, parameters, shapes, left)
-            types = [plain(shape) for shape in shapes]
+            types = [tensor_type(shape) for shape in shapes]
             if left is not None:
                 trees = [None] * len(shapes[0])
                 trees[parameters[0]] = Tree(None, None, left)
@@ -129,7 +129,7 @@ class TestSizes:
                 }
                 tried = set()
                 for shapes in itertools.product(*(shapes_of(rank, 3) for rank in ranks.values())):
-                    types = {leaf: plain(shape) for leaf, shape in zip(ranks, shapes)}
+                    types = {leaf: tensor_type(shape) for leaf, shape in zip(ranks, shapes)}
                     left, right = (infer(side, types) for side in found.sides)
                     if left is not None and right is not None and left.shape == right.shape:
                         tried.add(shapes)
@@ -151,9 +151,9 @@ class TestSizes:
         draw = random.Random(0)
         pairs = list(itertools.product(shapes_of(4, 3), repeat=2))
         for x, y in draw.sample(pairs, 800):
-            columns = [np.array([types.number(plain(shape))]) for shape in (x, y)]
+            columns = [np.array([types.number(tensor_type(shape))]) for shape in (x, y)]
             (result,) = apply(term, types, columns)
-            wanted = concrete("conv2d", term.parameters, (plain(x), plain(y)))
+            wanted = concrete("conv2d", term.parameters, (tensor_type(x), tensor_type(y)))
             assert (None if result < 0 else types.all[result]) == wanted
 
     @pytest.mark.parametrize("symbol", ["add", "matmul", "concat"])
@@ -163,8 +163,8 @@ class TestSizes:
         types = TYPES[False]
         for a, b in ((2, 2), (3, 2), (2, 3), (3, 3)):
             for x, y in itertools.product(shapes_of(a, 3), shapes_of(b, 3)):
-                if concrete(symbol, parameters, (plain(x), plain(y))) is not None:
-                    numbers = [types.number(plain(shape)) for shape in (x, y)]
+                if concrete(symbol, parameters, (tensor_type(x), tensor_type(y))) is not None:
+                    numbers = [types.number(tensor_type(shape)) for shape in (x, y)]
                     one, other = (types.extents()[number] for number in numbers)
                     assert possible(term, one, other)
 
@@ -193,7 +193,7 @@ class TestValidate:
             Term(side.symbol, side.parameters, side.operands)
             for side in _bound(WRONG[name], counterexample.parameters)
         ]
-        types = {parse(text): plain(shape) for text, shape in counterexample.shapes.items()}
+        types = {parse(text): tensor_type(shape) for text, shape in counterexample.shapes.items()}
         assert evaluate.compare((bound[0],), (bound[1],), types) is not None
 
     @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ class TestMaxima:
             names = sorted(variables([parse(left), parse(right)]))
             one = law(f"{left} = {right}", ranks=" ".join(f"{name}=1" for name in names))
             arrays = {parse(name): rng.integers(-3, 4, 400).astype(float) for name in names}
-            types = {leaf: plain((400,)) for leaf in arrays}
+            types = {leaf: tensor_type((400,)) for leaf in arrays}
             first, second = evaluate.evaluate([parse(left), parse(right)], arrays, types)
             same = np.array_equal(first, second)
             found = validate(one, limit=1)

@@ -16,7 +16,13 @@ from typer.testing import CliRunner
 from soapstone import InferenceSession
 from soapstone.cli.main import app
 from soapstone.engine import prepare
-from soapstone.engine.lower import CHANNELS_LAST, channels_last, fold_weights, lower, plain
+from soapstone.engine.lower import (
+    CHANNELS_LAST,
+    boundary_orders,
+    channels_last,
+    fold_weights,
+    lower,
+)
 from soapstone.frontend.onnx import OnnxError, from_onnx, to_onnx
 from soapstone.frontend.optimization.check import inputs_of
 from soapstone.frontend.optimization.optimize import all_orders, optimize, settled
@@ -65,7 +71,7 @@ class Ordered(CostModel):
         self,
         us: Callable[[Node, bool], float],
         turning: float = 0.1,
-        rule: Callable[..., Mapping[str, tuple[int, ...]]] = plain,
+        rule: Callable[..., Mapping[str, tuple[int, ...]]] = boundary_orders,
     ) -> None:
         self.us, self.turning, self.rule = us, turning, rule
 
@@ -180,7 +186,9 @@ def brute_force(
 
 
 class TestChooser:
-    @pytest.mark.parametrize("rule", [plain, channels_last], ids=lambda rule: rule.__name__)
+    @pytest.mark.parametrize(
+        "rule", [boundary_orders, channels_last], ids=lambda rule: rule.__name__
+    )
     @pytest.mark.parametrize("fork", [False, True])
     @pytest.mark.parametrize("seed", range(12))
     def test_the_choice_is_that_of_brute_force(
@@ -213,7 +221,7 @@ class TestChooser:
             prices.append(orders)
             return 1.0
 
-        chooser = Chooser(pool, price, plain)
+        chooser = Chooser(pool, price, boundary_orders)
         chooser.least(outputs, written, {})
         first = len(prices)
         chooser.least(outputs, written, {})

@@ -14,7 +14,7 @@ from soapstone.ir.dims import DimTable, Operand, Signature, along, finish
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.ops.operands import named, plain
+from soapstone.ir.ops.operands import named, numbered
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
 
@@ -54,7 +54,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
     need_rank(inputs, 1, "v d")
     need_float(inputs, 1)
     table = DimTable()
-    ids = plain(table, inputs[0].shape, "input 0")
+    ids = numbered(table, inputs[0].shape, "input 0")
     rows = named(table, "vd", inputs[1].shape, "input 1")
     y = Operand((*ids.axes, rows.axes[1]))
     return finish(table, [ids, rows], [y], [inputs[1].dtype])
@@ -86,8 +86,8 @@ def _grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
             " needed (the axes of input 1, then d)"
         )
     table = DimTable()
-    ids = plain(table, inputs[1].shape, "input 1")
-    lead = plain(table, inputs[0].shape[:-1], "input 0")
+    ids = numbered(table, inputs[1].shape, "input 1")
+    lead = numbered(table, inputs[0].shape[:-1], "input 0")
     v = along(table, "v", attributes["vocabulary"], "attribute vocabulary")
     d = along(table, "d", inputs[0].shape[-1], "input 0")
     operands = [Operand((*lead.axes, d)), ids]

@@ -12,7 +12,7 @@ import numpy as np
 from soapstone.ir.dims import Axis, DimTable, Kind, Operand, Signature, Whole, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
-from soapstone.ir.ops.operands import need_axis, plain
+from soapstone.ir.ops.operands import need_axis, numbered
 from soapstone.ir.ops.reduction.folds import need_number
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -27,7 +27,7 @@ def _arg_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Si
     if x.shape[axis] == 0:
         raise ShapeError(f"dim d{axis} is 0 in input 0; 1 or more needed to choose from")
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     kept: tuple[Axis, ...] = (Whole(1),) if attributes["keepdims"] else ()
     output = Operand((*operand.axes[:axis], *kept, *operand.axes[axis + 1 :]))
     return finish(table, [operand], [output], ["int64"], {f"d{axis}": Kind.WHOLE})
@@ -86,7 +86,7 @@ def _top_k_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> 
     if k > x.shape[axis]:
         raise ShapeError(f"dim d{axis} is {x.shape[axis]} in input 0; k = {k} or more needed")
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     output = Operand((*operand.axes[:axis], Whole(k), *operand.axes[axis + 1 :]))
     kinds = {f"d{axis}": Kind.WHOLE}
     return finish(table, [operand], [output, output], [x.dtype, "int64"], kinds)
@@ -153,7 +153,7 @@ def _axis_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     need_number(inputs)
     need_axis(x, axis)
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     return finish(table, [operand], [operand], [x.dtype], {f"d{axis}": Kind.WHOLE})
 
 
@@ -209,7 +209,7 @@ def _trilu_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> 
     if x.rank < 2:
         raise ShapeError(f"input 0 has rank {x.rank} (shape {x.shape}); 2 or more needed")
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     return finish(table, [operand], [operand], [x.dtype])
 
 

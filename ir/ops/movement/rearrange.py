@@ -22,7 +22,7 @@ from soapstone.ir.dims import (
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_rank
-from soapstone.ir.ops.operands import need_numbers, plain
+from soapstone.ir.ops.operands import need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -34,7 +34,7 @@ def _tile_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     x, repeats = inputs[0], attributes["repeats"]
     need_numbers(x, "repeats", repeats)
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     axes: list[Axis] = []
     for axis, (extent, count) in enumerate(zip(x.shape, repeats)):
         if count == 1:
@@ -103,7 +103,7 @@ def _reverse_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -
         if axis >= x.rank:
             raise ShapeError(f"dim d{axis} does not exist; input 0 has rank {x.rank}")
     table = DimTable()
-    output = plain(table, x.shape, "input 0")
+    output = numbered(table, x.shape, "input 0")
     operand = Operand(tuple(Whole(a.extent) if i in axes else a for i, a in enumerate(output.axes)))
     return finish(table, [operand], [output], [x.dtype])
 

@@ -27,7 +27,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.movement import laws_movement
 from soapstone.ir.ops.normalization import laws_sequence
-from soapstone.ir.ops.operands import need_axis, need_numbers, plain
+from soapstone.ir.ops.operands import need_axis, need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import DTYPES, Array, TensorSpec
@@ -40,7 +40,7 @@ _NONE = ""  # renames a dim that follows no dim of the forward operator
 
 def _full_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     table = DimTable()
-    output = plain(table, attributes["shape"], "attribute shape")
+    output = numbered(table, attributes["shape"], "attribute shape")
     return finish(table, [], [output], [attributes["dtype"]])
 
 
@@ -182,7 +182,7 @@ def _transpose_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
             f"attribute permutation: {permutation} found; each axis below rank {x.rank} once needed"
         )
     table = DimTable()
-    output = plain(table, [x.shape[axis] for axis in permutation], "the permuted input 0")
+    output = numbered(table, [x.shape[axis] for axis in permutation], "the permuted input 0")
     operand = Operand(tuple(output.axes[i] for i in np.argsort(permutation)))
     return finish(table, [operand], [output], [x.dtype])
 
@@ -249,7 +249,7 @@ def _concat_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) ->
     total = sum(spec.shape[axis] for spec in inputs)
     shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
     table = DimTable()
-    output = plain(table, shape, "input 0")
+    output = numbered(table, shape, "input 0")
     return finish(table, _joined(table, inputs, axis, "input"), [output], [first.dtype])
 
 
@@ -268,7 +268,7 @@ def _split_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> 
         raise ShapeError(f"dim d{axis} is {x.shape[axis]} in input 0 but {sum(sizes)} in all sizes")
     parts = [TensorSpec((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype) for n in sizes]
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     outputs = _joined(table, parts, axis, "output")
     return finish(table, [operand], outputs, [x.dtype] * len(parts))
 

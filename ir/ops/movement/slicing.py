@@ -14,7 +14,7 @@ from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.movement import laws_movement
-from soapstone.ir.ops.operands import need_numbers, plain
+from soapstone.ir.ops.operands import need_numbers, numbered
 from soapstone.ir.ops.reduction.folds import box_shape
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
 from soapstone.ir.tensor import Array, TensorSpec
@@ -71,7 +71,7 @@ def _slice_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> 
         else:
             axes.append(Whole(extent))
     shape = [table.extent(f"d{axis}") for axis in range(x.rank)]
-    return finish(table, [Operand(tuple(axes))], [plain(table, shape, "output")], [x.dtype])
+    return finish(table, [Operand(tuple(axes))], [numbered(table, shape, "output")], [x.dtype])
 
 
 def slices(attributes: Attributes) -> tuple[slice, ...]:
@@ -193,7 +193,7 @@ def _pad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Si
         else:
             axes.append(Affine(f"d{axis}", extent, offset=-low))
     shape = [table.extent(f"d{axis}") for axis in range(x.rank)]
-    output = plain(table, shape, "output")
+    output = numbered(table, shape, "output")
     return finish(table, [Operand(tuple(axes))], [output], [x.dtype], kinds)
 
 
@@ -269,7 +269,9 @@ def _border_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attribute
             axes.append(Whole(extent))
         else:
             axes.append(Affine(f"d{axis}", extent))
-    return finish(table, [Operand(tuple(axes))], [plain(table, shape, "output")], [dy.dtype], kinds)
+    return finish(
+        table, [Operand(tuple(axes))], [numbered(table, shape, "output")], [dy.dtype], kinds
+    )
 
 
 def _border_grad(attributes: Attributes, dy: Array) -> Array:

@@ -15,7 +15,7 @@ from soapstone.ir.dims import DimTable, Kind, Signature, finish
 from soapstone.ir.errors import ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float
-from soapstone.ir.ops.operands import plain
+from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import (
     AXES,
     declare,
@@ -105,7 +105,7 @@ def _kept_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
     x = inputs[1]
     small = reduction_signature((x,), {"axes": axes, "keepdims": True}, "sum").outputs[0]
     table = DimTable()
-    large = plain(table, x.shape, "input 1")
+    large = numbered(table, x.shape, "input 1")
     operands = []
     for position, spec in enumerate(inputs):
         wanted = large if position == 1 else small

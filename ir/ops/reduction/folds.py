@@ -18,7 +18,7 @@ from soapstone.ir.onnx_entry import Onnx, OnnxAttribute
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.elementwise.pointwise import unbroadcast
 from soapstone.ir.ops.normalization import laws_sequence
-from soapstone.ir.ops.operands import plain
+from soapstone.ir.ops.operands import numbered
 from soapstone.ir.spec import (
     Attribute,
     Attributes,
@@ -110,7 +110,7 @@ def reduction_signature(
     axes = reduced_axes(attributes, x.rank)
     _check_axes(x, axes)
     table = DimTable()
-    operand = plain(table, x.shape, "input 0")
+    operand = numbered(table, x.shape, "input 0")
     output = _reduced_operand(x.shape, attributes)
     kinds = {f"d{axis}": kind for axis in axes} if kind is not Kind.REDUCED else None
     return finish(table, [operand], [output], [x.dtype], kinds, monoid)
@@ -218,7 +218,7 @@ def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) 
     need_float(inputs, 0, 1, 2)
     _check_axes(x, reduced_axes(attributes, x.rank))
     table = DimTable()
-    operand = plain(table, x.shape, "input 1")
+    operand = numbered(table, x.shape, "input 1")
     small = _reduced_operand(x.shape, attributes)
     for position, spec in ((0, dy), (2, y)):
         if spec.rank != len(small.axes):
@@ -345,7 +345,7 @@ def _broadcast_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes)
             f" for shape {shape}"
         )
     table = DimTable()
-    output = plain(table, shape, "attribute shape")
+    output = numbered(table, shape, "attribute shape")
     axes: list[Axis] = []
     for axis, extent in enumerate(x.shape, len(shape) - x.rank):
         if extent == 1 and shape[axis] != 1:

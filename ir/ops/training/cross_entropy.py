@@ -16,7 +16,7 @@ from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, einsum,
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Emitter, Node
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
-from soapstone.ir.ops.operands import plain
+from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import unit_rename
 from soapstone.ir.ops.training.loss import COUNT, mean_of
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, Tile, register
@@ -34,7 +34,7 @@ def _check_labels(labels: Array, classes: int) -> None:
 def _one_hot_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_integer(inputs, 0)
     table = DimTable()
-    labels = plain(table, inputs[0].shape, "input 0")
+    labels = numbered(table, inputs[0].shape, "input 0")
     classes = along(table, "v", attributes["classes"], "attribute classes")
     outputs = [Operand((*labels.axes, classes))]
     return finish(table, [labels], outputs, [attributes["dtype"]])

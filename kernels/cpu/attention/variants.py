@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.products.forms import Form, plain
+from soapstone.kernels.cpu.products.forms import Form, default_form
 from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
 from soapstone.kernels.cpu.substrate.layout import private
 from soapstone.kernels.entry import Array, Call, Entry
@@ -124,7 +124,7 @@ def _products(operator: str) -> Callable[[Bind], Bind]:
     """Return a decorator that registers `bind(call, form)` where a library has products."""
 
     def register(bind: Bind) -> Bind:
-        found = plain()
+        found = default_form()
         if found is not None:
             variant(operator, found[0])(partial(in_rows(bind), form=found[1]))
         return bind

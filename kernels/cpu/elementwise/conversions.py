@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, fill_floats, get, loop, put
 from soapstone.native.entries import routine
 from soapstone.native.intrinsics import f32p
 from soapstone.native.lanes import (

@@ -1,8 +1,8 @@
 """The elementwise machine: any chain of elementwise operators in one pass over memory.
 
-A chain is a small program (see `opcodes`) run over chunks that stay in the first-level cache, so a
-fused chain costs what its inputs and outputs cost to stream, and needs no compilation. Operands
-may be strided and broadcast in any way; what is not contiguous is packed chunk by chunk.
+A chain is a small program (see `lane_loops`) run over chunks that stay in the first-level cache,
+so a fused chain costs what its inputs and outputs cost to stream, and needs no compilation.
+Operands may be strided and broadcast in any way; what is not contiguous is packed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from soapstone.kernels.cpu.elementwise.conversions import (
     read_number,
     unpack_rows,
 )
-from soapstone.kernels.cpu.elementwise.opcodes import WIDE, fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats, instruction
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import (
+from soapstone.kernels.cpu.elementwise.lane_loops import (
     add_floats,
     copy_floats,
     fill_floats,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from soapstone.kernels.cpu.elementwise.opcodes import fill_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
 from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry

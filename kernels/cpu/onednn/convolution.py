@@ -46,8 +46,8 @@ from soapstone.kernels.cpu.onednn.descriptors import (
     describe,
     dims,
     implementation,
+    is_channels_first,
     is_nested,
-    is_plain,
     post_argument,
 )
 from soapstone.kernels.cpu.onednn.execute import Program, empty, float32
@@ -145,18 +145,18 @@ def _description(problem: _Problem, order: Shape) -> Handle:
 
 
 @lru_cache(maxsize=1024)
-def _primitive(problem: _Problem, plain: bool | None) -> tuple[Primitive, Shape] | None:
+def _primitive(problem: _Problem, channels_first: bool | None) -> tuple[Primitive, Shape] | None:
     """Return the primitive and the axis order of its activations, or None: oneDNN has none.
 
-    `plain` tells that the activations of an image's convolution are plain, so that plain costs no
-    staging; None is a volume's, or a transposed one.
+    channels_first: whether an image's activations are stored so, which then costs no staging; None
+    is a volume's convolution, or a transposed one.
     """
     own = tuple(range(len(problem.x)))
     orders = [(0, *own[2:], 1), own]
-    if plain is not None:
+    if channels_first is not None:
         few = problem.direction == "input" and problem.x[1] <= _NARROW
         # brgconv_strided wastes the vector on few channels; a plain product needs no staging.
-        pointwise = plain and problem.pointwise and problem.direction != "weights"
+        pointwise = channels_first and problem.pointwise and problem.direction != "weights"
         # The plain implementation's sigmoid turns NaN into 0.
         functions = [post.algorithm for post in problem.posts if isinstance(post, Activation)]
         if (few and max(problem.stride) > 1) or (
@@ -172,7 +172,9 @@ def _primitive(problem: _Problem, plain: bool | None) -> tuple[Primitive, Shape]
                 continue
             # Generated for the layout is best, then im2col, then plain loops.
             name = implementation(found)
-            im2col = "gemm" in name and plain is not None and (order, orders[0]) != (own, own)
+            im2col = (
+                "gemm" in name and channels_first is not None and (order, orders[0]) != (own, own)
+            )
             badness = 2 if "ref" in name else int(im2col)
             if best is None or badness < best[0]:
                 best = (badness, found, order)
@@ -255,7 +257,7 @@ def _bind(
     if problem is None or 0 in (x.size, w.size, y.size):
         return None
     images = x.ndim == 4 and not transposed
-    found = _primitive(problem, is_plain(x) and is_plain(y) if images else None)
+    found = _primitive(problem, is_channels_first(x) and is_channels_first(y) if images else None)
     if found is None:
         return None
     primitive, order = found

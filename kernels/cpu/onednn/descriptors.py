@@ -163,7 +163,7 @@ def nbytes(descriptor: int) -> int:
     return int(library().dnnl_memory_desc_get_size(descriptor))
 
 
-def is_plain(array: Array) -> bool:
+def is_channels_first(array: Array) -> bool:
     """Return whether an (n, c, h, w) array is stored row by row rather than channels-last."""
     _, channels, _, width = array.strides
     return bool(array.shape[1] == 1 or channels >= width)

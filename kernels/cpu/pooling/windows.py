@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats
+from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats
 from soapstone.native.entries import routine
 from soapstone.native.intrinsics import f32p
 from soapstone.native.lanes import (

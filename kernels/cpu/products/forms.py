@@ -35,7 +35,7 @@ class Form(Protocol):
 
 
 def forms() -> Mapping[str, Form]:
-    """Return the forms by variant; the best one for few products of dense operands is `plain`."""
+    """Return the forms by variant; `default_form` is best for few products of dense operands."""
     if onednn.available():
         from soapstone.kernels.cpu.onednn.weights import FORMS
 
@@ -47,7 +47,7 @@ def forms() -> Mapping[str, Form]:
     return {}
 
 
-def plain() -> tuple[str, Form] | None:
+def default_form() -> tuple[str, Form] | None:
     """Return the variant and the form that take operands as they are, if there is one."""
     if onednn.available():
         from soapstone.kernels.cpu.onednn.weights import FORMS

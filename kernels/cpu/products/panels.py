@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, instruction
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
 from soapstone.kernels.cpu.products.panels_lanes import PRODUCTS
 from soapstone.kernels.cpu.substrate.layout import is_float32

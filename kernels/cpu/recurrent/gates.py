@@ -35,7 +35,7 @@ from soapstone.ir.ops.recurrent.cells import (
     rnn,
 )
 from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
-from soapstone.kernels.cpu.elementwise.opcodes import copy_floats, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, get, loop, put
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native.entries import Native, bind, native, parallel_for, useful_threads
 from soapstone.native.intrinsics import call_entry, i64p, stack, words

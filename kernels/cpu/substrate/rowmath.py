@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from soapstone.kernels.cpu.elementwise.opcodes import WIDE, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, get, loop, put
 from soapstone.kernels.cpu.substrate.mathematics import vexp, vlog
 from soapstone.native.entries import routine
 from soapstone.native.lanes import F32, Lanes, load_lanes, store_lanes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.mathematics import exp
 from soapstone.native.entries import helper, routine
 from soapstone.native.intrinsics import f32p

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp
 from soapstone.kernels.cpu.substrate.rowmath import (

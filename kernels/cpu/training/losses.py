@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.opcodes import WIDE, get, loop, put
+from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp, log, sigmoid
 from soapstone.kernels.cpu.substrate.rowmath import load_wide, splat_wide

@@ -1,7 +1,7 @@
 """The order of tasks over ranks of MPI: it depends on the strategy.
 
 Workers of one process run their tasks in program order. Over ranks a trace puts off what would wait
-for a message (`runtime.tracing.patience`), so tasks are arranged before a step is simulated.
+for a message (`runtime.tracing.list_scheduling`), so tasks are arranged before a step is simulated.
 """
 
 from __future__ import annotations

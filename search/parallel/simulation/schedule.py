@@ -261,7 +261,7 @@ def arrange(
 
     Of the tasks whose predecessors are in the order, always the one that can begin first is next;
     of several the first in program order. Ranks of MPI do so with operations
-    (`runtime.tracing.patience`).
+    (`runtime.tracing.list_scheduling`).
 
     Args:
         ptr, after: successors of each task. need: how many predecessors each has; overwritten.

@@ -12,7 +12,7 @@ from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.tracing.bucket import HEAVY_BYTES
-from soapstone.runtime.tracing.patience import LAG_BYTES, WINDOW, patient
+from soapstone.runtime.tracing.list_scheduling import LAG_BYTES, WINDOW, list_schedule
 
 TWO = World(0, (0, 1), (0, 1))
 
@@ -52,7 +52,7 @@ class Program:
 
     def ordered(self) -> list[int]:
         edges = joined(self.operations, np.array(self.edges, np.int64).reshape(-1, 2))
-        found = patient(self.operations, range(len(self.operations)), edges, TWO)
+        found = list_schedule(self.operations, range(len(self.operations)), edges, TWO)
         place = {number: position for position, number in enumerate(found)}
         assert sorted(found) == list(range(len(self.operations)))
         assert all(place[a] < place[b] for a, b in edges.tolist())

@@ -1,6 +1,6 @@
 """Symbolic elements of tensors, with which an operator's NumPy reference computes as with numbers.
 
-An `Expression` is a node that is shared, so that elements that are merely moved stay the same
+An `Element` is a node that is shared, so that elements that are merely moved stay the same
 object; what it is equal to is decided by its `Field`.
 """
 
@@ -19,7 +19,7 @@ Number: TypeAlias = "int | Fraction"
 
 
 class Undecided(Exception):
-    """An expression is asked for what depends on its inputs: a comparison, or too large a form."""
+    """An element is asked for what depends on its inputs: a comparison, or too large a form."""
 
 
 def number(value: Any) -> Number:
@@ -28,7 +28,7 @@ def number(value: Any) -> Number:
     return exact.numerator if exact.denominator == 1 else exact
 
 
-class Expression:
+class Element:
     """A real function of input elements; NumPy computes with arrays of these."""
 
     __slots__ = ("arguments", "field", "index", "operation")
@@ -39,34 +39,34 @@ class Expression:
         self.field, self.index = field, index
         self.operation, self.arguments = operation, arguments
 
-    def __add__(self, other: Any) -> Expression:
+    def __add__(self, other: Any) -> Element:
         return self.field.binary("add", self, other)
 
-    def __radd__(self, other: Any) -> Expression:
+    def __radd__(self, other: Any) -> Element:
         return self.field.binary("add", other, self)
 
-    def __sub__(self, other: Any) -> Expression:
+    def __sub__(self, other: Any) -> Element:
         return self.field.binary("sub", self, other)
 
-    def __rsub__(self, other: Any) -> Expression:
+    def __rsub__(self, other: Any) -> Element:
         return self.field.binary("sub", other, self)
 
-    def __mul__(self, other: Any) -> Expression:
+    def __mul__(self, other: Any) -> Element:
         return self.field.binary("mul", self, other)
 
-    def __rmul__(self, other: Any) -> Expression:
+    def __rmul__(self, other: Any) -> Element:
         return self.field.binary("mul", other, self)
 
-    def __truediv__(self, other: Any) -> Expression:
+    def __truediv__(self, other: Any) -> Element:
         return self.field.binary("div", self, other)
 
-    def __rtruediv__(self, other: Any) -> Expression:
+    def __rtruediv__(self, other: Any) -> Element:
         return self.field.binary("div", other, self)
 
-    def __neg__(self) -> Expression:
+    def __neg__(self) -> Element:
         return self.field.binary("sub", 0, self)
 
-    def __pow__(self, exponent: Any) -> Expression:
+    def __pow__(self, exponent: Any) -> Element:
         exact = number(exponent)
         if isinstance(exact, int) and exact >= 0:
             result = self.field.number(1)
@@ -79,13 +79,13 @@ class Expression:
             return 1 / self.sqrt()
         raise Undecided(f"power {exact}: a natural number, 1/2 or -1/2 needed")
 
-    def exp(self) -> Expression:
+    def exp(self) -> Element:
         return self.field.node("exp", self)
 
-    def sqrt(self) -> Expression:
+    def sqrt(self) -> Element:
         return self.field.node("sqrt", self)
 
-    def tanh(self) -> Expression:
+    def tanh(self) -> Element:
         return self.field.function("tanh", self)
 
     def _undecided(self, *_: object) -> bool:
@@ -99,7 +99,7 @@ class Expression:
 
 
 class Elements(np.ndarray[Any, Any]):
-    """An array of expressions whose maximum is one expression that is not interpreted.
+    """An array of symbolic elements whose maximum is one element that is not interpreted.
 
     A reference may subtract it before `exp`, against overflow; it cancels in the quotient.
     """

@@ -1,7 +1,9 @@
-"""The instruction set of the elementwise machine: one compiled loop over a chunk an instruction.
+"""Loops over vectors of lanes: those that kernels write, and one for each machine instruction.
 
-An instruction is a formula on lanes (see `formulas`). Each is compiled, or loaded from the cache,
-when a program first uses it, so that any chain of operators runs without being compiled.
+`loop`, `get` and `put` write a loop into a kernel that is being compiled; `copy_floats`,
+`add_floats` and `fill_floats` are such loops. `instruction` is the loop of one formula on lanes
+(see `formulas`) over a chunk, as the elementwise machine runs it. Each is compiled, or loaded from
+the cache, when a program first uses it, so that any chain of operators runs without being compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Constants that vary along one axis only, however they are spelled: as a vector along it."""
+"""Constants that vary along one axis only, whichever operators make them: as a vector along it."""
 
 from __future__ import annotations
 

@@ -35,18 +35,18 @@ Place = Region | Partition | IndexPartition
 Value = Future | FutureMap
 
 
-_EXPANDED = (FieldRegion, IndexPartition, Future, FutureMap)
+_DESUGARED = (FieldRegion, IndexPartition, Future, FutureMap)
 
 
-def needs_expansion(task: Task, arguments: Sequence[object]) -> bool:
-    """Whether a launch is over more than plain regions, partitions and scalars."""
-    if isinstance(task, Task) and not task.plain:
+def needs_desugaring(task: Task, arguments: Sequence[object]) -> bool:
+    """Whether a launch is over more than regions of one field, partitions and scalars."""
+    if isinstance(task, Task) and not task.is_core:
         return True
     for argument in arguments:
         if isinstance(argument, Partition):
             if isinstance(argument.region, FieldRegion):
                 return True
-        elif isinstance(argument, _EXPANDED):
+        elif isinstance(argument, _DESUGARED):
             return True
     return False
 
@@ -62,7 +62,7 @@ class Options:
 
 
 @dataclass
-class Expanded:
+class Desugared:
     """What one call becomes: requests in order, and the future of what it returns.
 
     main: which of them is the launch that was asked for.
@@ -87,8 +87,8 @@ class _Call:
     after: list[Request] = field(default_factory=list)
 
 
-class Expander:
-    """Expands the calls of one host: a runtime, or the scope of a task that launches tasks.
+class Desugarer:
+    """Desugars the calls of one host: a runtime, or the scope of a task that launches tasks.
 
     blocks: into how many boxes a scatter cuts a region. nest: what opens the scopes of nested
     tasks. steady: whether futures made now keep their values: those of a capture do not. step: the
@@ -104,7 +104,7 @@ class Expander:
 
     # -- calls
 
-    def expand(self, task: Task, arguments: Sequence[object], options: Options) -> Expanded:
+    def desugar(self, task: Task, arguments: Sequence[object], options: Options) -> Desugared:
         """The requests of one call, and the future of what the task returns, if it does.
 
         Raises: LaunchError, PrivilegeError, BoundsError.
@@ -122,15 +122,15 @@ class Expander:
         ]
         _check_sharing(name, arguments, parameters, initialise)
         result = self._result(task, call) if task.returns is not None else None
-        if task.plain and all(form.kind in ("scalar", "region") for form in forms):
-            plain = not any(start for form in forms for start in form.starts)
+        if task.is_core and all(form.kind in ("scalar", "region") for form in forms):
+            core = not any(start for form in forms for start in form.starts)
         else:
-            plain = False
-        made = task if plain else adapted(task, tuple(forms), tuple(call.privileges))
+            core = False
+        made = task if core else adapted(task, tuple(forms), tuple(call.privileges))
         main = prepare(
             made, call.arguments, grid=call.grid, name=name, tag=tag, initialise=initialise
         )
-        return Expanded([*call.before, main, *call.after], result, len(call.before))
+        return Desugared([*call.before, main, *call.after], result, len(call.before))
 
     def _argument(self, call: _Call, position: int, argument: object, parameter: Parameter) -> Form:
         """Take one argument into a call; how the task's body sees it."""
@@ -257,7 +257,7 @@ class Expander:
             return self.step.make(region, self.host)
         return Result(self.host, region, self.steady)
 
-    def combine(self, values: FutureMap, reduction: str) -> Expanded:
+    def combine(self, values: FutureMap, reduction: str) -> Desugared:
         """The requests that combine the values of a map in the order of points, and the future.
 
         Raises: LaunchError for a reduction that the dtype does not have.
@@ -269,7 +269,7 @@ class Expander:
         task = _combination(reduction, given.shape[0])
         made = self._made(out)
         launch = _launch(task, (Partition.whole(out), Partition.whole(given)), out.name, None)
-        return Expanded([*before, launch], Future(made, 0), len(before))
+        return Desugared([*before, launch], Future(made, 0), len(before))
 
 
 class Step:

@@ -23,7 +23,7 @@ WINDOW = 48  # places of the order that one who waits may fall behind
 _FIRST = -1  # the place of what is sent at once
 
 
-def patient(
+def list_schedule(
     operations: Sequence[Operation], order: Sequence[int], edges: Array, world: World
 ) -> list[int]:
     """The ids by when they would begin, if each lasted as long as the bytes that it touches.
@@ -115,4 +115,4 @@ class _Queue:
         return number, self._clock
 
 
-__all__ = ["patient"]
+__all__ = ["list_schedule"]
