@@ -2,10 +2,10 @@
 
     python benchmarks/executors.py --executor legate [--apps mlp,lenet] [--cpus 1,2] [--steps 7]
 
-Apps are at the small sizes of the tests (tests/executor_apps.py), batch 4: a step's work is little,
-so that the difference is the executor's overhead. Weights after the steps are compared, relative
-to each tensor's largest. Every row is written when it is there; where one app fails, or its
-weights differ, the others are still run and the command fails at the end.
+Apps are at the small sizes of the tests (tests/programs/executor_apps.py), batch 4: a step's work
+is little, so that the difference is the executor's overhead. Weights after the steps are compared,
+relative to each tensor's largest. Every row is written when it is there; where one app fails, or
+its weights differ, the others are still run and the command fails at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLUMNS = [
 
 def row(app: str, executor: str, cpus: int, steps: int) -> dict[str, Any]:
     """One app on one number of processors."""
-    from executor_apps import difference, train
+    from programs.executor_apps import difference, train
 
     found: dict[str, Any] = {"app": app, "cpus": cpus}
     try:
@@ -48,7 +48,7 @@ def row(app: str, executor: str, cpus: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    from executor_apps import APPS
+    from programs.executor_apps import APPS
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--executor", default="legate")

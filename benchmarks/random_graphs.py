@@ -2,9 +2,10 @@
 
     python benchmarks/random_graphs.py --count 1000 --optimize-every 50
 
-Graphs (tests/random_graphs.py) follow from their seeds. They run in a process of their own, so that
-one that ends it, or says nothing for three minutes, is reported with its seed; a fresh process goes
-on with the next. A graph that fails is made smaller and printed. Kernels are drawn, not measured.
+Graphs (tests/helpers/random_graphs.py) follow from their seeds. They run in a process of their own,
+so that one that ends it, or says nothing for three minutes, is reported with its seed; a fresh
+process goes on with the next. A graph that fails is made smaller and printed. Kernels are drawn,
+not measured.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness import write
-from random_graphs import Sample, draw, failure, shrink, ways_of
+from helpers.random_graphs import Sample, draw, failure, shrink, ways_of
 from random_programs import end, lines
 
 SHRINK_S = 60.0  # a graph is made smaller for so long

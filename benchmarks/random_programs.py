@@ -2,10 +2,11 @@
 
     python benchmarks/random_programs.py --count 1000 --executor all --check
 
-Programs (tests/runtime_scenarios.py) follow from their seeds. They run in a process of their own,
-or under `mpiexec` in one a rank; one that says nothing for three minutes is ended and reported. The
-first that fails on the local executor is made smaller and printed. With --check the offline checker
-must accept the log of every program, and refuse it once it is edited (tests/log_edits.py).
+Programs (tests/helpers/runtime_scenarios.py) follow from their seeds. They run in a process of
+their own, or under `mpiexec` in one a rank; one that says nothing for three minutes is ended and
+reported. The first that fails on the local executor is made smaller and printed. With --check the
+offline checker must accept the log of every program, and refuse it once it is edited
+(tests/helpers/log_edits.py).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-import legate_environment
 from harness import write
-from log_edits import refuse_an_edit
-from runtime_scenarios import Scenario, execute, scenario, shrink
+from helpers import legate_environment
+from helpers.log_edits import refuse_an_edit
+from helpers.runtime_scenarios import Scenario, execute, scenario, shrink
 
 HUNG_S = 180.0
 EXECUTORS = ("local", "processes", "mpi", "legate")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from soapstone.kernels.cpu.onednn import library
+from soapstone.search.rules import rulefile
+from soapstone.search.rules.rulebook import Rulebook, rulebook
 
 BLAS = "test_openblas*.py"  # of what takes oneDNN's place
 FILES = "test_onednn*.py"  # of oneDNN alone; single tests elsewhere have the marker `onednn`
@@ -42,3 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     of_onednn = [item for item in items if item.get_closest_marker("onednn")]
     config.hook.pytest_deselected(items=of_onednn)
     items[:] = [item for item in items if item not in of_onednn]
+
+
+@pytest.fixture(scope="session")
+def book() -> Rulebook:
+    """Return the shipped rules."""
+    return rulebook(rulefile.load())

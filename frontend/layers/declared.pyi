@@ -1,4 +1,4 @@
-"""The layers that operators' declarations give: written by tests/layer_stub.py."""
+"""The layers that operators' declarations give, by tests/programs/layer_stub.py."""
 
 import inspect
 from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from ir_examples import training
+from helpers.ir_examples import training
 
 from soapstone import SGD, Model
 from soapstone.engine.lower import lower

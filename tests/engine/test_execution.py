@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from operator_checks import registry_cases, subject
-from random_graphs import MACHINES, RandomMapper
-from session_runs import ran
+from helpers.operator_checks import registry_cases, subject
+from helpers.random_graphs import MACHINES, RandomMapper
+from helpers.session_runs import ran
 
 from soapstone.engine.lower import CHANNELS_LAST
 from soapstone.ir.graph import Graph, GraphBuilder

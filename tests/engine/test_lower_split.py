@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from session_runs import assert_near, ran
+from helpers.session_runs import assert_near, ran
 
 from soapstone.engine.lower import (
     channels_last,

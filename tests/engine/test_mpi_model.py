@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from helpers.processes import PROGRAMS, mpiexec, ranks
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-
-from test_mpi import ranks
+if mpiexec() is None:
+    pytest.skip("there is no mpiexec", allow_module_level=True)
 
 
 def test_sparse_partitions_futures_and_subtasks_on_two_ranks() -> None:
-    done = ranks(2, Path(__file__).parents[1] / "mpi_model.py", 6, timeout_s=60)
+    done = ranks(2, PROGRAMS / "mpi_model.py", 6, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["6 programs equal"] * 2
 
 
 def test_strategies_train_to_the_same_numbers_on_two_ranks() -> None:
-    done = ranks(2, Path(__file__).parents[1] / "strategy_training.py", "mpi", 3, timeout_s=60)
+    done = ranks(2, PROGRAMS / "strategy_training.py", "mpi", 3, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["3 strategies equal"] * 2

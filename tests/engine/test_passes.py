@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_graphs import degrees_of, draw
+from helpers.random_graphs import degrees_of, draw
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_graphs import Sample, bounds, draw, failure, shrink
+from helpers.random_graphs import Sample, bounds, draw, failure, shrink
 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from layer_stub import STUB, stub
+from programs.layer_stub import STUB, stub
 
 import soapstone.frontend.onnx.rules  # noqa: F401  (registers them)
 from soapstone import GraphError, Model, from_onnx, to_onnx
@@ -42,7 +42,7 @@ def scaled() -> Iterator[OpSpec]:
 
 
 def test_the_stub_has_the_layers() -> None:
-    assert STUB.read_text() == stub(), "run `python tests/layer_stub.py`"
+    assert STUB.read_text() == stub(), "run `python tests/programs/layer_stub.py`"
 
 
 def test_a_layer_has_signature_and_docstring() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile_files import outcomes
+from programs.hostile_files import outcomes
 
 from soapstone import Machine, Model, Strategy, files
 from soapstone.errors import DataError

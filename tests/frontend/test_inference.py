@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from session_runs import assert_near, ran
+from helpers.session_runs import assert_near, ran
 
 from soapstone import InferenceSession, Model
 from soapstone.engine.initial import materialise

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from session_runs import ran
-from test_training import compare
+from helpers.session_runs import ran
+from helpers.training_runs import compare
 
 from soapstone import SGD, GraphError, Model, ShapeError
 from soapstone.frontend.training.schedules import cosine

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from optimizer_costs import Launches
+from helpers.optimizing import (
+    GROUPED,
+    MERGED,
+    Launches,
+    assert_same,
+    branches,
+    chain,
+    named,
+    siblings,
+)
 from typer.testing import CliRunner
 
 import soapstone
@@ -16,9 +24,8 @@ from soapstone.cli.main import app
 from soapstone.frontend.optimization.check import inputs_of, verified
 from soapstone.frontend.optimization.optimize import settled, training_graph_of
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.interpret import interpret
-from soapstone.ir.tensor import Array, Role
+from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.tensor import Role
 from soapstone.search.cost import Objective
 from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import Budget, backtrack, replayed
@@ -27,87 +34,7 @@ from soapstone.search.optimize.pieces import pieces
 from soapstone.search.optimize.pool import Pool
 from soapstone.search.optimize.rewrite import applied, everywhere
 from soapstone.search.optimize.search import Options, search
-from soapstone.search.rules import rulefile
-from soapstone.search.rules.rulebook import Rulebook, rulebook
-
-MERGED = (
-    "conv2d[1,s,p,c](x, y); conv2d[1,s,p,c](x, z) ->"
-    " split0[-3](conv2d[1,s,p,c](x, concat[-4](y, z)));"
-    " split1[-3](conv2d[1,s,p,c](x, concat[-4](y, z)))"
-)
-GROUPED = (
-    "concat[-3](conv2d[g,s,p,c](x, y), conv2d[g1,s,p,c](z, w)) ->"
-    " conv2d[g+g1,s,p,c](concat[-3](x, z), concat[-4](y, w))"
-)
-
-
-@pytest.fixture(scope="module")
-def book() -> Rulebook:
-    return rulebook(rulefile.load())
-
-
-def branches(count: int = 4, bias: bool = True) -> tuple[Graph, dict[str, Array]]:
-    """A split image, a convolution for each part, and their concatenation with relu."""
-    builder = GraphBuilder("branches")
-    random = np.random.default_rng(0)
-    x = builder.input("x", (2, 3 * count, 6, 5))
-    weights: dict[str, Array] = {}
-    parts = builder.apply("split", x, axis=1, sizes=(3,) * count)
-    made = []
-    for number, part in enumerate(parts):
-        w = builder.input(f"w{number}", (2, 3, 3, 3), role=Role.PARAMETER)
-        weights[w] = random.standard_normal((2, 3, 3, 3)).astype(np.float32)
-        operands = [part, w]
-        if bias:
-            b = builder.input(f"b{number}", (2,), role=Role.PARAMETER)
-            weights[b] = random.standard_normal(2).astype(np.float32)
-            operands.append(b)
-        made.append(builder.apply("conv2d", *operands, padding=(1, 1, 1, 1), bias=bias)[0])
-    joined = builder.apply("concat", *made, axis=1)[0]
-    builder.output(builder.apply("relu", joined, name="y")[0])
-    return builder.build(), weights
-
-
-def siblings() -> tuple[Graph, dict[str, Array]]:
-    """Three 1x1 convolutions of one image, each an output."""
-    builder = GraphBuilder("siblings")
-    random = np.random.default_rng(1)
-    x = builder.input("x", (1, 4, 5, 6))
-    weights = {}
-    for number, channels in enumerate((2, 3, 5)):
-        w = builder.input(f"w{number}", (channels, 4, 1, 1), role=Role.PARAMETER)
-        weights[w] = random.standard_normal((channels, 4, 1, 1)).astype(np.float32)
-        builder.output(builder.apply("conv2d", x, w, bias=False, name=f"y{number}")[0])
-    return builder.build(), weights
-
-
-def chain(count: int, *operators: str) -> Graph:
-    builder = GraphBuilder("chain")
-    value = builder.input("x", (2, 3))
-    for number in range(count):
-        w = builder.input(f"w{number}", (3, 3), role=Role.PARAMETER)
-        value = builder.apply("matmul", value, w)[0]
-        for operator in operators or ("tanh",):
-            value = builder.apply(operator, value)[0]
-    builder.output(value)
-    return builder.build()
-
-
-def outputs_of(graph: Graph, weights: Mapping[str, Array]) -> list[Array]:
-    found = interpret(graph, inputs_of(graph) | dict(weights))
-    return [found[name] for name in graph.outputs]
-
-
-def assert_same(
-    one: tuple[Graph, Mapping[str, Array]], other: tuple[Graph, Mapping[str, Array]]
-) -> None:
-    for a, b in zip(outputs_of(*one), outputs_of(*other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def named(book: Rulebook, text: str) -> str:
-    (found,) = [rule.name for rule in book.rules if str(rule) == text]
-    return found
+from soapstone.search.rules.rulebook import Rulebook
 
 
 class TestNormalForm:

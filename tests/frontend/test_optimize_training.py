@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from optimizer_costs import VIEWS, Launches
+from helpers.optimizing import VIEWS, Launches
 from typer.testing import CliRunner
 
 import soapstone
@@ -33,16 +33,10 @@ from soapstone.ir.tensor import Array, Role
 from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, restored
 from soapstone.search.optimize.search import Options
 from soapstone.search.optimize.steps import search_step, taken_apart
-from soapstone.search.rules import rulefile
-from soapstone.search.rules.rulebook import Rulebook, rulebook
+from soapstone.search.rules.rulebook import Rulebook
 
 BATCH = 6
 COSTS = Launches(10.0, free=(*VIEWS, "transpose"))
-
-
-@pytest.fixture(scope="module")
-def book() -> Rulebook:
-    return rulebook(rulefile.load())
 
 
 @pytest.fixture

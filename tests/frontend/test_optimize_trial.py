@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from optimizer_costs import Launches
-from test_deadline import Clock
-from test_optimize import branches, siblings
+from helpers.clock import Clock
+from helpers.optimizing import Launches, branches, siblings
 
 import soapstone
 from soapstone.deadline import Deadline

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
-from session_runs import ran
+from helpers.session_runs import ran
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model, Tensor

@@ -5,18 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from helpers.clock import Clock
 
 from soapstone.deadline import Deadline, TimeUpError
-
-
-class Clock:
-    """A clock that stands still until it is told otherwise."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_deadline_is_over_when_its_seconds_are() -> None:

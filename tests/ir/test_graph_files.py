@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ir_examples import GRAPH, Data, edited, values_of
+from helpers.ir_examples import GRAPH, Data, edited, values_of
 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Graph, GraphBuilder, Initial

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnxruntime
 import pytest
+from helpers.operator_checks import draw, registry_cases, subject
+from helpers.random_graphs import grown
+from helpers.session_runs import ran
 from onnx import TensorProto, helper, numpy_helper
-from operator_checks import draw, registry_cases, subject
-from random_graphs import grown
-from session_runs import ran
 
 from soapstone import InferenceSession, from_onnx
 from soapstone.ir.dims import Kind

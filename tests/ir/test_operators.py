@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from operator_checks import (
+from helpers.operator_checks import (
     box,
     localized,
     mutations,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ir_examples import Data, edited
+from helpers.ir_examples import Data, edited
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder

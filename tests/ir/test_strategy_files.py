@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ir_examples import FORWARD, GRAPH, MACHINE, Data, edited
+from helpers.ir_examples import FORWARD, GRAPH, MACHINE, Data, edited
 
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import GraphBuilder

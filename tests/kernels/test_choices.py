@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.processes import PROGRAMS, TESTS, ranks
 
 from soapstone import Model
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
@@ -22,8 +23,6 @@ from soapstone.kernels.measure import form
 from soapstone.kernels.registry import variants
 from soapstone.kernels.select import select
 from soapstone.runtime.errors import TaskError
-
-HERE = Path(__file__).parents[1]
 
 # Kernels of a user's module: one that does its work 2,000 times, and one that at first declines.
 _KERNELS = """
@@ -187,7 +186,7 @@ def test_files_of_choices_are_checked(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ runs
 def _train(folder: Path, cache: str, how: str, *files: object) -> str:
-    return _run(HERE, folder / cache, str(HERE / "choices_runs.py"), how, *map(str, files))
+    return _run(TESTS, folder / cache, str(PROGRAMS / "choices_runs.py"), how, *map(str, files))
 
 
 def test_the_same_seed_and_choices_give_the_same_bits_from_any_store(tmp_path: Path) -> None:
@@ -233,8 +232,6 @@ def test_a_resumed_run_repeats_the_choices_of_its_checkpoint(tmp_path: Path) -> 
 
 def test_all_ranks_make_one_set_of_choices(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-    from test_mpi import ranks
-
-    done = ranks(2, HERE / "choices_runs.py", "ranks", tmp_path, timeout_s=60)
+    done = ranks(2, PROGRAMS / "choices_runs.py", "ranks", tmp_path, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks agree") == 2  # lines of two processes may run together

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_calls import served
-from onednn_calls import bind, place, random
+from helpers.kernel_calls import served
+from helpers.onednn_calls import bind, place, random
 
 from soapstone.kernels.entry import Call
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elementwise_calls import erf, fused, gelu_tanh, normal
+from helpers.elementwise_calls import erf, fused, gelu_tanh, normal
 
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
 from soapstone.kernels.cpu.elementwise.programs import compile_program

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elementwise_calls import SPECIAL, erf, fused, gelu_tanh, normal, run
-from operator_checks import parse
+from helpers.elementwise_calls import SPECIAL, erf, fused, gelu_tanh, normal, run
+from helpers.operator_checks import parse
 
 from soapstone.ir.spec import Case, OpSpec, operators
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise

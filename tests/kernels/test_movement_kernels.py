@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_calls import LAYOUTS, served
+from helpers.kernel_calls import LAYOUTS, served
 
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_calls import BOTH, LAYOUTS, place, random, reference, served
+from helpers.kernel_calls import BOTH, LAYOUTS, place, random, reference, served
 
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants

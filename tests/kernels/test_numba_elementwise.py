@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elementwise_calls import fused, normal, run
+from helpers.elementwise_calls import fused, normal, run
 
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
 from soapstone.kernels.entry import Call

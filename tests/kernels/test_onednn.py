@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from onednn_calls import (
+from helpers.onednn_calls import (
     bind,
     close,
     convolve,

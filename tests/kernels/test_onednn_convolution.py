@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from kernel_calls import LAYOUTS, served
-from onednn_calls import (
+from helpers.kernel_calls import LAYOUTS, served
+from helpers.onednn_calls import (
     ACTIVATE,
     CONVOLUTIONS,
     bind,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onednn_calls import ACTIVATE, bind, close, execute, place, random, run
+from helpers.onednn_calls import ACTIVATE, bind, close, execute, place, random, run
 
 from soapstone.kernels.entry import Call
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from kernel_calls import place, random, reference, served
+from helpers.kernel_calls import place, random, reference, served
 
 from soapstone.kernels.cpu.reduction import reduce
 from soapstone.kernels.entry import Call

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from kernel_calls import LIBRARY, served
+from helpers.kernel_calls import LIBRARY, served
 
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_calls import FILL, place, random
-from kernel_calls import reference as declared
+from helpers.kernel_calls import FILL, place, random
+from helpers.kernel_calls import reference as declared
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import operator

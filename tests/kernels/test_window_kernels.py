@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_calls import BOTH, LAYOUTS, LIBRARY, place, random, reference, served
+from helpers.kernel_calls import BOTH, LAYOUTS, LIBRARY, place, random, reference, served
 
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants

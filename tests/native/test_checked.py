@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from test_training import cnn
+from helpers.training_runs import cnn
 
 from soapstone.kernels.entry import Call
 from soapstone.kernels.select import select

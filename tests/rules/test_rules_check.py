@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rules_proofs import GROUPED, LAWS, R2, R4, guards, random_term, step, terms
+from helpers.rules_proofs import GROUPED, LAWS, R2, R4, guards, random_term, step, terms
 
 from soapstone.ir.term import Term, instantiate, match, parameter_variables, subterms, variables
 from soapstone.rules.proving.check import CheckError, missing_guards, replay

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from rules_calls import PAPER, SIZES, Array, arrays, uses
+from helpers.rules_calls import PAPER, SIZES, Array, arrays, uses
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.term import Term, Value, parse

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rules_calls import PAPER, SIZES, arrays, uses
+from helpers.rules_calls import PAPER, SIZES, arrays, uses
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app

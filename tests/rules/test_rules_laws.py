@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 
 import pytest
-from rules_wrong import WRONG, law
+from helpers.rules_wrong import WRONG, law
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, Value, instantiate, is_variable, subterms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from rules_proofs import GROUPED, LAWS, R4, step, terms
+from helpers.rules_proofs import GROUPED, LAWS, R4, step, terms
 
 from soapstone.ir.term import Term, variables
 from soapstone.rules.proving.check import replay

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rule_rewriting import Rewriting, Terms, normal
+from helpers.rule_rewriting import Rewriting, Terms, normal
 
 from soapstone.ir.term import Term, parse, size, variables
 from soapstone.rules.algebra.canonical import (

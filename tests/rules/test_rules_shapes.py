@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rules_proofs import random_term
+from helpers.rules_proofs import random_term
 
 from soapstone.ir.law import Form
 from soapstone.ir.ops.forms import AXES, kernel_size, window_of

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 import pytest
-import rules_mutants
-from rules_wrong import WRONG, law
+from helpers.rules_wrong import WRONG, law
+from programs import rules_mutants
 
 from soapstone.ir.law import Law
 from soapstone.ir.term import Term, parse, variables
@@ -332,7 +332,7 @@ class TestConsistency:
         assert consistency.consistent(laws[:-2]).verdict == "consistent"
 
     def test_changed_laws_are_refuted_or_equal(self) -> None:
-        """The whole is `python tests/rules_mutants.py`: here some of each kind of change."""
+        """Some of each kind of change; `python tests/programs/rules_mutants.py` makes all."""
         fates: dict[str, list[str]] = {}
         every = rules_mutants.every()
         assert len(every) > 1500

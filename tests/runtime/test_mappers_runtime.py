@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_programs import ContraryMapper, Program, random_program
+from helpers.runtime_programs import ContraryMapper, Program, random_program
 
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.locality import LocalityMapper

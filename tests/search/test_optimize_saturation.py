@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from optimizer_costs import Launches
-from test_optimize import (
+from helpers.optimizing import (
     MERGED,
+    Launches,
     assert_same,
-    book,
     branches,
     chain,
     named,
@@ -37,7 +36,6 @@ from soapstone.search.optimize.saturation import Limits, explored, saturate
 from soapstone.search.optimize.search import Options, search
 from soapstone.search.rules.rulebook import Rulebook
 
-__all__ = ["book"]  # a fixture
 Values = tuple[int, ...]
 
 

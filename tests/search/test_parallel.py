@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategy_training
+from programs import strategy_training
 
 from soapstone import SGD, Model
 from soapstone.frontend.strategies.finding import graph_of, simulated

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
-from session_runs import ran
+from helpers.session_runs import ran
 from torch import nn
 
 from soapstone import GraphBuilder, Machine, Model

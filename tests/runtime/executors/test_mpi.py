@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,31 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.processes import PROGRAMS, mpiexec, ranks
 
 from soapstone.frontend.training import checkpoint
 from soapstone.runtime import Region
 from soapstone.runtime.agreement import Agreement
 from soapstone.runtime.observe.checker import check_log
 
-HERE = Path(__file__).parents[1]
-BESIDE = Path(sys.executable).with_name("mpiexec")
-MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
-
 pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-if MPIEXEC is None:
+if mpiexec() is None:
     pytest.skip("there is no mpiexec", allow_module_level=True)
-
-
-def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
-    """What a Python command on several ranks gives; its messages may take `timeout_s`."""
-    return subprocess.run(
-        [str(MPIEXEC), "-n", str(count), sys.executable, *map(str, command)],
-        env={**os.environ, "SOAPSTONE_TIMEOUT_S": str(timeout_s), "SOAPSTONE_SAFE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +30,7 @@ def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
 def test_random_programs_equal_sequential_numpy_and_are_accepted(
     count: int, first: int, programs: int, how: str, tmp_path: Path
 ) -> None:
-    command = (HERE / "mpi_random.py", first, programs, tmp_path / "run.log", how)
+    command = (PROGRAMS / "mpi_random.py", first, programs, tmp_path / "run.log", how)
     done = ranks(count, *command, timeout_s=60)
     assert done.returncode == 0, done.stderr
     *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
@@ -102,7 +85,7 @@ def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_pa
 def test_a_rank_that_fails_ends_all_with_one_error(
     kind: str, said: str, silence_s: float, traced: str
 ) -> None:
-    done = ranks(2, HERE / "mpi_faults.py", kind, traced, timeout_s=silence_s)
+    done = ranks(2, PROGRAMS / "mpi_faults.py", kind, traced, timeout_s=silence_s)
     assert done.returncode != 0
     assert "ended" not in done.stdout
     everything = done.stderr + done.stdout
@@ -118,7 +101,7 @@ def test_a_rank_that_fails_ends_all_with_one_error(
     [("program", "the program itself failed"), ("memory", "region 'huge' needs")],
 )
 def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
-    done = ranks(2, HERE / "mpi_faults.py", kind, "traced", timeout_s=60)
+    done = ranks(2, PROGRAMS / "mpi_faults.py", kind, "traced", timeout_s=60)
     assert done.returncode != 0
     assert said in done.stderr
     assert "ended" not in done.stdout
@@ -139,7 +122,7 @@ def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
     ],
 )
 def test_safe_mode_names_the_first_difference_between_ranks(kind: str, said: str) -> None:
-    done = ranks(2, HERE / "mpi_disagreements.py", kind)
+    done = ranks(2, PROGRAMS / "mpi_disagreements.py", kind)
     assert done.returncode != 0
     assert "ended" not in done.stdout
     assert done.stderr.count("ReplicationError: step") == 1, done.stderr
@@ -147,7 +130,7 @@ def test_safe_mode_names_the_first_difference_between_ranks(kind: str, said: str
 
 
 def test_safe_mode_accepts_ranks_that_agree() -> None:
-    done = ranks(2, HERE / "mpi_disagreements.py", "none")
+    done = ranks(2, PROGRAMS / "mpi_disagreements.py", "none")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"ended {[8.0 * x for x in range(6)]}"] * 2
 
@@ -175,7 +158,7 @@ def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
 
 
 def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path) -> None:
-    done = ranks(2, HERE / "mpi_collected.py", tmp_path / "run.log")
+    done = ranks(2, PROGRAMS / "mpi_collected.py", tmp_path / "run.log")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"2 left, {[10.0 * x for x in range(8)]}"] * 2
     report = check_log(tmp_path / "run.log")
@@ -183,7 +166,7 @@ def test_ranks_find_the_same_room_whenever_they_collect_a_region(tmp_path: Path)
 
 
 def test_a_runtime_that_is_closed_gives_its_communicators_back() -> None:
-    done = ranks(2, HERE / "mpi_many.py", timeout_s=60)
+    done = ranks(2, PROGRAMS / "mpi_many.py", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["ended"] * 2
 

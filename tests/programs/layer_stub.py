@@ -1,6 +1,6 @@
 """Types of the layers that operators' declarations give, for readers and type checkers.
 
-`python tests/layer_stub.py` writes `frontend/layers/declared.pyi`.
+`python tests/programs/layer_stub.py` writes `frontend/layers/declared.pyi`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from soapstone.frontend.layers import Layers
 from soapstone.frontend.layers.declared import DeclaredLayers
 
-STUB = Path(__file__).parents[1] / "frontend" / "layers" / "declared.pyi"
-_HEAD = '''"""The layers that operators' declarations give: written by tests/layer_stub.py."""
+STUB = Path(__file__).parents[2] / "frontend" / "layers" / "declared.pyi"
+_HEAD = '''"""The layers that operators' declarations give, by tests/programs/layer_stub.py."""
 
 import inspect
 from collections.abc import Callable, Sequence

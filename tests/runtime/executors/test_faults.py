@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from process_faults import killed
-from runtime_faults import KINDS, inject
+from helpers.process_faults import killed
+from helpers.runtime_faults import KINDS, inject
 
 
 @pytest.mark.parametrize("seed", range(5))

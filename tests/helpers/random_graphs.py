@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from operator_checks import parse
-from session_runs import ran
+from helpers.operator_checks import parse
+from helpers.session_runs import ran
 
 from soapstone.engine.mapper import GraphMapper
 from soapstone.frontend.inference import InferenceSession

@@ -16,7 +16,7 @@ from soapstone.runtime import Link, Machine, MachineError, Memory, Processor
 from soapstone.runtime.machines.cluster import cluster, load_machine, shipped
 from soapstone.runtime.machines.routes import routes
 
-K80 = Path(__file__).parents[2] / "runtime" / "machines" / "k80.toml"
+K80 = Path(__file__).parents[3] / "runtime" / "machines" / "k80.toml"
 
 
 def description(**changes: Any) -> dict[str, Any]:

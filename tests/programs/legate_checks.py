@@ -13,10 +13,9 @@ import time
 import traceback
 from typing import Any
 
-import executor_apps
 import numpy as np
-import strategy_training
-from runtime_scenarios import execute, scenario
+from helpers.runtime_scenarios import execute, scenario
+from programs import executor_apps, strategy_training
 
 from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.runtime import (

@@ -1,8 +1,8 @@
 """Laws changed in one place: operands exchanged, another operator, axis, word, a condition less.
 
-`python tests/rules_mutants.py [--count N]` changes all laws (or N of the mutants, evenly) and says
-what becomes of them: refuted by numbers alone, refuted by validation, equal after all, or said of
-no operands.
+`python tests/programs/rules_mutants.py [--count N]` changes all laws (or N of the mutants, evenly)
+and says what becomes of them: refuted by numbers alone, refuted by validation, equal after all, or
+said of no operands.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import legate_environment
 import numpy as np
 import pytest
+from helpers import legate_environment
+from helpers.processes import TESTS
 
 from soapstone.runtime import MachineError, Partition, Region
 from soapstone.runtime.executors.legate.start import (
@@ -20,7 +21,6 @@ from soapstone.runtime.executors.legate.start import (
 )
 from soapstone.runtime.executors.legate.tasks import form_of
 
-HERE = Path(__file__).resolve().parents[1]
 CHECKS = (
     "tilings",
     "aliases",
@@ -52,9 +52,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def outcomes(environment: dict[str, str]) -> dict[str, str | None]:
     """The error of each check, or None; checks a crash kept from running are absent."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "legate_checks.py"), *CHECKS],
+        [sys.executable, "-m", "programs.legate_checks", *CHECKS],
         env=environment,
-        cwd=HERE,
+        cwd=TESTS,
         capture_output=True,
         text=True,
         timeout=600,
@@ -77,7 +77,7 @@ def test_under_legate(outcomes: dict[str, str | None], check: str) -> None:
 @pytest.mark.parametrize("how", ["started by legate", "one of two copies"])
 def test_train(environment: dict[str, str], how: str) -> None:
     options = ["--executor", "legate", "--epochs", "0", "--batch-size", "120"]
-    script = str(HERE.parent / "apps" / "digits.py")
+    script = str(TESTS.parent / "apps" / "digits.py")
     command = [sys.executable, script, *options]
     if how == "started by legate":
         driver = Path(sys.executable).with_name("legate")

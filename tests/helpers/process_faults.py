@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +10,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from runtime_faults import Outcome, Wrong
+from helpers.processes import PROGRAMS, mpiexec
+from helpers.runtime_faults import Outcome, Wrong
 
 from soapstone.frontend.training import checkpoint
 
-HERE = Path(__file__).parent
 STEPS = 12  # of a training that is killed
 LIMIT_S = 30.0  # nothing may take longer to end after a fault
 SILENCE_S = 3.0  # after which a rank that says nothing counts as hung
@@ -29,12 +28,6 @@ _SAID = {
     "size": ("bytes", "task 'receive"),
     "program": ("the program itself failed",),
 }
-
-
-def mpiexec() -> str | None:
-    """The launcher beside this Python, or on the path."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def trained() -> np.ndarray:
@@ -53,7 +46,7 @@ def killed(seed: int, folder: Path) -> Outcome:
     """
     rng = np.random.default_rng([seed, 13])
     path = folder / f"killed{seed}{checkpoint.SUFFIXES[seed % 2]}"
-    command = [sys.executable, str(HERE / "fault_training.py"), str(path), str(STEPS)]
+    command = [sys.executable, str(PROGRAMS / "fault_training.py"), str(path), str(STEPS)]
     after = int(rng.integers(0, STEPS))
     pause_s = float(rng.uniform(0, 0.012))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -93,7 +86,7 @@ def rank_fault(seed: int) -> Outcome:
     launcher = mpiexec()
     if launcher is None:
         return Outcome("no mpiexec", seed, "no effect")
-    command = [launcher, "-n", "2", sys.executable, str(HERE / "mpi_faults.py")]
+    command = [launcher, "-n", "2", sys.executable, str(PROGRAMS / "mpi_faults.py")]
     what = f"{kind}, {mode}, after {after} points"
     # A rank that is only slow, on a busy computer, is not silent.
     silence_s = SILENCE_S if kind == "stop" else 2 * LIMIT_S

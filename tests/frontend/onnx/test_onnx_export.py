@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from operator_checks import registry_cases, subject
+from helpers.operator_checks import registry_cases, subject
 
 from soapstone import Graph, GraphBuilder, Model, from_onnx, load_graph, to_onnx
 from soapstone.cli.onnx import app

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from log_edits import Records, judged, needed, read, without
-from runtime_programs import ShuffledMapper, random_program
-from runtime_scenarios import Run, scenario
+from helpers.log_edits import Records, judged, needed, read, without
+from helpers.runtime_programs import ShuffledMapper, random_program
+from helpers.runtime_scenarios import Run, scenario
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from onnx_conformance import BOUND, KINDS, PASSES, cases, expected, failures, outcome, outcomes
+from programs.onnx_conformance import (
+    BOUND,
+    KINDS,
+    PASSES,
+    cases,
+    expected,
+    failures,
+    outcome,
+    outcomes,
+)
 
 LEAST = {"node": 1500, "pytorch-converted": 82, "pytorch-operator": 35, "simple": 15}
 

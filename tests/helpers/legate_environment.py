@@ -15,7 +15,7 @@ from pathlib import Path
 
 from soapstone.runtime.executors.legate.start import LAUNCHERS
 
-STUB = Path(__file__).resolve().parent / "libcuda_stub.c"
+STUB = Path(__file__).resolve().parents[1] / "programs" / "libcuda_stub.c"
 
 
 def environment(folder: Path) -> dict[str, str]:

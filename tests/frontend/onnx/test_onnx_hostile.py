@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hostile_files import outcomes
 from onnx import TensorProto, helper
+from programs.hostile_files import outcomes
 from test_onnx_import import model_of
 
 from soapstone import from_onnx

@@ -1,7 +1,7 @@
 """ONNX's own backend tests, run by the importer: what passes, and why the rest does not.
 
-`python tests/onnx_conformance.py` prints the table; with `--write` it writes the expected outcomes,
-`tests/onnx_conformance.json`, and the table in `docs/onnx.md`.
+`python tests/programs/onnx_conformance.py` prints the table; with `--write` it writes
+the expected outcomes, `tests/programs/onnx_conformance.json`, and the table in `docs/onnx.md`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from soapstone.ir.interpret import interpret
 
 KINDS = ("node", "pytorch-converted", "pytorch-operator", "simple")
 EXPECTED = Path(__file__).with_name("onnx_conformance.json")
-DOCUMENT = Path(__file__).parents[1] / "docs" / "onnx.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "onnx.md"
 PASSES, BOUND = "passes", "passes, with inputs that shapes depend on fixed at import"
 WRONG = "other numbers than ONNX's (of the inverse DFT: rounding noise, by less than 2e-7)"
 

@@ -1,0 +1,36 @@
+"""Processes that tests start: programs of `tests/programs`, and ranks of mpiexec."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+PROGRAMS = TESTS / "programs"
+
+
+def mpiexec() -> str | None:
+    """Return the launcher beside this Python, or on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def ranks(count: int, *command: object, timeout_s: float = 20.0) -> Any:
+    """Return what a Python command on several ranks ends with.
+
+    timeout_s: what its messages may take.
+    """
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    limits = {"SOAPSTONE_TIMEOUT_S": str(timeout_s), "SOAPSTONE_SAFE": "1"}
+    return subprocess.run(
+        [str(mpiexec()), "-n", str(count), sys.executable, *map(str, command)],
+        env={**os.environ, **limits, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
