@@ -6,7 +6,8 @@ those that it shares tables with: its least cost for each choice of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,12 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def eliminated(
-    names: Sequence[Name], scopes: Sequence[frozenset[Name]], few: int = 0
+    names: Sequence[Name],
+    scopes: Sequence[frozenset[Name]],
+    few: int = 0,
+    *,
+    sizes: Mapping[Name, int] | None = None,
+    stages: Mapping[Name, int] | None = None,
 ) -> list[tuple[Name, tuple[Name, ...]]]:
     """Return unknowns in the order of their elimination, each with those that its table is over.
 
@@ -25,17 +31,34 @@ def eliminated(
 
     Args:
         scopes: the unknowns of each table.
+        sizes: how many choices each has: that of which the fewest combinations with the others have
+            to be gone through is next, instead.
+        stages: those of a lower stage go first.
     """
-    left, scopes = list(names), list(scopes)
+    place = {name: at for at, name in enumerate(names)}
+    around: dict[Name, set[Name]] = {name: set() for name in names}
+    for scope in scopes:
+        for name in scope:
+            around[name] |= scope
+
+    def weight(name: Name) -> tuple[int, int]:
+        many = max(few, len(around[name]) - 1)
+        if sizes is not None:
+            many = math.prod(sizes[other] for other in around[name] | {name})
+        return (stages[name] if stages is not None else 0), many
+
     order = []
-    while left:
-        around = {name: set().union(*(s for s in scopes if name in s)) - {name} for name in left}
-        least = min(len(others) for others in around.values())
-        name = next(name for name in left if len(around[name]) <= max(few, least))
-        others = tuple(each for each in names if each in around[name])
-        order.append((name, others))
-        scopes = [scope for scope in scopes if name not in scope] + [frozenset(others)]
-        left.remove(name)
+    weights = {name: weight(name) for name in names}
+    while weights:
+        name = min(weights, key=lambda each: (weights[each], place[each]))
+        del weights[name]
+        others = around.pop(name) - {name}
+        order.append((name, tuple(sorted(others, key=place.__getitem__))))
+        for other in others:
+            around[other] |= others
+            around[other].discard(name)
+        for other in others:
+            weights[other] = weight(other)
     return order
 
 

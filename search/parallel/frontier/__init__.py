@@ -1,0 +1,1 @@
+"""The cost frontier: all best trade-offs of several costs (TensorOpt)."""

@@ -1,0 +1,338 @@
+"""Tables of frontiers, and how operators are eliminated from them.
+
+Nonserial dynamic programming with frontiers in place of numbers (`search/elimination.py`). All of
+TensorOpt's eliminations are joins of two tables: frontiers of the same two operators are multiplied
+(edge elimination); an operator goes by a union over its configurations, of products of the tables
+that it is in. What is left is over its neighbours: two of them (node elimination), or one or three
+and more (branch elimination, which multiplies configurations).
+
+Configurations that have the same layouts on all edges of an operator are one class; a table has an
+axis for each of its operators, along which classes are told apart only as far as its costs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from soapstone.search.parallel.frontier.algebra import joined, reduced_cells
+from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Problem
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.operators import ParallelError
+
+PIECE = 100_000  # products of frontiers that a thread works on at a time, about
+Parts = tuple[Array, Array, Array]  # start, costs, origins of a table
+MOST_POINTS = (1 << 31) - 1  # of a table: origins have 32 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Frontiers, one for each combination of classes of a few operators.
+
+    Attributes:
+        scope: the operators, ascending. shape: how many are told apart along each axis.
+        maps: where each class of an operator is along its axis.
+        start: (cells + 1,) where points of cells begin, in C order. costs: (points, coordinates).
+        origins: (points, 2) int32, the numbers of points of `parts` that each is made of; of an
+            operator's own table the configuration and the choice, of an edge's 0 and the choice.
+        parts: two tables, or `operator` or `edge` and its number.
+        key: equal for tables of equal contents, whichever operators they are of.
+        slack: (coordinates,) by how much costs may be above those of points that were left out.
+        many: how many operators it is the cost of.
+    """
+
+    scope: tuple[int, ...]
+    shape: tuple[int, ...]
+    maps: tuple[Array, ...]
+    start: Array
+    costs: Array
+    origins: Array
+    parts: tuple[Any, Any]
+    key: bytes
+    slack: Array
+    many: int = 0
+
+
+@dataclass
+class Leaves:
+    """The tables of a problem that has nothing eliminated yet.
+
+    Attributes:
+        classes: for each operator, the class of each configuration, -1 of those left out.
+        operators, edges: their tables.
+    """
+
+    problem: Problem
+    classes: list[Array]
+    operators: list[Table] = field(default_factory=list)
+    edges: list[Table] = field(default_factory=list)
+
+
+def digest(*of: Any) -> bytes:
+    """Return a number for bytes, arrays and what prints alike."""
+    made = blake2b(digest_size=16)
+    for each in of:
+        raw = each if isinstance(each, bytes) else None
+        if isinstance(each, np.ndarray):
+            made.update(f"{each.shape}{each.dtype}".encode())
+            raw = np.ascontiguousarray(each).tobytes()
+        raw = repr(each).encode() if raw is None else raw
+        made.update(len(raw).to_bytes(8, "little") + raw)
+    return made.digest()
+
+
+def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
+    """Return tables of operators and edges.
+
+    Args:
+        alive: for each operator, whether each of its configurations is considered.
+    """
+    count = len(problem.operators)
+    keys: list[list[Array]] = [[] for _ in range(count)]
+    for edge in problem.edges:
+        keys[edge.writer].append(edge.rows)
+        keys[edge.reader].append(edge.columns)
+    found, contents, made = Leaves(problem, []), dict[int, bytes](), dict[bytes, Any]()
+
+    def content(array: Array) -> bytes:
+        if id(array) not in contents:
+            contents[id(array)] = digest(array)
+        return contents[id(array)]
+
+    def once(key: bytes, make: Callable[[], Any]) -> Any:
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    for i, item in enumerate(problem.operators):
+        live = alive[i] if alive is not None else np.ones(len(item.costs), np.bool_)
+        key = digest(content(item.costs), live, *(content(each) for each in keys[i]))
+        classes, parts = once(key, lambda: _operator(item.costs, live, keys[i]))  # noqa: B023
+        found.classes.append(classes)
+        own = np.arange(int(classes.max(initial=-1)) + 1)
+        zero = np.zeros(problem.coordinates, np.int64)
+        found.operators.append(
+            Table((i,), (len(own),), (own,), *parts, ("operator", i), key, zero, 1)
+        )
+    for number, edge in enumerate(problem.edges):
+        sides = []
+        for op, codes in ((edge.writer, edge.rows), (edge.reader, edge.columns)):
+            classes = found.classes[op]
+            of_class = np.zeros(int(classes.max(initial=-1)) + 1, np.int64)
+            of_class[classes[classes >= 0]] = codes[classes >= 0]
+            sides.append(np.unique(of_class, return_inverse=True))
+        (rows, row_of), (columns, column_of) = sides
+        key = digest(content(edge.costs), rows, columns)
+        parts = once(key, lambda: _edge(edge, rows, columns))  # noqa: B023
+        key = digest(key, row_of, column_of)
+        scope, shape = (edge.writer, edge.reader), (len(rows), len(columns))
+        found.edges.append(
+            Table(scope, shape, (row_of, column_of), *parts, ("edge", number), key, zero)
+        )
+    return found
+
+
+def _operator(costs: Array, live: Array, keys: list[Array]) -> tuple[Array, Parts]:
+    """Return classes of configurations, and the frontier of each class."""
+    classes = np.full(len(costs), -1, np.int64)
+    where = np.flatnonzero(live & (costs.max(-1) < INFEASIBLE).any(-1))
+    if keys and len(where):
+        _, classes[where] = np.unique(
+            np.stack([key[where] for key in keys]), axis=1, return_inverse=True
+        )
+    else:
+        classes[where] = 0
+    order = where[np.argsort(classes[where], kind="stable")]
+    picked, cells = costs[order], np.repeat(classes[order], costs.shape[1])
+    choice = np.tile(np.arange(costs.shape[1]), len(order))
+    origins = np.stack([np.repeat(order, costs.shape[1]), choice], 1)
+    return classes, _cells(picked, cells, origins, int(classes.max(initial=-1)) + 1)
+
+
+def _edge(edge: Edge, rows: Array, columns: Array) -> Parts:
+    picked = edge.costs[np.ix_(rows, columns)]
+    many, choices = len(rows) * len(columns), edge.costs.shape[2]
+    choice = np.tile(np.arange(choices), many)
+    origins = np.stack([np.zeros_like(choice), choice], 1)
+    return _cells(picked, np.repeat(np.arange(many), choices), origins, many)
+
+
+def _cells(costs: Array, cells: Array, origins: Array, many: int) -> Parts:
+    """Return starts, costs and origins of the frontiers of points that are given cell by cell."""
+    flat = np.ascontiguousarray(costs.reshape(-1, costs.shape[-1]))
+    feasible = np.flatnonzero(flat.max(1, initial=0) < INFEASIBLE)
+    flat = flat[feasible]
+    start, order = np.zeros(many + 1, np.int64), np.empty(len(flat), np.int64)
+    order = order[: reduced_cells(flat, cells[feasible], start, order)]
+    return start, flat[order], np.ascontiguousarray(origins[feasible][order], np.int32)
+
+
+@dataclass
+class Joining:
+    """What joins tables: threads, results of joins that may come again, and counts.
+
+    Attributes:
+        delta: (coordinates,) what each elimination may add to costs, in (1 + eps) mode.
+        after: called with each new table; returns what to go on with.
+    """
+
+    threads: int = 1
+    pool: ThreadPoolExecutor | None = None
+    known: dict[bytes, Table] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    after: Callable[[Table], Table] | None = None
+
+    def count(self, kind: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+
+    def join(self, a: Table, b: Table, drop: int | None, largest: Array) -> Table:
+        """Return the product of two tables, with an operator eliminated from it.
+
+        Args:
+            largest: (coordinates,), whether the larger cost counts, instead of the sum.
+        """
+        scope = tuple(sorted({*a.scope, *b.scope}))
+        at = [tuple(scope.index(op) for op in each.scope) for each in (a, b)]
+        gone = scope.index(drop) if drop is not None else None
+        key = digest(a.key, b.key, at, gone, largest)
+        left = tuple(op for op in scope if op != drop)
+        slack = np.where(largest, np.maximum(a.slack, b.slack), a.slack + b.slack)
+        self.count("joins")
+        if key in self.known:
+            self.count("known")
+            return replace(self.known[key], scope=left, parts=(a, b))
+        axes = {op: _axis(a, b, op) for op in scope}
+        shape = tuple(axes[op][1].shape[0] for op in left)
+        cells = np.zeros((1, 2), np.int64)
+        for op in left:
+            cells = (cells[:, None] + axes[op][1]).reshape(-1, 2)
+        steps = axes[drop][1] if drop is not None else np.zeros((1, 2), np.int64)
+        counts, costs, origins = self._cells(cells, steps, largest, a, b)
+        start = np.concatenate([[0], np.cumsum(counts)])
+        maps = tuple(axes[op][0] for op in left)
+        many = a.many + b.many
+        made = Table(left, shape, maps, start, costs, origins, (a, b), key, slack, many)
+        if self.after is not None and drop is not None:
+            made = self.after(made)
+        self.known[key] = made
+        return made
+
+    def _cells(
+        self, cells: Array, steps: Array, largest: Array, a: Table, b: Table
+    ) -> tuple[Array, Array, Array]:
+        rows = max(1, PIECE // max(1, len(steps)))
+        ranges = [(i, min(i + rows, len(cells))) for i in range(0, len(cells), rows)]
+
+        def work(ends: tuple[int, int]) -> tuple[Array, Array, Array]:
+            done: tuple[Array, Array, Array] = joined(
+                *ends, cells, steps, largest, a.start, a.costs, b.start, b.costs
+            )
+            return done
+
+        if self.pool is None or len(ranges) < 2:
+            done = [work(ends) for ends in ranges]
+        else:
+            done = list(self.pool.map(work, ranges))
+        if sum(len(costs) for _, costs, _ in done) > MOST_POINTS:
+            raise ParallelError(
+                f"a table of {len(cells)} frontiers has more than {MOST_POINTS} points: ask for a"
+                " larger eps, or fewer configurations"
+            )
+        if not done:
+            return np.zeros(0, np.int64), a.costs[:0], a.origins[:0]
+        counts, costs, origins = (np.concatenate(each) for each in zip(*done))
+        return counts, costs, origins
+
+
+def _axis(a: Table, b: Table, op: int) -> tuple[Array, Array]:
+    """Return where classes are along an axis of the join, and what it adds to cells of both.
+
+    The second is (places along the axis, 2).
+    """
+    maps: list[Array | None] = []
+    strides = []
+    for table in (a, b):
+        if op in table.scope:
+            at = table.scope.index(op)
+            maps.append(table.maps[at])
+            strides.append(int(np.prod(table.shape[at + 1 :])))
+        else:
+            maps.append(None)
+            strides.append(0)
+    one, other = maps
+    if one is None or other is None or one is other:
+        table = b if one is None else a
+        at = table.scope.index(op)
+        return table.maps[at], np.arange(table.shape[at])[:, None] * np.array(strides)
+    wide = int(other.max(initial=-1)) + 1
+    codes, of_class = np.unique(one * wide + other, return_inverse=True)
+    return of_class, np.stack([codes // wide * strides[0], codes % wide * strides[1]], 1)
+
+
+def eliminate(
+    tables: list[Table], op: int, largest: Array, joining: Joining, kind: str = ""
+) -> list[Table]:
+    """Return tables without an operator.
+
+    Args:
+        kind: what it is counted as; empty: by the number of operators that are left in its table.
+    """
+    mine = [table for table in tables if op in table.scope]
+    rest = [table for table in tables if op not in table.scope]
+    around = {other for table in mine for other in table.scope} - {op}
+    joining.count(kind or ("node" if len(around) == 2 else "branch"))
+    mine = merged(mine, largest, joining)
+    if len(mine) == 1:
+        mine.append(unit(len(largest)))
+    while len(mine) > 2:
+        mine.sort(key=lambda table: (len(table.scope), len(table.start), table.scope))
+        mine[:2] = [joining.join(*_sides(mine[0], mine[1]), None, largest)]
+    return [*rest, joining.join(*_sides(*mine), op, largest)]
+
+
+def _sides(a: Table, b: Table) -> tuple[Table, Table]:
+    """Return two tables in an order that does not depend on when they were made."""
+    return (a, b) if (a.scope, a.many) <= (b.scope, b.many) else (b, a)
+
+
+def merged(tables: Sequence[Table], largest: Array, joining: Joining) -> list[Table]:
+    """Return tables, those of the same operators multiplied (edge elimination)."""
+    found: dict[tuple[int, ...], Table] = {}
+    for table in tables:
+        if table.scope in found:
+            if len(table.scope) > 1:
+                joining.count("edge")
+            table = joining.join(found[table.scope], table, None, largest)
+        found[table.scope] = table
+    return list(found.values())
+
+
+def unit(coordinates: int) -> Table:
+    """Return the table that changes nothing: of no operator, one point of no cost."""
+    costs, origins = np.zeros((1, coordinates), np.int64), np.zeros((1, 2), np.int32)
+    zero = np.zeros(coordinates, np.int64)
+    return Table((), (), (), np.array([0, 1]), costs, origins, ("unit", 0), b"unit", zero)
+
+
+def unrolled(table: Table, problem: Problem) -> tuple[Array, Array, Array]:
+    """Return configurations, choices of operators and choices of edges, for each point."""
+    points = len(table.costs)
+    configurations = np.zeros((points, len(problem.operators)), np.int64)
+    choices, edges = np.zeros_like(configurations), np.zeros((points, len(problem.edges)), np.int64)
+    left = [(table, np.arange(points))]
+    while left:
+        table, at = left.pop()
+        one, other = table.origins[at].T
+        kind, number = table.parts
+        if isinstance(kind, Table):
+            left += [(kind, one), (number, other)]
+        elif kind == "operator":
+            configurations[:, number], choices[:, number] = one, other
+        elif kind == "edge":
+            edges[:, number] = other
+    return configurations, choices, edges

@@ -1,0 +1,85 @@
+"""The marked spine of a graph: operators that everything passes, one after the other.
+
+Between two of them is a block (a residual block, a layer of a transformer). TensorOpt marks the
+first operator, and then the only reader of the last marked one, as eliminations go on. Here they
+are found before: an operator is on the spine if no edge passes it. Few operators are read in many
+blocks (an attention mask, what an encoder gives to all layers of a decoder): edges from them do not
+count, and they are eliminated last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FAR = 6  # operators that may be read in many blocks
+BLOCKS = 3  # many blocks: so many at least
+
+
+@dataclass(frozen=True)
+class Spine:
+    """Operators of the spine in order, those that are read in many blocks, and blocks by operator.
+
+    A block ends with an operator of the spine.
+    """
+
+    marked: tuple[int, ...]
+    far: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+def marked_spine(count: int, edges: Sequence[tuple[int, int]]) -> Spine:
+    """Return the spine of operators 0 to count - 1, in topological order.
+
+    Args:
+        edges: writer and reader.
+    """
+    readers: list[set[int]] = [set() for _ in range(count)]
+    written = set()
+    for i, j in edges:
+        readers[i].add(j)
+        written.add(j)
+    # An operator that reads nothing stands where it is first read: a bias is inside its block.
+    order = sorted(range(count), key=lambda i: _place(i, readers[i], i in written))
+    at = {op: place for place, op in enumerate(order)}
+    reach = [max((at[j] for j in readers[i]), default=at[i]) for i in range(count)]
+    longest = sorted(range(count), key=lambda i: (at[i] - reach[i], i))
+    best, score = _cut(order, at, reach, set()), 0.0
+    least = len(best) + 0.5  # far operators make all tables larger
+    spine, far = best, set[int]()
+    for many in range(1, min(FAR, count) + 1):
+        tried = set(longest[:many])
+        for _ in range(2):
+            cuts = _cut(order, at, reach, tried)
+            block = _blocks(order, cuts)
+            tried = {i for i in tried if len({block[j] for j in readers[i]}) >= BLOCKS}
+        cuts = _cut(order, at, reach, tried)
+        score = len(cuts) - BLOCKS * len(tried)
+        if score > least:
+            spine, far, least = cuts, tried, score
+    return Spine(tuple(spine), tuple(sorted(far)), tuple(_blocks(order, spine)))
+
+
+def _place(op: int, readers: set[int], written: bool) -> tuple[int, int, int]:
+    if written or not readers or op == 0:
+        return op, 1, op
+    return min(readers), 0, op
+
+
+def _cut(order: list[int], at: dict[int, int], reach: list[int], far: set[int]) -> list[int]:
+    """Return operators that no edge passes, but from far ones, in order."""
+    found, passing = [], -1
+    for place, op in enumerate(order):
+        if passing <= place:
+            found.append(op)
+        if op not in far:
+            passing = max(passing, reach[op])
+    return found
+
+
+def _blocks(order: list[int], cuts: list[int]) -> list[int]:
+    blocks, ends, block = [0] * len(order), set(cuts), 0
+    for op in order:
+        blocks[op] = block
+        block += op in ends
+    return blocks

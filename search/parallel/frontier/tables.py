@@ -1,0 +1,213 @@
+"""The abstract problem of a cost frontier: operators, what lies between them, and what is found.
+
+Nothing here knows a model. An operator has one of its configurations, which costs a vector of
+integers; so does each edge between two operators, by the layouts that their configurations give to
+what is passed on. Where something else can be chosen too (which copy of a tensor is kept), there
+are several vectors to choose from. The frontier is the set of sums that no other sum is at most
+equal to in all coordinates (Cai et al., TensorOpt, definition 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from soapstone.search.parallel.frontier.spine import marked_spine
+from soapstone.search.parallel.problem.arrays import Array
+from soapstone.search.parallel.problem.operators import ParallelError
+
+INFEASIBLE = 1 << 60  # a cost of what cannot be; sums of real ones stay below it
+MOST = 1 << 59  # all costs of a problem, the dearest of each table added up, are less
+Monoid = Literal["sum", "max"]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """What has one of several configurations.
+
+    Attributes:
+        name: as errors call it.
+        costs: (configurations, choices, coordinates) int64, INFEASIBLE in any coordinate of a
+            choice that there is not.
+    """
+
+    name: str
+    costs: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """What two configurations cost together.
+
+    Attributes:
+        writer, reader: numbers of operators, the first less than the second.
+        rows: (configurations of the writer,) the row of `costs` that each has.
+        columns: (configurations of the reader,) the column.
+        costs: (rows, columns, choices, coordinates) int64, as an operator's are.
+    """
+
+    writer: int
+    reader: int
+    rows: Array
+    columns: Array
+    costs: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Operators in topological order, and edges between them, several between two if need be.
+
+    Attributes:
+        monoids: how costs of blocks meet, a coordinate each: `sum`, or `max`: costs are then summed
+            in each block, and the largest sum counts.
+        blocks: the block of each operator, needed for `max` alone; an edge is in its reader's.
+            None: what is between two operators of the marked spine (`spine.py`), and the second.
+
+    Raises:
+        ParallelError: shapes that do not fit together, or costs out of range.
+    """
+
+    operators: Sequence[Operator]
+    edges: Sequence[Edge]
+    monoids: tuple[Monoid, ...] = ("sum", "sum")
+    blocks: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def coordinates(self) -> int:
+        """How many costs there are."""
+        return len(self.monoids)
+
+    @property
+    def block_of(self) -> tuple[int, ...]:
+        """The block of each operator."""
+        if self.blocks is not None:
+            return self.blocks
+        ends = [(edge.writer, edge.reader) for edge in self.edges]
+        return marked_spine(len(self.operators), ends).blocks
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the frontier, as it is had.
+
+    Attributes:
+        configurations: a number for each operator. choices: which of its costs, for each operator.
+        edge_choices: the same for each edge.
+    """
+
+    costs: tuple[int, ...]
+    configurations: tuple[int, ...]
+    choices: tuple[int, ...]
+    edge_choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A frontier, in lexicographic order of costs; empty where nothing is feasible.
+
+    Attributes:
+        costs: (points, coordinates) int64.
+        configurations, choices: (points, operators) int64. edge_choices: (points, edges) int64.
+        exact: whether these are all points of the frontier, and no others.
+        error: with no operator's configuration decided beforehand, each point of the frontier has
+            one here that costs at most 1 + error times as much in every coordinate; else infinite.
+        eliminations: how many of each kind: node, edge, branch, heuristic, linear.
+        seconds: wall-clock time. work: what took it, by its name: counts and seconds.
+    """
+
+    costs: Array
+    configurations: Array
+    choices: Array
+    edge_choices: Array
+    exact: bool
+    error: float
+    eliminations: dict[str, int]
+    seconds: float = 0.0
+    work: dict[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def __getitem__(self, index: int) -> Point:
+        rows = (self.costs, self.configurations, self.choices, self.edge_choices)
+        return Point(*(tuple(each[index].tolist()) for each in rows))
+
+    def __iter__(self) -> Iterator[Point]:
+        return (self[index] for index in range(len(self)))
+
+
+def added(problem: Problem, point: Point) -> tuple[int, ...]:
+    """Return what a point costs, added up from the problem's tables."""
+    where = problem.block_of
+    sums = np.zeros((max(where) + 1, problem.coordinates), np.int64)
+    for i, item in enumerate(problem.operators):
+        sums[where[i]] += item.costs[point.configurations[i], point.choices[i]]
+    for edge, choice in zip(problem.edges, point.edge_choices):
+        row = edge.rows[point.configurations[edge.writer]]
+        column = edge.columns[point.configurations[edge.reader]]
+        sums[where[edge.reader]] += edge.costs[row, column, choice]
+    folded = {"sum": sums.sum(0), "max": sums.max(0)}
+    return tuple(int(folded[monoid][at]) for at, monoid in enumerate(problem.monoids))
+
+
+def check(problem: Problem) -> None:
+    """Raise ParallelError unless a problem's tables fit together."""
+    operators, coordinates, total = problem.operators, problem.coordinates, 0
+    if not operators:
+        raise ParallelError("a frontier needs an operator, found none")
+    if not 1 <= coordinates <= 4 or any(each not in ("sum", "max") for each in problem.monoids):
+        raise ParallelError(
+            f"monoids {problem.monoids!r} found, 1 to 4 of 'sum' and 'max' needed, one a coordinate"
+        )
+    for item in operators:
+        name = f"operator {item.name!r}"
+        total += _dearest(name, item.costs, ("configurations", "choices"), coordinates)
+        if not len(item.costs):
+            raise ParallelError(f"{name}: no configuration found, at least one needed")
+    for edge in problem.edges:
+        i, j = edge.writer, edge.reader
+        if not 0 <= i < j < len(operators):
+            raise ParallelError(
+                f"edge from operator {i} to {j}: the first must be less than the second, and both"
+                f" less than {len(operators)}, operators being in topological order"
+            )
+        name = f"edge from {operators[i].name!r} to {operators[j].name!r}"
+        total += _dearest(name, edge.costs, ("rows", "columns", "choices"), coordinates)
+        ends = (("rows", edge.rows, i, 0), ("columns", edge.columns, j, 1))
+        for what, numbers, op, axis in ends:
+            count, extent = len(operators[op].costs), edge.costs.shape[axis]
+            if numbers.shape != (count,) or numbers.min() < 0 or numbers.max() >= extent:
+                found = f"{numbers.shape}"
+                if numbers.shape == (count,):
+                    found = f"numbers {numbers.min()} to {numbers.max()}"
+                raise ParallelError(
+                    f"{name}: {what} of {found} found, ({count},) of 0 to {extent - 1} needed"
+                )
+    if total >= MOST:
+        raise ParallelError(f"costs add up to {total}, less than {MOST} needed: use larger units")
+    if problem.blocks is not None and (
+        len(problem.blocks) != len(operators) or min(problem.blocks) < 0
+    ):
+        raise ParallelError(
+            f"{len(problem.blocks)} blocks found, {len(operators)} numbers of at least 0 needed,"
+            " one an operator"
+        )
+
+
+def _dearest(name: str, costs: Array, axes: tuple[str, ...], coordinates: int) -> int:
+    """Return the largest cost of a table that is feasible."""
+    needed = (*axes, f"{coordinates} coordinates")
+    if costs.ndim != len(needed) or costs.shape[-1] != coordinates or costs.dtype != np.int64:
+        raise ParallelError(
+            f"{name}: costs of shape {costs.shape} {costs.dtype} found,"
+            f" ({', '.join(needed)}) int64 needed"
+        )
+    if costs.size and costs.min() < 0:
+        raise ParallelError(f"{name}: a cost of {costs.min()} found, none below 0 can be")
+    return int(np.max(costs, initial=0, where=costs < INFEASIBLE))
