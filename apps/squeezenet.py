@@ -25,7 +25,10 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Version:
-    """A release: the first convolution, and the fire modules before which a pooling is."""
+    """A release: channels and kernel of the first convolution, and what pools stand before.
+
+    pools: the numbers of the fire modules before which a pooling is.
+    """
 
     channels: int
     kernel: int

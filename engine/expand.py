@@ -103,6 +103,7 @@ class NodeLaunch:
 
     @property
     def points(self) -> int:
+        """Number of point tasks."""
         return math.prod(self.grid)
 
     def attributes(self, point: int) -> Mapping[str, Any]:

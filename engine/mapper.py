@@ -35,11 +35,19 @@ class GraphMapper(DefaultMapper):
         self._layouts: Mapping[str, tuple[int, ...]] = {}
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
-        """Return the configuration of each node; a node left out runs as one point task."""
+        """Return the configuration of each node; a node left out runs as one point task.
+
+        graph: what is to be run, a training step or inference. machine: what it runs on.
+        """
         return {}
 
     def strategy(self, graph: Graph, machine: Machine) -> Strategy:
-        """Return the whole strategy of a graph on a machine."""
+        """Return the whole strategy of a graph on a machine.
+
+        Raises:
+            MapperError: what `configure` answers is no configuration, or of no operator of the
+                graph.
+        """
         return Strategy(
             configurations={DEFAULT: Configuration(), **_configured(self, graph, machine)},
             layouts=channels_last(graph),
@@ -115,7 +123,10 @@ def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str
 
 
 def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
-    """Return the bytes that all point tasks of a node touch; partial results count twice."""
+    """Return the bytes that all point tasks of a node touch; partial results count twice.
+
+    graph: that of the node. degrees: into how many tiles each dim is cut.
+    """
     signature = graph.signature(node)
     _, lo, hi = signature.points(degrees)
     points = math.prod(degrees.values())
@@ -131,7 +142,10 @@ def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
 
 
 def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]:
-    """Return the dims but samples that cut a node into final tiles of at least `least` indices."""
+    """Return the dims but samples that cut a node into final tiles of at least `least` indices.
+
+    graph: that of the node. parts: how many tiles.
+    """
     signature = graph.signature(node)
     found = []
     for dim in signature.dims:

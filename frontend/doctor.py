@@ -102,6 +102,7 @@ class Diagnosis:
 
     @property
     def problems(self) -> tuple[str, ...]:
+        """What is broken, a line each: libraries, and operators that give wrong results."""
         broken = [f"{it.name}: {it.problem}" for it in self.libraries if it.state == "broken"]
         wrong = [f"{it.operator}: {it.problem}" for it in self.checks if it.problem]
         return (*broken, *wrong)

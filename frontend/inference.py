@@ -42,7 +42,12 @@ _Bound = tuple[Session, Bound]  # a graph for one shape of inputs, in a session 
 
 @dataclass(frozen=True)
 class Field:
-    """An input as a model declares it: a number, a symbolic name or None for each axis."""
+    """An input as a model declares it.
+
+    Attributes:
+        name: of the input. dtype: its element type, such as "float32".
+        shape: a number, a symbolic name or None for each axis.
+    """
 
     name: str
     dtype: str

@@ -35,7 +35,12 @@ Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A value of a model: what layers take and return. Arithmetic makes element-wise operators."""
+    """A value of a model: what layers take and return. Arithmetic makes element-wise operators.
+
+    Attributes:
+        model: the model that made it. index: its place among the model's tensors.
+        name: of the value in graphs. spec: its shape and element type at the model's batch size.
+    """
 
     model: Model
     index: int
@@ -44,10 +49,12 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents, at the model's batch size."""
         return self.spec.shape
 
     @property
     def dtype(self) -> str:
+        """The element type, such as "float32"."""
         return self.spec.dtype
 
     def __add__(self, other: Tensor | float) -> Tensor:
@@ -101,6 +108,10 @@ class _Call:
 class Model(Layers):
     """A neural network under construction, then compiled, trained and run.
 
+    Args:
+        name: of the model and its graphs.
+        seed: of initial parameters, of dropout and of the order of samples.
+
     Example:
         >>> model = Model("net")
         >>> x = model.input("image", (64, 784))
@@ -125,8 +136,13 @@ class Model(Layers):
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """Declare an input and return it; the first axis of every input runs over samples.
 
+        Args:
+            shape: the extents, the batch size first; graphs can be built for other batch sizes.
+            dtype: the element type, such as "float32" or "int32".
+
         Raises:
             GraphError: the name is taken, or the batch size differs from another input's.
+            ShapeError: a dtype that there is not.
         """
         shape = tuple(count(f"input {name!r}: an extent", extent, 0) for extent in shape)
         batch = shape[0] if shape else 0
@@ -148,7 +164,18 @@ class Model(Layers):
         return self.record(emit, ())[0]
 
     def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Record a layer call and return its outputs; errors of shape appear here."""
+        """Record a layer call and return its outputs; errors of shape appear here.
+
+        Args:
+            emit: adds the layer's nodes to a builder, given whether the graph is for training and
+                the names of the inputs, and returns the names of the outputs. It is called anew for
+                each batch size.
+            inputs: the tensors that the layer takes.
+
+        Raises:
+            GraphError: a tensor of another model, or the model is compiled.
+            ShapeError: what `emit` says of the inputs.
+        """
         for tensor in inputs:
             if not isinstance(tensor, Tensor) or tensor.model is not self:
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
@@ -168,7 +195,11 @@ class Model(Layers):
         return made
 
     def output(self, *tensors: Tensor) -> None:
-        """Mark tensors as the model's outputs; the loss is taken of the first."""
+        """Mark tensors as the model's outputs; the loss is taken of the first.
+
+        Raises:
+            GraphError: a tensor of another model.
+        """
         for tensor in tensors:
             if tensor.model is not self:
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
@@ -179,7 +210,11 @@ class Model(Layers):
 
     @property
     def batch_size(self) -> int:
-        """The batch size the model was written for."""
+        """The batch size the model was written for.
+
+        Raises:
+            GraphError: the model has no input.
+        """
         if self._batch_size is None:
             raise GraphError(f"model {self.name!r} has no input")
         return self._batch_size
@@ -187,7 +222,7 @@ class Model(Layers):
     def build(self, batch_size: int | None = None, *, training: bool = False) -> Graph:
         """Return the forward graph for a batch size; training adds dropout and batch statistics.
 
-        No weights are allocated.
+        batch_size: by default the model's. No weights are allocated.
 
         Raises:
             GraphError: the model has no output.
@@ -214,7 +249,10 @@ class Model(Layers):
         return {name: graph.tensors[name].shape for name in graph.inputs(Role.PARAMETER)}
 
     def summary(self) -> str:
-        """Return a table of layers: output shape, parameters and operations of each."""
+        """Return a table of layers: output shape, parameters and millions of operations of each.
+
+        Operations are those of the inference graph at the model's batch size.
+        """
         graph = self.graph
         rows = [("layer", "operator", "output", "parameters", "MFLOP")]
         counted = 0
@@ -263,6 +301,11 @@ class Model(Layers):
         is the same but for its learning rate; else a warning says that these begin anew.
 
         Args:
+            optimizer: an SGD, Adam or AdamW, or its name in small letters.
+            loss: of the first output. "cross_entropy" (labels: class numbers, without the output's
+                last axis), "cross_entropy_dense" (labels: probabilities), "mse", "bce" (of
+                probabilities) or "bce_with_logits"; labels of these have the output's shape.
+            metrics: "accuracy", where labels are class numbers, or none.
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
             executor: who runs the tasks: local (threads of this process), mpi (one process a rank,
@@ -275,6 +318,7 @@ class Model(Layers):
                 checked against the model, and run for batches of its size.
             choices: a file of kernel choices (`save_choices`) to repeat: with them, the same seed,
                 strategy and threads give the same bits. Calls that it does not name are measured.
+            seed: in place of the model's.
 
         Raises:
             ChoiceError: when bound, a choice that cannot be repeated here.
@@ -333,12 +377,18 @@ class Model(Layers):
         Args:
             x: (samples, …) float32, a dict by input name, a folder of npz files, or an iterable of
                 (x, y) batches; y: labels, (samples,) integers for `cross_entropy`.
+            batch_size: of a step, by default the model's; a last batch may be smaller.
+            epochs: how many in all, those of a resumed run among them.
             validation_data: a pair (x, y), or the path of npz files, to evaluate after each epoch.
+            callbacks: what is called as training goes (`soapstone.frontend.training.callbacks`).
+            shuffle: whether each epoch has the samples in an order of its own, drawn by the seed.
             resume: a checkpoint to continue from, in the middle of an epoch if it was there.
+            progress: whether a line on standard error shows how far training is.
 
         Raises:
             DataError: arrays that do not fit the model.
             NonFiniteLoss: the loss is NaN or infinite; names the step and the layer.
+            GraphError: the model is not compiled.
         """
         return self.trainer.fit(
             x,
@@ -353,14 +403,25 @@ class Model(Layers):
         )
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
-        """Return the mean loss and the metrics over a data set."""
+        """Return the mean "loss" over the samples of a data set, and "accuracy" (0 to 1) if asked.
+
+        x, y and batch_size are as of `fit`. Nothing is trained, and dropout drops nothing.
+
+        Raises:
+            DataError: no samples or labels, or arrays that do not fit the model.
+            GraphError: the model is not compiled.
+        """
         return self.trainer.evaluate(x, y, batch_size=batch_size)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
-        """Return the model's outputs for all samples of x.
+        """Return the model's output for all samples of x, (samples, …), or a tuple of several.
 
         A compiled model runs with its parameters as they are between steps; one that is not runs in
-        an inference session of its own. To run often, keep one: `model.inference()`.
+        an inference session of its own. To run often, keep one: `model.inference()`. x and
+        batch_size are as of `fit`.
+
+        Raises:
+            DataError: no samples, or arrays that do not fit the model.
         """
         if self._trainer is not None:
             return self.trainer.predict(x, batch_size=batch_size)
@@ -372,13 +433,16 @@ class Model(Layers):
     def save_checkpoint(self, path: str | Path) -> None:
         """Write parameters, optimizer state, step and position in the data, atomically.
 
+        path: of a file that ends in .safetensors or .npz.
+
         Raises:
             CheckpointError: a path that does not serve, or values that are not finite.
+            GraphError: the model is not compiled.
         """
         self.trainer.save_checkpoint(path)
 
     def load_checkpoint(self, path: str | Path, strict: bool = True) -> Loaded:
-        """Read a checkpoint, and return what was taken of it.
+        """Read a checkpoint file, and return what was taken of it.
 
         A model that is not compiled takes its parameters and states.
 
@@ -400,7 +464,11 @@ class Model(Layers):
         return done
 
     def made_for(self, batch_size: int) -> dict[str, Any]:
-        """Return what a checkpoint says of the model: its layers, and the hash of its graph."""
+        """Return what a checkpoint says of the model at a batch_size: its layers, its graph's hash.
+
+        Raises:
+            GraphError: the model has no output.
+        """
         from soapstone.frontend.training.saved import layers
 
         graph = self.build(batch_size, training=True)
@@ -458,13 +526,18 @@ class Model(Layers):
     def inference(
         self, *, threads: int | None = None, plain: bool = False, bound_shapes: int = 8
     ) -> InferenceSession:
-        """Return a session that serves the model with its present weights, fast: see there."""
+        """Return a session that serves the model with its present weights.
+
+        threads, plain and bound_shapes are those of `InferenceSession`.
+        """
         from soapstone.frontend.inference import InferenceSession
 
         return InferenceSession(self, threads=threads, plain=plain, bound_shapes=bound_shapes)
 
     def set_weights(self, values: Mapping[str, Array]) -> None:
         """Replace parameters or states by name, at any time: what `weights` returns always fits.
+
+        values: arrays of the shapes of `parameters`; other types are converted.
 
         Raises:
             GraphError: an unknown name, another shape, or no numbers; then nothing is replaced.
@@ -490,30 +563,59 @@ class Model(Layers):
 
     @property
     def training_graph(self) -> Graph:
-        """Forward, backward and update operators at the model's batch size."""
+        """Forward, backward and update operators at the model's batch size.
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
         return self.trainer.training_graph(self.batch_size)
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy of the training graph at the model's batch size."""
+        """The strategy of the training graph at the model's batch size.
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
         return self.trainer.strategy_for(self.batch_size)
 
     def save_choices(self, path: str | Path) -> None:
-        """Write which kernel variant serves each form of call, for `compile(choices=...)`."""
+        """Write which kernel variant serves each form of call to a file, for `compile(choices=…)`.
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
         self.trainer.choices.save(path)
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of parameters, states, inputs and the arena of the largest bound graph."""
+        """Bytes of parameters, states, inputs and the arena of the largest bound graph.
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
         return self.trainer.session.peak_bytes
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Counters of the runtime and of training: step_us, samples_per_s, launches, copies, …"""
+        """Counters of the last fit and of the runtime.
+
+        `steps`, `step_us` (the median), `samples_per_s`, `peak_bytes`, `variants` (by launch) and
+        `runtime` (`Statistics`: launches, copies, …).
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
         return self.trainer.statistics()
 
     def profile(self, path: str | Path) -> AbstractContextManager[None]:
-        """Return a context in which steps are timed and written as a trace-event timeline."""
+        """Return a context in which steps are timed, and written to a file as a timeline.
+
+        The file has the trace-event format (docs/profiles.md).
+
+        Raises:
+            GraphError: the model is not compiled.
+        """
         return self.trainer.session.profile(path)
 
     def close(self) -> None:

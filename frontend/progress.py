@@ -36,12 +36,14 @@ class ProgressBar(Callback):
         self._busy_s = 0.0
 
     def on_train_begin(self, state: TrainingState) -> None:
+        """Show a bar, where the stream is a terminal."""
         plain = not self._out.isatty() if self._plain is None else self._plain
         if not plain:
             self._progress = _bar(self._out)
             self._progress.start()
 
     def on_epoch_begin(self, state: TrainingState) -> None:
+        """Begin the bar of an epoch."""
         self._done, self._samples, self._busy_s = 0, 0.0, 0.0
         if self._progress is not None:
             self._task = self._progress.add_task(
@@ -49,6 +51,7 @@ class ProgressBar(Callback):
             )
 
     def on_step_end(self, state: TrainingState) -> None:
+        """Draw how far the epoch is, where the last drawing is long enough ago."""
         self._done += 1
         self._busy_s += state.step_us / 1e6
         self._samples += state.samples_per_s * state.step_us / 1e6
@@ -58,6 +61,7 @@ class ProgressBar(Callback):
             self._drawn = now
 
     def on_epoch_end(self, state: TrainingState) -> None:
+        """Draw the whole epoch, or write its line: loss, metrics and throughput."""
         if self._progress is not None:
             self._draw(state)
             return
@@ -66,6 +70,7 @@ class ProgressBar(Callback):
         print(f"{line}  {self._busy_s:.1f} s", file=self._out, flush=True)
 
     def on_train_end(self, state: TrainingState) -> None:
+        """Take the bar away."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -114,6 +119,7 @@ class Stages:
             self._bar.refresh()
 
     def close(self) -> None:
+        """End the line of the last stage."""
         self._finish()
         if self._bar is not None:
             self._bar.stop()

@@ -73,7 +73,14 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Reshard:
-    """How a value gets from its producer's tiles to one consumer's, and how many copies stay."""
+    """How a value gets from its producer's tiles to one consumer's.
+
+    Attributes:
+        path: the collectives on the way, of `COLLECTIVES`, in order.
+        copies_kept: how many copies of the value stay.
+
+    Source: TensorOpt's resharding paths.
+    """
 
     path: tuple[str, ...]
     copies_kept: int = 1

@@ -81,13 +81,16 @@ class Affine:
 
     @property
     def dims(self) -> tuple[str, ...]:
+        """The dim that indexes the axis."""
         return (self.dim,)
 
     @property
     def overlaps(self) -> bool:
+        """Whether neighbouring indices read elements in common."""
         return self.window > self.stride
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
+        """Return from where and until where the axis is read, for intervals of the dims."""
         index = lo[self.dim], hi[self.dim]
         return affine_interval(*index, self.stride, self.offset, self.window, self.extent)
 
@@ -108,6 +111,7 @@ class Whole:
     overlaps = False
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
+        """Return the whole axis for each of as many points as the intervals have."""
         points = len(next(iter(lo.values()))) if lo else 1
         return np.zeros(points, np.int64), np.full(points, self.extent, np.int64)
 
@@ -128,9 +132,11 @@ class Product:
 
     @property
     def extent(self) -> int:
+        """The product of the extents of the dims."""
         return math.prod(self.extents)
 
     def interval(self, lo: Intervals, hi: Intervals) -> tuple[Ints, Ints]:
+        """Return the least interval of the axis that holds what intervals of the dims read."""
         start: Any = 0
         last: Any = 0
         empty: Any = False
@@ -155,10 +161,12 @@ class Operand:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents of the axes."""
         return tuple(axis.extent for axis in self.axes)
 
     @cached_property
     def dims(self) -> frozenset[str]:
+        """The names of the dims that index it."""
         return frozenset(name for axis in self.axes for name in axis.dims)
 
     def tiles(self, lo: Intervals, hi: Intervals, points: int) -> tuple[Ints, Ints]:
@@ -194,14 +202,17 @@ class Signature:
 
     @cached_property
     def by_name(self) -> dict[str, Dim]:
+        """The dims by their names."""
         return {dim.name: dim for dim in self.dims}
 
     @cached_property
     def output_specs(self) -> tuple[TensorSpec, ...]:
+        """The shapes and types of the outputs."""
         return tuple(TensorSpec(o.shape, dtype) for o, dtype in zip(self.outputs, self.dtypes))
 
     @cached_property
     def products(self) -> tuple[Product, ...]:
+        """The axes of operands that several dims index."""
         operands = (*self.inputs, *self.outputs)
         return tuple({a for o in operands for a in o.axes if isinstance(a, Product)})
 
@@ -313,6 +324,11 @@ class DimTable:
         self._dims: dict[str, tuple[int, str, Kind]] = {}  # extent, where it was first, how split
 
     def add(self, name: str, extent: int, where: str, kind: Kind = Kind.FREE) -> str:
+        """Record a dim's extent, where it was seen and what kind it is, and return its name.
+
+        Raises:
+            ShapeError: it has another extent elsewhere; names both places.
+        """
         known, first, before = self._dims.get(name, (extent, where, kind))
         if known != extent:
             raise ShapeError(f"dim {name} is {known} in {first} but {extent} in {where}")
@@ -320,12 +336,14 @@ class DimTable:
         return name
 
     def extent(self, name: str) -> int:
+        """Return the extent of a dim that was recorded."""
         return self._dims[name][0]
 
     def __contains__(self, name: str) -> bool:
         return name in self._dims
 
     def dims(self) -> tuple[Dim, ...]:
+        """Return the dims in the order in which they were recorded."""
         return tuple(Dim(name, extent, kind) for name, (extent, _, kind) in self._dims.items())
 
 

@@ -27,7 +27,16 @@ KINDS = ("uniform", "normal", "constant")  # of first contents
 
 @dataclass(frozen=True)
 class Initial:
-    """How a parameter or state begins: `uniform` in [-scale, scale), `normal` or `constant`."""
+    """What a parameter or state holds before training.
+
+    Attributes:
+        kind: "constant", whose value is the scale; "uniform" in [-scale, scale); or "normal", of
+            that deviation.
+        scale: a number.
+
+    Raises:
+        GraphError: another kind.
+    """
 
     kind: str = field(default="constant", metadata={"choices": KINDS})
     scale: float = 0.0
@@ -43,10 +52,14 @@ class Initial:
 class Node:
     """One operator applied to values.
 
-    `origin` names the node whose configuration this one follows: a gradient or a lowered primitive
-    follows its forward operator, dim by dim, through `rename` (own dim, origin's dim).
-    `sources` names the nodes whose work this one does, of the graph that passes began with: a fused
-    node those of its parts, a primitive its composite's. A node without any does its own.
+    Attributes:
+        name: unique in its graph. operator: the name of its declaration.
+        inputs, outputs: the names of values.
+        items: the operator's attributes, sorted by name, in their frozen form.
+        origin: the node whose configuration this one follows: a gradient or a lowered primitive
+            follows its forward operator, dim by dim, through `rename` (own dim, origin's dim).
+        sources: the nodes whose work this one does, of the graph that passes began with: a fused
+            node those of its parts, a primitive its composite's. A node without any does its own.
     """
 
     name: str
@@ -60,10 +73,12 @@ class Node:
 
     @cached_property
     def attributes(self) -> Mapping[str, Any]:
+        """The operator's attributes by name, defaults included."""
         return MappingProxyType(dict(self.items))
 
     @property
     def spec(self) -> OpSpec:
+        """The operator's declaration."""
         return operator(self.operator)
 
     @property
@@ -108,7 +123,15 @@ def inferred(node: Node, inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]
 
 @dataclass(frozen=True)
 class Graph:
-    """A frozen program over tensors, its nodes in topological order."""
+    """A frozen program over tensors, its nodes in topological order.
+
+    Attributes:
+        name: of the graph. tensors: shape and type of every value, by name.
+        roles: what each value is that no node makes: an input, a parameter, a state, a scalar.
+        nodes: the operators. outputs: the names of the values that a run returns.
+        updates: of parameters and states, the value that is their next contents.
+        initials: what parameters and states hold first; zeros where there is none.
+    """
 
     name: str
     tensors: Mapping[str, TensorSpec]
@@ -124,10 +147,12 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
+        """The node that makes each value but the inputs."""
         return {output: node for node in self.nodes for output in node.outputs}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each value, each once, in order."""
         readers: dict[str, list[Node]] = {name: [] for name in self.tensors}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -146,6 +171,7 @@ class Graph:
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
+        """The nodes by their names."""
         return {node.name: node for node in self.nodes}
 
     @cached_property
@@ -250,7 +276,18 @@ class Graph:
 
 
 class GraphBuilder:
-    """Builds a graph node by node; every value is checked as it is made."""
+    """Builds a graph node by node; every value is checked as it is made.
+
+    Args:
+        name: of the graph. base: a graph to go on from, whose name is taken instead.
+
+    Example:
+        >>> builder = GraphBuilder("net")
+        >>> x = builder.input("x", (32, 64))
+        >>> w = builder.input("w", (64, 10), role=Role.PARAMETER, initial=Initial("uniform", 0.125))
+        >>> builder.output(*builder.apply("matmul", x, w))
+        >>> graph = builder.build()
+    """
 
     def __init__(self, name: str = "graph", base: Graph | None = None) -> None:
         self.name = base.name if base else name
@@ -266,6 +303,7 @@ class GraphBuilder:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
+        """The nodes so far, in the order in which they were added."""
         return tuple(self._nodes.values())
 
     def spec(self, name: str) -> TensorSpec:
@@ -288,7 +326,7 @@ class GraphBuilder:
         return self._makers.get(name)
 
     def unique(self, base: str) -> str:
-        """Return a name that no node or value has yet."""
+        """Return `base`, or it and a number: a name that no node or value has yet."""
         if base not in self._tensors and base not in self._nodes:
             return base
         count = self._counts.get(base, 1)
@@ -307,8 +345,14 @@ class GraphBuilder:
     ) -> str:
         """Declare a value that no node makes, and return its name.
 
+        Args:
+            shape, dtype: of the value. role: where its contents come from, and whether it outlives
+                a step (`Role`).
+            initial: what a parameter or state holds first; zeros by default.
+
         Raises:
             GraphError: the name is taken.
+            ShapeError: a negative extent, or a dtype that there is not.
         """
         if name in self._tensors:
             raise GraphError(f"value {name!r} exists already")
@@ -329,6 +373,12 @@ class GraphBuilder:
         **attributes: Any,
     ) -> tuple[str, ...]:
         """Add a node and return the names of its outputs.
+
+        Args:
+            operator_name: of a declared operator. inputs: the names of its operands, in order.
+            name: of the node, to which a number is added if it is taken; the operator's by default.
+            origin, rename, sources: those of `Node`.
+            attributes: the operator's, where they differ from their defaults.
 
         Raises:
             GraphError: unknown operator, attribute or value.
@@ -372,7 +422,11 @@ class GraphBuilder:
         return node.outputs
 
     def output(self, *names: str) -> None:
-        """Mark values as outputs of the graph."""
+        """Mark values as outputs of the graph, by their names.
+
+        Raises:
+            GraphError: there is no such value.
+        """
         for name in names:
             self.spec(name)
             self._outputs.append(name)
@@ -405,7 +459,14 @@ class GraphBuilder:
 
 
 class Emitter:
-    """Emits nodes that follow one node's configuration: its gradient, or its lowering."""
+    """Emits nodes that follow one node's configuration: its gradient, or its lowering.
+
+    Args:
+        builder: what nodes are added to. origin: the node that they follow.
+        suffix: what stands between the origin's name and an operator's in theirs.
+        rename: what the dims of operators unlike the origin are called there (own dim, origin's
+            dim).
+    """
 
     def __init__(
         self,
@@ -424,6 +485,7 @@ class Emitter:
         return Emitter(self._builder, self._origin, self._suffix, rename)
 
     def spec(self, name: str) -> TensorSpec:
+        """Return the shape and type of a value, by its name."""
         return self._builder.spec(name)
 
     def __call__(
@@ -445,7 +507,11 @@ class Emitter:
     ) -> tuple[str, ...]:
         """Add a node and return all its outputs.
 
-        `rename` maps the new node's dims to the origin's, where their names differ.
+        operator_name, inputs and attributes are those of `GraphBuilder.apply`. `rename` maps the
+        new node's dims to the origin's, where their names differ.
+
+        Raises:
+            GraphError, ShapeError: as of `GraphBuilder.apply`.
         """
         origin = self._origin
         if rename is None and operator_name != origin.operator:
@@ -465,6 +531,8 @@ class Emitter:
 
 def topological(nodes: Iterable[Node], available: Iterable[str]) -> tuple[Node, ...]:
     """Return the nodes in an order in which every input is made before it is used.
+
+    available: the names of the values that no node makes.
 
     Raises:
         GraphError: a value is missing or the nodes form a cycle; names them.

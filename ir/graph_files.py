@@ -36,9 +36,9 @@ def save_graph(
 ) -> None:
     """Write a graph as JSON and, when given, the values of its inputs as safetensors beside it.
 
-    Axis orders of values, when given, are a field of the JSON: see `load_layouts`. Both files are
-    replaced whole or not at all. Values must hold every parameter and state; they go to the file
-    with the same name and the suffix `.safetensors`, which is written first.
+    Axis orders of values (layouts), when given, are a field of the JSON: see `load_layouts`. Both
+    files are replaced whole or not at all. Values must hold every parameter and state; they go to
+    the file with the same name and the suffix `.safetensors`, which is written first.
 
     Raises:
         GraphError: a value is missing, of another shape or type, or of no input.

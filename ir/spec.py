@@ -29,10 +29,15 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Attribute:
-    """The kind of an attribute (bool, int, float, str, ints, floats, program) and its default.
+    """What an attribute of an operator may be.
 
-    `axis` and `axes` are integers that number the axes of the first operand: layers and ONNX, where
-    they may be negative, count them from the front.
+    Attributes:
+        kind: bool, int, float, str, ints, floats or program; `axis` and `axes` are integers that
+            number the axes of the first operand: layers and ONNX, where they may be negative, count
+            them from the front.
+        default: its value where it is not given; without one it is needed.
+        choices: all values that it may have, where these are few.
+        minimum: the least number, or least of its numbers.
     """
 
     kind: str
@@ -107,7 +112,14 @@ _NORMALISE: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Tile:
-    """One point task: the interval of every dim, and the boxes of its operands (lo, hi)."""
+    """One point task of an operator.
+
+    Attributes:
+        intervals: of every dim, from where until before where.
+        inputs, outputs: the box of each operand: the first index of each axis, and those after the
+            last.
+        input_shapes, output_shapes: the shapes of the whole operands.
+    """
 
     intervals: Mapping[str, tuple[int, int]]
     inputs: tuple[tuple[Ints, Ints], ...]
@@ -116,6 +128,7 @@ class Tile:
     output_shapes: tuple[tuple[int, ...], ...]
 
     def size(self, dim: str) -> int:
+        """Return how many indices of a dim the point has."""
         lo, hi = self.intervals[dim]
         return hi - lo
 
@@ -124,10 +137,13 @@ class Tile:
 class Case:
     """An example call, from which the checks of an operator are made.
 
-    `inputs`: specs such as `"2 3"` (float32 of shape (2, 3)) or `"int32 4 >=1 <5"` (integers from 1
-    to 4; from 0 to 9 where limits are missing).
-    `differentiable` names the inputs whose gradient is compared with finite differences; None means
-    every floating-point one.
+    Attributes:
+        inputs: specs such as `"2 3"` (float32 of shape (2, 3)) or `"int32 4 >=1 <5"` (integers from
+            1 to 4; from 0 to 9 where limits are missing).
+        attributes: those that differ from their defaults.
+        differentiable: the positions of the inputs whose gradient is compared with finite
+            differences; None means every floating-point one.
+        positive: whether inputs are drawn from (0.2, 0.9).
     """
 
     inputs: tuple[str, ...]
@@ -140,7 +156,10 @@ class Case:
 class GradientContext:
     """What an operator's gradient is given: names of values, and an emitter of nodes.
 
-    `grads` has one entry an output, None where nothing depends on that output.
+    Attributes:
+        emit: adds nodes that follow the node's configuration. node: whose gradient is asked for.
+        inputs, outputs: the names of its values.
+        grads: the gradient of each output, None where nothing depends on that output.
     """
 
     emit: Emitter
@@ -151,6 +170,7 @@ class GradientContext:
 
     @property
     def attributes(self) -> Attributes:
+        """The node's attributes."""
         return self.node.attributes
 
     def grad(self, output: int = 0) -> str:
@@ -178,6 +198,7 @@ class GradientContext:
         return self.grad()
 
     def spec(self, name: str) -> TensorSpec:
+        """Return the shape and type of a value, by its name."""
         return self.emit.spec(name)
 
 
@@ -215,7 +236,9 @@ class OpSpec:
         onnx: its counterpart in ONNX; a name alone says that all but the name is the same.
         layer: defaults of the layer's arguments where they are not the operator's; None for an
             operator that is no layer. Operators without a gradient are none.
-        doc: what it computes, as words that "Return" can stand before.
+        cases: example calls, from which its tests are made.
+        doc: what it computes, as words that "Return" can stand before; after a line break, the
+            shapes of operands and results where its being pointwise does not say them.
     """
 
     name: str
@@ -250,7 +273,7 @@ class OpSpec:
         return Onnx(self.onnx) if isinstance(self.onnx, str) else self.onnx
 
     def bind(self, inputs: Sequence[TensorSpec], attributes: Attributes) -> Signature:
-        """Return the signature for these inputs.
+        """Return the signature for these inputs and attributes, which are in their frozen form.
 
         Raises:
             ShapeError: the inputs do not fit; the message names the dim.
@@ -292,11 +315,14 @@ class OpSpec:
         return result
 
     def flops(self, signature: Signature) -> float:
-        """Return the arithmetic operations of one execution."""
+        """Return the arithmetic operations of one execution of a bound signature."""
         return self.flops_per_point * math.prod(dim.extent for dim in signature.dims)
 
     def compute(self, attributes: Attributes, *arrays: Array) -> tuple[Array, ...]:
-        """Return the outputs before they are rounded to a half type: halves are computed wide."""
+        """Return the outputs before they are rounded to a half type: halves are computed wide.
+
+        attributes: in their frozen form. arrays: the operands.
+        """
         wide = [
             array.astype(WIDE[array.dtype]) if array.dtype in WIDE else array for array in arrays
         ]
@@ -311,8 +337,10 @@ class OpSpec:
         Half types are computed in their `WIDE` type and rounded once, at the end. What is run in
         double precision stays so, whatever the outputs' types are.
 
-        dtypes: the outputs' element types, by default those of the signature. A tile names them,
-        since it need not have one.
+        Args:
+            attributes: in their frozen form. arrays: the operands.
+            dtypes: the outputs' element types, by default those of the signature. A tile names
+                them, since it need not have one.
         """
         made = self.compute(attributes, *arrays)
         if dtypes is None:
@@ -332,6 +360,8 @@ _OF_ONNX: dict[tuple[str, str], OpSpec] = {}  # by domain and name, the first of
 
 def register(spec: OpSpec) -> OpSpec:
     """Add an operator to the registry and return it.
+
+    spec: its declaration. Layers and both directions of ONNX know it from then on.
 
     Raises:
         GraphError: the name is taken.
@@ -370,7 +400,10 @@ def operator(name: str) -> OpSpec:
 
 
 def operator_of_onnx(name: str, domain: str = "") -> OpSpec | None:
-    """Return the first declared operator whose counterpart has this name in ONNX, or None."""
+    """Return the first declared operator whose counterpart has this name in ONNX, or None.
+
+    domain: of the counterpart; ONNX's own is empty.
+    """
     import soapstone.ir.ops  # noqa: F401
 
     return _OF_ONNX.get((domain, name))

@@ -87,6 +87,7 @@ class Strategy:
     def configuration(self, graph: Graph, node: Node) -> Configuration:
         """Return the configuration of a node: its own, its origin's by dim name, `*`, or whole.
 
+        node: one of the graph's.
         A configuration taken over drops the dims that the node does not have or may not split.
         Every degree is capped to the extent, and cuts of another extent (a last, smaller batch)
         become equal tiles; the points that remain keep their processors. It is worked out once for

@@ -37,6 +37,9 @@ class Role(StrEnum):
 class TensorSpec:
     """The shape and element type of a tensor.
 
+    Attributes:
+        shape: the extents, each 0 or more. dtype: one of `DTYPES`, such as "float32".
+
     Raises:
         ShapeError: a negative extent or an element type outside `DTYPES`.
     """
@@ -53,6 +56,7 @@ class TensorSpec:
 
     @property
     def rank(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     @property
@@ -62,14 +66,17 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
+        """The bytes of its elements."""
         return self.size * np.dtype(self.dtype).itemsize
 
     @property
     def is_float(self) -> bool:
+        """Whether its elements are floating-point numbers."""
         return self.dtype.startswith("float")
 
     @property
     def is_half(self) -> bool:
+        """Whether its elements are computed in a wider type (`WIDE`)."""
         return is_half(self.dtype)
 
     def __str__(self) -> str:
@@ -77,7 +84,7 @@ class TensorSpec:
 
 
 def is_half(dtype: DType) -> bool:
-    """Return whether an element type is computed in a wider one."""
+    """Return whether an element type (dtype) is computed in a wider one."""
     return np.dtype(dtype) in WIDE
 
 
@@ -88,7 +95,7 @@ def spec_of(array: Array | Sequence[Any]) -> TensorSpec:
 
 
 def rounded(array: Array, dtype: DType) -> Array:
-    """Return the array in a narrower type; what is beyond its range becomes infinite."""
+    """Return the array in a narrower type (dtype); what is beyond its range becomes infinite."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore", under="ignore"):

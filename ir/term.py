@@ -46,6 +46,7 @@ class Term:
 
     @property
     def is_variable(self) -> bool:
+        """Whether it is a variable: a leaf that stands for any tensor."""
         return not self.operands and is_variable(self.symbol)
 
     @cached_property

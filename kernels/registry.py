@@ -86,7 +86,14 @@ def declining(bind: Bind) -> Bind:
 def variant(
     operators: str | Iterable[str], name: str, *, processor: str = "cpu"
 ) -> Callable[[B], B]:
-    """Return a decorator that registers a bind function as a variant of the operators."""
+    """Return a decorator that registers a bind function as a variant of the operators.
+
+    The function is given a `Call`, the arrays and attributes of one point task, and returns an
+    `Entry`, or None for a call that it does not serve.
+
+    Args:
+        operators: one name or several. name: of the variant. processor: the kind that it is for.
+    """
     names = (operators,) if isinstance(operators, str) else tuple(operators)
 
     def register(bind: B) -> B:

@@ -38,6 +38,7 @@ class Verification:
     because: dict[str, str] = field(default_factory=dict)  # by rule, of those that are not proved
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -114,6 +115,7 @@ class Checked:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

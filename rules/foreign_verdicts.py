@@ -57,6 +57,7 @@ class Judgement:
     domain: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the judgement for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

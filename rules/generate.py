@@ -67,6 +67,7 @@ class Report:
     resumed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
         return {**asdict(self), "resumed": list(self.resumed)}
 
     def __str__(self) -> str:

@@ -64,10 +64,11 @@ class Runtime(Host):
     """Regions, tasks and instances on one machine; a context manager.
 
     machine: default `Machine.local()`. mapper: default `DefaultMapper()`; or the name of an
-    installed one. automatic: whether launch sequences that repeat are traced without being marked
-    (docs/runtime.md). log: a file for the log of the run, as `log` writes it. Any thread may use
-    it: what one captures, replays, reads or writes is done before or after what others launch, as
-    a whole. In a process forked from this one it refuses whatever it is asked.
+    installed one. executor: what runs operations; by default threads of this process. automatic:
+    whether launch sequences that repeat are traced without being marked (docs/runtime.md). log: a
+    file for the log of the run, as `log` writes it. Any thread may use a runtime: what one
+    captures, replays, reads or writes is done before or after what others launch, as a whole. In a
+    process forked from this one it refuses whatever it is asked.
 
     Raises: MapperError for something that is no mapper.
     """
@@ -150,7 +151,7 @@ class Runtime(Host):
         return None
 
     def combine(self, values: FutureMap, reduction: str) -> Future:
-        """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
+        """The values of a future map combined by a reduction; see `FutureMap.reduce`."""
         with self._lock:
             found: Future = self._issue(self._desugarer.combine(values, reduction))
             return found
@@ -178,7 +179,7 @@ class Runtime(Host):
                 self.issue(request)
 
     def issue(self, request: Request) -> None:
-        """Analyse a launch or fill and give it to the executor, now and untraced.
+        """Analyse a request, a launch or fill, and give it to the executor, now and untraced.
 
         Raises: MapperError, MemoryExhausted, UnwrittenError.
         """
@@ -345,7 +346,7 @@ class Runtime(Host):
             result.settle(values)
 
     def capture_requests(self, name: str, requests: list[Request]) -> Trace:
-        """The trace of launches that were asked for before.
+        """The trace of requests: launches that were asked for before.
 
         Raises: as `capture`.
         """

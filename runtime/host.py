@@ -116,6 +116,8 @@ class Host(ABC):
     def quiet(self, what: str) -> None:
         """Wait until nothing runs any more, with the turn taken: nothing is launched meanwhile.
 
+        what: who asks, as errors name it.
+
         Raises: TaskError when a task failed; StoppedError inside a capture, or when closed.
         """
         self._ready(what)

@@ -24,4 +24,10 @@ class Layers(
     ParameterLayers,
     DeclaredLayers,
 ):
-    """The layers of a model; `record` and the builder are the model's."""
+    """The layers of a model; `record` and the builder are the model's.
+
+    Every layer takes and returns tensors of its model, and records one or more operators under
+    `name`, by default the layer's own name and a number. An argument of another kind is a
+    GraphError that names it, as is a name that is taken; operands of types or shapes that do not
+    fit are a ShapeError that names the operator, the node and the dim.
+    """

@@ -29,9 +29,18 @@ class AttentionLayers(LayerBase):
     ) -> Tensor:
         """Return softmax(query key' scale + mask) value of each head.
 
-        query: (n, tq, heads, d), key: (n, tk, heads, d), value: (n, tk, heads, dv); mask broadcasts
-        to (n, heads, tq, tk); result: (n, tq, heads, dv). Scale: 1/sqrt(d) by default. Causal: a
-        position sees no later one.
+        query: (n, tq, heads, d), key: (n, tk, heads, d), value: (n, tk, heads, dv); result:
+        (n, tq, heads, dv).
+
+        Args:
+            mask: broadcasts to (n, heads, tq, tk), and is added to the scores.
+            causal: whether a position sees no later one.
+            scale: what scores are multiplied by, 1/sqrt(d) by default.
+
+        Raises:
+            ShapeError: operands that do not fit each other; names the dim.
+
+        Source: Vaswani et al., Attention is all you need, NeurIPS 2017, section 3.2.1.
         """
         operands = (query, key, value, *((mask,) if mask is not None else ()))
         made = self.apply_all("attention", *operands, name=name, causal=causal, scale=scale)
@@ -51,9 +60,21 @@ class AttentionLayers(LayerBase):
     ) -> Tensor:
         """Return attention of projected heads, projected again.
 
-        query: (n, tq, width), key and value: (n, tk, …); mask broadcasts to (n, heads, tq, tk) and
-        is added to the scores; result: (n, tq, width). Parameters are `query.weight`, `query.bias`,
-        and so on for key, value and output; weights are (k, width), PyTorch's transposed.
+        query: (n, tq, width), key and value: (n, tk, …); result: (n, tq, width).
+
+        Args:
+            heads: how many heads the width is cut into; a divisor of it.
+            mask: broadcasts to (n, heads, tq, tk), and is added to the scores.
+            causal: whether a position sees no later one.
+            bias: whether the four projections add a trained vector.
+            name: of the last node. Parameters are `name.query.weight`, `name.query.bias`, and so on
+                for key, value and output; weights are (k, width), PyTorch's transposed.
+
+        Raises:
+            ShapeError: an operand has another rank, or they do not fit each other.
+            GraphError: the heads do not divide the width.
+
+        Source: Vaswani et al., Attention is all you need, NeurIPS 2017, section 3.2.2.
         """
         node = self._name("multi_head_attention", name)
         label = f"multi_head_attention {node!r}"
@@ -93,7 +114,13 @@ class AttentionLayers(LayerBase):
         return self.record(emit, operands)[0]
 
     def learned_positions(self, x: Tensor, *, name: str | None = None) -> Tensor:
-        """Return x plus a trained row for each position. x: (n, t, width)."""
+        """Return x plus a trained row for each position. x and the result: (n, t, width).
+
+        The rows are `name.table`, (t, width), and begin as normal numbers of deviation 0.02.
+
+        Raises:
+            ShapeError: x has another rank.
+        """
         node = self._name("learned_positions", name)
         if len(x.shape) != 3:
             raise ShapeError(f"learned_positions {node!r}: x has shape {x.shape}; n t k needed")
@@ -109,9 +136,17 @@ class AttentionLayers(LayerBase):
         reduction: str = "mean",
         name: str | None = None,
     ) -> Tensor:
-        """Return the sum, mean or maximum of a table's rows of each bag.
+        """Return the sum, mean or maximum of a trained table's rows that each bag of ids names.
 
-        ids: (n, l) integers below `rows`; result: (n, width).
+        ids: (n, l) integers from 0 to rows - 1, a bag a row; result: (n, width). The table is
+        `name.table`, (rows, width). reduction: "sum", "mean" or "max".
+
+        Raises:
+            ShapeError: ids of another rank or type, or a table without elements.
+            GraphError: another reduction.
+            TaskError: when run, an id outside the table.
+
+        Source: PyTorch's EmbeddingBag, with bags of one length.
         """
         node = self._name("embedding_bag", name)
         if rows < 1 or width < 1:

@@ -95,13 +95,25 @@ class LayerBase(Checked):
     def apply(
         self, operator: str, *inputs: Tensor, name: str | None = None, **attributes: Any
     ) -> Tensor:
-        """Record any declared operator of one output (`soapstone ops` lists them)."""
+        """Record any declared operator of one output (`soapstone ops` lists them), and return it.
+
+        Args:
+            operator: its name; inputs: its operands, in order; attributes: those that differ from
+                their defaults.
+
+        Raises:
+            GraphError: no such operator or attribute, or a taken name.
+            ShapeError: inputs that do not fit; names the dim.
+        """
         return self.apply_all(operator, *inputs, name=name, **attributes)[0]
 
     def apply_all(
         self, operator: str, *inputs: Tensor, name: str | None = None, **attributes: Any
     ) -> tuple[Tensor, ...]:
-        """Record any declared operator and return all its outputs."""
+        """Record any declared operator and return all its outputs.
+
+        operator, inputs, attributes and errors are as of `apply`.
+        """
         node = self._name(operator, name)
 
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -23,6 +23,29 @@ if TYPE_CHECKING:
 
 Extent = int | Sequence[int]
 _AXES = {1: "n c l", 2: "n c h w", 3: "n c d h w"}
+_CONVOLUTION = """Return the cross-correlation of x along {rank} axes, plus a bias, activated.
+
+{shapes}, where an extent becomes
+(extent + padding - dilation (kernel - 1) - 1) // stride + 1, padding being that of both sides.
+
+Args:
+    x: what is convolved.
+    channels: how many channels the result has.
+    kernel, stride, dilation: one number, or one for each axis.
+    padding: "same" (which keeps extents at stride 1), "valid" (none), one number, one for each
+        axis, or two: before each axis, then after each.
+    groups: into how many parts that do not mix the channels of x and of the result are cut.
+    activation: None, "relu", "leaky_relu", "gelu", "sigmoid" or "tanh".
+    bias: whether a trained number is added to each channel.
+    initial: how parameters begin, "uniform" or "he" (`initials` in layers/base.py).
+    name: of the node. Its parameters are `name.weight`, (channels, c / groups, *kernel), and
+        `name.bias`, (channels,).
+
+Raises:
+    ShapeError: x has another rank or is smaller than the window, or groups do not divide its
+        channels or the result's.
+    GraphError: another argument does not fit; it is named.
+"""
 
 
 P = ParamSpec("P")
@@ -39,7 +62,7 @@ def _of_rank(
 
     taken = inspect.signature(method)
     layer.__name__ = f"conv{rank}d"
-    layer.__doc__ = f"Return the {rank}-D convolution. {shapes}."
+    layer.__doc__ = _CONVOLUTION.format(rank=rank, shapes=shapes)
     parameters = [value for name, value in taken.parameters.items() if name != "rank"]
     layer.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]
     return layer
@@ -108,7 +131,14 @@ class ConvolutionLayers(LayerBase):
         initial: str = "uniform",
         name: str | None = None,
     ) -> Tensor:
-        """Return each channel's own convolutions. x: (n, c, h, w); result: (n, c multiplier, …)."""
+        """Return each channel's own convolutions: `multiplier` filters for each channel of x.
+
+        x: (n, c, h, w); result: (n, c multiplier, h', w'). The other arguments are those of
+        `conv2d`: kernel, stride, padding, dilation, activation, bias, initial.
+
+        Raises:
+            ShapeError, GraphError: as of `conv2d`.
+        """
         groups = self._channels("depthwise_conv2d", x, 2, name)
         return self.conv2d(
             x,
@@ -138,7 +168,16 @@ class ConvolutionLayers(LayerBase):
         initial: str = "uniform",
         name: str | None = None,
     ) -> Tensor:
-        """Return a depthwise, then a 1x1 convolution; bias and activation are of the second."""
+        """Return a depthwise, then a 1x1 convolution; bias and activation are of the second.
+
+        x: (n, c, h, w); result: (n, channels, h', w'). kernel, stride, padding and dilation are of
+        the first; initial is of both. The nodes are `name.depth` and `name.point`.
+
+        Raises:
+            ShapeError, GraphError: as of `conv2d`.
+
+        Source: Chollet, Xception, CVPR 2017.
+        """
         label = self._name("separable_conv2d", name)
         y = self.depthwise_conv2d(
             x,
@@ -175,9 +214,16 @@ class ConvolutionLayers(LayerBase):
         initial: str = "uniform",
         name: str | None = None,
     ) -> Tensor:
-        """Return the transposed convolution along one to three axes. x: (n, c, …).
+        """Return the transposed convolution along one to three axes: the gradient of a convolution.
 
-        Extents become (extent - 1) stride - padding + (kernel - 1) dilation + 1 + output_padding.
+        x: (n, c, …), with one to three more axes; result: (n, channels, …), whose extents are
+        (extent - 1) stride - padding + (kernel - 1) dilation + 1 + output_padding, padding being
+        that of both sides. groups, bias and initial are as of `conv2d`; the weight is
+        (c, channels / groups, *kernel).
+
+        Raises:
+            ShapeError: x has another rank, or groups do not divide its channels or the result's.
+            GraphError: another argument does not fit; it is named.
         """
         rank = len(x.shape) - 2
         operator = f"conv_transpose{rank}d"

@@ -1,9 +1,9 @@
 """Layers that only record their operator: made from its declaration, in `declared.pyi` with types.
 
 An operator with a gradient is a layer of its name: its operands and attributes are the arguments,
-its `doc` the docstring, and `OpSpec.layer` holds defaults that are the layer's own. An operator
-that is registered later, by a plugin, becomes one when it is registered. A method of a class that
-stands before `DeclaredLayers` in the order of bases takes the place of a declared one.
+its `doc` begins the docstring, and `OpSpec.layer` holds defaults that are the layer's own. An
+operator that is registered later, by a plugin, becomes one when it is registered. A method of a
+class that stands before `DeclaredLayers` in the order of bases takes the place of a declared one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arguments import checked
 from soapstone.frontend.layers.base import LayerBase
-from soapstone.ir.spec import REQUIRED, OpSpec, operators, when_registered
+from soapstone.ir.spec import REQUIRED, Attribute, OpSpec, operators, when_registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,57 @@ def layer_signature(spec: OpSpec) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=result)
 
 
+def documentation(spec: OpSpec) -> str:
+    """Return the docstring of an operator's layer, as its declaration has it.
+
+    The shapes of a pointwise operator follow from its being one; `spec.doc` has those of others.
+    """
+    first, _, more = spec.doc.partition("\n")
+    text = [f"Return {first}." if first else f"Record the operator {spec.name}."]
+    if more:
+        text += ["", f"{more}."]
+    names = ", ".join(operand.rstrip("?*") for operand in spec.inputs)
+    if spec.formula is not None and len(spec.inputs) == 1:
+        text += ["", f"{names}: any shape, which is also the result's."]
+    elif spec.formula is not None:
+        text += ["", f"{names}: shapes that broadcast as NumPy's do; the result has that shape."]
+    if spec.attributes:
+        text += ["", "Args:"]
+    for name, attribute in spec.attributes.items():
+        text.append(f"    {name}: {_described(attribute, (spec.layer or {}).get(name, REQUIRED))}.")
+    text += ["", "Raises:", "    ShapeError: operands whose types or shapes do not fit."]
+    text += ["    GraphError: an argument of another kind or range, or a name that is taken."]
+    entry = spec.onnx_entry
+    if entry is not None:
+        where = f" (domain {entry.domain})" if entry.domain else ""
+        text += ["", f"Counterpart in ONNX: {entry.name}{where}."]
+    return "\n".join(text)
+
+
+_WORDS = {
+    "int": "an integer",
+    "axis": "an axis, from the end where negative",
+    "float": "a number",
+    "bool": "True or False",
+    "ints": "integers",
+    "axes": "one axis or several, from the end where negative",
+    "floats": "numbers",
+}
+
+
+def _described(attribute: Attribute, default: Any) -> str:
+    """Return an attribute's kind, range and default in words."""
+    text = _WORDS.get(attribute.kind, attribute.kind)
+    if attribute.choices is not None:
+        text = "one of " + ", ".join(map(repr, attribute.choices))
+    if attribute.minimum is not None and attribute.kind not in ("axis", "axes"):
+        text += f" of {attribute.minimum:g} or more"
+    value = attribute.default if default is REQUIRED else default
+    if value is None:
+        return text + ("; all by default" if attribute.kind == "axes" else "; none by default")
+    return text if value is REQUIRED else f"{text}; {value!r} by default"
+
+
 def layer_of(spec: OpSpec) -> Callable[..., Any]:
     """Return the method that records an operator."""
     signature = layer_signature(spec)
@@ -85,7 +136,7 @@ def layer_of(spec: OpSpec) -> Callable[..., Any]:
 
     layer.__name__ = spec.name
     layer.__qualname__ = f"Layers.{spec.name}"
-    layer.__doc__ = f"Return {spec.doc}." if spec.doc else f"Record the operator {spec.name}."
+    layer.__doc__ = documentation(spec)
     layer.__signature__ = signature  # type: ignore[attr-defined]
     return checked(layer)
 

@@ -18,15 +18,27 @@ class MovementLayers(LayerBase):
     """Reshaping, joining, cutting and changing of types."""
 
     def cast(self, x: Tensor, dtype: str, *, name: str | None = None) -> Tensor:
-        """Return x as another element type, such as "int32"."""
+        """Return x, of any shape, as another element type (dtype), such as "int32" or "float16".
+
+        Raises:
+            GraphError: a dtype that there is not.
+        """
         return self.apply("cast", x, name=name, to=dtype)
 
     def flatten(self, x: Tensor, *, name: str | None = None) -> Tensor:
-        """Return x as (n, everything else)."""
+        """Return x, (n, …), as (n, everything else)."""
         return self.reshape(x, (-1, math.prod(x.shape[1:])), name=name)
 
     def reshape(self, x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-        """Return x in another shape; one extent may be -1, and is the batch if the first is."""
+        """Return x, of any shape, in another shape with as many elements, in row-major order.
+
+        Args:
+            shape: the extents; one may be -1 and follows from the others. The first, where it is
+                that of x, follows the batch size that the model is built for.
+
+        Raises:
+            ShapeError: several -1, or another number of elements.
+        """
         node = self._name("reshape", name)
         target = tuple(int(extent) for extent in shape)
         if target.count(-1) > 1:
@@ -45,7 +57,14 @@ class MovementLayers(LayerBase):
     def concat(
         self, tensors: Sequence[Tensor], axis: int = 1, *, name: str | None = None
     ) -> Tensor:
-        """Return tensors joined along an axis."""
+        """Return tensors joined along an axis, counted from the end where it is negative.
+
+        tensors: of equal shape but for that axis, whose extents add up.
+
+        Raises:
+            GraphError: no tensors.
+            ShapeError: there is no such axis, or another extent differs.
+        """
         if not tensors:
             raise GraphError("concat: no tensors found, 1 or more needed")
         where = self._axis("concat", tensors[0], axis)
@@ -54,7 +73,13 @@ class MovementLayers(LayerBase):
     def split(
         self, x: Tensor, sizes: Sequence[int], axis: int = 1, *, name: str | None = None
     ) -> tuple[Tensor, ...]:
-        """Return x cut along an axis into pieces of the given sizes."""
+        """Return x, of any shape, cut along an axis into pieces of the given sizes, in order.
+
+        The axis counts from the end where it is negative; sizes add up to its extent.
+
+        Raises:
+            ShapeError: there is no such axis, or the sizes have another sum.
+        """
         where = self._axis("split", x, axis)
         return self.apply_all("split", x, name=name, axis=where, sizes=tuple(sizes))
 
@@ -68,7 +93,15 @@ class MovementLayers(LayerBase):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """Return x[start:stop:step] along one axis other than the batch."""
+        """Return x[start:stop:step] along one axis other than the batch; the other axes stay whole.
+
+        The axis counts from the end where it is negative; start and stop do not: they are positions
+        from 0, and with a negative step a stop of -1 is before the first one.
+
+        Raises:
+            GraphError: the axis is that of samples, or the step is 0.
+            ShapeError: there is no such axis.
+        """
         where = self._axis("slice", x, axis)
         if where == 0:
             raise GraphError("slice: axis 0 runs over samples and is not sliced")
@@ -95,17 +128,30 @@ class MovementLayers(LayerBase):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """Return x with a border: `low` before and `high` after each axis.
+        """Return x with a border: `low` elements before and `high` after each axis.
 
-        The border is `value`, or by `mode` the nearest element ("edge"), the mirror image
-        ("reflect"), or the other end ("wrap").
+        Args:
+            low, high: as many numbers, 0 or more, as x has axes.
+            value: what the border is made of in mode "constant".
+            mode: "constant"; or the nearest element ("edge"), the mirror image without the edge
+                itself ("reflect"), or the other end ("wrap").
+
+        Raises:
+            GraphError, ShapeError: a border that does not fit x; names the argument or the axis.
         """
         low, high = tuple(low), tuple(high)
         attributes = {"low": low, "high": high, "interior": (0,) * len(low), "mode": mode}
         return self.apply("pad", x, name=name, value=value, **attributes)
 
     def expand(self, x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-        """Return x broadcast to a shape, whose first extent follows the batch if it is x's."""
+        """Return x broadcast to a shape, as NumPy broadcasts.
+
+        shape: the extents, whose first follows the batch size if it is that of x and both have as
+        many axes.
+
+        Raises:
+            ShapeError: an extent of x is neither 1 nor that of the shape.
+        """
         node = self._name("expand", name)
         target = tuple(int(extent) for extent in shape)
         follows = bool(x.shape) and len(target) == len(x.shape) and target[0] == x.shape[0]
@@ -117,11 +163,28 @@ class MovementLayers(LayerBase):
         return self.record(emit, (x,))[0]
 
     def depth_to_space(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-        """Return channels moved into block x block positions. x: (n, c, h, w)."""
+        """Return channels moved into block x block positions.
+
+        x: (n, c, h, w), c divisible by block²; result: (n, c / block², h block, w block).
+
+        Raises:
+            ShapeError: x has another rank, or the block's square does not divide its channels.
+
+        Source: ONNX's DepthToSpace, mode DCR.
+        """
         return self.apply("depth_to_space", x, name=name, blocksize=block)
 
     def space_to_depth(self, x: Tensor, block: int, *, name: str | None = None) -> Tensor:
-        """Return block x block positions moved into channels. x: (n, c, h, w)."""
+        """Return block x block positions moved into channels.
+
+        x: (n, c, h, w), rows and columns divisible by the block; result: (n, c block², h / block, w
+        / block).
+
+        Raises:
+            ShapeError: x has another rank, or the block does not divide its rows or columns.
+
+        Source: ONNX's SpaceToDepth.
+        """
         return self.apply("space_to_depth", x, name=name, blocksize=block)
 
     def resize(
@@ -132,6 +195,12 @@ class MovementLayers(LayerBase):
         Args:
             sizes: one extent for each axis after samples and channels.
             mode: "nearest", "linear" or "cubic", of positions at the centres of their cells.
+
+        Raises:
+            ShapeError: another number of sizes.
+            GraphError: another mode.
+
+        Source: ONNX's Resize, coordinate_transformation_mode half_pixel.
         """
         node = self._name("resize", name)
         if len(sizes) != len(x.shape) - 2:

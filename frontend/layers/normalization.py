@@ -29,9 +29,22 @@ class NormalizationLayers(LayerBase):
     def batch_norm(
         self, x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, name: str | None = None
     ) -> Tensor:
-        """Return x normalised over samples and positions, by channel. x: (n, c, …).
+        """Return x normalised over samples and positions, by channel, then scaled and shifted.
 
-        Training uses batch statistics and updates the running ones; inference uses those.
+        x: (n, c, …); result: of that shape. Training uses the batch's mean and biased variance, and
+        updates the running ones, which inference uses.
+
+        Args:
+            epsilon: added to the variance.
+            momentum: the weight of the batch in running statistics: new = old (1 - momentum) +
+                batch momentum, where the batch's variance is the unbiased one.
+            name: of the node; parameters are `name.gamma` and `name.beta`, states `name.mean` and
+                `name.variance`, each (c,).
+
+        Raises:
+            ShapeError: x has no axis of channels.
+
+        Source: Ioffe and Szegedy, Batch Normalization, ICML 2015.
         """
         node = self._name("batch_norm", name)
         if len(x.shape) < 2:
@@ -55,14 +68,32 @@ class NormalizationLayers(LayerBase):
         return self.record(emit, (x,))[0]
 
     def layer_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
-        """Return x normalised over its last axis. x: (…, c)."""
+        """Return x normalised over its last axis, then scaled and shifted.
+
+        x: (…, c); result: of that shape; parameters `name.gamma` and `name.beta`: (c,). epsilon is
+        added to the variance.
+
+        Raises:
+            ShapeError: x is a scalar.
+
+        Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
+        """
         node = self._name("layer_norm", name)
         if not x.shape:
             raise ShapeError(f"layer_norm {node!r}: x is a scalar; one axis or more needed")
         return self._layer("layer_norm", x, _affine(x.shape[-1]), node, epsilon=epsilon)
 
     def rms_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
-        """Return x over the root of its mean square along the last axis. x: (…, c)."""
+        """Return x over the root of its mean square along the last axis, then scaled.
+
+        x: (…, c); result: of that shape; the parameter `name.gamma`: (c,). epsilon is added to the
+        mean square.
+
+        Raises:
+            ShapeError: x is a scalar.
+
+        Source: Zhang and Sennrich, Root Mean Square Layer Normalization, NeurIPS 2019.
+        """
         node = self._name("rms_norm", name)
         if not x.shape:
             raise ShapeError(f"rms_norm {node!r}: x is a scalar; one axis or more needed")
@@ -72,7 +103,16 @@ class NormalizationLayers(LayerBase):
     def group_norm(
         self, x: Tensor, groups: int, *, epsilon: float = 1e-5, name: str | None = None
     ) -> Tensor:
-        """Return x normalised over each sample's groups of channels and positions. x: (n, c, …)."""
+        """Return x normalised over each sample's groups of channels and all positions.
+
+        x: (n, c, …), c a multiple of groups; result: of that shape; parameters `name.gamma` and
+        `name.beta`: (c,). epsilon is added to the variance.
+
+        Raises:
+            ShapeError: x has no axis of channels, or groups do not divide it.
+
+        Source: Wu and He, Group Normalization, ECCV 2018.
+        """
         node = self._name("group_norm", name)
         if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
             raise ShapeError(
@@ -83,21 +123,47 @@ class NormalizationLayers(LayerBase):
         return self._layer("group_norm", x, _affine(x.shape[1]), node, **attributes)
 
     def instance_norm(self, x: Tensor, *, epsilon: float = 1e-5, name: str | None = None) -> Tensor:
-        """Return x normalised over the positions of each sample's channels. x: (n, c, …)."""
+        """Return x normalised over the positions of each sample's channels.
+
+        x: (n, c, l, …); result: of that shape; parameters `name.gamma` and `name.beta`: (c,).
+        epsilon is added to the variance.
+
+        Raises:
+            ShapeError: x has no positions.
+
+        Source: Ulyanov, Vedaldi and Lempitsky, Instance Normalization, 2016.
+        """
         node = self._name("instance_norm", name)
         if len(x.shape) < 3:
             raise ShapeError(f"instance_norm {node!r}: x has shape {x.shape}; n c l … needed")
         return self._layer("instance_norm", x, _affine(x.shape[1]), node, epsilon=epsilon)
 
     def lp_norm(self, x: Tensor, p: int = 2, *, axis: int = -1, name: str | None = None) -> Tensor:
-        """Return x over its p-norm along an axis, p 1 or 2."""
+        """Return x over its p-norm along an axis.
+
+        x: any shape; the axis counts from the end where it is negative. p: 1, the sum of
+        magnitudes, or 2, the Euclidean length.
+
+        Raises:
+            ShapeError: there is no such axis.
+            GraphError: another p.
+
+        Source: ONNX's LpNormalization.
+        """
         return self.apply("lp_norm", x, name=name, p=p, axis=self._axis("lp_norm", x, axis))
 
     def dropout(self, x: Tensor, rate: float = 0.5, *, name: str | None = None) -> Tensor:
         """Return x with elements dropped when training; x itself otherwise.
 
-        Which elements are dropped depends on the model's seed, the layer's place, the step and the
-        element's index, and on nothing else.
+        x: floating-point, of any shape. Elements that stay are multiplied by 1 / (1 - rate). rate:
+        the probability that an element is dropped. Which ones are depends on the model's seed, the
+        layer's name, the step and the element's index, and on nothing else, so no strategy changes
+        them.
+
+        Raises:
+            GraphError: a rate below 0, or 1 or more.
+
+        Source: Srivastava et al., Dropout, JMLR 2014.
         """
         node = self._name("dropout", name)
         if not 0 <= rate < 1:

@@ -18,7 +18,9 @@ class ParameterLayers(LayerBase):
     """Parameters that belong to no single layer."""
 
     def parameter(self, name: str, shape: Sequence[int], initial: Initial | None = None) -> Tensor:
-        """Return a trained float32 tensor, zeros at first unless `initial` says otherwise.
+        """Return a trained float32 tensor of a shape, by its name.
+
+        initial: what it begins as, such as `Initial("normal", 0.02)`; zeros by default.
 
         Raises:
             GraphError: the name is taken, or an extent is below 1.
@@ -36,7 +38,16 @@ class ParameterLayers(LayerBase):
         return self.record(emit, ())[0]
 
     def prelu(self, x: Tensor, initial: float = 0.25, *, name: str | None = None) -> Tensor:
-        """Return x where positive, elsewhere x times a trained slope by channel. x: (n, c, …)."""
+        """Return x where positive, elsewhere x times a trained slope by channel.
+
+        x: (n, c, …); result: of that shape; the parameter `name.slope`: (c, 1, …), which begins as
+        `initial`.
+
+        Raises:
+            ShapeError: x has no axis of channels.
+
+        Source: He, Zhang, Ren and Sun, Delving deep into rectifiers, ICCV 2015.
+        """
         node = self._name("prelu", name)
         if len(x.shape) < 2:
             raise ShapeError(f"prelu {node!r}: x has shape {x.shape}; n c … needed")

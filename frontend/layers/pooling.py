@@ -33,7 +33,23 @@ class PoolingLayers(DeclaredLayers):
         ceil_mode: bool = False,
         name: str | None = None,
     ) -> Tensor:
-        """Return the maximum over windows along one to three axes. x: (n, c, …)."""
+        """Return the maximum over windows along one to three axes.
+
+        x: (n, c, …), with one to three more axes; result: (n, c, …), whose extents are
+        (extent + padding - dilation (kernel - 1) - 1) // stride + 1, padding being that of both
+        sides.
+
+        Args:
+            kernel, stride, dilation: one number, or one for each axis; the stride is the kernel's
+                extent unless given.
+            padding: "same", "valid" or numbers, as of `conv2d`; no element of it is a maximum.
+            ceil_mode: round the extents up instead of down, where the last window still begins
+                inside.
+
+        Raises:
+            ShapeError: x has another rank, or is smaller than the window.
+            GraphError: another argument does not fit; it is named.
+        """
         rank, attributes = self._windows("max_pool", x, kernel, stride, padding, dilation)
         operator = f"max_pool{rank}d"
         node = self._name(operator, name)
@@ -56,9 +72,13 @@ class PoolingLayers(DeclaredLayers):
         include_pad: bool = True,
         name: str | None = None,
     ) -> Tensor:
-        """Return the mean over windows along one to three axes. x: (n, c, …).
+        """Return the mean over windows along one to three axes.
 
-        With `include_pad` the padding counts as zeros, else it is left out of the mean.
+        x: (n, c, …); kernel, stride, padding, dilation, ceil_mode and the result are as of
+        `max_pool`. With `include_pad` the padding counts as zeros, else it is left out of the mean.
+
+        Raises:
+            ShapeError, GraphError: as of `max_pool`.
         """
         rank, attributes = self._windows("avg_pool", x, kernel, stride, padding, dilation)
         attributes |= {"ceil_mode": ceil_mode, "include_pad": include_pad}
@@ -74,7 +94,15 @@ class PoolingLayers(DeclaredLayers):
         padding: Padding = 0,
         name: str | None = None,
     ) -> Tensor:
-        """Return the p-norm of windows along one to three axes. x: (n, c, …)."""
+        """Return the p-norm of windows, (the sum of |x|^p)^(1/p), along one to three axes.
+
+        x: (n, c, …); p is 1 or more; kernel, stride, padding and the result are as of `max_pool`.
+
+        Raises:
+            ShapeError, GraphError: as of `max_pool`.
+
+        Source: ONNX's LpPool.
+        """
         _, attributes = self._windows("lp_pool", x, kernel, stride, padding)
         del attributes["dilation"]
         return self.apply("lp_pool", x, name=name, p=p, **attributes)

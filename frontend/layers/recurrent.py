@@ -128,8 +128,16 @@ class _Stack:
 class Cell:
     """One step of a recurrent layer, whose parameters all its calls share.
 
-    Call it with x (n, k) and the state before, or x alone for a state of zeros; it returns the new
-    state, whose first value is the output.
+    `Model.lstm_cell` and its like make one. Call it with x (n, k) and the state before, each (n,
+    width), or x alone for a state of zeros; it returns the new state, whose first value is the
+    output.
+
+    Attributes:
+        layers: the model. kind: the operator, such as "lstm_cell". name: of the cell.
+        width: of the state. weights: the parameters, as tensors.
+
+    Raises:
+        GraphError: when called, another number of values of state.
     """
 
     layers: LayerBase
@@ -175,9 +183,28 @@ class RecurrentLayers(LayerBase):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return all outputs of a long short-term memory, and its last states.
 
-        x: (n, t, k), or (t, n, k) if `time_major`; outputs likewise, of `width` elements, or twice
-        as many if `bidirectional`. States are h and c (n, width) of each layer and direction, in
-        that order; `state` gives the first ones, zeros by default. `dropout` acts between layers.
+        x: (n, t, k), or (t, n, k) if `time_major`; outputs: (n, t, width) or (t, n, width), of
+        2 width if `bidirectional`.
+
+        Args:
+            width: of the state h and the cell c.
+            layers: how many stand on top of each other.
+            bidirectional: whether each layer also runs from the last step to the first.
+            reverse: whether layers run only so.
+            bias: whether gates add a trained vector.
+            dropout: the rate at which outputs between layers are dropped when training.
+            state: the first h and c, (n, width), of each layer and direction, in that order; zeros
+                unless given. The last states are returned in the same order.
+            name: of the node. Parameters are `name.weight_ih_l0`, (k, 4 width),
+                `name.weight_hh_l0`, (width, 4 width), and `name.bias_l0`, (4 width,), of each layer
+                and direction.
+
+        Raises:
+            ShapeError: x has another rank, or width or layers is below 1.
+            GraphError: another number of states, a dropout rate out of range, or both directions
+                and reverse.
+
+        Source: Hochreiter and Schmidhuber 1997; gates are in PyTorch's order.
         """
         return self._stack(
             "lstm",
@@ -207,9 +234,14 @@ class RecurrentLayers(LayerBase):
         state: Sequence[Tensor] = (),
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return all outputs of a gated recurrent unit, and its last states; see `lstm`.
+        """Return all outputs of a gated recurrent unit, and its last states.
 
-        `linear_before_reset`, PyTorch's form, applies the reset gate after the state's product.
+        x, width, layers, bidirectional, reverse, bias, time_major, dropout, state, the results and
+        the errors are as of `lstm`, but a state is h alone, and parameters have 3 width columns and
+        two vectors, `name.bias_ih_l0` and `name.bias_hh_l0`. `linear_before_reset`, PyTorch's form,
+        applies the reset gate after the state's product.
+
+        Source: Cho et al. 2014.
         """
         extra = {"linear_before_reset": linear_before_reset}
         ways = (bidirectional, reverse)
@@ -232,7 +264,16 @@ class RecurrentLayers(LayerBase):
         state: Sequence[Tensor] = (),
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return all outputs of a plain recurrent layer, and its last states; see `lstm`."""
+        """Return all outputs of a recurrent layer of one gate, and its last states.
+
+        A step is h' = activation(x w + h r + b).
+
+        x, width, layers, bidirectional, reverse, bias, time_major, dropout, state, the results and
+        the errors are as of `lstm`, but a state is h alone, and parameters have width columns.
+        activation: "tanh" or "relu".
+
+        Source: Elman 1990; ONNX's RNN.
+        """
         ways = (bidirectional, reverse)
         return self._stack(
             *("rnn", x, width, layers, ways, bias, time_major, dropout, state, name),
@@ -252,7 +293,14 @@ class RecurrentLayers(LayerBase):
         state: Sequence[Tensor] = (),
         name: str | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return all outputs of a simple recurrent unit, and its last states c; see `lstm`."""
+        """Return all outputs of a simple recurrent unit, and its last states.
+
+        x, width, layers, bidirectional, reverse, time_major, dropout, state, the results and the
+        errors are as of `lstm`, but a state is c alone, and parameters are `name.weight_l0`,
+        (k, 3 width), or (k, 4 width) where k is not the width, and `name.bias_l0`, (2 width,).
+
+        Source: Lei et al. 2018, as it was first published.
+        """
         ways = (bidirectional, reverse)
         return self._stack("sru", x, width, layers, ways, True, time_major, dropout, state, name)
 
@@ -294,19 +342,46 @@ class RecurrentLayers(LayerBase):
         return y, tuple(lasts)
 
     def lstm_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:
-        """Return a cell that takes x (n, inputs) and h, c (n, width), and returns the new h, c."""
+        """Return a cell that takes x (n, inputs) and h, c (n, width), and returns the new h, c.
+
+        Parameters are `name.weight_ih`, (inputs, 4 width), `name.weight_hh`, (width, 4 width), and
+        `name.bias`, (4 width,).
+
+        Raises:
+            ShapeError: inputs or width is below 1.
+
+        Source: as of `lstm`.
+        """
         shapes = {"weight_ih": (inputs, 4 * width), "weight_hh": (width, 4 * width)}
         return self._cell("lstm_cell", width, {**shapes, "bias": (4 * width,)}, name)
 
     def gru_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:
-        """Return a cell that takes x (n, inputs) and h (n, width), and returns the new h."""
+        """Return a cell that takes x (n, inputs) and h (n, width), and returns the new h alone.
+
+        Parameters are `name.weight_ih`, (inputs, 3 width), `name.weight_hh`, (width, 3 width),
+        `name.bias_ih` and `name.bias_hh`, (3 width,).
+
+        Raises:
+            ShapeError: inputs or width is below 1.
+
+        Source: as of `gru`.
+        """
         columns = 3 * width
         shapes = {"weight_ih": (inputs, columns), "weight_hh": (width, columns)}
         biases = {"bias_ih": (columns,), "bias_hh": (columns,)}
         return self._cell("gru_cell", width, {**shapes, **biases}, name)
 
     def nas_cell(self, inputs: int, width: int, *, name: str | None = None) -> Cell:
-        """Return the cell of Zoph and Le, which takes x, h and c, and returns the new h and c."""
+        """Return a cell that takes x (n, inputs) and h, c (n, width), and returns the new h, c.
+
+        Parameters are `name.weight_ih`, (inputs, 8 width), `name.weight_hh`, (width, 8 width), and
+        `name.bias`, (8 width,).
+
+        Raises:
+            ShapeError: inputs or width is below 1.
+
+        Source: Zoph and Le 2017, appendix A, as TensorFlow's NASCell wires it.
+        """
         shapes = {"weight_ih": (inputs, 8 * width), "weight_hh": (width, 8 * width)}
         return self._cell("nas_cell", width, {**shapes, "bias": (8 * width,)}, name)
 

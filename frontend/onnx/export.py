@@ -153,7 +153,8 @@ def to_onnx(
 
     `model`: a graph with its weights, or a Model or OnnxModel, whose own are taken unless given.
     `dims`: the extents of an OnnxModel's symbolic dims, or {"batch": n} of a Model. Weights go into
-    a second file, the name with `.data` added, if `external_data` says so or they exceed 2 GB. What
+    a second file, the name with `.data` added, if `external_data` says so or they exceed 2 GB.
+    `opset`: the version of the standard operators that are written. `path`: of the file. What
     is written passed ONNX's checker with strict shape inference. `layouts`: axis orders of values,
     which go into the file's metadata, for soapstone alone.
 

@@ -323,7 +323,7 @@ def rule_of(node: Node, opset: int) -> ExportRule:
     lower = node.spec.lower
     if lower is not None:
         return lambda g: g.write_instead(lambda emit: lower(emit, g.node))
-    hint = node.spec.doc or "an operator of training or of this runtime"
+    hint = node.spec.doc.partition("\n")[0] or "an operator of training or of this runtime"
     raise UnsupportedError(f"{node.label} has no counterpart in ONNX ({hint})")
 
 

@@ -27,6 +27,12 @@ class OnnxModel:
     Weights are read-only views of the mapped file (so they need not be aligned), and the small
     constants that building a graph folds; both have the names of the graph's parameters and state.
     May be used from several threads.
+
+    Args:
+        source: the checked file. dims: extents of symbolic dims of its inputs, by name.
+
+    Raises:
+        OnnxError: dims that the inputs do not have.
     """
 
     def __init__(self, source: Source, dims: Mapping[str, int]) -> None:
@@ -41,6 +47,7 @@ class OnnxModel:
 
     @property
     def name(self) -> str:
+        """The name of the graph in the file."""
         return self._source.name
 
     @property
@@ -60,6 +67,7 @@ class OnnxModel:
 
     @property
     def outputs(self) -> tuple[Declared, ...]:
+        """The graph's outputs as declared, symbolic dims by name."""
         return self._source.outputs
 
     @property
@@ -125,6 +133,8 @@ class OnnxModel:
 
     def graph_for(self, arrays: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
         """Return the graph for these inputs, and those of them whose contents it is made for.
+
+        arrays: an input each, by name, of the shapes that the graph is to have.
 
         Raises:
             OnnxError: as `bind` and `graph`.

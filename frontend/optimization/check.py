@@ -136,6 +136,7 @@ class Difference:
 
     @property
     def ok(self) -> bool:
+        """Whether no element differs by more than is allowed."""
         return not self.elsewhere and self.largest <= self.allowed
 
     def __str__(self) -> str:

@@ -62,13 +62,18 @@ class OptimizeResult:
             turns on the target; None where it is only described, or the budget ended before.
         substitutions: how often each rule was applied, by its identity.
         equations: the rules that were applied, as mathematics.
+        candidates: how many graphs were priced. complete: whether the search ended by itself,
+            before its budget did.
+        seconds: of everything. measuring_seconds: of these, what measuring costs took.
         max_abs_error: the largest difference of an output from the original's on random inputs.
         kept: whether the optimised graph is the one returned. reason: why not, or what of it is
             not known.
+        explanation: where the gain comes from, for people.
         dims: the extents that symbolic dims of the inputs were given: the graph is for them alone.
         layouts: axis orders of the graph's values, where others than the rule's were chosen.
         chain: the substitutions, in the form in which they can be applied again; None for training
             graphs, and where layouts were chosen or all graphs were looked at.
+        original: the model as it was given.
     """
 
     graph: Graph
@@ -127,7 +132,7 @@ class OptimizeResult:
             return f"what was found cannot be written: {error}"
 
     def save_chain(self, path: str | Path) -> None:
-        """Write the substitutions, to be applied again without a search.
+        """Write the substitutions to a file, to be applied again without a search.
 
         Raises:
             GraphError: the result is of a kind that has no chain.
@@ -302,6 +307,8 @@ def optimize(
         rules: a rule file instead of the shipped one, or `metaflow`: that paper's substitutions.
             Each proof of a file is replayed before it is used.
         max_rule_size: the most operators of a rule.
+        threads: how many compute, here and where the model is to run; all cores by default.
+        progress: called with a stage, what is done of it and how much it has in all, or None.
         ground: of a training graph: the machine and mapper that will run it; by default one
             processor a thread, as `Model.compile` has it.
         layouts: choose axis orders of values too, for soapstone's executor on this computer.
@@ -315,6 +322,9 @@ def optimize(
     Raises:
         DataError, GraphError: a model, target, objective or rule file that does not fit, or a rule
             whose proof fails, by name.
+
+    Source: backtracking by MetaFlow (Jia et al. 2019) and TASO (Jia et al. 2019), saturation by
+        TENSAT (Yang et al. 2021); docs/optimize.md says where it differs.
     """
     from soapstone.search.optimize.chain import Chain
     from soapstone.search.optimize.search import Options, Searched, search

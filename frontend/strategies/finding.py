@@ -34,6 +34,7 @@ def graph_of(
     """Return the graph of an app's name or script, an ONNX file, or a graph file.
 
     Args:
+        model: any of these.
         batch_size: of an app; by default its own.
         training: an app's training step rather than its inference graph.
         sizes: what else the app's `build` takes, such as layers or hidden.
@@ -73,6 +74,8 @@ def graph_of(
 def machine_of(name: str | Path, devices: int | None = None) -> Machine:
     """Return the machine of a name or file; `local` is this computer, measured.
 
+    devices: how many processors it has; what the machine says itself by default.
+
     Raises:
         MachineError: there is none.
     """
@@ -90,6 +93,11 @@ def measure_tasks(
     """Measure what this computer's times of tasks lack for a graph; return how many, 0 elsewhere.
 
     What is measured until the deadline is kept; what is missing then is estimated.
+
+    Args:
+        graph: a training step or inference. machine: that of `machine_of("local")`, or another,
+            of which nothing is measured.
+        progress: called with a stage, what is done of it and how much it has in all, or None.
 
     Raises:
         GraphError, StrategyError: the graph does not run here.

@@ -55,7 +55,7 @@ def picture(strategy: Strategy, graph: Graph | None = None) -> str:
 
 
 def save_picture(strategy: Strategy, graph: Graph | None, path: str | Path) -> None:
-    """Write the picture of a strategy."""
+    """Write the picture of a strategy, an SVG file; graph: what it is of, for shapes and order."""
     write(Path(path), picture(strategy, graph).encode())
 
 

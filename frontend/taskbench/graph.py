@@ -74,7 +74,7 @@ class TaskGraph:
         return sorted({other for other in found if other in before})
 
     def ranges(self, step: int, point: int) -> list[tuple[int, int]]:
-        """The predecessors as half-open ranges of neighbouring points."""
+        """The predecessors of a point at a step as half-open ranges of neighbouring points."""
         found: list[tuple[int, int]] = []
         for other in self.predecessors(step, point):
             if found and found[-1][1] == other:

@@ -27,9 +27,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Metg:
-    """A sweep and what follows from it. metg_us: None when no run was as efficient as asked.
+    """A sweep and what follows from it.
 
+    metg_us: the minimum effective task granularity; None when no run was as efficient as asked.
     bound: the smallest tasks there are were still efficient enough; METG is at most `metg_us`.
+    target: the efficiency that was asked for. peak_rate: the most work a second. samples: the runs.
     """
 
     metg_us: float | None
@@ -72,10 +74,13 @@ def metg(
     """Measure the minimum effective task granularity.
 
     run: seconds of one run of all tasks with a number of iterations. work: what such a run does.
-    largest: the iterations to begin with, divided by `factor` until efficiency is well below the
-    target; the fastest of `repeats` runs counts.
+    tasks: how many a run has. workers: how many processors run them. target: the efficiency at
+    which a task's time is asked for. largest: the iterations to begin with, divided by `factor`
+    until efficiency is well below the target; the fastest of `repeats` runs counts.
 
     Raises: ValueError for a target outside (0, 1), or sizes that cannot fall.
+
+    Source: Slaughter et al., Task Bench, SC 2020.
     """
     if not 0 < target < 1:
         raise ValueError(f"target is {target}, needed between 0 and 1")

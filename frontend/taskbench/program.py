@@ -125,6 +125,7 @@ def _task(body: Body, inputs: int, scratch: bool) -> Task:
 class Program:
     """Task graphs on a runtime, side by side; traced once, or launched anew at each run.
 
+    kernel: what a task does, one of `KERNELS`. body: how it is written, one of `BODIES`.
     output_bytes: of each task, rounded up to pairs of 64-bit integers. scratch_bytes: of each
     point, for the memory kernel. imbalance: of the imbalance kernel, iterations are multiplied by
     uniform numbers between 1 - imbalance / 2 and 1 + imbalance / 2.
@@ -233,7 +234,7 @@ class Program:
         return (self._tasks[inputs], about, *partitions)
 
     def factor(self, graph: TaskGraph, step: int, point: int) -> float:
-        """What the iterations of a task are multiplied by."""
+        """What the iterations of a task, of a graph at a step and a point, are multiplied by."""
         if not self.imbalance:
             return 1.0
         return 1 + (uniform(graph.index, step, point) - 0.5) * self.imbalance
@@ -260,7 +261,10 @@ class Program:
         return time.perf_counter() - start
 
     def work(self, iterations: int) -> float:
-        """The work of one run: floating-point operations, bytes, or tasks for the empty kernel."""
+        """The work of one run of so many iterations a task.
+
+        Floating-point operations, bytes, or for the empty kernel tasks.
+        """
         if self.kernel == "empty":
             return float(self.tasks)
         each = kernels.MEMORY_BYTES if self.kernel == "memory" else kernels.COMPUTE_FLOPS

@@ -53,6 +53,7 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_train_begin(self, state: TrainingState) -> None:
+        """Forget earlier fits; refuse a value that this one does not measure."""
         self.best, self.waited = None, 0
         if state.measured:
             self._check(state.measured)
@@ -64,6 +65,7 @@ class EarlyStopping(Callback):
             )
 
     def on_epoch_end(self, state: TrainingState) -> None:
+        """Compare the epoch with the best one, and stop when it is time."""
         values = {"loss": state.loss, **state.metrics}
         self._check(values)
         value = values[self.monitor]
@@ -80,6 +82,10 @@ class Checkpoint(Callback):
     """Saves a checkpoint every so many epochs (by default each) or steps.
 
     `saved` is the path of the last one written by this fit, None before.
+
+    Args:
+        path: of the file, which ends in .safetensors or .npz and is replaced each time.
+        every_epochs, every_steps: the interval, 1 or more; one of them.
 
     Raises:
         CheckpointError: the path has no suffix of a checkpoint.
@@ -100,13 +106,16 @@ class Checkpoint(Callback):
         self.saved: Path | None = None
 
     def on_train_begin(self, state: TrainingState) -> None:
+        """Forget what an earlier fit saved."""
         self.saved = None
 
     def on_step_end(self, state: TrainingState) -> None:
+        """Save, where an interval of steps is over."""
         if self.every_steps and state.step % self.every_steps == 0:
             self._save(state)
 
     def on_epoch_end(self, state: TrainingState) -> None:
+        """Save, where an interval of epochs is over."""
         if self.every_epochs and (state.epoch + 1) % self.every_epochs == 0:
             self._save(state)
 
@@ -132,12 +141,17 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 @dataclass
 class History(Callback):
-    """Keeps what each epoch ended with: `values["loss"]` and so on, one number an epoch."""
+    """Keeps what each epoch ended with.
+
+    Attributes:
+        epochs: their numbers, from 0. values: `values["loss"]` and so on, one number an epoch.
+    """
 
     epochs: list[int] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
 
     def on_epoch_end(self, state: TrainingState) -> None:
+        """Keep the epoch's loss, learning rate, samples a second and metrics."""
         self.epochs.append(state.epoch)
         for name, value in _record(state).items():
             self.values.setdefault(name, []).append(value)
@@ -147,6 +161,7 @@ class CSVLogger(Callback):
     """Writes a line of comma-separated values an epoch: epoch, loss, learning rate, metrics.
 
     Args:
+        path: of the file.
         append: add to the file that is there, as a resumed run does.
 
     Raises:
@@ -160,6 +175,7 @@ class CSVLogger(Callback):
         self._columns: list[str] | None = None
 
     def on_train_begin(self, state: TrainingState) -> None:
+        """Empty the file, or read the columns of the one to append to."""
         self._columns = None
         if self.append and self.path.is_file() and self.path.stat().st_size:
             with self.path.open(newline="") as stream:
@@ -168,6 +184,7 @@ class CSVLogger(Callback):
             self.path.write_text("")  # an old file is gone, and one that cannot be written is known
 
     def on_epoch_end(self, state: TrainingState) -> None:
+        """Write the epoch's line, and before the first the columns' names."""
         row = {"epoch": str(state.epoch)}
         row |= {name: repr(value) for name, value in _record(state).items()}
         with self.path.open("a", newline="") as stream:
@@ -183,9 +200,12 @@ class CSVLogger(Callback):
 
 
 class ProfileSteps(Callback):
-    """Writes a timeline of `steps` steps, after `skip` steps that warm up.
+    """Writes a timeline of `steps` steps, after `skip` steps that warm up, to a file.
 
     Where the fit is known to have no more than `skip` steps, all are timed.
+
+    Args:
+        path: of the file, in the trace-event format (docs/profiles.md).
 
     Raises:
         ValueError: no step to time, or a negative number to skip.
@@ -202,6 +222,7 @@ class ProfileSteps(Callback):
         self._context: AbstractContextManager[None] | None = None
 
     def on_train_begin(self, state: TrainingState) -> None:
+        """Begin to count steps."""
         check_targets(self.path)
         left = None if state.steps_per_epoch is None else state.epochs * state.steps_per_epoch
         self._left = self.steps
@@ -209,6 +230,7 @@ class ProfileSteps(Callback):
         self._start(state)
 
     def on_step_end(self, state: TrainingState) -> None:
+        """Begin or end timing, where it is time."""
         if self._context is not None:
             self._left -= 1
             if self._left == 0:
@@ -218,6 +240,7 @@ class ProfileSteps(Callback):
             self._start(state)
 
     def on_train_end(self, state: TrainingState) -> None:
+        """Write what was timed, if training ends before the last step to time."""
         self._finish()
 
     def _start(self, state: TrainingState) -> None:

@@ -49,6 +49,7 @@ class Position:
     samples: int = 0
 
     def start_epoch(self, epoch: int) -> None:
+        """Begin an epoch: no batch of it is done."""
         self.epoch, self.batch = epoch, 0
         self.loss_sum, self.correct, self.samples = 0.0, 0.0, 0
 
@@ -147,16 +148,24 @@ class Compiled:
         return self._session
 
     def training_graph(self, batch_size: int) -> Graph:
-        """Return the graph of a training step, optimised where that was asked for."""
+        """Return the graph of a training step of a batch_size, optimised where that was asked for.
+
+        Raises:
+            GraphError: the model has no output, or no gradient.
+        """
         return self.steps.graph(batch_size)
 
     def original_graph(self, batch_size: int) -> Graph:
-        """Return the graph of a training step as the model says it."""
+        """Return the graph of a training step of a batch_size as the model says it."""
         forward = self.model.build(batch_size, training=True)
         return training_graph(forward, self.loss, self.optimizer, self.metrics)
 
     def strategy_for(self, batch_size: int) -> Strategy:
-        """Return the strategy of the training graph for a batch size."""
+        """Return the strategy of the training graph for a batch_size.
+
+        Raises:
+            MapperError, StrategyError: what the mapper says of the graph.
+        """
         return self._strategy(self.training_graph(batch_size))
 
     def _strategy(self, graph: Graph) -> Strategy:
@@ -168,7 +177,10 @@ class Compiled:
         return self._strategies[key]
 
     def bound(self, kind: str, batch_size: int) -> Bound:
-        """Return the trace of a kind of step: train, evaluate or predict; compiled on first use."""
+        """Return the trace of a kind of step for a batch_size; compiled on first use.
+
+        kind: "train", "evaluate" or "predict".
+        """
         key = (kind, batch_size)
         if key not in self._bounds:
             if kind == "train":
@@ -184,7 +196,7 @@ class Compiled:
 
     @together
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write everything a resumed run needs, atomically.
+        """Write everything a resumed run needs to a file, atomically.
 
         Raises:
             CheckpointError: values that are not finite, as gradients that overflow leave behind.
@@ -224,8 +236,8 @@ class Compiled:
         """Read parameters, states and position, and repeat the choices of the run that wrote them.
 
         Choices that cannot be repeated here are made anew, which is said (`ChoiceWarning`); those
-        of a file that `compile` was given come before the checkpoint's. See also
-        `Model.load_checkpoint`.
+        of a file that `compile` was given come before the checkpoint's. What strict says, and the
+        errors, see `Model.load_checkpoint`.
         """
         return self._load(path, strict)[0]
 
@@ -261,12 +273,12 @@ class Compiled:
         return {} if self._session is None else self._session.state()
 
     def load_state(self, values: Mapping[str, Array]) -> None:
-        """Replace parameters and states; their names and shapes were checked."""
+        """Replace parameters and states by values, whose names and shapes were checked."""
         self.changed = True
         self.session.load_state(values)
 
     def adopt(self, other: Compiled) -> dict[str, Array]:
-        """Return what the model carries on from a trainer that this one takes the place of.
+        """Return what the model carries on from the other trainer, whose place this one takes.
 
         Parameters and states of the model, and those of the optimizer where it is the same.
         """

@@ -15,7 +15,14 @@ from soapstone.ir.tensor import Role
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimizers have: a learning rate, or a schedule from step to learning rate."""
+    """What all optimizers have: a learning rate.
+
+    Attributes:
+        learning_rate: a number, or a schedule: a function from the step, counted from 0, to it.
+
+    Raises:
+        GraphError: a setting that is no number of 0 or more.
+    """
 
     learning_rate: float | Schedule = 0.01
 
@@ -36,7 +43,12 @@ class Optimizer:
         return float(rate(step) if callable(rate) else rate)
 
     def emit(self, builder: GraphBuilder, parameter: str, grad: str, finite: str) -> None:
-        """Add the operator that updates `parameter` when `finite` holds, and its states."""
+        """Add the operator that updates `parameter` when `finite` holds, and its states.
+
+        Args:
+            builder: of the training graph. grad: the value of the parameter's gradient.
+            finite: the value of the flag: whether the loss is finite.
+        """
         raise TypeError(f"{type(self).__name__} is no optimizer; use SGD, Adam or AdamW")
 
     def _update(
@@ -71,6 +83,12 @@ class SGD(Optimizer):
     """Stochastic gradient descent with momentum, Nesterov's variant and weight decay.
 
     v' = momentum v + (g + weight_decay w); w' = w - rate v' (Nesterov: g + momentum v').
+
+    Attributes:
+        learning_rate: as of every optimizer. momentum: 0 keeps no v.
+        nesterov: whether the step looks ahead. weight_decay: an L2 penalty.
+
+    Source: Sutskever et al., On the importance of initialization and momentum, ICML 2013.
     """
 
     momentum: float = 0.0
@@ -84,7 +102,15 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015); `weight_decay` is added to the gradient, as an L2 penalty."""
+    """Adam; `weight_decay` is added to the gradient, as an L2 penalty.
+
+    Attributes:
+        learning_rate: as of every optimizer. beta1, beta2: how much of the running mean and of the
+            running square of the gradient stays from step to step.
+        epsilon: added to the root of the square.
+
+    Source: Kingma and Ba, Adam, ICLR 2015, algorithm 1.
+    """
 
     learning_rate: float | Schedule = 1e-3
     beta1: float = 0.9
@@ -101,13 +127,21 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay: parameters first shrink by rate times `weight_decay`.
+
+    Attributes:
+        learning_rate, beta1, beta2, epsilon: those of Adam.
+
+    Source: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019.
+    """
 
     weight_decay: float = 0.01
 
 
 def optimizer(value: Optimizer | str) -> Optimizer:
-    """Return an optimizer from itself or from its name: sgd, adam, adamw.
+    """Return an optimizer from itself, or with its defaults from its name: sgd, adam, adamw.
+
+    value: an optimizer or a name.
 
     Raises:
         GraphError: an unknown name.

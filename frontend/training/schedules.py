@@ -107,6 +107,8 @@ linear_warmup = LinearWarmup
 def schedule(value: float | Schedule) -> Schedule:
     """Return a schedule from itself, or a constant one from a rate.
 
+    value: a function from the step to a rate, or a rate.
+
     Raises:
         ValueError: a negative or infinite rate, or neither a number nor a function.
     """

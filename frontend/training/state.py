@@ -63,7 +63,8 @@ class TrainingState:
 class Callback:
     """Hooks that a fit calls; those that are not overridden do nothing.
 
-    An exception in a hook ends the fit. `on_train_end` is called in any case.
+    An exception in a hook ends the fit. `on_train_end` is called in any case. Every hook is given
+    state: where training is, and how to stop it (`TrainingState`).
     """
 
     def on_train_begin(self, state: TrainingState) -> None:

@@ -30,7 +30,13 @@ class NonFiniteLoss(RuntimeError):
 
 @dataclass
 class TrainingResult:
-    """What a fit did: one record an epoch, and the totals."""
+    """What a fit did.
+
+    Attributes:
+        epochs: a record of each: "epoch", "loss", "accuracy", "validation_loss" and so on.
+        steps: how many. seconds: of the whole fit.
+        step_us: the median time of a step. samples_per_s: the batch size over that.
+    """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     steps: int = 0
@@ -39,7 +45,10 @@ class TrainingResult:
     samples_per_s: float = 0.0
 
     def last(self, key: str) -> float | None:
-        """Return a value of the last epoch: loss, accuracy, validation_loss, …"""
+        """Return a value of the last epoch, None where there is none.
+
+        key: loss, accuracy, validation_loss, …
+        """
         return self.epochs[-1].get(key) if self.epochs else None
 
 
@@ -61,7 +70,7 @@ def _pair(data: object) -> tuple[Any, Any]:
 
 
 class Trainer(Compiled):
-    """A compiled model with the loops that train, evaluate and run it."""
+    """A compiled model with the loops that train, evaluate and run it; see `Model.compile`."""
 
     _result = TrainingResult()  # of the last fit
 
@@ -145,7 +154,16 @@ class Trainer(Compiled):
         return result
 
     def step(self, inputs: Mapping[str, Array], labels: Array, state: TrainingState) -> int:
-        """Run one training step on a batch and return its sample count."""
+        """Run one training step on a batch and return its sample count.
+
+        Args:
+            inputs: an array (samples, …) of each, by name. labels: (samples, …).
+            state: what callbacks see; loss, metrics and learning rate are put there.
+
+        Raises:
+            DataError: an array is missing, or has another shape or type.
+            NonFiniteLoss: the loss is NaN or infinite; nothing is changed.
+        """
         position = self._position
         samples = len(labels)
         bound = self.bound("train", samples)

@@ -50,10 +50,12 @@ class Enumeration:
 
     @property
     def space(self) -> Space:
+        """What was enumerated."""
         return self.built.table.space
 
     @property
     def terms(self) -> Terms:
+        """The terms that were built."""
         return self.built.terms
 
     def __repr__(self) -> str:

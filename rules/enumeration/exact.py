@@ -54,6 +54,7 @@ class Grown:
 
     @property
     def array(self) -> Array:
+        """The elements so far."""
         return self._array[: self.count]
 
 

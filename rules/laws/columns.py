@@ -30,6 +30,7 @@ class Types:
         self._extents = np.full((1024, 4), -1)
 
     def number(self, type_: Type) -> int:
+        """Return the number of a type, a new one if it has none."""
         if not self.split_trees and any(type_.trees):
             type_ = tensor_type(type_.shape)
         found = self._numbers.setdefault(type_, len(self.all))

@@ -80,12 +80,15 @@ class Element:
         raise Undecided(f"power {exact}: a natural number, 1/2 or -1/2 needed")
 
     def exp(self) -> Element:
+        """Return e to the power of the element."""
         return self.field.node("exp", self)
 
     def sqrt(self) -> Element:
+        """Return the square root."""
         return self.field.node("sqrt", self)
 
     def tanh(self) -> Element:
+        """Return the hyperbolic tangent, which is not interpreted."""
         return self.field.function("tanh", self)
 
     def _undecided(self, *_: object) -> bool:
@@ -107,6 +110,7 @@ class Elements(np.ndarray[Any, Any]):
     def max(  # type: ignore[override]
         self, axis: Any = None, *_: Any, keepdims: bool = False, **__: Any
     ) -> Any:
+        """Return the maxima over an axis, each an element that is not interpreted."""
         axes = tuple(range(self.ndim)) if axis is None else np.atleast_1d(axis) % self.ndim
         kept = [size for dim, size in enumerate(self.shape) if dim not in axes]
         rows = np.moveaxis(np.asarray(self), tuple(axes), range(-len(axes), 0)).reshape(*kept, -1)

@@ -28,6 +28,7 @@ class LawReport:
     seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

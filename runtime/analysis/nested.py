@@ -276,8 +276,10 @@ class Scope:
             tiles = Partition.tiled(scope.region("x"), 4)
             scope.launch(relax, tiles)
 
-    Subtasks follow each other as in a runtime. Until they have ended (`wait`, or the end of the
-    body) the arrays of the body must be left alone. It is of no use after its body has returned.
+    The runtime makes it, of the level of nesting, the task, its context (`context` has it) and what
+    the body was given. Subtasks follow each other as in a runtime. Until they have ended (`wait`,
+    or the end of the body) the arrays of the body must be left alone. It is of no use after its
+    body has returned.
     """
 
     is_scope = True
@@ -367,7 +369,12 @@ class Scope:
         return region
 
     def make(self, shape: Sequence[int] | int, dtype: Any, name: str = "") -> Region:
-        """A region of the scope's own, zero at first, gone when its subtasks have ended."""
+        """A region of the scope's own, zero at first, gone when its subtasks have ended.
+
+        shape, dtype, name: as of `Region`.
+
+        Raises: BoundsError, TypeError.
+        """
         region = Region(shape, dtype, name)
         self._held[region] = ReadWrite
         return region
@@ -398,7 +405,7 @@ class Scope:
         return self._issue(self._desugarer.desugar(task, arguments, options))
 
     def combine(self, values: FutureMap, reduction: str) -> Future:
-        """The values of a future map combined in the order of points; see `FutureMap.reduce`."""
+        """The values of a future map combined by a reduction; see `FutureMap.reduce`."""
         self._check()
         found: Future = self._issue(self._desugarer.combine(values, reduction))
         return found

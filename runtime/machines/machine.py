@@ -93,7 +93,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way link between two memories or switches: seconds of latency and bytes a second.
+    """A one-way link between two memories or switches.
+
+    source, target: their names. latency_s: seconds that a message takes besides its bytes.
+    bytes_per_s: bytes a second.
 
     Links that name the same `bus` share its bandwidth: a half-duplex cable is two links on a bus.
 
@@ -290,7 +293,7 @@ class Machine:
 
     @staticmethod
     def from_json(data: object) -> Machine:
-        """The machine a dictionary describes.
+        """The machine that a dictionary (data), as of `to_json`, describes.
 
         Raises: MachineError naming the field, what was found and what was needed.
         """

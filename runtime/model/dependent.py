@@ -44,7 +44,7 @@ def by_field(
 
     field: integers; elements with other colours than 0..colours-1 are in no tile. colours: their
     number, or a grid of them. region: what is partitioned; its first axes are those of `field`,
-    which is partitioned itself by default. Waits for the field.
+    which is partitioned itself by default. runtime: what reads the field, after waiting for it.
 
     Raises: BoundsError; TaskError when a task failed; StoppedError inside a capture.
     """
@@ -76,8 +76,8 @@ def image(
     """The partition of `region` whose point p has what the pointers in tile p of `source` name.
 
     pointers: integers, row-major numbers of elements over the first `axes` axes of `region`;
-    negative ones point nowhere. source: a partition of the pointers. Tiles may overlap. Waits for
-    the pointers.
+    negative ones point nowhere. source: a partition of the pointers. Tiles may overlap. runtime:
+    what reads the pointers, after waiting for them.
 
     Raises: BoundsError for a pointer beyond the region; TaskError; StoppedError inside a capture.
     """
@@ -100,7 +100,8 @@ def image_ranges(
     """The image of pointers to ranges: element i names elements starts[i] to stops[i] - 1.
 
     starts, stops: integers of one shape, for instance the row offsets of a sparse matrix, whose
-    image is a partition of its entries. source: a partition of either. Waits for both.
+    image is a partition of its entries. source: a partition of either. region: what is
+    partitioned. runtime: what reads both, after waiting for them.
 
     Raises: BoundsError for a range outside the region or reversed; TaskError; StoppedError.
     """
@@ -130,7 +131,8 @@ def image_ranges(
 def preimage(runtime: Reader, pointers: Region, target: AnyPartition) -> IndexPartition:
     """The partition of the pointers whose point p has those that name elements of target tile p.
 
-    target: a partition of the region that the pointers name elements of. Waits for the pointers.
+    target: a partition of the region that the pointers name elements of. runtime: what reads the
+    pointers, after waiting for them.
 
     Raises: BoundsError for a pointer beyond the region; TaskError; StoppedError inside a capture.
     """
@@ -163,7 +165,7 @@ def _tiles_of(source: AnyPartition, field: Region) -> IndexSets:
 
 
 def union(first: AnyPartition, second: AnyPartition) -> IndexPartition:
-    """The partition whose tiles have the elements of either.
+    """The partition whose tiles have the elements of first or second.
 
     Both are of one region and over one grid. Elements are rows where both allow it, else indexed
     by as many axes as either needs; the tiles of the result may overlap.
@@ -177,7 +179,7 @@ def union(first: AnyPartition, second: AnyPartition) -> IndexPartition:
 
 
 def intersection(first: AnyPartition, second: AnyPartition) -> IndexPartition:
-    """The partition whose tiles have the elements of both; see `union`.
+    """The partition whose tiles have the elements of first and second; see `union`.
 
     Raises: BoundsError.
     """

@@ -78,6 +78,8 @@ class Future:
 
     Given to a launch in place of a scalar, or of a region that is read, it is waited for by the
     tasks that need it and by nobody else.
+
+    result: the values of its launch. row: which of them it is.
     """
 
     __slots__ = ("result", "row")
@@ -114,6 +116,8 @@ class FutureMap:
     """The values of the points of an index launch.
 
     Given to a launch over the same grid in place of a scalar, each point gets its own value.
+
+    result: the values, a row a point.
     """
 
     __slots__ = ("grid", "result")

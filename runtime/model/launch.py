@@ -21,8 +21,9 @@ _PLACE = (Region, Partition)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Launch:
-    """One launch: every point p of `grid` runs `task` on tile p of each partition.
+    """One launch: every point p of `grid` runs `task` on tile p of each of its partitions.
 
+    `scalars` are the arguments that are no regions.
     `layout` says of each argument, in order, whether it is a region; `tag` is whatever the
     launcher wants its mapper to see. `initialise` makes reductions replace a region's contents.
     `changeable`: some scalars could be changed by a body, so each call gets copies.

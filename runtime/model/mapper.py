@@ -44,7 +44,10 @@ class Layout:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Held:
-    """What a mapper sees of an instance: a box of a region in a memory; `nbytes` is its size."""
+    """What a mapper sees of an instance: a box of a region in a memory.
+
+    order: its axes, outermost first; None is C order. nbytes: its size.
+    """
 
     region: Region
     memory: str
@@ -59,7 +62,12 @@ class Held:
 
 @runtime_checkable
 class Mapper(Protocol):
-    """The policy questions of the runtime."""
+    """The policy questions of the runtime.
+
+    launch: what is launched, with its task, partitions, name and tag. point: one of its points, by
+    its number in row-major order. argument: one of its region arguments, by position. processor: a
+    processor of the machine. memory: one of its memories, by name. region: what an instance is of.
+    """
 
     # Where points run
 
@@ -67,7 +75,7 @@ class Mapper(Protocol):
         """Learn the machine; called once by each runtime that uses this mapper."""
 
     def observe(self, view: View) -> None:
-        """Learn where the runtime can be looked at; called once, after `attach`."""
+        """Learn where the runtime can be looked at (view); called once, after `attach`."""
 
     def place(self, launch: Launch, point: int) -> int:
         """The index of the processor that runs a point."""
@@ -107,10 +115,10 @@ class Mapper(Protocol):
     def copy_source(
         self, launch: Launch | None, target: Held, sources: tuple[Held, ...]
     ) -> int | None:
-        """Which of the valid instances to copy from (an index); None: the nearest.
+        """Which of the valid instances to copy from (an index into sources); None: the nearest.
 
-        Asked again as long as something is still missing. launch: None for a copy that the runtime
-        makes for itself or for the host.
+        Asked again as long as something of the target is still missing. launch: None for a copy
+        that the runtime makes for itself or for the host.
         """
 
     def backing(self, memory: str) -> str | None:

@@ -158,7 +158,10 @@ class Partition:
 
     @staticmethod
     def of(region: Region, lo: Any, hi: Any, grid: Sequence[int] | int | None = None) -> Partition:
-        """The partition with these tiles. lo, hi: int (points, rank); grid defaults to (points,).
+        """The partition of a region with these tiles.
+
+        lo, hi: int (points, rank), where tiles begin and where they have ended. grid: by default
+        (points,).
 
         Raises: BoundsError.
         """
@@ -169,7 +172,7 @@ class Partition:
 
     @staticmethod
     def whole(region: Region, grid: Sequence[int] | int = (1,)) -> Partition:
-        """The partition whose every point sees the whole region."""
+        """The partition whose every point of the grid sees the whole region."""
         cut = _grid(region, grid)
         return Partition.cut(region, _whole(region.shape, math.prod(cut)), cut)
 

@@ -28,7 +28,8 @@ class FieldRegion(Region):
         tiles = Partition.tiled(particles, 4)  # cuts every field
         particles["x"], tiles["x"]             # the region and the partition of one field
 
-    `dtype` is the structured dtype of the fields, in which the host reads and writes elements.
+    fields: the dtype of each. shape, name and transient are those of a `Region`. `dtype` is the
+    structured dtype of the fields, in which the host reads and writes elements.
 
     Raises: BoundsError for no fields, names that are no identifiers, or a negative extent;
     TypeError for a dtype that holds Python objects.
@@ -117,7 +118,7 @@ class FieldRegion(Region):
         return {name: given[name] for name in self.fields}
 
     def join(self, arrays: Mapping[str, Array]) -> Array:
-        """The structured array of the fields' contents."""
+        """The structured array of the fields' contents, which arrays has by name."""
         found = np.empty(self.shape, dtype=self.dtype)
         for name, array in arrays.items():
             found[name] = array
@@ -127,7 +128,7 @@ class FieldRegion(Region):
 class FieldViews:
     """What the body of a task sees of a region with several fields: an array for each.
 
-    `views.x` and `views["x"]` are the array of field x.
+    `views.x` and `views["x"]` are the array of field x. arrays: those of the tile, by field.
     """
 
     __slots__ = ("_arrays",)

@@ -22,7 +22,12 @@ REDUCTIONS = ("sum", "max", "min", "prod")
 
 @dataclass(frozen=True)
 class Privilege:
-    """How a task uses a region argument: whether it reads it, writes it, or reduces into it."""
+    """How a task uses a region argument: `Read`, `Write`, `ReadWrite` or `Reduce("sum")`.
+
+    name: as it is written. reads, writes: whether it does. reduction: what is folded by, or None.
+
+    Source: Bauer et al., Legion, SC 2012, section 2.
+    """
 
     name: str
     reads: bool
@@ -56,7 +61,7 @@ class Fields:
     """Privileges field by field, of an argument that is a region with several fields.
 
     `def move(p: Fields(x=ReadWrite, v=Read)) -> None: p.x += p.v` uses two fields of its region;
-    others it may have are not touched.
+    others it may have are not touched. privileges: by the names of fields.
 
     Raises: LaunchError for no fields, or for what is no privilege.
     """
@@ -140,7 +145,12 @@ class EntryLike(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PointContext:
-    """What a point task may know besides its arrays."""
+    """What a point task may know besides its arrays.
+
+    task: what runs. point: its number in the grid, row-major. grid: how many points each axis of
+    the launch has. processor: where it runs. scalars: the launch's arguments that are no regions,
+    in order. variant: what the mapper chose, or None.
+    """
 
     task: Task
     point: int
@@ -169,7 +179,8 @@ class Task:
     variants: the names a mapper may ask for, or None when only `bind` and `body` know them.
     returns: what each point returns; a launch then gives a future. `bind` gets the array for the
         value after those of the arguments, with an axis of extent 1 before its shape.
-    names: of the parameters, for errors and for `Scope.region`.
+    kind: of its operations, for timelines and logs. names: of the parameters, for errors and for
+        `Scope.region`.
     nested: the body launches tasks itself: its first argument is a `Scope`.
 
     Raises: LaunchError when there is nothing to run or a privilege is not one.

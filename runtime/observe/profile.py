@@ -89,8 +89,8 @@ class Observer(Protocol):
 class Profile:
     """The events of a run: tasks, copies, messages, fills, folds, and waits for other processors.
 
-    rows: by rank and number. rank: of the process that made it. offset_ns: to be added to its times
-    for those of rank 0's clock.
+    machine: whose processors are rows. rows: by rank and number. rank: of the process that made it.
+    offset_ns: to be added to its times for those of rank 0's clock.
     """
 
     def __init__(
@@ -114,7 +114,10 @@ class Profile:
 
     @staticmethod
     def here(machine: Machine, world: World, name: str = "run") -> Profile:
-        """An empty profile of one process of a run: its rows are that process' processors."""
+        """An empty profile of one process of a run: its rows are that process' processors.
+
+        machine: that of the run. world: the processes of the run, and which of them this is.
+        """
         found = Profile(machine, name, world.rank)
         for number, rank in enumerate(world.runs):
             if rank != world.rank:
@@ -124,7 +127,10 @@ class Profile:
     # -- recording
 
     def add(self, operation: Operation, asked_ns: int, start_ns: int, end_ns: int) -> None:
-        """Add one untraced operation that was next at `asked_ns`; its successors follow it."""
+        """Add one untraced operation; its successors follow it.
+
+        asked_ns, start_ns, end_ns: when it was next, began and ended, on this process's clock.
+        """
         with self._lock:
             number = self._number(operation.id)
             for after in operation.successors:
@@ -142,7 +148,10 @@ class Profile:
     def add_replay(
         self, trace: Trace, workers: Sequence[tuple[Sequence[Operation], Array]]
     ) -> None:
-        """Add one replay of a trace, which follows everything before it; see `add_step`."""
+        """Add one replay of a trace, which follows everything before it.
+
+        workers: of each its operations and their stamps, as of `add_step`.
+        """
         self.add_step(trace.edges, workers)
 
     def add_step(self, edges: Array, workers: Iterable[tuple[Sequence[Operation], Array]]) -> None:
@@ -199,7 +208,7 @@ class Profile:
             self._numbers = 1 + max((event.number for event in self._events), default=-1)
 
     def row(self, name: str, kind: str = "link") -> int:
-        """The number of this rank's row of a name, made if there is none."""
+        """The number of this rank's row of a name, made of a kind if there is none."""
         with self._lock:
             for (rank, number), row in self.rows.items():
                 if rank == self.rank and row.name == name:
@@ -211,7 +220,7 @@ class Profile:
     # -- several
 
     def extend(self, other: Profile) -> None:
-        """Add the events of another profile of the same rows, which came after this one's."""
+        """Add the events of the other profile, of the same rows, which came after this one's."""
         found = other.events
         with self._lock:
             base, first = self._numbers, self._step + 1
@@ -292,6 +301,8 @@ class Profile:
     @staticmethod
     def from_json(found: object, what: str = "timeline") -> Profile:
         """The profile that `to_json` wrote.
+
+        found: what was read. what: what errors call it.
 
         Raises: ProfileError naming the event and the field that are wrong.
         """

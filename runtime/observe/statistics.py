@@ -11,9 +11,11 @@ class Statistics:
 
     launches: index launches analysed (copies and folds not counted). points: their point tasks.
     edges: dependences found. interference_tests: pairs of tilings compared (each once).
-    allocations: instances and arenas. steps_replayed: completed trace replays. launches_traced:
-    launches and fills that automatic tracing replayed. evictions: instances that left a memory to
-    make room.
+    copies, bytes_copied: between instances, and what they moved. folds: of partial results.
+    allocations, bytes_allocated: instances and arenas. captures: steps captured. steps_replayed:
+    completed trace replays. fixup_copies: those before a replay, of what the trace needs elsewhere.
+    launches_traced: launches and fills that automatic tracing replayed. evictions: instances that
+    left a memory to make room.
     """
 
     launches: int = 0

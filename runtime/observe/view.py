@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class View:
-    """What the analysis in progress knows, be it of untraced launches or of a capture."""
+    """What the analysis of a runtime in progress knows, of untraced launches or of a capture."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -29,8 +29,9 @@ class View:
         return self._analysis is not self._runtime.analysis
 
     def valid_bytes(self, partition: Partition) -> Array:
-        """The bytes of every tile that are valid in each memory. Returns int64 (points, memories).
+        """The bytes of every tile of a partition that are valid in each memory.
 
+        Returns int64 (points, memories).
         Memories are in the order of the machine's.
         """
         tiling, region = partition.tiling, partition.region

@@ -52,7 +52,7 @@ class _Arena:
 
 
 class Trace:
-    """A compiled step of a runtime.
+    """A compiled step of a runtime; a capture makes it, of an analysis and the sink it filled.
 
     operations: everything a replay runs, by id. edges: int64 (edges, 2), the dependences of the
     analysis and of reused bytes, each once. order: ids in the order in which workers run theirs.

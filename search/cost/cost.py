@@ -89,6 +89,7 @@ class Limit:
     strict: bool = True
 
     def broken(self, cost: Cost) -> bool:
+        """Return whether a cost is beyond the limit."""
         found = cost.metric(self.metric)
         return found >= self.bound if self.strict else found > self.bound
 

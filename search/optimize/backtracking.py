@@ -52,6 +52,7 @@ class Budget:
 
     @property
     def over(self) -> bool:
+        """Whether the time is up."""
         return self.deadline.over
 
     def part(self, candidates: int, share: float) -> Budget:

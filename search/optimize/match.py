@@ -39,6 +39,7 @@ class Places:
 
     @property
     def symbols(self) -> frozenset[str]:
+        """The symbols that occur."""
         return frozenset(self.values)
 
 

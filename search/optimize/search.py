@@ -156,6 +156,7 @@ class Spent:
 
     @property
     def seconds(self) -> tuple[float, float]:
+        """The seconds spent since it was made: searching, and measuring."""
         measuring = self._model.measuring_s - self._measured
         return time.monotonic() - self._began - measuring, measuring
 

@@ -19,6 +19,8 @@ from soapstone.runtime.machines.space import Space
 def stream(graph: Graph, capacity_bytes: int) -> MemoryPlan:
     """Return the plan that keeps nothing between two nodes; it is checked.
 
+    graph: what is run, node after node. capacity_bytes: of the memory that nodes work in.
+
     Raises:
         GraphError: a node that uses more than the capacity; names it.
     """
@@ -27,6 +29,8 @@ def stream(graph: Graph, capacity_bytes: int) -> MemoryPlan:
 
 def least_recently_used(graph: Graph, capacity_bytes: int) -> MemoryPlan:
     """Return the plan that sends away what was not used for longest; it is checked.
+
+    graph and capacity_bytes are as of `stream`.
 
     Raises:
         GraphError: a node that uses more than the capacity; names it.

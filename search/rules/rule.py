@@ -63,6 +63,7 @@ class Rule:
 
     @property
     def equation(self) -> str:
+        """The rule as mathematics: source and target."""
         return equation(self.source, self.target)
 
     def __str__(self) -> str:
@@ -134,6 +135,7 @@ class RuleFile:
 
     @cached_property
     def by_identity(self) -> Mapping[str, Rule]:
+        """The rules by their identities."""
         return {rule.identity: rule for rule in self.rules}
 
     def rule(self, identity: str) -> Rule:

@@ -94,6 +94,7 @@ class Rulebook:
 
     @cached_property
     def by_name(self) -> Mapping[str, Directed]:
+        """The directed rules by their names."""
         return {rule.name: rule for rule in self.rules}
 
     def without_constants(self) -> Rulebook:

@@ -75,6 +75,7 @@ def rule_json(rule: Rule) -> dict[str, Any]:
 
 
 def rejected_json(candidate: Rejected) -> dict[str, Any]:
+    """Return a rejected candidate as the file has it."""
     return {
         "source": [str(term) for term in candidate.source],
         "target": [str(term) for term in candidate.target],
@@ -84,6 +85,7 @@ def rejected_json(candidate: Rejected) -> dict[str, Any]:
 
 
 def space_json(space: StatedSpace) -> dict[str, Any]:
+    """Return a space as the file has it."""
     return {
         "name": space.name,
         "max_operators": space.max_operators,
@@ -251,6 +253,11 @@ def rejected_from_json(data: Any, where: str) -> Rejected:
 
 
 def rule_from_json(data: Any, where: str) -> Rule:
+    """Return the rule that an entry of a file describes.
+
+    Raises:
+        RuleError: a field is missing or wrong; names the rule and the field.
+    """
     named = isinstance(data, dict) and isinstance(data.get("id"), str)
     each = Fields(data, f"rule {data['id']}" if named else where, RuleError)
     source, target = _terms(each, "source"), _terms(each, "target")

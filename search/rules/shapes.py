@@ -45,6 +45,7 @@ class Type:
 
     @property
     def rank(self) -> int:
+        """The number of axes."""
         return len(self.shape)
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ class Cache:
     """One cache on disk.
 
     Attributes:
-        name: what it is.
+        name: what it is. path: where it is.
         entries: how many records or compiled functions, by kind or module.
         nbytes: what it takes on disk.
         environment: the key of this process's environment, under which entries are found.

@@ -45,7 +45,8 @@ for _name, _function, _doc in (
         reference=lambda a, x, y, f=_function: f(x, y),
         inputs=("x", "y"),
         onnx=f"Bitwise{_name.capitalize()}",
-        doc=_doc,
+        doc=f"{_doc}\n"
+        "x, y: integers whose shapes broadcast as NumPy's do; the result has that shape",
         cases=_CASES,
         signature=_signature,
     )
@@ -55,7 +56,7 @@ declare(
     nowhere,
     reference=lambda a, x: np.bitwise_not(x),
     onnx="BitwiseNot",
-    doc="the bits that x does not have",
+    doc="the bits that x does not have\nx: integers of any shape, which is also the result's",
     cases=(Case(("int32 3 4 >=-9",)), Case(("uint8 5",)), Case(("int64",)), Case(("int32 0 2",))),
     signature=_signature,
 )
@@ -73,6 +74,7 @@ declare(
         Case(("int64 3", "int64 <4"), {"direction": "right"}),
         Case(("uint16 0 2", "uint16 1 2"), {"direction": "left"}),
     ),
-    doc="x with its bits moved by y places",
+    doc="x with its bits moved by y places\n"
+    "x, y: unsigned integers whose shapes broadcast as NumPy's do; the result has that shape",
     signature=_signature,
 )

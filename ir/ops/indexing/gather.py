@@ -154,7 +154,8 @@ register(
             Case(("int64 6 <99", "int64 3 <6"), {}, ()),
             Case(("bool 3 4", "int64 3 <4"), {"axis": 1}, ()),
         ),
-        doc="the elements of an axis that ids name, negative ones from its end, in its place",
+        doc="the elements of an axis that ids name, negative ones from its end, in its place\n"
+        "x: any shape; ids: int32 or int64 of any shape, which stands in the place of the axis",
     )
 )
 register(
@@ -269,7 +270,9 @@ register(
             Case(("int64 4 2 <9", "int64 2 2 <4"), {}, ()),
             Case(("bool 4 2", "int64 2 2 <4"), {}, ()),
         ),
-        doc="the elements that each line of ids along axis names in the same line of x",
+        doc="the elements that each line of ids along axis names in the same line of x\n"
+        "x: any shape; ids: int32 or int64 of as many axes, no longer than x's but along axis,\n"
+        "negative ones from the end; result: of the shape of ids",
     )
 )
 
@@ -372,7 +375,9 @@ register(
             *(Case(inputs, {"batch_dims": batch}) for inputs, batch, _ in _ND_CASES),
             Case(("bool 4 3", "int64 2 2 <3"), {}, ()),
         ),
-        doc="the slices of x that the last axis of ids names by their first indices",
+        doc="the slices of x that the last axis of ids names by their first indices\n"
+        "x: any shape; ids: (…, k) int32 or int64, negative ones from the end, whose first\n"
+        "batch_dims axes are those of x; result: (…, *the axes of x after batch_dims + k)",
     )
 )
 register(

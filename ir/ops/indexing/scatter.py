@@ -208,7 +208,9 @@ register(
             Case(("int64 4 2 <9", "int64 2 2 <4", "int64 2 2"), {"reduction": "add"}, ()),
             Case(("bool 4 2", "int64 2 2 <4", "bool 2 2"), {}, ()),
         ),
-        doc="x, with updates at the places of each line along axis that ids name",
+        doc="x, with updates at the places of each line along axis that ids name\n"
+        "x: any shape, which is also the result's; ids: int32 or int64 of as many axes, no longer\n"
+        "than x's but along axis, negative ones from the end; updates: of the shape of ids",
     )
 )
 
@@ -309,7 +311,9 @@ register(
             Case(("int64 4 2 <9", "int64 2 1 <4", "int64 2 2"), {"reduction": "add"}, ()),
             Case(("bool 4 2", "int64 2 1 <4", "bool 2 2"), {}, ()),
         ),
-        doc="x, with updates as the slices that the last axis of ids names",
+        doc="x, with updates as the slices that the last axis of ids names\n"
+        "x: any shape, which is also the result's; ids: (…, k) int32 or int64, negative ones from\n"
+        "the end; updates: (…, *the axes of x after the first k)",
     )
 )
 register(

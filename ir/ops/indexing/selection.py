@@ -72,7 +72,8 @@ for _name, _choose, _onnx, _which in (
                 Case(("int64 4 5 <3",), {"axis": 1}),
                 Case(("int32 6 2 <3",), {"select_last_index": True}),
             ),
-            doc=f"the int64 index of the {_which} element along axis, of equals the first or last",
+            doc=f"the int64 index of the {_which} element along axis, of equals the first or last\n"
+            "x: any shape; the result lacks the axis, or has it of extent 1 with keepdims",
         )
     )
 
@@ -140,8 +141,10 @@ register(
             Case(("0 4",), {"k": 2, "axis": 1}),
             Case(("int64 3 9 <4",), {"k": 5, "axis": 1}, ()),
         ),
-        doc="the k greatest (or least) along axis, greatest first, or in order of index unless"
-        " sorted; of equal elements the first; NaN is greater than all numbers",
+        doc="the k greatest (or least) elements along axis, and their int64 indices\n"
+        "x: any shape; both results: of that shape, but of k along axis. They are in order, the\n"
+        "greatest (or least) first, or in order of index unless sorted; of equal elements the\n"
+        "first counts, and NaN is greater than all numbers",
     )
 )
 
@@ -197,7 +200,8 @@ register(
             Case(("2 0",), {"axis": 1, "exclusive": True}),
             Case(("int64 3 4 <9",), {"axis": 1}, ()),
         ),
-        doc="the sums of all elements up to each one along axis, itself included or not",
+        doc="the sums of all elements up to each one along axis, itself included or not\n"
+        "x: any shape, which is also the result's; with reverse, sums begin at the end",
     )
 )
 
@@ -244,6 +248,7 @@ register(
             Case(("int64 3 3 <9",), {"upper": False}, ()),
             Case(("bool 3 3",), {}, ()),
         ),
-        doc="the last two axes on and above (or below) diagonal k; zeros elsewhere",
+        doc="the last two axes on and above (or below) diagonal k; zeros elsewhere\n"
+        "x: (…, rows, columns), which is also the result's shape",
     )
 )

@@ -90,7 +90,8 @@ register(
             Case(("0 2",), {"repeats": (2, 2)}),
             Case(("int64 3 <9",), {"repeats": (2,)}, ()),
         ),
-        doc="x beside itself so many times along each axis",
+        doc="x beside itself so many times along each axis\n"
+        "x: any shape; repeats: a number for each of its axes, by which extents are multiplied",
     )
 )
 
@@ -149,7 +150,8 @@ register(
             Case(("1 3",), {"axes": (0,)}),
             Case(("int32 4 <9",), {"axes": (0,)}, ()),
         ),
-        doc="x from the last element to the first along axes",
+        doc="x from the last element to the first along axes\n"
+        "x: any shape, which is also the result's",
     )
 )
 

@@ -206,7 +206,8 @@ register(
         forms=laws_movement.TRANSPOSE_FORMS,
         laws=laws_movement.TRANSPOSE_LAWS,
         onnx=Onnx("Transpose", attributes={"permutation": "perm"}),
-        doc="x with its axes permuted",
+        doc="x with its axes permuted\n"
+        "x: any shape; axis i of the result is axis permutation[i] of x",
         cases=(
             Case(("3 4",), {"permutation": (1, 0)}),
             Case(("2 3 4",), {"permutation": (2, 0, 1)}),

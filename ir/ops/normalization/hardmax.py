@@ -42,6 +42,7 @@ register(
             Case(("int32 3 2",), {"axis": -2}, ()),
             Case(("0 3",), {}, ()),
         ),
-        doc="one at the first maximum along the axis, zero elsewhere",
+        doc="one at the first maximum along the axis, zero elsewhere\n"
+        "x: any shape, which is also the result's",
     )
 )

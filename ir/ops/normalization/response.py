@@ -135,7 +135,8 @@ register(
         onnx="LRN",
         layer={"size": 5},
         cases=tuple(Case((shape,), attributes) for shape, attributes in _CASES),
-        doc="x / (bias + alpha / size * the sum of squares over size channels around)^beta",
+        doc="x / (bias + alpha / size * the sum of squares over size channels around)^beta\n"
+        "x: (n, c, …), which is also the result's shape",
     )
 )
 register(

@@ -109,7 +109,7 @@ _SOFTMAX = register(
         laws=laws_sequence.SOFTMAX_LAWS,
         onnx="Softmax",
         cases=_CASES,
-        doc="exp(x) over its sum along the axis",
+        doc="exp(x) over its sum along the axis\nx: any shape, which is also the result's",
     )
 )
 register(
@@ -121,7 +121,8 @@ register(
         forms=(),
         laws=(),
         onnx="LogSoftmax",
-        doc="x minus the logarithm of the sum of exp(x) along the axis",
+        doc="x minus the logarithm of the sum of exp(x) along the axis\n"
+        "x: any shape, which is also the result's",
     )
 )
 _SOFTMAX_GRAD = register(

@@ -142,6 +142,7 @@ register(
             Case(("4 2 3",), {"axes": (0, 1)}),
             Case(("0 2 3 3",)),
         ),
-        doc="x less its mean, divided by its deviation, over axes",
+        doc="x less its mean, divided by its deviation, over axes\n"
+        "x: any shape, which is also the result's",
     )
 )

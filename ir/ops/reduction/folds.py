@@ -272,8 +272,9 @@ def declare(
     attributes: Mapping[str, Attribute] = AXES,
     **more: Any,
 ) -> None:
-    """Register a reduction, whose name in ONNX is the name here in its spelling."""
+    """Register a reduction, whose ONNX name is its name here without underscores: ReduceSum."""
     onnx = name.title().replace("_", "")
+    doc += "\nx: any shape; the result lacks the axes, or has them of extent 1 with keepdims"
     given = (name, ("x",), signature, reference)
     more = {"attributes": attributes, "gradient": gradient, "cases": cases, "doc": doc, **more}
     register(OpSpec(*given, onnx=onnx, **more))

@@ -115,7 +115,9 @@ register(
             Case(("int64 <2",), {"classes": 2}),
             Case(("int64 0 <2",), {"classes": 2}),
         ),
-        doc="1 where base + column is the label; labels are below total, or base + classes",
+        doc="1 where base + column is the label, else 0\n"
+        "labels: integers of any shape, from 0 to total - 1, or base + classes - 1 without a\n"
+        "total; result: (*labels, classes)",
     )
 )
 register(

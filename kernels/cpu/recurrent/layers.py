@@ -87,6 +87,7 @@ class Steps:
         return self.form(call.inputs[position], self.threads, constant)
 
     def add(self, *entries: Entry) -> None:
+        """Append entries, which run in this order."""
         self._entries.extend(entries)
 
     def run(

@@ -32,6 +32,7 @@ class Bound:
 
     @property
     def us(self) -> float:
+        """The largest of the bounds: no step takes less."""
         return max(self.path_us, self.work_us, self.cut_us)
 
 

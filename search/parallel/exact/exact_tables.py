@@ -267,6 +267,7 @@ class Encoder:
 
 
 def path_of(x: Tree) -> Path:
+    """Return the path through a tree that has no step yet."""
     operators, devices = len(x.flags), x.placed.shape[1]
     follow = np.full((operators + 1, devices, devices + 1), NEVER, np.int64)
     follow[0, np.arange(devices), np.arange(devices)] = 0

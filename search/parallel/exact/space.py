@@ -122,9 +122,11 @@ class Space:
             self.first[kind] = np.unique(self.images[kind].min(axis=0))
 
     def kind(self, op: int) -> int:
+        """Return the class of an operator; those of one class share choices."""
         return int(self.model.problem.operators[op]["class_"])
 
     def size(self, op: int) -> int:
+        """Return how many choices an operator has."""
         return len(self.choices[self.kind(op)])
 
     def _renamed(self, listed: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Array:

@@ -45,6 +45,8 @@ class StrategyResult:
         simulation: what it costs.
         initial_us: the time of a step of each initial candidate.
         proposals, accepted: of all chains. history: (seconds, best us) whenever it became better.
+        seconds: that the search took. simulation_mode: whether passes of the simulator began in the
+            middle ("delta") or at the start ("full").
         skipped: the share of tasks before the places where passes began.
         certificate: of an exhaustive search.
     """
@@ -106,6 +108,7 @@ def search(
     """Return the fastest strategy found for a training or inference graph on a machine.
 
     Args:
+        options: budget, chains, seed and what else chains need (`Options`).
         start: an imported strategy's configurations, one more initial candidate.
         progress: called with seconds, proposals and the best time of a step in us.
 
@@ -114,6 +117,8 @@ def search(
 
     Raises:
         ParallelError: the graph or the machine cannot be searched, or a limit is missing.
+
+    Source: FlexFlow: Jia, Automated Discovery of Machine Learning Optimizations, 2020, chapter 3.
     """
     options = options or Options()
     options.check()

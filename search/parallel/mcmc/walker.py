@@ -183,10 +183,12 @@ class Walker:
 
     @property
     def proposals(self) -> int:
+        """How many strategies were proposed so far."""
         return int(self.run["proposals"])
 
     @property
     def best_ns(self) -> int:
+        """The time of a step of the best strategy so far."""
         return int(self.run["best"])
 
     def restore(self, settled: Settled) -> None:

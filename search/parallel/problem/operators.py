@@ -39,6 +39,7 @@ class Operator:
 
     @property
     def name(self) -> str:
+        """The name of its node."""
         return self.node.name
 
 

@@ -80,7 +80,12 @@ class Simulation:
 
 
 class Simulator:
-    """Simulates strategies of one graph on one machine."""
+    """Simulates strategies of one graph on one machine.
+
+    Args:
+        model: graph and machine as arrays (`prepare`). settled: what is known of the strategy that
+            was simulated last, which is gone on from; by default nothing is.
+    """
 
     def __init__(self, model: Model, settled: Settled | None = None) -> None:
         self.model, self.problem = model, model.problem
@@ -94,7 +99,9 @@ class Simulator:
         return lower_bound(self.model)
 
     def step_ns(self, configurations: Mapping[str, Configuration]) -> int:
-        """Return the time of a step.
+        """Return the time of a step in nanoseconds.
+
+        configurations: of the graph's operators, by name; those left out follow their producers.
 
         Raises:
             ParallelError: a configuration is not legal.
@@ -115,7 +122,10 @@ class Simulator:
         return step
 
     def simulate(self, configurations: Mapping[str, Configuration]) -> Simulation:
-        """Return what a strategy costs; operators left out follow their producers, or are whole.
+        """Return what a strategy costs.
+
+        configurations: of the graph's operators, by name; those left out follow their producers,
+        or are whole.
 
         Raises:
             ParallelError: a configuration is not legal.
@@ -123,7 +133,7 @@ class Simulator:
         return self.summary(self.step_ns(configurations))
 
     def summary(self, step_ns: int) -> Simulation:
-        """Return the figures of what was simulated last."""
+        """Return the figures of what was simulated last, a step of `step_ns` nanoseconds."""
         p, c, s = self.problem, self.settled.choice, self.state
         live = c.live
         moving = (live["source"] != live["target"]) | (live["source"] < 0)
