@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.engine.lower import View, in_place, launched
-from soapstone.ir.configuration import Configuration, Keep
+from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Ints, Signature
-from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import Tile
 from soapstone.ir.strategy import Strategy
@@ -136,24 +135,15 @@ def expand(
 ) -> tuple[NodeLaunch, ...]:
     """Return the launches of a lowered graph, in program order.
 
-    Every tensor is kept and moves as its readers need it: chosen resharding paths, recomputation
-    and offloading are refused rather than ignored.
+    What the strategy says beyond configurations has become nodes before (`engine.carry`).
 
     Args:
         constants: values that never change; they are no region arguments.
         seen: values that are views of others (`engine.lower.views`); they are not launched.
 
     Raises:
-        StrategyError: a configuration is not legal, or a choice is not carried out; names the
-            operator and the dim, or the value.
+        StrategyError: a configuration is not legal; names the operator and the dim.
     """
-    for value, keep in strategy.tensors.items():
-        if keep is not Keep.KEEP:
-            raise StrategyError(f"value {value!r}: {keep} found; tensors are only kept so far")
-    for value, consumer in strategy.reshards:
-        raise StrategyError(
-            f"value {value!r} to {consumer!r}: a resharding path found; paths are not chosen so far"
-        )
     aliases = in_place(graph)
     return tuple(
         _node_launch(graph, strategy, node, aliases, constants, seen)

@@ -11,19 +11,26 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from soapstone.engine.carry import CARRY, carry_out
+from soapstone.engine.carry.waiting import waiting
 from soapstone.engine.expand import NodeLaunch, expand
 from soapstone.engine.lower import View, fold_weights, launched, lower, split_constants, views
 from soapstone.engine.lower.passes import SPLIT, Watch
 from soapstone.engine.lower.rebuild import called
+from soapstone.engine.lower.verify import check_graph
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
+from soapstone.native.memory import CHECKED
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A graph as it is launched: lowered, with the values that are constants or views of others."""
+    """A graph as it is launched: lowered, with the values that are constants or views of others.
+
+    What the strategy says of values is nodes by now, and `strategy` has their configurations.
+    """
 
     graph: Graph
     strategy: Strategy
@@ -40,9 +47,10 @@ class Prepared:
         """The launches of these nodes: point tasks, their tiles and privileges.
 
         Raises:
-            StrategyError: a configuration is not legal, or a choice is not carried out.
+            StrategyError: a configuration is not legal.
         """
-        return expand(self.graph, self.strategy, self.constants, self.seen)
+        made = expand(self.graph, self.strategy, self.constants, self.seen)
+        return waiting(self.graph, made)
 
 
 def prepare(
@@ -60,8 +68,17 @@ def prepare(
         fuse: let several operators be one launch, and look at reshaped and transposed values in
             place; without it, each operator is a launch.
         watch: is told each pass, the graph before it and the graph after it.
+
+    Raises:
+        StrategyError: what the strategy says of a value cannot be carried out.
     """
-    lowered = lower(graph, strategy, fuse=fuse, watch=watch)
+    carried, strategy = carry_out(graph, strategy)
+    if carried is not graph:
+        if CHECKED:
+            check_graph(carried, graph, f"step {CARRY!r}")
+        if watch is not None:
+            watch(CARRY, graph, carried)
+    lowered = lower(carried, strategy, fuse=fuse, watch=watch)
     held = frozenset(constants)
     return Prepared(lowered, strategy, held, views(lowered, strategy, held) if fuse else {})
 

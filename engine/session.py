@@ -118,7 +118,7 @@ class Session:
             for name in lowered.outputs:
                 if name not in constants and name not in regions:
                     regions[name] = _region(lowered, name)
-            self.mapper.adopt(strategy)
+            self.mapper.adopt(prepared.strategy)
             results = {
                 name: constants[low] if low in constants else self.runtime.array(regions[low])
                 for name, low in zip(names or graph.outputs, lowered.outputs)

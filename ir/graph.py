@@ -70,6 +70,8 @@ class Node:
     origin: str | None = None
     rename: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = field(default=(), compare=False)
+    apart: bool = False
+    late: bool = False
 
     @cached_property
     def attributes(self) -> Mapping[str, Any]:
@@ -165,9 +167,14 @@ class Graph:
         return frozenset((*self.outputs, *self.updates.values()))
 
     def only_reader(self, value: str) -> Node | None:
-        """Return the node that reads a value which has no other use; None where it has."""
-        readers = self.consumers[value]
-        return readers[0] if len(readers) == 1 and value not in self.results else None
+        """Return the node that reads a value which has no other use; None where it has.
+
+        What a node makes that is `apart` counts as used otherwise too.
+        """
+        readers, maker = self.consumers[value], self.producers.get(value)
+        if len(readers) != 1 or value in self.results or (maker is not None and maker.apart):
+            return None
+        return readers[0]
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -300,6 +307,7 @@ class GraphBuilder:
         self._outputs: list[str] = list(base.outputs) if base else []
         self._counts: dict[str, int] = {}
         self.sources: tuple[str, ...] = ()  # of nodes that are added, beside their own
+        self.late = False  # whether nodes that are added are late, whatever they were
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -414,8 +422,10 @@ class GraphBuilder:
         sources = node.sources
         if self.sources and self.sources != (name,):
             sources = tuple(dict.fromkeys((*sources, *self.sources)))
-        if name != node.name or node.outputs != tuple(outputs) or sources != node.sources:
-            node = replace(node, name=name, outputs=tuple(outputs), sources=sources)
+        late = node.late or self.late
+        changed = sources != node.sources or late != node.late
+        if changed or name != node.name or node.outputs != tuple(outputs):
+            node = replace(node, name=name, outputs=tuple(outputs), sources=sources, late=late)
         self._nodes[name] = node
         self._makers.update(dict.fromkeys(outputs, node))
         self._tensors.update(zip(outputs, made))

@@ -27,6 +27,7 @@ from soapstone.ir.configuration import (
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.keeping import check_kept
 
 FORMAT, VERSION = "soapstone-strategy", 1
 DEFAULT = "*"  # the entry that configures every operator without one of its own
@@ -191,11 +192,7 @@ class Strategy:
                     raise StrategyError(f"reshards: {value!r}: {step!r} found, {needed} needed")
         for value, keep in self.tensors.items():
             _check_value(graph, value, "tensors")
-            if keep is Keep.RECOMPUTE and value in graph.roles:
-                raise StrategyError(
-                    f"tensors: recompute found for {value!r}, an input of the graph;"
-                    " keep or offload needed"
-                )
+            check_kept(graph, value, keep)
         for value, order in self.layouts.items():
             _check_value(graph, value, "layouts")
             rank = graph.tensors[value].rank

@@ -169,7 +169,7 @@ def _steps(graph: Graph, strategy: Strategy, split: Node) -> tuple[Node, ...]:
 
     Its other operands are the same parts of other values.
     """
-    if split.spec.view != "split" or len(graph.consumers[split.inputs[0]]) > 1:
+    if split.spec.view != "split" or graph.only_reader(split.inputs[0]) is None:
         return ()
     maker = graph.producers.get(split.inputs[0])
     if maker is None or not maker.spec.epilogue or len(maker.outputs) > 1:

@@ -26,18 +26,25 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
     tensors = {name: graph.tensors[name] for name in graph.roles}
     bare = replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors)
     builder, renamed = GraphBuilder(base=bare), dict[str, str]()
+    apart: set[str] = set()  # values
     for node in graph.nodes:
         inputs = tuple([renamed.get(name, name) for name in node.inputs])
         moved = node if inputs == node.inputs else replace(node, inputs=inputs)
-        builder.sources = node.work_of
+        builder.sources, builder.late = node.work_of, node.late
         outputs = emit(builder, moved)
-        renamed.update(
-            zip(node.outputs, kept(builder, moved, graph) if outputs is None else outputs)
-        )
+        if outputs is None:
+            outputs = kept(builder, moved, graph)
+        elif node.apart:
+            apart.update(outputs)
+        renamed.update(zip(node.outputs, outputs))
     builder.output(*(renamed.get(name, name) for name in graph.outputs))
     for name, value in graph.updates.items():
         builder.update(name, renamed.get(value, value))
-    return builder.build()
+    made = builder.build()
+    if not apart:
+        return made
+    nodes = (replace(n, apart=n.apart or not apart.isdisjoint(n.outputs)) for n in made.nodes)
+    return replace(made, nodes=tuple(nodes))
 
 
 def kept(builder: GraphBuilder, node: Node, graph: Graph) -> tuple[str, ...]:
@@ -60,9 +67,13 @@ def substituted(
 
 
 def merged(nodes: Sequence[Node], into: Node, **changes: Any) -> Node:
-    """Return a node, with changes, that does the work of several."""
+    """Return a node, with changes, that does the work of several; late if all of them are.
+
+    The results are those of the last, and it is that one's if they are left to other launches.
+    """
     sources = tuple(dict.fromkeys(name for node in nodes for name in node.work_of))
-    return replace(into, sources=sources, **changes)
+    late, apart = all(node.late for node in nodes), nodes[-1].apart
+    return replace(into, sources=sources, late=late, apart=apart, **changes)
 
 
 def copied(name: str, value: str, copy: str, spec: TensorSpec, of: Node | None = None) -> Node:

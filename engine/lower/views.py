@@ -162,7 +162,7 @@ def _written_through(graph: Graph, strategy: Strategy, node: Node, taken: Set[st
         node.spec.view != "transpose"
         or maker is None
         or source in taken
-        or len(graph.consumers[source]) > 1
+        or graph.only_reader(source) is None
         or {value, source} & strategy.layouts.keys()
         or not takes_strides(maker)
     ):

@@ -44,11 +44,13 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show how a model becomes launches: its passes, the graph after each, tiles and processors."""
+    from soapstone.engine.carry import CARRY
     from soapstone.engine.lower.passes import NAMES
     from soapstone.ir.graph_files import graph_to_json
 
-    if after is not None and after not in (FIRST, *NAMES):
-        raise ValueError(f"pass {after!r} found; one of {', '.join((FIRST, *NAMES))} needed")
+    known = (FIRST, CARRY, *NAMES)
+    if after is not None and after not in known:
+        raise ValueError(f"pass {after!r} found; one of {', '.join(known)} needed")
     graph, weights = _taken(model, inference, batch_size, dims_of(dim))
     if weights is not None and (mapper or strategy or cpus):
         raise ValueError("a mapper, strategy or cpus found; inference runs on one processor")

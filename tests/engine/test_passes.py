@@ -235,7 +235,7 @@ def test_show_as_json() -> None:
 
 def test_show_says_in_one_line_what_was_wrong() -> None:
     assert told("lenet", "--after", "who").startswith(
-        "error: pass 'who' found; one of model, fold_"
+        "error: pass 'who' found; one of model, carry_out_strategy, "
     )
     assert "which is not for this graph" in told("lenet", "--after", "fold_scales")
     assert "an ONNX file, with symbolic dims, needed" in told("lenet", "--dim", "n=2")

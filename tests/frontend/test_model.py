@@ -223,12 +223,16 @@ def test_interrupt_ends_the_step_and_the_process(tmp_path: Path) -> None:
     assert b"Traceback" not in output
 
 
-def test_choices_that_are_not_carried_out_are_refused() -> None:
+def test_choices_that_cannot_be_carried_out_are_refused() -> None:
     good = strategy_of(small())
-    with small() as model:
-        model.compile("sgd", cpus=2, strategy=replace(good, tensors={"fc1": Keep.RECOMPUTE}))
-        with pytest.raises(StrategyError, match="'fc1': recompute found"):
-            model.fit(*samples(8), progress=False)
+    for value, error in (
+        ("x", "'x', an input of the graph"),
+        ("fc1.grad.linear_grad_weight", "the backward pass makes"),
+        ("fc9", "value 'fc9' does not exist"),
+    ):
+        with small() as model, pytest.raises(StrategyError, match=error):
+            wrong = replace(good, tensors={value: Keep.RECOMPUTE})
+            model.compile("sgd", cpus=2, strategy=wrong)
 
 
 def test_a_saved_strategy_trains_to_the_same_numbers(tmp_path: Path) -> None:

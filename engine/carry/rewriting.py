@@ -1,0 +1,173 @@
+"""The rewriting itself: which value each reader of the backward pass reads instead.
+
+The nodes of the graph are gone through in program order. What a reader needs is made, if it is not
+there yet, right before it: so nothing is recomputed, copied back or fetched before the backward
+pass asks for it, and no later than the first that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from soapstone.ir.backward import backward
+from soapstone.ir.configuration import Configuration, Keep
+from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.keeping import check_kept
+from soapstone.ir.strategy import Strategy
+from soapstone.ir.tensor import TensorSpec
+
+CARRY = "carry_out_strategy"  # the name of this step, before all passes
+
+
+def carry_out(graph: Graph, strategy: Strategy) -> tuple[Graph, Strategy]:
+    """Return a graph in which a strategy's choices for values are nodes, and their configurations.
+
+    What the strategy says of values that the graph does not have, or that no backward pass reads,
+    is left out: one strategy serves training, evaluation and other batch sizes.
+
+    Raises:
+        StrategyError: a choice that cannot be carried out; names the value.
+    """
+    if all(keep is Keep.KEEP for keep in strategy.tensors.values()):
+        return graph, strategy
+    return _Rewriting(graph, strategy).done()
+
+
+class _Rewriting:
+    """A graph gone through node by node, and what has been made beside its own nodes."""
+
+    def __init__(self, graph: Graph, strategy: Strategy) -> None:
+        self.graph, self.strategy = graph, strategy
+        self.builder = GraphBuilder(base=graph)  # for names that nothing has
+        self.late = backward(graph)
+        self.position = {node.name: i for i, node in enumerate(graph.nodes)}
+        self.nodes: list[Node] = []  # of the new graph, so far
+        self.made: dict[str, TensorSpec] = {}  # the values that it has besides
+        self.clones: dict[str, Node] = {}  # by the name of what they recompute
+        self.configurations: dict[str, Configuration] = {}
+        self.layouts: dict[str, tuple[int, ...]] = {}
+        self.variants: dict[str, str] = {}
+        self.moved: set[str] = set()  # values that some readers do not read any more
+        for value, keep in strategy.tensors.items():
+            if value in graph.tensors:
+                check_kept(graph, value, keep)
+
+    def done(self) -> tuple[Graph, Strategy]:
+        """Return the new graph and its strategy."""
+        for node in self.graph.nodes:
+            if node.name in self.late:
+                node = self._reading(node, self._late)
+            self.nodes.append(node)
+        apart = {
+            self.graph.producers[value].name
+            for value in self.moved
+            if value in self.graph.producers and self.graph.only_reader(value) is None
+        }
+        nodes = (replace(node, apart=True) if node.name in apart else node for node in self.nodes)
+        strategy = replace(
+            self.strategy,
+            configurations={**self.strategy.configurations, **self.configurations},
+            tensors={},
+            layouts={**self.strategy.layouts, **self.layouts},
+            variants={**self.strategy.variants, **self.variants},
+        )
+        return self.graph.with_nodes(nodes, self.made), strategy
+
+    def _reading(self, node: Node, instead: Callable[[str], str]) -> Node:
+        """Return a node that reads other values."""
+        inputs = tuple(instead(value) for value in node.inputs)
+        self.moved.update(old for old, new in zip(node.inputs, inputs) if old != new)
+        return node if inputs == node.inputs else replace(node, inputs=inputs)
+
+    def _late(self, value: str) -> str:
+        """Return what the backward pass reads instead of a value; make it if it is not there."""
+        if self.strategy.tensors.get(value) is Keep.RECOMPUTE:
+            return self._recomputed(value)
+        return value
+
+    # Recomputation
+
+    def _recomputed(self, value: str) -> str:
+        """Return a value made once more; what it is made of in program order, each once."""
+        maker = self.graph.producers[value]
+        if maker.name not in self.clones:
+            for node in sorted(self._needed(maker), key=lambda node: self.position[node.name]):
+                self._clone(node)
+        return self.clones[maker.name].outputs[maker.outputs.index(value)]
+
+    def _needed(self, node: Node) -> list[Node]:
+        """Return a node, and those of which it reads what has to be recomputed too."""
+        found, pending = dict[str, Node](), [node]
+        while pending:
+            node = pending.pop()
+            found[node.name] = node
+            pending += [
+                self.graph.producers[value]
+                for value in node.inputs
+                if self._again(node, value)
+                and self.graph.producers[value].name not in (found.keys() | self.clones.keys())
+            ]
+        return list(found.values())
+
+    def _again(self, node: Node, value: str) -> bool:
+        """Return whether a node that is recomputed reads a value that is recomputed as well.
+
+        One that nothing else reads is not kept without the clone, so it is not kept for it either,
+        unless the strategy says so.
+        """
+        keep = self.strategy.tensors.get(value)
+        if keep is not None or value not in self.graph.producers:
+            return keep is Keep.RECOMPUTE
+        return self.graph.only_reader(value) is node
+
+    def _clone(self, node: Node) -> None:
+        """Add a node that does what another did: the same operator, configuration and kernel."""
+        graph = self.graph
+
+        def instead(value: str) -> str:
+            if self._again(node, value):
+                maker = graph.producers[value]
+                return self.clones[maker.name].outputs[maker.outputs.index(value)]
+            return self._late(value)
+
+        name = self._named(f"{node.name}.recomputed")
+        outputs = _outputs(name, len(node.outputs))
+        clone = replace(
+            self._reading(node, instead),
+            name=name,
+            outputs=outputs,
+            origin=None,
+            rename=(),
+            sources=(),
+            apart=all(graph.only_reader(value) is None for value in node.outputs),
+            late=True,
+        )
+        self.clones[node.name] = clone
+        self._add(clone, [graph.tensors[value] for value in node.outputs])
+        self.configurations[name] = self.strategy.configuration(graph, node)
+        for old, new in zip(node.outputs, outputs):
+            if old in self.strategy.layouts:
+                self.layouts[new] = self.strategy.layouts[old]
+        if node.name in self.strategy.variants:
+            self.variants[name] = self.strategy.variants[node.name]
+
+    # Nodes
+
+    def _named(self, name: str) -> str:
+        """Return a name like this that no node or value has."""
+        while self.builder.has(name) or name in self.made or name in self.graph.by_name:
+            name = self.builder.unique(f"{name}_")
+        return name
+
+    def _add(self, node: Node, specs: Sequence[TensorSpec]) -> None:
+        self.nodes.append(node)
+        self.made.update(zip(node.outputs, specs))
+
+
+def _outputs(name: str, count: int) -> tuple[str, ...]:
+    """Return what the results of a node are called, as a builder calls them."""
+    return (name,) if count == 1 else tuple(f"{name}.{i}" for i in range(count))
+
+
+__all__ = ["CARRY", "carry_out"]

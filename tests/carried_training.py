@@ -1,0 +1,123 @@
+"""Training where strategies recompute, against training where everything is kept: the same bits.
+
+carried_training.py EXECUTOR: prints how many ways were equal; run by test_carry.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from soapstone import Adam, Model
+from soapstone.ir.backward import backward
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Keep, Strategy
+from soapstone.ir.tensor import Array
+from soapstone.runtime import Machine, Trace
+
+Change = Callable[[Graph, Strategy], Strategy]
+SAMPLES = 24
+
+
+def network() -> Model:
+    """Return a network with running statistics, dropout, a residual and parts of a value."""
+    model = Model("net", seed=1)
+    x = model.input("image", (8, 3, 8, 8))
+    x = model.conv2d(x, 8, kernel=3, padding=1, activation="relu", name="conv1")
+    y = model.batch_norm(x, name="norm1")
+    y = model.relu(model.conv2d(y, 8, kernel=3, padding=1, name="conv2"), name="relu2")
+    y = model.dropout(y, 0.3, name="dropout")
+    x = model.add(x, y, name="sum")
+    left, right = model.split(x, (4, 4), axis=1, name="parts")
+    x = model.concat((model.tanh(left), right), axis=1, name="joined")
+    x = model.flatten(model.max_pool2d(x, 2, name="pool"))
+    x = model.gelu(model.dense(x, 12, name="inner"), name="gelu")
+    model.output(model.dense(x, 5, name="head"))
+    return model
+
+
+def forward_values(graph: Graph) -> list[str]:
+    """Return the values of the forward pass that may be recomputed, in program order."""
+    back = backward(graph)
+    return [
+        value
+        for node in graph.nodes
+        for value in node.outputs
+        if node.name not in back and value not in node.overwrites and value not in graph.results
+    ]
+
+
+def kept(graph: Graph, strategy: Strategy) -> Strategy:
+    """Keep everything."""
+    return strategy
+
+
+def all_recomputed(graph: Graph, strategy: Strategy) -> Strategy:
+    """Recompute whatever may be."""
+    return replace(strategy, tensors=dict.fromkeys(forward_values(graph), Keep.RECOMPUTE))
+
+
+def every_other(graph: Graph, strategy: Strategy) -> Strategy:
+    """Recompute every other value."""
+    return replace(strategy, tensors=dict.fromkeys(forward_values(graph)[::2], Keep.RECOMPUTE))
+
+
+WAYS: Mapping[str, Change] = {"all": all_recomputed, "every other": every_other}
+
+
+def compiled(
+    change: Change,
+    executor: str = "local",
+    cpus: int = 1,
+    mapper: object = "data_parallel",
+    machine: Machine | None = None,
+) -> Model:
+    """Return the network, compiled with a changed strategy."""
+    given = {"executor": executor, "cpus": None if machine else cpus, "machine": machine}
+    with network() as model:
+        model.compile(Adam(1e-2), loss="cross_entropy", mapper=mapper, **given)
+        strategy = change(model.training_graph, model.strategy)
+    model = network()
+    model.compile(Adam(1e-2), loss="cross_entropy", strategy=strategy, **given)
+    return model
+
+
+def data() -> tuple[Array, Array]:
+    random = np.random.default_rng(0)
+    return random.standard_normal((SAMPLES, 3, 8, 8), np.float32), random.integers(0, 5, SAMPLES)
+
+
+def trained(model: Model) -> dict[str, Array]:
+    """Train for some steps, evaluate; return parameters, states and the loss."""
+    images, labels = data()
+    with model:
+        model.fit(images, labels, epochs=2, progress=False)
+        found = model.trainer.state()
+        return found | {"loss": np.array(model.evaluate(images, labels)["loss"])}
+
+
+def trace_of(model: Model) -> Trace:
+    """Return the trace of a training step."""
+    return model.trainer.bound("train", model.batch_size).trace
+
+
+def same(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
+    """Raise an error unless both have the same bits."""
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def main() -> None:
+    executor = sys.argv[1]
+    wanted = trained(compiled(kept, executor))
+    for change in WAYS.values():
+        same(trained(compiled(change, executor)), wanted)
+    print(f"{len(WAYS)} ways equal\n", end="", flush=True)  # in one piece
+
+
+if __name__ == "__main__":
+    main()
