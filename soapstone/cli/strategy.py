@@ -185,6 +185,52 @@ def simulate(
     tell(result, result.as_dict(), as_json)
 
 
+@command(app, "frontier")
+def frontier(
+    model: ModelName,
+    machine: MachineName = "local",
+    option: Annotated[
+        str,
+        typer.Option(
+            help="mini-time: the shortest step on so many devices; mini-parallelism: the fewest"
+            " devices that have enough memory; profiling: the shortest step on each number."
+        ),
+    ] = "mini-time",
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Devices; the most of those that are tried.")
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(min=1, help="Bytes that a device may hold; default: the machine's.")
+    ] = None,
+    batch_size: BatchSize = None,
+    size: Sizes = None,
+    eps: Annotated[
+        float, typer.Option(min=0.0, help="How far points may be from the exact frontier; 0: exact.")
+    ] = 0.01,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the frontier here (.svg).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find all best trade-offs of memory and time, and choose one."""
+    from soapstone.files import check_targets
+    from soapstone.frontend.strategies import finding
+    from soapstone.frontend.strategies.plot import save_plot
+    from soapstone.frontend.strategies.preferences import find_strategy
+
+    check_targets(output, plot)
+    graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))
+    result = find_strategy(graph, machine, option, memory=memory, devices=devices, eps=eps)
+    if plot is not None:
+        save_plot(result, graph.name, plot)
+    if output is not None:
+        result.strategy.save(output)
+    elif option != "profiling":
+        result.point  # a reason, where nothing fits
+    tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
+
+
 @command(app, "show")
 def show(
     file: Annotated[Path, typer.Argument(help="A strategy file.")],

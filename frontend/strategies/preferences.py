@@ -1,0 +1,172 @@
+"""A strategy by what its user prefers: the shortest step, the fewest devices, or a table of both.
+
+Cai et al., TensorOpt, section 4.1: the options of `find_strategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from soapstone.frontend.strategies.finding import graph_of, machine_of
+from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
+from soapstone.runtime import Machine
+from soapstone.search.parallel import ParallelError
+from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
+
+Progress = Callable[[int, int, int], None]
+
+
+class Option(StrEnum):
+    """What is looked for.
+
+    mini-time: the shortest step on so many devices; mini-parallelism: the fewest devices whose
+    memory is enough, and the shortest step on them; profiling: the shortest step on each number.
+    """
+
+    MINI_TIME = "mini-time"
+    MINI_PARALLELISM = "mini-parallelism"
+    PROFILING = "profiling"
+
+
+@dataclass(frozen=True)
+class Preferred:
+    """The frontiers that were tracked, and what was chosen of them.
+
+    Attributes:
+        frontiers: by number of devices. fastest: the point of each with the shortest step that
+            fits, None where none does.
+        devices: the number that was chosen; None where nothing fits, and for profiling.
+    """
+
+    option: Option
+    memory_bytes: int | None
+    frontiers: dict[int, CostFrontier]
+    fastest: dict[int, FrontierPoint | None]
+    devices: int | None
+
+    @property
+    def point(self) -> FrontierPoint:
+        """The point that was chosen.
+
+        Raises:
+            ParallelError: there is none; says how much memory is missing, or that one has to choose.
+        """
+        point = None if self.devices is None else self.fastest[self.devices]
+        if point is not None:
+            return point
+        if self.option is Option.PROFILING:
+            raise ParallelError("profiling compares numbers of devices; mini-time chooses")
+        count, frontier = list(self.frontiers.items())[-1]
+        least = frontier.least
+        missing = least.missing_bytes
+        if self.memory_bytes is not None:
+            missing = least.simulated_bytes - self.memory_bytes
+        raise ParallelError(
+            f"no strategy fits on {count} devices: the one that needs least holds"
+            f" {least.simulated_bytes:,} bytes on a device in a step of {least.simulated_us:,.0f}"
+            f" us, {missing:,} bytes are missing"
+        )
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of the point that was chosen; raises as `point` does."""
+        return self.point.strategy
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all as JSON can say it."""
+        found: dict[str, Any] = {"option": str(self.option), "devices": self.devices}
+        found["fastest"] = [
+            {"devices": count, "point": None if point is None else point.as_dict()}
+            for count, point in self.fastest.items()
+        ]
+        last = self.devices or max(self.frontiers)
+        return found | self.frontiers[last].as_dict()
+
+    def __str__(self) -> str:
+        rows = []
+        for count, frontier in self.frontiers.items():
+            point, data = self.fastest[count], frontier.baselines["data"]
+            says = f"nothing fits; at least {frontier.least.simulated_bytes / 1e9:,.2f} GB needed"
+            if point is not None:
+                says = f"{point.simulated_us / 1e3:,.2f} ms, {point.simulated_bytes / 1e9:,.2f} GB"
+            fits = " (does not fit)" if data.missing_bytes else ""
+            rows.append(
+                f"{count:>4} devices: {says}; data parallelism {data.simulated_us / 1e3:,.2f} ms,"
+                f" {data.simulated_bytes / 1e9:,.2f} GB{fits}"
+            )
+        chosen = self.devices or max(self.frontiers)
+        return "\n".join([*rows, str(self.frontiers[chosen])])
+
+
+def find_strategy(
+    model: Graph | str | Path,
+    machine: Machine | str | Path = "local",
+    option: Option | str = Option.MINI_TIME,
+    *,
+    memory: int | None = None,
+    devices: int | Sequence[int] | None = None,
+    eps: float = 0.01,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Preferred:
+    """Return the strategy that suits, with the whole frontier of memory and time it was chosen from.
+
+    Args:
+        model: a training graph, or what `soapstone strategy` takes: an app's name, a script, a file.
+        machine: a machine, or the name or file of one.
+        option: mini-time, mini-parallelism or profiling.
+        memory: bytes that each device may hold; default: what the machine says.
+        devices: how many; for mini-parallelism and profiling those that are tried, by default 1, 2,
+            4, ... up to a node or, if that is given, to one number. A machine that was given as such
+            has the devices that it has.
+        eps: how far points may be from the exact frontier, as a share; 0: exact.
+
+    Raises:
+        ParallelError: an argument is out of range, or the graph has nothing to split.
+        MachineError, GraphError, AppError: machine or model cannot be had.
+    """
+    try:
+        option = Option(option)
+    except ValueError:
+        known = ", ".join(Option)
+        raise ParallelError(f"option {str(option)!r} found, one of {known} needed") from None
+    if memory is not None and memory < 1:
+        raise ParallelError(f"memory of {memory} bytes found, at least 1 needed")
+    graph = model if isinstance(model, Graph) else graph_of(model, batch_size)
+    frontiers: dict[int, CostFrontier] = {}
+    fastest: dict[int, FrontierPoint | None] = {}
+    chosen = None
+    for each in _machines(machine, option, devices):
+        count = len(each.processors)
+        frontiers[count] = cost_frontier(graph, each, eps=eps, progress=progress)
+        fastest[count] = frontiers[count].fastest(memory)
+        if fastest[count] is not None and option is not Option.PROFILING:
+            chosen = count
+            break
+    return Preferred(option, memory, frontiers, fastest, chosen)
+
+
+def _machines(
+    machine: Machine | str | Path, option: Option, devices: int | Sequence[int] | None
+) -> list[Machine]:
+    """Return the machines to try, the smallest first."""
+    if isinstance(machine, Machine):
+        if devices not in (None, len(machine.processors)):
+            raise ParallelError(
+                f"machine {machine.name!r} has {len(machine.processors)} devices, {devices} found;"
+                " give its name or file to have other numbers"
+            )
+        return [machine]
+    if option is Option.MINI_TIME:
+        if devices is not None and not isinstance(devices, int):
+            raise ParallelError(f"devices {list(devices)} found, one number needed for mini-time")
+        return [machine_of(machine, devices)]
+    if devices is None or isinstance(devices, int):
+        most = devices or len(machine_of(machine).processors)
+        devices = [n for n in (2**power for power in range(most.bit_length())) if n < most] + [most]
+    return [machine_of(machine, count) for count in sorted(set(devices))]

@@ -1,0 +1,334 @@
+"""What operators and edges cost by themselves in every configuration: bytes and nanoseconds.
+
+Cai et al., TensorOpt, section 2.1, equations 1 and 2, from the parts of the strategy simulator. The
+time of an operator is that of a step of nothing else: its passes, the sums of its gradients, its
+updates; the time of an edge that of its messages, forward and back. Nothing overlaps. An operator
+holds its parameters, their gradients and the states of updates, and what it makes for the backward
+pass; an edge holds the copies that another distribution of a value needs until then (in the paper
+an edge holds nothing, which contradicts its tensor reuse, section 4.2). Bytes are those of the
+device that holds most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.tensor import Role
+from soapstone.search.parallel.bounds.own import own_costs
+from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, relation
+from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
+from soapstone.search.parallel.problem.compiling import entry, put
+from soapstone.search.parallel.problem.geometry import settle, tile
+from soapstone.search.parallel.problem.packing import call
+from soapstone.search.parallel.problem.prepare import Model
+from soapstone.system import usable_cores
+
+
+@dataclass(frozen=True)
+class Own:
+    """What an operator costs, a number a configuration, int64.
+
+    Attributes:
+        time: ns of both passes and all that its gradients and parameters need.
+        compute: of them, ns of its tasks; the rest is network.
+        fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads.
+    """
+
+    time: Array
+    compute: Array
+    fixed: Array
+    kept: Array
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What an edge costs, for pairs of layouts: (layouts of the maker, of the reader), int64.
+
+    Attributes:
+        mine, others: the layout of each configuration of the maker and of the reader.
+        ahead, back: ns of messages forward, and of gradients back.
+        copies: bytes of what is moved and read again in the backward pass.
+    """
+
+    mine: Array
+    others: Array
+    ahead: Array
+    back: Array
+    copies: Array
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a model's operators that have a configuration of their own, and of its edges."""
+
+    choices: Mapping[int, Choices]
+    own: Mapping[int, Own]
+    edges: Mapping[tuple[int, int], Moving]
+
+
+def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
+    """Return what everything costs.
+
+    Args:
+        choices: configurations by operator; those of one class may be shared.
+    """
+    p, late = model.problem, backward(model)
+    first = _first_readers(model)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        owns: dict[object, Future[Own]] = {}
+        own = {}
+        for op in p.free:
+            held = _held(model, op, late, first)
+            key: object = (int(p.operators[op]["class_"]), id(choices[op]), held)
+            if key not in owns:
+                owns[key] = pool.submit(_own, model, op, choices[op], held)
+            own[op] = owns[key]
+        tables: dict[object, Future[Moving]] = {}
+        edges = {}
+        for ends in edges_of(model):
+            again = _read_again(model, ends, late)
+            mine, others = (choices[op] for op in ends)
+            key = relation(model, ends), id(mine), id(others), again
+            if key not in tables:
+                tables[key] = pool.submit(_moving, model, ends, mine, others, again)
+            edges[ends] = tables[key]
+        return Costs(
+            choices,
+            {op: found.result() for op, found in own.items()},
+            {ends: found.result() for ends, found in edges.items()},
+        )
+
+
+def backward(model: Model) -> set[str]:
+    """Return the names of the nodes of the backward pass."""
+    return {node.name for item in model.operators if item.source is None for node in item.back}
+
+
+# What is held
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What an operator holds, as (place of the node in the operator, output, position).
+
+    The place counts the nodes ahead, then those back.
+    """
+
+    kept: tuple[tuple[int, bool, int], ...]
+    parameters: tuple[tuple[int, bool, int], ...]
+    gradients: tuple[tuple[int, bool, int], ...]
+    states: bool
+
+
+def _held(model: Model, op: int, late: set[str], first: Mapping[str, int]) -> _Held:
+    graph, item = model.graph, model.operators[op]
+    kept, parameters, gradients = [], {}, []
+    for place, node in enumerate(item.ahead):
+        viewed = node.spec.view is not None and _read_by(graph, node.inputs[:1], late)
+        for position, name in enumerate(node.outputs):
+            if not viewed and _read_by(graph, (name,), late):
+                kept.append((place, True, position))
+        for position, name in enumerate(node.inputs):
+            if graph.roles.get(name) is Role.PARAMETER and first[name] == op:
+                parameters[name] = place, False, position
+    summed = _summed(model)
+    for place, node in enumerate(item.back, len(item.ahead)):
+        for position, name in enumerate(node.outputs):
+            if name in summed:
+                gradients.append((place, True, position))
+    return _Held(tuple(kept), tuple(parameters.values()), tuple(gradients), bool(parameters))
+
+
+def _read_by(graph: Graph, names: Iterable[str], late: set[str]) -> bool:
+    return any(node.name in late for name in names for node in graph.consumers[name])
+
+
+def _first_readers(model: Model) -> dict[str, int]:
+    """Return the first operator that reads each parameter: the one that is charged with it."""
+    found: dict[str, int] = {}
+    for op, item in enumerate(model.operators):
+        for node in item.ahead if item.source is None else ():
+            for name in node.inputs:
+                if model.graph.roles.get(name) is Role.PARAMETER:
+                    found.setdefault(name, op)
+    return found
+
+
+def _summed(model: Model) -> set[str]:
+    """Return the values that updates read: gradients, or parts of their sums."""
+    found = set()
+    for item in model.operators:
+        if item.source is not None:
+            maker = model.graph.producers[item.source]
+            parts = maker.inputs if maker.operator == "accumulate" else (item.source,)
+            found.update(parts)
+    return found
+
+
+@entry
+def boxes_table(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    op: int,
+    degrees: Array,
+    placed: Array,
+    operands: Array,
+    out: Array,
+) -> None:
+    """Write the boxes of operands on devices in each configuration of one operator.
+
+    Args:
+        out: BOX (configurations, operands, devices); where there is no box `high` stays below `low`.
+    """
+    for row in range(degrees.shape[0]):
+        c.operators[op] = degrees[row]
+        put(c.placed[op], placed[row], placed.shape[1])
+        for other in range(p.operators.shape[0]):
+            settle(p, c, s, other)
+        for i in range(operands.shape[0]):
+            node = p.operands[operands[i]].node
+            for point in range(c.nodes[node].points):
+                device = c.placed[p.nodes[node].operator, c.node_at[node, point]]
+                tile(p, c, operands[i], point, out[row, i, device], s.at)
+
+
+def _boxes(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> Array:
+    """Return boxes (configurations, operands, devices), BOX; `high` is -1 where there is none."""
+    p, held = part.model.problem, part.settled
+    out = np.zeros((len(choices), len(operands), len(p.devices)), BOX)
+    out["high"] = -1
+    numbers = np.array(operands, np.int64)
+    given = (op, choices.degrees, choices.placed, numbers, out)
+    call(boxes_table, p, held.choice, held.scratch, *given)
+    return out
+
+
+def _operand(model: Model, node: Node, output: bool, position: int) -> int:
+    """Return the number of an operand of a node."""
+    number = next(i for i, each in enumerate(model.nodes) if each.name == node.name)
+    begin = int(model.problem.nodes[number]["operands"]["begin"])
+    return begin + position + (len(node.inputs) if output else 0)
+
+
+def volumes(p: Problem, operand: int, boxes: Array) -> Array:
+    """Return the bytes of boxes (configurations, devices) of an operand."""
+    row = p.operands[operand]
+    rank = int(row["axes"]["end"] - row["axes"]["begin"])
+    sides = np.maximum(boxes["high"] - boxes["low"], 0)[..., :rank]
+    there = boxes["high"][..., 0] >= 0
+    found: Array = np.prod(sides, axis=-1) * there * int(row["element_bytes"])
+    return found
+
+
+def _own(model: Model, op: int, choices: Choices, has: _Held) -> Own:
+    _, costs = own_costs(model, [op], [choices])
+    compute = costs.times.max(-1).sum(-1)
+    part = Part(model, [op])
+    p, item = part.model.problem, model.operators[op]
+    nodes = (*item.ahead, *item.back)
+    number = int(part.ops[0])
+
+    def held(operands: list[int]) -> Array:
+        boxes = _boxes(part, number, choices, operands)
+        nbytes = np.zeros((len(choices), len(p.devices)), np.int64)
+        for i, operand in enumerate(operands):
+            nbytes += volumes(p, operand, boxes[:, i])
+        return nbytes.max(-1)
+
+    def numbers(places: Iterable[tuple[int, bool, int]]) -> list[int]:
+        return [_operand(part.model, nodes[i], output, at) for i, output, at in places]
+
+    states = [
+        _operand(part.model, each.node, True, position)
+        for each in part.model.operators
+        if each.source is not None and has.states
+        for position in range(1, len(each.node.outputs))
+    ]
+    fixed = held([*numbers(has.parameters), *numbers(has.gradients), *states])
+    return Own(costs.alone, compute, fixed, held(numbers(has.kept)))
+
+
+# What moves
+
+
+def _read_again(model: Model, ends: tuple[int, int], late: set[str]) -> tuple[str, ...]:
+    """Return what the second's backward pass reads of what the first makes, as places."""
+    first, second = (model.operators[op] for op in ends)
+    made = {name: f"{i}.{j}" for i, n in enumerate(first.ahead) for j, name in enumerate(n.outputs)}
+    return tuple(
+        sorted({made[name] for node in second.back for name in node.inputs if name in made})
+    )
+
+
+def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
+    """Return the layout of each configuration, and a configuration of each layout."""
+    boxes = _boxes(part, op, choices, operands)
+    flat = np.ascontiguousarray(boxes).reshape(len(choices), -1).view(np.int64)
+    _, first, number = np.unique(flat, axis=0, return_index=True, return_inverse=True)
+    return number.reshape(-1).astype(np.int64), first
+
+
+def _some(choices: Choices, rows: Array) -> Choices:
+    return Choices(choices.degrees[rows].copy(), choices.placed[rows].copy())
+
+
+def _moving(
+    model: Model, ends: tuple[int, int], mine: Choices, others: Choices, again: tuple[str, ...]
+) -> Moving:
+    pair = Pair(model, ends)
+    p = pair.model.problem
+    values = pair.between["value"].tolist()
+    sides: tuple[list[int], list[int]] = [], []
+    for value in values:
+        rows = p.values[value]
+        operands = p.writers[slice(*rows["writers"])].tolist()
+        operands += p.readers["operand"][slice(*rows["readers"])].tolist()
+        for operand in operands:
+            owner = p.nodes["operator"][p.operands["node"][operand]]
+            for side, op in zip(sides, pair.ops):
+                if owner == op and operand not in side:
+                    side.append(operand)
+    layouts, first = zip(
+        *(
+            _layouts(pair, int(op), choices, operands)
+            for op, choices, operands in zip(pair.ops, (mine, others), sides)
+        )
+    )
+    few = _some(mine, first[0]), _some(others, first[1])
+    between, times = pair.between, []
+    for goes_back in (False, True):
+        pair.between = between[between["back"].astype(bool) == goes_back]
+        times.append(pair.moving(*few))
+    copies = np.zeros((len(first[0]), len(first[1])), np.int64)
+    for value in {int(v) for v, back in zip(values, between["back"]) if not back} if again else ():
+        copies += _copies(pair, value, few)
+    return Moving(layouts[0], layouts[1], times[0], times[1], copies)
+
+
+def _copies(pair: Pair, value: int, choices: tuple[Choices, Choices]) -> Array:
+    """Return bytes of what the second's devices read that the first left elsewhere."""
+    p = pair.model.problem
+    written = int(p.writers[p.values[value]["writers"]["begin"]])
+    read = next(
+        int(operand)
+        for operand in p.readers_of(value)["operand"]
+        if p.nodes["operator"][p.operands["node"][operand]] == pair.ops[1]
+    )
+    a, b = (
+        _boxes(pair, int(op), each, [operand])[:, 0]
+        for op, each, operand in zip(pair.ops, choices, (written, read))
+    )
+    rank = int(p.values[value]["rank"])
+    nbytes = volumes(p, read, b)
+    inside = np.ones((len(a), len(b), a.shape[1]), np.bool_)
+    for axis in range(rank):
+        inside &= a["low"][:, None, :, axis] <= b["low"][None, :, :, axis]
+        inside &= a["high"][:, None, :, axis] >= b["high"][None, :, :, axis]
+    found: Array = (nbytes[None] * ~inside).max(-1)
+    return found

@@ -1,0 +1,82 @@
+"""Configurations by device meshes and tensor maps.
+
+Cai et al., TensorOpt, section 2.1: the devices are an array of some shape, a *mesh*, in row-major
+order, and each of its axes splits one dim of the operator, or none. Every operator has a mesh of
+its own, with no restriction between operators (section 4.2). An axis that splits nothing leaves the
+devices beyond its first idle.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from soapstone.search.parallel.exact.tables import Choices
+from soapstone.search.parallel.problem.arrays import MOST_DIMS, Problem
+from soapstone.search.parallel.problem.configurations import rows
+from soapstone.search.parallel.problem.geometry import legal
+from soapstone.search.parallel.problem.packing import call
+from soapstone.search.parallel.problem.prepare import Model
+
+Mesh = tuple[int, ...]
+NO_DIM = -1
+
+
+def meshes(devices: int) -> Iterator[Mesh]:
+    """Yield the shapes of an array of so many devices: ordered factors above 1."""
+    yield (devices,) if devices > 1 else ()
+    for first in range(2, devices // 2 + 1):
+        if devices % first == 0:
+            for rest in meshes(devices // first):
+                yield (first, *rest)
+
+
+def tensor_maps(mesh: Mesh, dims: int) -> Iterator[tuple[int, ...]]:
+    """Yield the dim that each axis of a mesh splits, no dim twice, or NO_DIM.
+
+    Two axes beside each other that both split nothing would be one axis of a smaller mesh.
+    """
+    for found in itertools.product((NO_DIM, *range(dims)), repeat=len(mesh)):
+        used = [dim for dim in found if dim != NO_DIM]
+        idle = any(a == b == NO_DIM for a, b in itertools.pairwise(found))
+        if len(set(used)) == len(used) and not idle:
+            yield found
+
+
+def configurations(p: Problem, op: int) -> Choices:
+    """Return all configurations of an operator by meshes: legal, and in equal parts."""
+    row, devices = p.operators[op], len(p.devices)
+    dims, node = int(row["dims"]), int(row["node"])
+    able = [dim for dim in range(dims) if row["splits"][dim] and row["extent"][dim] > 1]
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+    padded = np.ones(MOST_DIMS, np.int64)
+    for mesh in meshes(devices):
+        for places in tensor_maps(mesh, len(able)):
+            degrees = [1] * dims
+            for axis, place in enumerate(places):
+                if place != NO_DIM:
+                    degrees[able[place]] = mesh[axis]
+            padded[:dims] = degrees
+            if any(row["extent"][dim] % degrees[dim] for dim in able):
+                continue
+            if call(legal, p, node, padded):
+                found[tuple(degrees), devices_of(mesh, [able[p] if p >= 0 else p for p in places])] = None
+    return Choices(*rows(list(found), devices))
+
+
+def configurations_of(model: Model) -> dict[int, Choices]:
+    """Return those of all operators that have one of their own; operators of a class share them."""
+    p = model.problem
+    kind = {op: int(p.operators[op]["class_"]) for op in p.free}
+    first = {number: op for op, number in reversed(kind.items())}
+    made = {number: configurations(p, op) for number, op in first.items()}
+    return {op: made[number] for op, number in kind.items()}
+
+
+def devices_of(mesh: Mesh, split: Sequence[int]) -> tuple[int, ...]:
+    """Return the device of each point, row-major over the dims, of a tensor map."""
+    numbers = np.arange(int(np.prod(mesh))).reshape(mesh)
+    taken = numbers[tuple(0 if dim == NO_DIM else slice(None) for dim in split)]
+    return tuple(taken.transpose(np.argsort([dim for dim in split if dim != NO_DIM])).ravel().tolist())
