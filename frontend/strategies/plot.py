@@ -63,18 +63,24 @@ def chart(title: str, across: str, up: str, curves: Sequence[Curve]) -> str:
         f' width="{_WIDTH}" height="{_HEIGHT}"><style>{_STYLE}</style>',
         f'<text class="title" x="{_LEFT}" y="20">{escape(title)}</text>',
         f'<path d="M{_LEFT} {_TOP}V{bottom}H{_LEFT + _INNER[0]}" fill="none" stroke="#888"/>',
-        f'<text x="{_LEFT + _INNER[0]}" y="{bottom + 32}" text-anchor="end">{escape(across)}</text>',
+        f'<text x="{_WIDTH - 20}" y="{bottom + 32}" text-anchor="end">{escape(across)}</text>',
         f'<text x="6" y="{_TOP - 6}">{escape(up)}</text>',
     ]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x, y = at((share * most[0], share * most[1]))
-        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{share * most[0]:.3g}</text>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{share * most[1]:.3g}</text>')
+        parts.append(
+            f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{share * most[0]:.3g}</text>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{share * most[1]:.3g}</text>'
+        )
     for number, (name, colour, points, joined) in enumerate(curves):
         where = [at(point) for point in points]
         if joined and where:
             line = " ".join(f"{x},{y}" for x, y in where)
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+            parts.append(
+                f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+            )
         parts += [f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>' for x, y in where]
         y = _TOP + 10 + 16 * number
         parts.append(f'<circle cx="{_WIDTH - 190}" cy="{y - 4}" r="4" fill="{colour}"/>')

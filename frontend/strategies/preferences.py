@@ -54,7 +54,7 @@ class Preferred:
         """The point that was chosen.
 
         Raises:
-            ParallelError: there is none; says how much memory is missing, or that one has to choose.
+            ParallelError: there is none; says how much memory is missing, or who chooses.
         """
         point = None if self.devices is None else self.fastest[self.devices]
         if point is not None:
@@ -110,21 +110,19 @@ def find_strategy(
     *,
     memory: int | None = None,
     devices: int | Sequence[int] | None = None,
-    eps: float = 0.01,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
-    """Return the strategy that suits, with the whole frontier of memory and time it was chosen from.
+    """Return the strategy that suits, with the frontier of memory and time it was chosen from.
 
     Args:
-        model: a training graph, or what `soapstone strategy` takes: an app's name, a script, a file.
+        model: a training graph, or what commands take: an app's name, a script, a file.
         machine: a machine, or the name or file of one.
         option: mini-time, mini-parallelism or profiling.
         memory: bytes that each device may hold; default: what the machine says.
-        devices: how many; for mini-parallelism and profiling those that are tried, by default 1, 2,
-            4, ... up to a node or, if that is given, to one number. A machine that was given as such
-            has the devices that it has.
-        eps: how far points may be from the exact frontier, as a share; 0: exact.
+        devices: how many; for mini-parallelism and profiling those that are tried: by default 1,
+            2, 4, ... up to a node, or up to the number that is given. A machine that was given as
+            such has the devices that it has.
 
     Raises:
         ParallelError: an argument is out of range, or the graph has nothing to split.
@@ -143,7 +141,7 @@ def find_strategy(
     chosen = None
     for each in _machines(machine, option, devices):
         count = len(each.processors)
-        frontiers[count] = cost_frontier(graph, each, eps=eps, progress=progress)
+        frontiers[count] = cost_frontier(graph, each, progress=progress)
         fastest[count] = frontiers[count].fastest(memory)
         if fastest[count] is not None and option is not Option.PROFILING:
             chosen = count

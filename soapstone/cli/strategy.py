@@ -200,13 +200,11 @@ def frontier(
         int | None, typer.Option(min=1, help="Devices; the most of those that are tried.")
     ] = None,
     memory: Annotated[
-        int | None, typer.Option(min=1, help="Bytes that a device may hold; default: the machine's.")
+        int | None,
+        typer.Option(min=1, help="Bytes that a device may hold; default: the machine's."),
     ] = None,
     batch_size: BatchSize = None,
     size: Sizes = None,
-    eps: Annotated[
-        float, typer.Option(min=0.0, help="How far points may be from the exact frontier; 0: exact.")
-    ] = 0.01,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
@@ -221,13 +219,13 @@ def frontier(
 
     check_targets(output, plot)
     graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))
-    result = find_strategy(graph, machine, option, memory=memory, devices=devices, eps=eps)
+    result = find_strategy(graph, machine, option, memory=memory, devices=devices)
     if plot is not None:
         save_plot(result, graph.name, plot)
-    if output is not None:
-        result.strategy.save(output)
-    elif option != "profiling":
-        result.point  # a reason, where nothing fits
+    if output is not None or option != "profiling":
+        strategy = result.strategy  # or a reason, where nothing fits
+        if output is not None:
+            strategy.save(output)
     tell(result, {**result.as_dict(), "output": None if output is None else str(output)}, as_json)
 
 

@@ -32,7 +32,9 @@ Solve = Callable[[Problem], Result]
 MOST_AXES = 2  # of the meshes of Mesh-TensorFlow
 
 
-def joined(model: Model, choices: Mapping[int, Choices], name: str) -> tuple[dict[int, Choices], Rows]:
+def joined(
+    model: Model, choices: Mapping[int, Choices], name: str
+) -> tuple[dict[int, Choices], Rows]:
     """Return configurations with those of a strategy that is known by name, and which these are.
 
     Operators of one class keep having the same ones.
@@ -79,16 +81,20 @@ def only(problem: Problem, rows: Sequence[Array]) -> Problem:
     """Return a problem with some configurations of each operator."""
     return replace(
         problem,
-        operators=[replace(item, costs=item.costs[some]) for item, some in zip(problem.operators, rows)],
+        operators=[
+            replace(item, costs=item.costs[some]) for item, some in zip(problem.operators, rows)
+        ],
         edges=[
-            replace(edge, rows=edge.rows[rows[edge.writer]], columns=edge.columns[rows[edge.reader]])
+            replace(
+                edge, rows=edge.rows[rows[edge.writer]], columns=edge.columns[rows[edge.reader]]
+            )
             for edge in problem.edges
         ],
     )
 
 
 def one_mesh(model: Model, costs: Costs) -> Iterator[Rows]:
-    """Yield the strategies of Mesh-TensorFlow: a mesh of one or two axes, each for a dim of the model.
+    """Yield the strategies of Mesh-TensorFlow: one mesh, each of its axes for a dim of the model.
 
     Dims of operators are one dim of the model where one indexes what the other does.
     """
@@ -138,7 +144,9 @@ def _dims(model: Model) -> dict[int, list[int]]:
         node = model.operators[op].node
         row = model.problem.operators[op]
         found[op] = [
-            numbers.setdefault(same[node.name, dim.name], len(numbers)) if row["splits"][i] else NO_DIM
+            numbers.setdefault(same[node.name, dim.name], len(numbers))
+            if row["splits"][i]
+            else NO_DIM
             for i, dim in enumerate(model.graph.signature(node).dims)
         ]
     return found

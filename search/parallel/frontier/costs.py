@@ -161,7 +161,7 @@ def _first_readers(model: Model) -> dict[str, int]:
 
 def _summed(model: Model) -> set[str]:
     """Return the values that updates read: gradients, or parts of their sums."""
-    found = set()
+    found: set[str] = set()
     for item in model.operators:
         if item.source is not None:
             maker = model.graph.producers[item.source]
@@ -184,7 +184,7 @@ def boxes_table(
     """Write the boxes of operands on devices in each configuration of one operator.
 
     Args:
-        out: BOX (configurations, operands, devices); where there is no box `high` stays below `low`.
+        out: BOX (configurations, operands, devices); where there is none it is left as it is.
     """
     for row in range(degrees.shape[0]):
         c.operators[op] = degrees[row]
@@ -239,7 +239,8 @@ def _own(model: Model, op: int, choices: Choices, has: _Held) -> Own:
         nbytes = np.zeros((len(choices), len(p.devices)), np.int64)
         for i, operand in enumerate(operands):
             nbytes += volumes(p, operand, boxes[:, i])
-        return nbytes.max(-1)
+        most: Array = nbytes.max(-1)
+        return most
 
     def numbers(places: Iterable[tuple[int, bool, int]]) -> list[int]:
         return [_operand(part.model, nodes[i], output, at) for i, output, at in places]

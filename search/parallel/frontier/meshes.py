@@ -62,7 +62,9 @@ def configurations(p: Problem, op: int) -> Choices:
             if any(row["extent"][dim] % degrees[dim] for dim in able):
                 continue
             if call(legal, p, node, padded):
-                found[tuple(degrees), devices_of(mesh, [able[p] if p >= 0 else p for p in places])] = None
+                found[
+                    tuple(degrees), devices_of(mesh, [able[p] if p >= 0 else p for p in places])
+                ] = None
     return Choices(*rows(list(found), devices))
 
 
@@ -79,4 +81,6 @@ def devices_of(mesh: Mesh, split: Sequence[int]) -> tuple[int, ...]:
     """Return the device of each point, row-major over the dims, of a tensor map."""
     numbers = np.arange(int(np.prod(mesh))).reshape(mesh)
     taken = numbers[tuple(0 if dim == NO_DIM else slice(None) for dim in split)]
-    return tuple(taken.transpose(np.argsort([dim for dim in split if dim != NO_DIM])).ravel().tolist())
+    return tuple(
+        taken.transpose(np.argsort([dim for dim in split if dim != NO_DIM])).ravel().tolist()
+    )

@@ -8,7 +8,7 @@ strategy is, and both figures are shown. What fits a memory is what the simulati
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -21,12 +21,12 @@ from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import joined, least_memory, one_mesh
 from soapstone.search.parallel.frontier.costs import Costs, Moving, costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of
-from soapstone.search.parallel.frontier.tables import Edge, Operator, Problem, Result
-from soapstone.search.parallel.frontier.tracking import track
+from soapstone.search.parallel.frontier.tables import Edge, Operator, Problem
+from soapstone.search.parallel.frontier.tracking import Method, Progress, track
 from soapstone.search.parallel.problem.arrays import WHOLE, Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
-from soapstone.search.parallel.simulation.simulate import Simulation, Simulator
+from soapstone.search.parallel.simulation.simulate import Simulator
 
 MEMORY, TIME = 0, 1  # coordinates
 
@@ -107,8 +107,11 @@ class CostFrontier:
         fitting = [
             each
             for each in (*self.points, self.baselines["data"])
-            if (each.missing_bytes == 0 if memory_bytes is None
-                else each.simulated_bytes <= memory_bytes)
+            if (
+                each.missing_bytes == 0
+                if memory_bytes is None
+                else each.simulated_bytes <= memory_bytes
+            )
         ]
         return min(fitting, key=lambda each: each.simulated_us, default=None)
 
@@ -125,7 +128,9 @@ class CostFrontier:
         }
         names = [name for name in self.__dataclass_fields__ if name not in ("points", "baselines")]
         found |= {name: getattr(self, name) for name in names}
-        return found | {"baselines": {name: each.as_dict() for name, each in self.baselines.items()}}
+        return found | {
+            "baselines": {name: each.as_dict() for name, each in self.baselines.items()}
+        }
 
     def __str__(self) -> str:
         least, turning = self.points[0], self.turning_point
@@ -174,19 +179,16 @@ def cost_frontier(
     graph: Graph,
     machine: Machine,
     *,
-    eps: float = 0.0,
-    method: str = "linear",
-    progress: Callable[[str, int, int], None] | None = None,
+    method: Method = "linear",
+    progress: Progress | None = None,
 ) -> CostFrontier:
     """Return the cost frontier of a graph on a machine.
 
     Args:
-        eps: each point of the exact frontier is at most 1 + eps times cheaper than one returned, in
-            memory and in time; 0: exact.
         method: linear: dynamic programming along the spine; elimination: down to two operators.
 
     Raises:
-        ParallelError: nothing to split, or eps out of range.
+        ParallelError: nothing to split.
     """
     began = time.perf_counter()
     model = prepare(graph, machine)
@@ -242,7 +244,10 @@ def _point(
     c, model = simulator.settled.choice, simulator.model
     c.operators[:], c.placed[:] = WHOLE, 0
     for op, row in rows.items():
-        c.operators[op], c.placed[op] = costs.choices[op].degrees[row], costs.choices[op].placed[row]
+        c.operators[op], c.placed[op] = (
+            costs.choices[op].degrees[row],
+            costs.choices[op].placed[row],
+        )
     simulator.settled.settle()
     simulation = simulator.summary(simulator.settled_ns())
     compute = sum(int(costs.own[op].compute[row]) for op, row in rows.items())

@@ -1,0 +1,133 @@
+"""The frontier of models: configurations, what they cost, points that are strategies."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from soapstone import GraphBuilder
+from soapstone.frontend.strategies.finding import graph_of, machine_of
+from soapstone.frontend.strategies.preferences import find_strategy
+from soapstone.ir.tensor import Role
+from soapstone.search.parallel import NAMED, ParallelError, Simulator, simulate
+from soapstone.search.parallel.frontier.baselines import joined
+from soapstone.search.parallel.frontier.costs import costs_of
+from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
+from soapstone.search.parallel.frontier.points import _sums, cost_frontier
+from soapstone.search.parallel.problem.prepare import Model, prepare
+
+SIZES = {"hidden": 24, "layers": 2, "length": 4, "vocabulary": 40}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return prepare(graph_of("mlp", 32), machine_of("v100", 2))
+
+
+def test_meshes_are_the_ordered_factors_and_maps_split_no_dim_twice() -> None:
+    assert sorted(meshes(12)) == [
+        *((2, 2, 3), (2, 3, 2), (2, 6), (3, 2, 2), (3, 4), (4, 3), (6, 2), (12,))
+    ]
+    assert list(meshes(1)) == [()]
+    assert len(list(tensor_maps((2, 2), 3))) == 3 * 2 + 2 * 3
+
+
+def test_points_of_a_configuration_are_where_its_mesh_says(model: Model) -> None:
+    found = configurations_of(prepare(model.graph, machine_of("v100", 4)))
+    for choices in found.values():
+        for split, placed in zip(choices.degrees, choices.placed):
+            points = int(split["points"])
+            assert np.prod(split["degrees"]) == points
+            assert placed[0] == 0 and len(set(placed[:points].tolist())) == points
+    both = [
+        (split["degrees"][:3].tolist(), placed.tolist())
+        for split, placed in zip(choices.degrees, choices.placed)
+        if (split["degrees"] == 2).sum() == 2
+    ]
+    assert len(both) == len({str(each) for each in both})
+
+
+def test_the_frontier_is_that_of_all_combinations(model: Model) -> None:
+    """Every strategy of the space, its sums added up one by one."""
+    frontier = cost_frontier(model.graph, model.machine)
+    choices, data = joined(model, configurations_of(model), "data")
+    costs = costs_of(model, choices)
+    sums = {
+        _sums(costs, dict(zip(choices, rows)))
+        for rows in itertools.product(*(range(len(each)) for each in choices.values()))
+    }
+    best = [a for a in sums if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in sums)]
+    assert [(p.memory_bytes, round(p.time_us * 1e3)) for p in frontier.points] == sorted(best)
+    assert frontier.exact and frontier.error == 0.0
+    assert frontier.baselines["data"].memory_bytes == _sums(costs, data)[0]
+    assert frontier.turning_point in frontier.points
+
+
+def test_a_point_is_a_strategy_that_costs_what_it_says(model: Model) -> None:
+    frontier = cost_frontier(model.graph, model.machine)
+    for point in frontier.points:
+        found = simulate(model.graph, model.machine, point.strategy)
+        assert found.step_us == point.simulated_us
+        assert max(found.peak_bytes_per_device) == point.simulated_bytes
+        assert point.time_us == pytest.approx(point.network_us + point.compute_us)
+    data = Simulator(model).simulate(NAMED["data"](model))
+    assert frontier.baselines["data"].simulated_us == data.step_us
+    assert frontier.fastest().simulated_us <= data.step_us
+
+
+def test_one_device_costs_what_a_step_of_it_alone_does() -> None:
+    """Nothing moves; memory is parameters, gradients, states and what the backward pass reads."""
+    build = GraphBuilder("one")
+    x = build.input("x", (4, 6))
+    w = build.input("w", (6, 3), role=Role.PARAMETER)
+    (product,) = build.apply("matmul", x, w)
+    build.output(*build.apply("relu", product))
+    graph = build.build()
+    frontier = cost_frontier(graph, machine_of("v100", 1))
+    (point,) = frontier.points
+    assert point.network_us == 0 and point.memory_bytes == 6 * 3 * 4
+
+
+@pytest.mark.parametrize("app", ["lenet", "rnnlm", "transformer"])
+def test_estimates_are_near_what_is_simulated(app: str) -> None:
+    sizes = {} if app == "lenet" else dict(SIZES)
+    if app == "transformer":
+        sizes |= {"heads": 4, "inner": 48}
+        sizes["layers"] = 1
+    frontier = cost_frontier(graph_of(app, 16, sizes=sizes), machine_of("v100", 2))
+    for point in frontier.points:
+        assert point.simulated_us <= 1.1 * point.time_us  # sums know no overlap, nor fan-in
+        assert point.memory_bytes <= 2 * point.simulated_bytes <= 4 * point.memory_bytes
+
+
+def test_options_choose_by_memory_and_devices() -> None:
+    graph = graph_of("rnnlm", 16, sizes=SIZES)
+    shortest = find_strategy(graph, "v100", devices=4)
+    frontier = shortest.frontiers[4]
+    candidates = (*frontier.points, frontier.baselines["data"])
+    assert shortest.point.simulated_us == min(each.simulated_us for each in candidates)
+    needed = [
+        find_strategy(graph, "v100", "profiling", devices=4).frontiers[n].least.simulated_bytes
+        for n in (1, 2, 4)
+    ]
+    assert needed[0] > needed[1] > needed[2]
+    fewest = find_strategy(graph, "v100", "mini-parallelism", memory=needed[1], devices=4)
+    assert fewest.devices == 2 and fewest.point.simulated_bytes <= needed[1]
+    least = find_strategy(graph, "v100", devices=2, memory=needed[1])
+    assert least.point.simulated_bytes == needed[1]
+
+
+def test_wrong_options_say_what_is_needed() -> None:
+    graph = graph_of("mlp", 32)
+    with pytest.raises(ParallelError, match="'fast' found, one of mini-time"):
+        find_strategy(graph, "v100", "fast")
+    with pytest.raises(ParallelError, match="memory of 0 bytes"):
+        find_strategy(graph, "v100", memory=0)
+    with pytest.raises(ParallelError, match="one number needed for mini-time"):
+        find_strategy(graph, "v100", devices=[1, 2])
+    with pytest.raises(ParallelError, match=r"holds [\d,]+ bytes .* [\d,]+ bytes are missing"):
+        find_strategy(graph, "v100", devices=2, memory=1000).strategy  # noqa: B018
+    with pytest.raises(ParallelError, match="has 2 devices, 4 found"):
+        find_strategy(graph, machine_of("v100", 2), devices=4)
