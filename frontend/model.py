@@ -6,8 +6,8 @@ training or inference graph of a batch size when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -154,14 +154,15 @@ class Model(Layers):
             raise GraphError(
                 f"input {name!r}: batch size {batch} found, {self._batch_size} needed as before"
             )
-        self._batch_size = batch
         rest = shape[1:]
 
         def emit(builder: GraphBuilder, training: bool, inputs: tuple[str, ...]) -> tuple[str, ...]:
             size = self._building
             return (builder.input(name, (size, *rest), dtype),)
 
-        return self.record(emit, ())[0]
+        with self.all_or_nothing():
+            self._batch_size = batch
+            return self.record(emit, ())[0]
 
     def record(self, emit: Emit, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Record a layer call and return its outputs; errors of shape appear here.
@@ -182,7 +183,8 @@ class Model(Layers):
         if self._trainer is not None:
             raise GraphError(f"model {self.name!r} is compiled; layers are added before compile")
         self._building = self._batch_size or 1
-        names = emit(self._builder, True, tuple(tensor.name for tensor in inputs))
+        with self.all_or_nothing():
+            names = emit(self._builder, True, tuple(tensor.name for tensor in inputs))
         made = tuple(
             Tensor(self, len(self._tensors) + i, name, self._builder.spec(name))
             for i, name in enumerate(names)
@@ -193,6 +195,19 @@ class Model(Layers):
         )
         self.__dict__.pop("graph", None)
         return made
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Forget what was recorded inside the block if the block raises."""
+        calls, tensors, batch = len(self._calls), len(self._tensors), self._batch_size
+        try:
+            with self._builder.all_or_nothing():
+                yield
+        except BaseException:
+            del self._calls[calls:], self._tensors[tensors:]
+            self._batch_size = batch
+            self.__dict__.pop("graph", None)
+            raise
 
     def output(self, *tensors: Tensor) -> None:
         """Mark tensors as the model's outputs; the loss is taken of the first.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -340,8 +341,25 @@ class GraphBuilder:
         count = self._counts.get(base, 1)
         while f"{base}_{count}" in self._tensors or f"{base}_{count}" in self._nodes:
             count += 1
-        self._counts[base] = count + 1
+        self._counts[base] = count  # the first that may be free
         return f"{base}_{count}"
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Forget what was added inside the block if the block raises."""
+        added: tuple[dict[str, Any], ...] = (
+            *(self._tensors, self._roles, self._nodes, self._makers),
+            *(self._updates, self._initials),
+        )
+        sizes = [len(each) for each in added]
+        try:
+            yield
+        except BaseException:
+            for each, size in zip(added, sizes):
+                while len(each) > size:
+                    each.popitem()
+            self._counts.clear()
+            raise
 
     def input(
         self,

@@ -169,7 +169,9 @@ def watched(entry: Entry) -> Entry:
     return _entry(run, entry, statuses)
 
 
-def _entry(run: Callable[[], int], keep: object, statuses: dict[int, str]) -> Entry:
+def _entry(
+    run: Callable[[], int], keep: object, statuses: dict[int, str | Callable[[], str]]
+) -> Entry:
     """Return the entry of a Python function that returns a status or raises CheckedError."""
     statuses[FAULT] = "not run yet"
 

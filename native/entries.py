@@ -9,7 +9,7 @@ read from the block, never baked into the code: that is what makes the compiled 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -32,7 +32,7 @@ from soapstone.native.intrinsics import (
     u8p,
     words,
 )
-from soapstone.native.memory import NO_ARGUMENTS, NO_STATUSES, Block, Entry, pack
+from soapstone.native.memory import NO_ARGUMENTS, NO_STATUSES, Block, Entry, Statuses, pack
 
 Kind = Literal["entry", "body", "team"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ def routine(function: F) -> F:
 
 
 # ------------------------------------------------------------------------------- argument blocks
-def bind(kernel: Native, *values: Any, statuses: Mapping[int, str] = NO_STATUSES) -> Entry:
+def bind(kernel: Native, *values: Any, statuses: Statuses = NO_STATUSES) -> Entry:
     """Return the entry of a kernel on the packed values, or on the one block that is given."""
     if len(values) == 1 and isinstance(values[0], Block):
         return Entry(kernel.address, values[0], statuses)
@@ -213,7 +213,7 @@ def parallel_for(
     block: Block,
     items: int,
     threads: int,
-    statuses: Mapping[int, str] = NO_STATUSES,
+    statuses: Statuses = NO_STATUSES,
 ) -> Entry:
     """Return an entry that runs `body(block, begin, end)` over `items`, cut over the threads.
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-NO_STATUSES: Mapping[int, str] = MappingProxyType({})
+Statuses = Mapping[int, str | Callable[[], str]]  # what a code means, or what finds it out
+NO_STATUSES: Statuses = MappingProxyType({})
 CHECKED = os.environ.get("SOAPSTONE_CHECKED", "0") not in ("", "0")  # see checked.py
 LINE = 64  # bytes of a cache line
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)  # of every entry
@@ -174,7 +175,7 @@ class Entry(NamedTuple):
 
     address: int
     arguments: Block
-    statuses: Mapping[int, str] = NO_STATUSES
+    statuses: Statuses = NO_STATUSES
 
     @property
     def block(self) -> int:

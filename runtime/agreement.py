@@ -3,8 +3,9 @@
 Every rank of a run over MPI runs the same program and takes the same decisions, without asking
 (Bauer et al., PPoPP 2021); like the checks of control determinism there this finds out whether it
 does. With `SOAPSTONE_SAFE=1` the ranks exchange each *event* before they act on it: a launch with
-its partitions and scalars, what the host wrote, a read, a replay, and the operations of a captured
-step, which the mapper has placed. The first difference stops all ranks, with one error for all.
+its partitions and scalars, what a mapper answers, what the host wrote, a read, a replay, and the
+operations of a captured step, which the mapper has placed. The first difference stops all ranks,
+with one error for all.
 """
 
 from __future__ import annotations
@@ -108,6 +109,13 @@ class Agreement:
                 for one in operations
             ],
         )
+
+    def answer(self, who: str, question: str, answer: object) -> None:
+        """Compare what a mapper answers, outside of a capture.
+
+        Raises: ReplicationError for a difference; PeerError.
+        """
+        self.event(f"{who}: {question}", [("the answer", self._text(answer))])
 
     def event(self, what: str, parts: Parts = ()) -> None:
         """Compare one event. parts: what makes it up, each compared by itself.

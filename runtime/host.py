@@ -96,6 +96,7 @@ class Host(ABC):
         self.analysis = analysis
         self.executor = executor
         self.agreement = executor.agreement  # None: nobody to agree with, or nobody asked to
+        analysis.policy.agreement = self.agreement
         self.turn = Turn(executor.workers)
         self._lock = Guard(self, self.turn)
         self._live: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()

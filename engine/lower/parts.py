@@ -56,7 +56,7 @@ def copy_parts(graph: Graph, strategy: Strategy) -> Graph:
     return graph
 
 
-def _with_copies(graph: Graph, splits: dict[str, set[str]]) -> Graph:
+def _with_copies(graph: Graph, splits: dict[str, tuple[str, ...]]) -> Graph:
     unique = GraphBuilder(base=graph).unique
     made: dict[str, TensorSpec] = {}
     instead = {}

@@ -21,7 +21,9 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
     """Return the graph of what `emit` adds to a builder for each node, and returns as its outputs.
 
     The nodes that `emit` is given have the inputs of the new graph and the outputs of the old; one
-    for which it returns None stays as it is. Whatever is added for a node does that node's work.
+    for which it returns None stays as it is. Whatever is added for a node does that node's work. A
+    new value that takes the place of an old one is called as that was, so that what is said of
+    values by name, such as their layouts, holds in both graphs.
     """
     tensors = {name: graph.tensors[name] for name in graph.roles}
     bare = replace(graph, nodes=(), outputs=(), updates={}, tensors=tensors)
@@ -41,10 +43,15 @@ def rebuild(graph: Graph, emit: Emit) -> Graph:
     for name, value in graph.updates.items():
         builder.update(name, renamed.get(value, value))
     made = builder.build()
-    if not apart:
-        return made
-    nodes = (replace(n, apart=n.apart or not apart.isdisjoint(n.outputs)) for n in made.nodes)
-    return replace(made, nodes=tuple(nodes))
+    if apart:
+        nodes = (replace(n, apart=n.apart or not apart.isdisjoint(n.outputs)) for n in made.nodes)
+        made = replace(made, nodes=tuple(nodes))
+    old = {
+        new: name
+        for name, new in renamed.items()
+        if not (builder.has(name) or new in graph.tensors)
+    }
+    return made.renamed(old)
 
 
 def kept(builder: GraphBuilder, node: Node, graph: Graph) -> tuple[str, ...]:

@@ -85,13 +85,13 @@ def views(graph: Graph, strategy: Strategy, constants: Set[str] = frozenset()) -
 
 def scan(
     graph: Graph, strategy: Strategy, constants: Set[str] = frozenset()
-) -> tuple[dict[str, View], dict[str, set[str]]]:
+) -> tuple[dict[str, View], dict[str, tuple[str, ...]]]:
     """Return the views, and for each node with several results those that cannot be views.
 
     Such a node is launched where any of its results cannot.
     """
     found: dict[str, View] = {}
-    refused: dict[str, set[str]] = {}
+    refused: dict[str, tuple[str, ...]] = {}
     for value, (root, first) in places(graph, strategy).items():
         past = tuple(low + extent for low, extent in zip(first, graph.tensors[value].shape))
         found[value] = View(root, box=(first, past))
@@ -102,7 +102,7 @@ def scan(
         looks = _looks(graph, node, found.get(source, View(source)))
         transposed = _written_through(graph, strategy, node, found.keys() | graph.results)
         strict = transposed is not None
-        bad = {v for v in looks if not _allowed(graph, strategy, looks[v], v, strict)}
+        bad = tuple(v for v in looks if not _allowed(graph, strategy, looks[v], v, strict))
         if not bad:
             found.update(looks)
         elif transposed is not None:

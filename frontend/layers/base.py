@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arguments import Checked
@@ -84,6 +85,7 @@ class LayerBase(Checked):
     _builder: GraphBuilder
     seed: int
     record: Callable[[Emit, Sequence[Tensor]], tuple[Tensor, ...]]
+    all_or_nothing: Callable[[], AbstractContextManager[None]]
 
     def _name(self, kind: str, name: str | None) -> str:
         if name is not None:

@@ -179,25 +179,26 @@ class ConvolutionLayers(LayerBase):
         Source: Chollet, Xception, CVPR 2017.
         """
         label = self._name("separable_conv2d", name)
-        y = self.depthwise_conv2d(
-            x,
-            kernel=kernel,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            bias=False,
-            initial=initial,
-            name=f"{label}.depth",
-        )
-        return self.conv2d(
-            y,
-            channels,
-            kernel=1,
-            activation=activation,
-            bias=bias,
-            initial=initial,
-            name=f"{label}.point",
-        )
+        with self.all_or_nothing():
+            y = self.depthwise_conv2d(
+                x,
+                kernel=kernel,
+                stride=stride,
+                padding=padding,
+                dilation=dilation,
+                bias=False,
+                initial=initial,
+                name=f"{label}.depth",
+            )
+            return self.conv2d(
+                y,
+                channels,
+                kernel=1,
+                activation=activation,
+                bias=bias,
+                initial=initial,
+                name=f"{label}.point",
+            )
 
     def conv_transpose(
         self,

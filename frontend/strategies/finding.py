@@ -30,27 +30,32 @@ def graph_of(
     *,
     training: bool = True,
     sizes: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> Graph:
     """Return the graph of an app's name or script, an ONNX file, or a graph file.
 
     Args:
         model: any of these.
-        batch_size: of an app; by default its own.
+        batch_size: of an app, by default its own; of an ONNX file whose first dims are symbolic, 1.
         training: an app's training step rather than its inference graph.
         sizes: what else the app's `build` takes, such as layers or hidden.
+        dims: the extents of an ONNX file's symbolic dims, by name.
 
     Raises:
-        AppError, GraphError, OSError: it is none of these, or the sizes do not fit.
+        AppError, GraphError, OSError: it is none of these, or the sizes or extents do not fit.
     """
     path = Path(model)
-    if path.suffix == ".onnx":
-        from soapstone.frontend.onnx import from_onnx
+    of_onnx, of_graph = path.suffix == ".onnx", path.suffix == ".json" or path.is_dir()
+    if dims and not of_onnx:
+        raise GraphError(f"dims found for {str(path)!r}; an ONNX file, with symbolic dims, needed")
+    if sizes and (of_onnx or of_graph):
+        raise GraphError(f"sizes found for {str(path)!r}; an app needed")
+    if batch_size is not None and of_graph:
+        raise GraphError(f"batch size {batch_size} found; graph file {str(path)!r} has its own")
+    if of_onnx or of_graph:
+        from soapstone.frontend.optimization.optimize import taken
 
-        return from_onnx(path).graph({})
-    if path.suffix == ".json" or path.is_dir():
-        from soapstone.ir.graph_files import load_graph
-
-        return load_graph(path)[0]
+        return taken(path, {}, batch_size or 1, dims or {})[0]
     from soapstone.frontend.training.optimizers import optimizer
     from soapstone.frontend.training.step_graph import training_graph
 

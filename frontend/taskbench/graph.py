@@ -47,6 +47,13 @@ class TaskGraph:
         """The number of tasks."""
         return sum(len(self.active(step)) for step in range(self.steps))
 
+    @property
+    def most_inputs(self) -> int:
+        """The most predecessors that a task is looked at for."""
+        if self.pattern == "all_to_all":
+            return self.width
+        return self.radix if self.pattern in ("nearest", "spread", "random_nearest") else 3
+
     def active(self, step: int) -> range:
         """The points that have a task at a step; none before the first."""
         if step < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from soapstone.frontend.taskbench.graph import TaskGraph
@@ -12,6 +12,8 @@ from soapstone.frontend.taskbench.program import Body, Program
 from soapstone.runtime import DefaultMapper, Machine
 from soapstone.runtime.machines.start import machine_of, start
 
+MOST_EDGES = 1 << 24  # tasks and inputs of a run: each takes memory, and time to analyse
+MOST_ITERATIONS = 1 << 40  # of all tasks of all runs of one size: some hours on one processor
 _UNITS = {"compute": "GFLOP/s", "imbalance": "GFLOP/s", "memory": "GB/s", "empty": "G tasks/s"}
 
 
@@ -40,17 +42,20 @@ def measure(
     workers: processors of each process. width: by default one task a processor. Returns a
     JSON-ready dictionary, or None in the processes of a run that are not the first.
 
-    Raises: ValueError naming an option; TaskError when a task finds a wrong input.
+    Raises: ValueError naming an option, or saying that a run is too large; TaskError when a task
+    finds a wrong input.
     """
+    if graphs < 1:
+        raise ValueError(f"graphs is {graphs}, needed at least 1")
     if processes and executor != "local":
         raise ValueError(f"processes with executor {executor!r} found; the local one is needed")
     machine = (
         Machine.local(workers, processes=True) if processes else machine_of(executor, cpus=workers)
     )
     count = len(machine.processors)
-    made = [
-        TaskGraph(pattern, width or count, steps, radix, index=number) for number in range(graphs)
-    ]
+    first = TaskGraph(pattern, width or count, steps, radix)
+    _check_size(first, graphs, iterations, repeats)
+    made = [replace(first, index=number) for number in range(graphs)]
     with start(executor, machine, DefaultMapper()) as runtime:
         program = Program(
             runtime,
@@ -79,6 +84,21 @@ def measure(
         if len(found.samples) == 1:  # nothing to compare with
             result["metg_us"] = None
         return {"task_bench": about, **result}
+
+
+def _check_size(graph: TaskGraph, graphs: int, iterations: int, repeats: int) -> None:
+    """Raise ValueError where runs of such graphs would not end, or have no room."""
+    tasks = graphs * graph.width * graph.steps
+    for what, found, most in (
+        ("tasks and inputs", tasks * (1 + graph.most_inputs), MOST_EDGES),
+        ("iterations in all", tasks * iterations * repeats, MOST_ITERATIONS),
+    ):
+        if found > most:
+            raise ValueError(
+                f"{graphs} graphs of pattern {graph.pattern!r}, {graph.width} wide, of"
+                f" {graph.steps} steps, {repeats} runs of {iterations} iterations a task: {found:,}"
+                f" {what} found, needed at most {most:,}"
+            )
 
 
 def text(found: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import DefaultMapper, Held, Layout, Mapper, Order, by_point
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.tracing.step import Request
+
+if TYPE_CHECKING:
+    from soapstone.runtime.agreement import Agreement
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -82,6 +85,7 @@ class Policy:
         self.machine = machine
         self.world = world
         self.mapper = mapper
+        self.agreement: Agreement | None = None  # with whom answers are compared
         self._name = name_of(mapper)
         self._memory_index = {memory.name: i for i, memory in enumerate(machine.memories)}
         self.homes = [self._memory_index[p.memory] for p in machine.processors]
@@ -119,7 +123,13 @@ class Policy:
         return self._name if launch is None else f"{self._name}, task {launch.name!r}"
 
     def _ask(self, launch: Launch | None, question: str, *given: Any) -> Any:
-        return ask(self.mapper, self._who(launch), question, *given)
+        return self._agreed(launch, question, ask(self.mapper, self._who(launch), question, *given))
+
+    def _agreed(self, launch: Launch | None, question: str, answer: Any) -> Any:
+        """Return an answer that all processes have, where that is compared."""
+        if self.agreement is not None:
+            self.agreement.answer(self._who(launch), question, answer)
+        return answer
 
     def _yes(self, launch: Launch | None, question: str, *given: Any) -> bool:
         answer = self._ask(launch, question, *given)
@@ -180,12 +190,14 @@ class Policy:
         if self._by_point:
             question = "place"
             placed = self._points(launch)
+            self._agreed(launch, question, placed)
         else:
             try:
                 answer = self.mapper.place_all(launch)
             except Exception as error:
                 raise _raised(self._who(launch), question, error) from error
             placed = self._numbers(launch, question, answer, f"integers ({points},)")
+            self._agreed(launch, question, placed)
         if placed and (min(placed) < 0 or max(placed) >= count):
             wrong = next(point for point, where in enumerate(placed) if not 0 <= where < count)
             raise MapperError(
@@ -198,7 +210,7 @@ class Policy:
         """Where each point is placed, one by one."""
         placed = []
         for point in range(launch.points):
-            answer = self._ask(launch, "place", launch, point)
+            answer = ask(self.mapper, self._who(launch), "place", launch, point)
             try:
                 placed.append(operator.index(answer))
             except TypeError:
@@ -236,13 +248,14 @@ class Policy:
         known = launch.task.variants
         for point, processor in enumerate(processors):
             place = self.machine.processors[processor]
-            answer = self._ask(launch, "variant", launch, point, place)
+            answer = ask(self.mapper, self._who(launch), "variant", launch, point, place)
             asked = f"{self._who(launch)}: variant of point {point} on processor {place.name!r}"
             if answer is not None and not isinstance(answer, str):
                 raise MapperError(f"{asked} is {_shown(answer)}, needed a name or None")
             if answer is not None and known is not None and answer not in known:
                 raise MapperError(f"{asked} is {answer!r}, needed one of {sorted(known)} or None")
             found.append(answer)
+        self._agreed(launch, "variant", found)
         return found
 
     def priority(self, launch: Launch) -> int:

@@ -301,5 +301,6 @@ def status_text(entry: EntryLike, status: int) -> str:
     """What a non-zero status of an entry means, by its own table if it has one."""
     table = getattr(entry, "statuses", None)
     if isinstance(table, Mapping) and status in table:
-        return str(table[status])
+        said = table[status]
+        return str(said() if callable(said) else said)
     return f"native entry returned status {status}"

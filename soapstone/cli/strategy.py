@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soapstone.cli.common import Json, answer, command, tell
+from soapstone.cli.common import Dims, Json, answer, command, dims_of, tell
 
 if TYPE_CHECKING:
     from soapstone.deadline import Deadline
@@ -50,14 +50,16 @@ def _prepared(
     devices: int | None,
     batch_size: int | None,
     size: list[str] | None,
+    dim: list[str] | None,
     inference: bool,
 ) -> tuple[Graph, Machine]:
     """Return the graph and the machine."""
     from soapstone.frontend.strategies import finding
 
     where = finding.machine_of(machine, devices)
-    sizes = finding.parse_sizes(size)
-    return finding.graph_of(model, batch_size, training=not inference, sizes=sizes), where
+    sizes, dims = finding.parse_sizes(size), dims_of(dim)
+    graph = finding.graph_of(model, batch_size, training=not inference, sizes=sizes, dims=dims)
+    return graph, where
 
 
 def _measure(graph: Graph, machine: Machine, deadline: Deadline | None = None) -> None:
@@ -79,6 +81,7 @@ def search(
     devices: Devices = None,
     batch_size: BatchSize = None,
     size: Sizes = None,
+    dim: Dims = None,
     inference: Inference = False,
     method: Annotated[
         str,
@@ -131,7 +134,7 @@ def search(
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else None
-    graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+    graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference)
     given = None if start is None else finding.imported(graph, where, start)
     find = method_named(method)
     options = Options(
@@ -167,6 +170,7 @@ def simulate(
     devices: Devices = None,
     batch_size: BatchSize = None,
     size: Sizes = None,
+    dim: Dims = None,
     inference: Inference = False,
     timeline: Timeline = None,
     as_json: Json = False,
@@ -176,7 +180,7 @@ def simulate(
     from soapstone.frontend.strategies import finding
 
     check_targets(timeline)
-    graph, where = _prepared(model, machine, devices, batch_size, size, inference)
+    graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference)
     given = finding.given(graph, where, strategy)
     _measure(graph, where)
     result = finding.simulated(graph, where, given)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_optimize_trial import symbolic
 from typer.testing import CliRunner, Result
 
 import soapstone
@@ -391,6 +392,38 @@ def test_an_interrupt_names_the_last_checkpoint_and_training_goes_on(
     assert stdout == b"" and b"Traceback" not in stderr
     assert stderr.decode().splitlines()[-1] == f"interrupted; go on with --resume {file}"
     assert trained(tiny, "--epochs", "0", "--resume", file)["test_accuracy"] is not None
+
+
+def test_strategies_are_for_extents_of_symbolic_dims(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    symbolic(path, ("b", "t"))
+    common = ("strategy", "simulate", path, "-s", "data", "-m", "p100", "--devices", "2")
+    assert "axis 1 is t; a number needed, from dims" in error_of(*common)
+    assert "dims: 's' found; symbolic dims are b, t" in error_of(*common, "--dim", "s=3")
+    assert invoke(*common, "--dim", "b=4", "--dim", "t=7").exit_code == 0
+    found = invoke(*common, "--dim", "t=7", "--batch-size", "4", "--json")
+    assert json.loads(found.stdout)["step_us"] > 0
+    for more in (("--dim", "t=7"), ("--size", "depth=3")):
+        text = error_of("strategy", "search", "lenet.json", *more)
+        assert text.endswith(" needed\n") and "found for 'lenet.json'" in text
+
+
+def test_an_interrupt_while_python_imports_the_command_is_one_line(tmp_path: Path) -> None:
+    """The signal comes while `typer` is imported, the first import of the command line."""
+    (tmp_path / "typer.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nimport time\ntime.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "soapstone", "version"],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    setup = (Path(__file__).parents[2] / "setup.cfg").read_text()
+    assert "soapstone = soapstone.__main__:main\n" in setup
 
 
 @pytest.mark.parametrize("arguments", [("mlp", "--epochs", "1"), ("lenet", "--epochs", "2")])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +26,8 @@ from soapstone.engine.lower import (
 )
 from soapstone.engine.lower.passes import NAMES, PASSES, Pass, verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources, check_views
-from soapstone.frontend.app import load_app
+from soapstone.engine.prepare import prepare
+from soapstone.frontend.app import app_names, load_app
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph, GraphBuilder
@@ -35,6 +39,15 @@ from soapstone.runtime import Machine
 
 WHOLE = Strategy({DEFAULT: Configuration()})
 MACHINES = (Machine.local(cpus=1), Machine.local(cpus=2), Machine.local(cpus=3, memories=3))
+
+SMALL = {  # apps that are as they are but for being less deep
+    "bert": {"layers": 2},
+    "densenet": {"blocks": (2, 2)},
+    "nasnet": {"cells": 1},
+    "resnext": {"blocks": (1, 1, 1, 1)},
+    "transformer": {"layers": 1},
+    "wide_resnet": {"blocks": (1, 1, 1, 1)},
+}
 
 
 def verified(graph: Graph, strategy: Strategy) -> Graph:
@@ -69,6 +82,34 @@ def test_apps_are_sound_after_every_pass(name: str) -> None:
     }
     lowered = verified_inference(forward, constants)
     assert {name for node in lowered.nodes for name in node.work_of} <= forward.by_name.keys()
+
+
+def test_lowered_graphs_do_not_depend_on_the_order_of_sets() -> None:
+    """All apps, in two processes whose strings have other hashes."""
+    program = (
+        "from test_passes import lowered_apps; import hashlib\n"
+        "for name, text in lowered_apps(): print(name, hashlib.sha256(text.encode()).hexdigest())"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (process.communicate()[0].splitlines() for process in running)
+    assert first == second and [line.split()[0] for line in first] == list(app_names())
+
+
+def lowered_apps() -> Iterator[tuple[str, str]]:
+    """Yield what each app's training step is launched as, by name."""
+    for name in app_names():
+        graph = graph_of(name, 2, sizes=SMALL.get(name))
+        prepared = prepare(graph, load("data_parallel").strategy(graph, MACHINES[1]))
+        launches = (f"{launch.node} {launch.configuration}" for launch in prepared.launches)
+        yield name, "\n".join((str(prepared.graph), *launches))
 
 
 @pytest.mark.parametrize("first", range(0, 80, 40))

@@ -189,3 +189,45 @@ def test_layers_name_what_does_not_fit() -> None:
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    ("layer", "wrong", "right"),
+    [
+        ("dense", {"width": 3, "activation": "rele"}, {"width": 3}),
+        ("conv2d", {"channels": 3, "kernel": 9}, {"channels": 3, "kernel": 2}),
+        (
+            "separable_conv2d",
+            {"channels": 3, "kernel": 2, "activation": "rele"},
+            {"channels": 3, "kernel": 2},
+        ),
+        ("group_norm", {"groups": 3}, {"groups": 2}),
+        ("lstm", {"width": 3, "layers": 2, "dropout": 1.5}, {"width": 3, "layers": 2}),
+        ("rnn", {"width": 3, "layers": 2, "activation": "rele"}, {"width": 3, "layers": 2}),
+    ],
+)
+def test_a_refused_layer_leaves_nothing(
+    layer: str, wrong: dict[str, object], right: dict[str, object]
+) -> None:
+    """The same name is free again, and the model is what it is without the refused calls."""
+    shape = (2, 4, 5, 5) if layer in ("conv2d", "separable_conv2d", "group_norm") else (2, 5, 4)
+    texts = []
+    for refused in (False, True):
+        model = Model("m")
+        x = model.tanh(model.input("x", shape))
+        if refused:
+            for arguments in (wrong, {**wrong, "name": "here"}):
+                with pytest.raises((GraphError, ShapeError)):
+                    getattr(model, layer)(x, **arguments)
+        y = getattr(model, layer)(x, **right, name="here")
+        z = getattr(model, layer)(x, **right)
+        model.output(*(made[0] if isinstance(made, tuple) else made for made in (y, z)))
+        texts.append(f"{model.graph} {model.parameters()}")
+    assert texts[0] == texts[1]
+
+
+def test_a_refused_input_leaves_its_batch_size_open() -> None:
+    model = Model("m")
+    with pytest.raises(GraphError):
+        model.input("x", (3, 4), "float31")
+    assert model.input("x", (5, 4)).shape == (5, 4) and model.batch_size == 5

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from helpers.kernel_calls import LAYOUTS, served
 
+from soapstone.ir.errors import GraphError
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
+from soapstone.runtime.model.task import status_text
 
 
 def check(name: str, *arrays: Array, **attributes: object) -> None:
@@ -118,11 +122,13 @@ def test_slices_by_several_indices(reduction: str) -> None:
         ("scatter_elements", (numbers(9), np.array([-10]), numbers(1)), {}),
         ("scatter_nd", (numbers(9, 5), np.array([[9]]), numbers(1, 5)), {}),
         ("embedding", (np.array([[-1]]), numbers(9, 5)), {}),
+        ("embedding_bag", (np.array([[-1, 2]]), numbers(9, 5)), {}),
     ],
 )
-def test_kernels_report_an_index_outside(
+def test_kernels_name_an_index_outside_as_the_reference_does(
     name: str, inputs: tuple[Array, ...], attributes: dict[str, object]
 ) -> None:
+    """Both name operator, operand, index and extent."""
     given = operator(name).normalise(attributes)
     specs = operator(name).bind(list(map(spec_of, inputs)), given).output_specs
     outputs = tuple(np.zeros(made.shape, made.dtype) for made in specs)
@@ -130,7 +136,12 @@ def test_kernels_report_an_index_outside(
     entry = variant.bind(Call(name, given, inputs, outputs))
     assert entry is not None
     status = memory.run(entry)
-    assert entry.statuses[status].startswith(f"{name}: index outside")
+    said = status_text(entry, status)
+    outside = r"index -?\d+ found, -?\d to \d needed for the [95] (rows|elements)"
+    assert re.match(f"{name}: operand 'ids': {outside}", said)
+    with pytest.raises(GraphError) as reference:
+        operator(name).run(given, *inputs)
+    assert said == str(reference.value)
 
 
 def test_tiles_of_an_axis_hold_what_is_theirs() -> None:

@@ -149,3 +149,18 @@ def test_softmax_of_extremes(axis: int) -> None:
         x[i, i] = value
     x[7, :] = x[:, 9] = -np.inf
     assert "numba" in served("softmax", [x], {"axis": axis}, only="numba", tolerance=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_row_of_softmax_that_is_not_finite_shows_it(name: str) -> None:
+    """Every variant has a NaN in the rows where the reference has, and no other NaN."""
+    x = random(5, 20)
+    x[0, 7], x[1, :], x[2, 3], x[3, 9] = np.inf, -np.inf, np.nan, -np.inf
+    needed = np.isnan(reference(name, [x], {"axis": 1})[0])
+    assert needed.any(axis=1).tolist() == [True, True, True, False, False]
+    for variant in variants(name):
+        y = np.zeros_like(x)
+        entry = variant.bind(Call(name, {"axis": 1}, (x,), (y,)))
+        assert entry is not None and memory.run(entry) == 0
+        np.testing.assert_array_equal(np.isnan(y).any(axis=1), needed.any(axis=1), variant.name)

@@ -27,7 +27,8 @@ class Moody(DefaultMapper):
     """Places points by who it is."""
 
     def place_all(self, launch):  # type: ignore[no-untyped-def]
-        return np.full(launch.points, int(OTHER and KIND == "mapper"))
+        wrong = {"mapper": "scale", "untraced": "look"}.get(KIND) == launch.name
+        return np.full(launch.points, int(OTHER and wrong))
 
 
 def step(runtime: Runtime, x: Region) -> None:

@@ -177,6 +177,12 @@ def test_pure_bodies_run_in_processes() -> None:
         (["--body", "c"], "body 'c' found; needed one of native"),
         (["--pattern", "dom", "--width", "9", "--steps", "3"], "width 9 has 3 steps"),
         (["--executor", "cloud"], "executor 'cloud' found"),
+        (["--steps", "10000000000"], "tasks and inputs found, needed at most 16,777,216"),
+        (["--graphs", "1000000000"], "1000000000 graphs of pattern 'stencil_1d'"),
+        (["--width", "100000", "--pattern", "all_to_all"], "tasks and inputs found"),
+        (["--radix", "1000000000", "--pattern", "nearest"], "tasks and inputs found"),
+        (["--iterations", "1000000000000"], "iterations in all found, needed at most"),
+        (["--repeats", "1000000000000"], "iterations in all found, needed at most"),
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], said: str) -> None:

@@ -496,3 +496,24 @@ class TestOptimize:
         graph, weights = images()
         with pytest.raises(GraphError, match="onnxruntime"):
             optimize(graph, weights, target="onnxruntime", layouts=True)
+
+
+def test_orders_hold_for_values_that_a_folded_norm_stands_behind(tmp_path: Path) -> None:
+    """A value keeps its name where weights fold, so what a file says of it is followed."""
+    builder = GraphBuilder("normed")
+    x = builder.input("x", (1, 3, 6, 5))
+    w = builder.input("w", (4, 3, 3, 3), role=Role.PARAMETER)
+    norm = [builder.input(name, (4,), role=Role.PARAMETER) for name in ("g", "b", "m", "v")]
+    (y,) = builder.apply("conv2d", x, w, bias=False, name="conv")
+    (y,) = builder.apply("batch_norm_inference", y, *norm, name="norm")
+    (y,) = builder.apply("max_pool2d", y, kernel=(2, 2), name="pool")
+    builder.output(builder.apply("reduce_sum", y, axes=(2, 3), name="sum")[0])
+    graph = builder.build()
+    weights = {n: np.ones(graph.tensors[n].shape, np.float32) for n in graph.inputs(Role.PARAMETER)}
+    assert all_orders(graph, weights, {}).keys() == {"norm", "pool"}
+    save_graph(graph, tmp_path / "g.json", weights, {"norm": CHANNELS_LAST, "pool": (0, 1, 2, 3)})
+    held, orders = load_graph(tmp_path / "g.json")[1], load_layouts(tmp_path / "g.json")
+    with InferenceSession(graph, held, layouts=orders) as session:
+        session.run({"x": np.ones((1, 3, 6, 5), np.float32)})
+        ((_, bound),) = session._bounds.values()
+    assert bound.prepared.strategy.layouts == {"norm": CHANNELS_LAST}

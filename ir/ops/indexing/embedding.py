@@ -23,13 +23,17 @@ def held_rows(operator: str, attributes: Attributes, ids: Array, rows: int) -> t
     """Return the place of each id in a tile's rows, and which of them the tile holds.
 
     Raises:
-        GraphError: an index outside the whole table; names the operator.
+        GraphError: an index outside the whole table; names the operator, operand, index and rows.
     """
     total = attributes.get("total", rows)
     inside = (ids >= 0) & (ids < total)
     if not inside.all():
         found = ids[~inside].flat[0]
-        raise GraphError(f"{operator}: index {found} found, 0 to {total - 1} needed")
+        needed = f"0 to {total - 1} needed for the {total} rows of operand 'table'"
+        raise GraphError(
+            f"{operator}: operand 'ids': index {found} found, "
+            f"{needed if total else 'but the table is empty'}"
+        )
     place = ids.astype(np.int64) - attributes.get("base", 0)
     return place, (place >= 0) & (place < rows)
 

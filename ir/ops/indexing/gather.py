@@ -22,17 +22,18 @@ from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSp
 from soapstone.ir.tensor import Array, TensorSpec
 
 
-def positions(operator: str, ids: Array, extent: int) -> Array:
+def positions(operator: str, ids: Array, extent: int, axis: int) -> Array:
     """Return indices as int64 counted from 0, of an axis of `extent` elements.
 
     Raises:
-        GraphError: an index is outside the axis; names the operator.
+        GraphError: an index is outside the axis; names the operator, operand, index and extent.
     """
     place = ids.astype(np.int64)
     bad = (place < -extent) | (place >= extent)
     if bad.any():
-        needed = f"{-extent} to {extent - 1} needed" if extent else "but the axis is empty"
-        raise GraphError(f"{operator}: index {place[bad].flat[0]} found, {needed}")
+        needed = f"{-extent} to {extent - 1} needed for the {extent} elements of axis {axis}"
+        found = f"{operator}: operand 'ids': index {place[bad].flat[0]} found"
+        raise GraphError(f"{found}, {needed if extent else f'but axis {axis} is empty'}")
     return np.where(place < 0, place + extent, place)
 
 
@@ -44,7 +45,8 @@ def held_positions(
     Indices that do not are given as 0. `extent` is the tile's; attributes `base` and `total` are
     where it begins and how long the whole axis is, in a tile's attributes.
     """
-    place = positions(operator, ids, attributes.get("total", extent)) - attributes.get("base", 0)
+    total, axis = attributes.get("total", extent), attributes["axis"]
+    place = positions(operator, ids, total, axis) - attributes.get("base", 0)
     held = (place >= 0) & (place < extent)
     return np.where(held, place, 0), held
 
@@ -283,7 +285,8 @@ def nd_positions(
     operator: str, ids: Array, shape: Sequence[int], batch_dims: int
 ) -> tuple[Array, ...]:
     """Return the index tuple of x[batch…, ids[…, 0], ids[…, 1], …] for x of a shape."""
-    places = [positions(operator, ids[..., k], shape[batch_dims + k]) for k in range(ids.shape[-1])]
+    axes = range(batch_dims, batch_dims + ids.shape[-1])
+    places = [positions(operator, ids[..., k], shape[axis], axis) for k, axis in enumerate(axes)]
     lead = ids.shape[:-1]
     batch = [
         np.arange(lead[d]).reshape([-1 if axis == d else 1 for axis in range(len(lead))])

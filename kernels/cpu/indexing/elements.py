@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.ops.indexing.gather import positions
 from soapstone.kernels.cpu.indexing.slices import (
     COMBINATIONS,
     PUT,
@@ -27,7 +28,7 @@ from soapstone.kernels.registry import variant
 from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import words
-from soapstone.native.memory import Block, pack
+from soapstone.native.memory import Block, Statuses, pack
 from soapstone.native.moves import move, row_offset
 from soapstone.native.walks import merge
 
@@ -79,7 +80,7 @@ def _scatter_lines(block: Any, begin: int, end: int) -> int:
 
 def _lines(
     call: Call, indexed: Array, other: Array, ids: Array, how: int
-) -> tuple[Block, int, dict[int, str]]:
+) -> tuple[Block, int, Statuses]:
     """Return the block, the number of lines and what a status means."""
     axis = call.attributes["axis"]
     total = call.attributes.get("total", indexed.shape[axis])
@@ -95,7 +96,7 @@ def _lines(
         (call.attributes.get("base", 0), indexed.shape[axis], total),
         (np.zeros(1, np.int64), len(extents), extents, strides),
     )
-    return block, math.prod(extents), outside(call, f"the {total} elements of axis {axis}")
+    return block, math.prod(extents), outside(call.operator, positions, ids, total, axis)
 
 
 @variant("gather_elements", "numba")

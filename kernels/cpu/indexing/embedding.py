@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.ops.indexing.embedding import held_rows
 from soapstone.kernels.cpu.elementwise.lane_loops import (
     add_floats,
     copy_floats,
     fill_floats,
 )
+from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -99,7 +101,7 @@ def embedding(call: Call) -> Entry | None:
     if ids.size == 0:
         return noop()
     threads = useful_threads(call.threads, 2 * y.nbytes)
-    status = {1: f"embedding: index outside the {table.shape[0]} rows of the table"}
+    status = outside(call.operator, held_rows, call.attributes, ids, len(table))
     return parallel_for(_embedding, pack(*values), ids.size, threads, status)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.ops.indexing.embedding import held_rows
 from soapstone.kernels.cpu.elementwise.lane_loops import (
     add_floats,
     copy_floats,
@@ -14,6 +15,7 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     loop,
     put,
 )
+from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.rowmath import scale_row
@@ -89,5 +91,5 @@ def embedding_bag(call: Call) -> Entry | None:
         (kind == "max", factor, nothing),
     )
     threads = useful_threads(call.threads, 4 * ids.size * table.shape[1] + y.nbytes)
-    status = {1: f"index outside the {table.shape[0]} rows of the table"}
+    status = outside(call.operator, held_rows, call.attributes, ids, len(table))
     return parallel_for(_bags, block, ids.shape[0], threads, status)

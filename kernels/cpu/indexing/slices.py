@@ -8,11 +8,13 @@ read or written there. Elements of any size are copied; they are combined if the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from soapstone.ir.errors import GraphError
+from soapstone.ir.ops.indexing.gather import nd_positions, positions
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
@@ -27,7 +29,7 @@ from soapstone.native.entries import (
     useful_threads,
 )
 from soapstone.native.intrinsics import f32p, i32p, i64p, words
-from soapstone.native.memory import pack
+from soapstone.native.memory import Statuses, pack
 from soapstone.native.moves import copy_run, move, row_offset, zero_run
 from soapstone.native.walks import merge
 
@@ -195,13 +197,25 @@ def gather(call: Call) -> Entry | None:
     items = ids.size * math.prod(outer)
     threads = useful_threads(call.threads, 2 * y.nbytes)
     return parallel_for(
-        _gather, block, items, threads, outside(call, f"the {total} elements of axis {axis}")
+        *(_gather, block, items, threads),
+        outside(call.operator, positions, ids, total, axis),
     )
 
 
-def outside(call: Call, what: str) -> dict[int, str]:
-    """Return what the status of an index that is outside means; names the operator."""
-    return {1: f"{call.operator}: index outside {what}"}
+def outside(operator: str, check: Callable[..., object], *arguments: Any) -> Statuses:
+    """Return what the status of an index that is outside means, found out when it is asked.
+
+    check: what the reference checks indices with, as `positions`; it is given the arguments.
+    """
+
+    def said() -> str:
+        try:
+            check(operator, *arguments)
+        except GraphError as error:
+            return str(error)
+        return f"{operator}: an index outside its axis, which is overwritten by now"
+
+    return {1: said}
 
 
 # ---------------------------------------------------------------------------- gather's gradient
@@ -253,7 +267,7 @@ def gather_grad(call: Call) -> Entry | None:
     )
     zero = fill(dx, 0.0, call.threads)
     threads = useful_threads(call.threads, 2 * dy.nbytes)
-    status = outside(call, f"the {total} elements of axis {axis}")
+    status = outside(call.operator, positions, ids, total, axis)
     add = parallel_for(_gather_grad, block, dx.shape[axis], threads, status)
     return None if zero is None else sequence([zero, add])
 
@@ -330,7 +344,7 @@ def _slices(
         (13 + 2 * each + 4 * len(extents)),
         (axes, extents, strides, table),
     )
-    status = outside(call, f"shape {indexed.shape}")
+    status = outside(call.operator, nd_positions, ids, indexed.shape, batch)
     threads = useful_threads(call.threads, 2 * other.nbytes)
     if not written:
         return parallel_for(_gather_slices, block, count, threads, status)

@@ -1,4 +1,9 @@
-"""Softmax, its logarithm, and their gradients, over any axis of an array of any strides."""
+"""Softmax, its logarithm, and their gradients, over any axis of an array of any strides.
+
+Where a row holds NaN or infinity the reference is NaN all along it. oneDNN's result is NaN where
+those are and 0 (or -inf, the logarithm of 0) in the rest of the row: to put that right would be
+another pass over memory, and what is not finite shows in the row all the same.
+"""
 
 from __future__ import annotations
 

@@ -117,6 +117,7 @@ def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
         ("tiles", "argument 1: rank 0 has region 0 'x' float64 (6,) in 2 tiles"),
         ("task", "rank 0 has the launch of task 'look', rank 1 the launch of task 'scale'"),
         ("mapper", "captured step, task 'scale', point 0: rank 0 has processor 0"),
+        ("untraced", "'Moody', task 'look': place_all, the answer: rank 0 has list(0, 0), rank 1"),
         ("end", "rank 0 has the launch of task 'look', rank 1 the read of region 'x'"),
         ("read", "rank 0 has the read of region 'x', rank 1 the read of region 'y'"),
     ],
