@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_optimize_trial import symbolic
+from helpers.optimizing import symbolic
 from typer.testing import CliRunner, Result
 
 import soapstone

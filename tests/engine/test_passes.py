@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from soapstone.engine.lower import (
 )
 from soapstone.engine.lower.passes import NAMES, PASSES, Pass, verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources, check_views
-from soapstone.engine.prepare import prepare
 from soapstone.frontend.app import app_names, load_app
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.errors import GraphError
@@ -39,15 +38,6 @@ from soapstone.runtime import Machine
 
 WHOLE = Strategy({DEFAULT: Configuration()})
 MACHINES = (Machine.local(cpus=1), Machine.local(cpus=2), Machine.local(cpus=3, memories=3))
-
-SMALL = {  # apps that are as they are but for being less deep
-    "bert": {"layers": 2},
-    "densenet": {"blocks": (2, 2)},
-    "nasnet": {"cells": 1},
-    "resnext": {"blocks": (1, 1, 1, 1)},
-    "transformer": {"layers": 1},
-    "wide_resnet": {"blocks": (1, 1, 1, 1)},
-}
 
 
 def verified(graph: Graph, strategy: Strategy) -> Graph:
@@ -86,14 +76,11 @@ def test_apps_are_sound_after_every_pass(name: str) -> None:
 
 def test_lowered_graphs_do_not_depend_on_the_order_of_sets() -> None:
     """All apps, in two processes whose strings have other hashes."""
-    program = (
-        "from test_passes import lowered_apps; import hashlib\n"
-        "for name, text in lowered_apps(): print(name, hashlib.sha256(text.encode()).hexdigest())"
-    )
+    program = Path(__file__).parents[1] / "programs" / "lowered_apps.py"
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            [sys.executable, str(program)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -101,15 +88,6 @@ def test_lowered_graphs_do_not_depend_on_the_order_of_sets() -> None:
     ]
     first, second = (process.communicate()[0].splitlines() for process in running)
     assert first == second and [line.split()[0] for line in first] == list(app_names())
-
-
-def lowered_apps() -> Iterator[tuple[str, str]]:
-    """Yield what each app's training step is launched as, by name."""
-    for name in app_names():
-        graph = graph_of(name, 2, sizes=SMALL.get(name))
-        prepared = prepare(graph, load("data_parallel").strategy(graph, MACHINES[1]))
-        launches = (f"{launch.node} {launch.configuration}" for launch in prepared.launches)
-        yield name, "\n".join((str(prepared.graph), *launches))
 
 
 @pytest.mark.parametrize("first", range(0, 80, 40))

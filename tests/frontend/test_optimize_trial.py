@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers.clock import Clock
-from helpers.optimizing import Launches, branches, siblings
+from helpers.optimizing import Launches, branches, siblings, symbolic
 
 import soapstone
 from soapstone.deadline import Deadline
@@ -316,18 +316,6 @@ class TestWritten:
         new, held = optimiser.settled(graph, weights)
         assert max(array.size for array in held.values()) == 3
         assert verified(graph, weights, new, held) < 1e-6
-
-
-def symbolic(path: Path, dims: tuple[object, ...]) -> Path:
-    """Write a model of one operator with such an input."""
-    value = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims) for name in "xy"
-    ]
-    node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    graph = onnx.helper.make_graph([node], "g", value[:1], value[1:])
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
 
 
 class TestSymbolic:

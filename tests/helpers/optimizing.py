@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+import onnx
 
 from soapstone.frontend.optimization.check import inputs_of
 from soapstone.ir.graph import Graph, GraphBuilder
@@ -118,3 +120,15 @@ def assert_same(
 def named(book: Rulebook, text: str) -> str:
     (found,) = [rule.name for rule in book.rules if str(rule) == text]
     return found
+
+
+def symbolic(path: Path, dims: tuple[object, ...]) -> Path:
+    """Write a model of one operator with such an input."""
+    value = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims) for name in "xy"
+    ]
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", value[:1], value[1:])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
