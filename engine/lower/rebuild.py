@@ -146,8 +146,10 @@ def called(graph: Graph, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]
     graph = graph.renamed(names)
     tensors, nodes = dict(graph.tensors), list(graph.nodes)
     for value, name in copies:
-        source = names.get(value, value)
+        source, label = names.get(value, value), name
+        while label in graph.by_name:  # a node that made what is called otherwise now
+            label += ".copy"
         tensors[name] = tensors[source]
-        nodes.append(copied(name, source, name, tensors[source]))
+        nodes.append(copied(label, source, name, tensors[source]))
     own = tuple(replace(node, sources=()) if node.sources else node for node in nodes)
     return replace(graph, tensors=tensors, nodes=own, outputs=tuple(outputs)), names

@@ -264,6 +264,7 @@ def test_show_says_in_one_line_what_was_wrong() -> None:
 def test_checked_mode_names_the_pass_that_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Pass[Strategy]("lose_updates", lambda graph, _: replace(graph, updates={}))
     monkeypatch.setattr(passes, "PASSES", (*PASSES, wrong))
+    monkeypatch.setattr(passes, "CHECKED", False)
     lower(small(), WHOLE)
     monkeypatch.setattr(passes, "CHECKED", True)
     with pytest.raises(GraphError, match=r"pass 'lose_updates': updates \[\] found, \['s'\] need"):

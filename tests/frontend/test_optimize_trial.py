@@ -272,6 +272,7 @@ class TestWritten:
         one = replace(graph, outputs=("z", "z", "w"))
         new, held = optimiser.settled(replace_outputs(one, graph), weights)
         assert new.outputs == graph.outputs
+        assert len(new.by_name) == len(new.nodes)
         assert new.structural_hash != graph.structural_hash
         path = tmp_path / "out.onnx"
         soapstone.to_onnx(new, held, path)

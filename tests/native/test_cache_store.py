@@ -60,11 +60,13 @@ def test_the_environment_names_features_and_versions_and_no_brand() -> None:
 def test_settings_that_change_what_runs_are_part_of_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(name, raising=False)
+    without = key(environment.__wrapped__())
     monkeypatch.setenv(name, "1")
-    assert key(environment.__wrapped__()) != key(environment())
+    assert key(environment.__wrapped__()) != without
     monkeypatch.delenv(name)
     monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
-    assert key(environment.__wrapped__()) == key(environment())
+    assert key(environment.__wrapped__()) == without
 
 
 @pytest.mark.parametrize("us", [0, 0.0, -1.0, math.inf, math.nan])
