@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers.frontier_problems import brute, checked, small
@@ -14,9 +16,10 @@ from soapstone.search.parallel.frontier.tracking import track
 def test_the_frontier_is_that_of_all_strategies(seed: int) -> None:
     problem = small(seed)
     needed = brute(problem)
-    for method in ("linear", "elimination"):
-        result = track(problem, method=method, threads=1 + seed % 2)
+    for method, prune in itertools.product(("linear", "elimination"), (False, True)):
+        result = track(problem, method=method, prune=prune, threads=1 + seed % 2)
         assert checked(problem, list(result)) == needed
+        assert result.exact and result.error == 0
 
 
 @pytest.mark.parametrize("coordinates", [1, 2, 3, 4])

@@ -12,9 +12,10 @@ axis for each of its operators, along which classes are told apart only as far a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -30,32 +31,46 @@ Parts = tuple[Array, Array, Array]  # start, costs, origins of a table
 MOST_POINTS = (1 << 31) - 1  # of a table: origins have 32 bits
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Table:
     """Frontiers, one for each combination of classes of a few operators.
 
     Attributes:
         scope: the operators, ascending. shape: how many are told apart along each axis.
         maps: where each class of an operator is along its axis.
+        parts: two tables, or `operator` or `edge` and its number.
+        key: equal for tables of equal contents, whichever operators they are of.
         start: (cells + 1,) where points of cells begin, in C order. costs: (points, coordinates).
         origins: (points, 2) int32, the numbers of points of `parts` that each is made of; of an
             operator's own table the configuration and the choice, of an edge's 0 and the choice.
-        parts: two tables, or `operator` or `edge` and its number.
-        key: equal for tables of equal contents, whichever operators they are of.
+        cells, steps, largest: of a join, as `algebra.joined` takes them.
         slack: (coordinates,) by how much costs may be above those of points that were left out.
-        many: how many operators it is the cost of.
+        many: how many operators it is the cost of. drop: the operator that was eliminated.
     """
 
     scope: tuple[int, ...]
     shape: tuple[int, ...]
     maps: tuple[Array, ...]
+    parts: tuple[Any, Any]
+    key: bytes
     start: Array
     costs: Array
     origins: Array
-    parts: tuple[Any, Any]
-    key: bytes
+    cells: Array
+    steps: Array
+    largest: Array
     slack: Array
     many: int = 0
+    drop: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many cells it has."""
+        return math.prod(self.shape)
+
+
+_NONE = np.zeros(0, np.int64)
+_UNFILLED = (_NONE, _NONE, _NONE)
 
 
 @dataclass
@@ -117,7 +132,7 @@ def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
         own = np.arange(int(classes.max(initial=-1)) + 1)
         zero = np.zeros(problem.coordinates, np.int64)
         found.operators.append(
-            Table((i,), (len(own),), (own,), *parts, ("operator", i), key, zero, 1)
+            Table((i,), (len(own),), (own,), ("operator", i), key, *parts, *_UNFILLED, zero, many=1)
         )
     for number, edge in enumerate(problem.edges):
         sides = []
@@ -132,7 +147,9 @@ def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
         key = digest(key, row_of, column_of)
         scope, shape = (edge.writer, edge.reader), (len(rows), len(columns))
         found.edges.append(
-            Table(scope, shape, (row_of, column_of), *parts, ("edge", number), key, zero)
+            Table(
+                scope, shape, (row_of, column_of), ("edge", number), key, *parts, *_UNFILLED, zero
+            )
         )
     return found
 
@@ -172,26 +189,26 @@ def _cells(costs: Array, cells: Array, origins: Array, many: int) -> Parts:
     return start, flat[order], np.ascontiguousarray(origins[feasible][order], np.int32)
 
 
-@dataclass
 class Joining:
-    """What joins tables: threads, results of joins that may come again, and counts.
+    """What joins tables: first all are planned, then filled.
 
     Attributes:
-        delta: (coordinates,) what each elimination may add to costs, in (1 + eps) mode.
-        after: called with each new table; returns what to go on with.
+        made: the joins, each after those that it is of.
+        counts: of eliminations by kind, and of joins that were taken from an equal one.
     """
 
-    threads: int = 1
-    pool: ThreadPoolExecutor | None = None
-    known: dict[bytes, Table] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    after: Callable[[Table], Table] | None = None
+    def __init__(self, pool: ThreadPoolExecutor | None = None) -> None:
+        self.pool = pool
+        self.made: list[Table] = []
+        self.counts: dict[str, int] = {}
+        self._known: dict[bytes, Table] = {}
 
     def count(self, kind: str) -> None:
+        """Count one more."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def join(self, a: Table, b: Table, drop: int | None, largest: Array) -> Table:
-        """Return the product of two tables, with an operator eliminated from it.
+        """Return the product of two tables, with an operator eliminated from it, not yet filled.
 
         Args:
             largest: (coordinates,), whether the larger cost counts, instead of the sum.
@@ -201,36 +218,44 @@ class Joining:
         gone = scope.index(drop) if drop is not None else None
         key = digest(a.key, b.key, at, gone, largest)
         left = tuple(op for op in scope if op != drop)
-        slack = np.where(largest, np.maximum(a.slack, b.slack), a.slack + b.slack)
-        self.count("joins")
-        if key in self.known:
-            self.count("known")
-            return replace(self.known[key], scope=left, parts=(a, b))
         axes = {op: _axis(a, b, op) for op in scope}
         shape = tuple(axes[op][1].shape[0] for op in left)
+        maps, many = tuple(axes[op][0] for op in left), a.many + b.many
         cells = np.zeros((1, 2), np.int64)
         for op in left:
             cells = (cells[:, None] + axes[op][1]).reshape(-1, 2)
         steps = axes[drop][1] if drop is not None else np.zeros((1, 2), np.int64)
-        counts, costs, origins = self._cells(cells, steps, largest, a, b)
-        start = np.concatenate([[0], np.cumsum(counts)])
-        maps = tuple(axes[op][0] for op in left)
-        many = a.many + b.many
-        made = Table(left, shape, maps, start, costs, origins, (a, b), key, slack, many)
-        if self.after is not None and drop is not None:
-            made = self.after(made)
-        self.known[key] = made
+        how = (cells, steps, largest, np.zeros_like(a.slack))
+        made = Table(left, shape, maps, (a, b), key, *_UNFILLED, *how, many, drop)
+        self.made.append(made)
         return made
 
-    def _cells(
-        self, cells: Array, steps: Array, largest: Array, a: Table, b: Table
-    ) -> tuple[Array, Array, Array]:
+    def fill(self, table: Table) -> None:
+        """Make the points of a planned table, of filled ones; an equal one's are taken."""
+        a, b = table.parts
+        table.slack = np.where(table.largest, np.maximum(a.slack, b.slack), a.slack + b.slack)
+        known = self._known.get(table.key)
+        if known is not None:
+            self.count("known")
+            table.start, table.costs, table.origins = known.start, known.costs, known.origins
+            table.slack = known.slack
+            return
+        self.count("joins")
+        counts, table.costs, table.origins = self._cells(table, a, b)
+        table.start = np.concatenate([[0], np.cumsum(counts)])
+
+    def keep(self, table: Table) -> None:
+        """Let equal tables take what this one has."""
+        self._known[table.key] = table
+
+    def _cells(self, table: Table, a: Table, b: Table) -> tuple[Array, Array, Array]:
+        cells, steps = table.cells, table.steps
         rows = max(1, PIECE // max(1, len(steps)))
         ranges = [(i, min(i + rows, len(cells))) for i in range(0, len(cells), rows)]
 
         def work(ends: tuple[int, int]) -> tuple[Array, Array, Array]:
             done: tuple[Array, Array, Array] = joined(
-                *ends, cells, steps, largest, a.start, a.costs, b.start, b.costs
+                *ends, cells, steps, table.largest, a.start, a.costs, b.start, b.costs
             )
             return done
 
@@ -244,7 +269,7 @@ class Joining:
                 " larger eps, or fewer configurations"
             )
         if not done:
-            return np.zeros(0, np.int64), a.costs[:0], a.origins[:0]
+            return _NONE, a.costs[:0], a.origins[:0]
         counts, costs, origins = (np.concatenate(each) for each in zip(*done))
         return counts, costs, origins
 
@@ -290,7 +315,7 @@ def eliminate(
     if len(mine) == 1:
         mine.append(unit(len(largest)))
     while len(mine) > 2:
-        mine.sort(key=lambda table: (len(table.scope), len(table.start), table.scope))
+        mine.sort(key=lambda table: (table.size, table.scope))
         mine[:2] = [joining.join(*_sides(mine[0], mine[1]), None, largest)]
     return [*rest, joining.join(*_sides(*mine), op, largest)]
 
@@ -315,8 +340,8 @@ def merged(tables: Sequence[Table], largest: Array, joining: Joining) -> list[Ta
 def unit(coordinates: int) -> Table:
     """Return the table that changes nothing: of no operator, one point of no cost."""
     costs, origins = np.zeros((1, coordinates), np.int64), np.zeros((1, 2), np.int32)
-    zero = np.zeros(coordinates, np.int64)
-    return Table((), (), (), np.array([0, 1]), costs, origins, ("unit", 0), b"unit", zero)
+    filled = (np.array([0, 1]), costs, origins, *_UNFILLED, np.zeros(coordinates, np.int64))
+    return Table((), (), (), ("unit", 0), b"unit", *filled)
 
 
 def unrolled(table: Table, problem: Problem) -> tuple[Array, Array, Array]:

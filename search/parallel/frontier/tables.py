@@ -65,6 +65,8 @@ class Problem:
             in each block, and the largest sum counts.
         blocks: the block of each operator, needed for `max` alone; an edge is in its reader's.
             None: what is between two operators of the marked spine (`spine.py`), and the second.
+        totals: coordinates that are added up in what is found, such as what is kept, and the
+            largest of what passes; None: each is one of its own.
 
     Raises:
         ParallelError: shapes that do not fit together, or costs out of range.
@@ -74,6 +76,7 @@ class Problem:
     edges: Sequence[Edge]
     monoids: tuple[Monoid, ...] = ("sum", "sum")
     blocks: tuple[int, ...] | None = None
+    totals: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -82,6 +85,12 @@ class Problem:
     def coordinates(self) -> int:
         """How many costs there are."""
         return len(self.monoids)
+
+    @property
+    def summing(self) -> Array:
+        """Which coordinates are added up in which total: (coordinates, totals) int64."""
+        totals = self.totals or [(at,) for at in range(self.coordinates)]
+        return np.array([[at in of for of in totals] for at in range(self.coordinates)], np.int64)
 
     @property
     def block_of(self) -> tuple[int, ...]:
@@ -112,11 +121,11 @@ class Result:
     """A frontier, in lexicographic order of costs; empty where nothing is feasible.
 
     Attributes:
-        costs: (points, coordinates) int64.
+        costs: (points, totals) int64.
         configurations, choices: (points, operators) int64. edge_choices: (points, edges) int64.
         exact: whether these are all points of the frontier, and no others.
-        error: with no operator's configuration decided beforehand, each point of the frontier has
-            one here that costs at most 1 + error times as much in every coordinate; else infinite.
+        error: each point of the frontier has one here that costs at most 1 + error times as much in
+            every coordinate; infinite where a heuristic elimination decided what may be on it.
         eliminations: how many of each kind: node, edge, branch, heuristic, linear.
         seconds: wall-clock time. work: what took it, by its name: counts and seconds.
     """
@@ -153,7 +162,8 @@ def added(problem: Problem, point: Point) -> tuple[int, ...]:
         column = edge.columns[point.configurations[edge.reader]]
         sums[where[edge.reader]] += edge.costs[row, column, choice]
     folded = {"sum": sums.sum(0), "max": sums.max(0)}
-    return tuple(int(folded[monoid][at]) for at, monoid in enumerate(problem.monoids))
+    costs = np.array([folded[monoid][at] for at, monoid in enumerate(problem.monoids)])
+    return tuple((costs @ problem.summing).tolist())
 
 
 def check(problem: Problem) -> None:
@@ -191,6 +201,12 @@ def check(problem: Problem) -> None:
                 )
     if total >= MOST:
         raise ParallelError(f"costs add up to {total}, less than {MOST} needed: use larger units")
+    each = [at for of in problem.totals or [range(coordinates)] for at in of]
+    if sorted(each) != list(range(coordinates)) or () in (problem.totals or ()):
+        raise ParallelError(
+            f"totals {problem.totals} found, each of the coordinates 0 to {coordinates - 1} needed"
+            " in one of them"
+        )
     if problem.blocks is not None and (
         len(problem.blocks) != len(operators) or min(problem.blocks) < 0
     ):

@@ -18,25 +18,32 @@ import numpy as np
 from soapstone.search.elimination import eliminated
 from soapstone.search.parallel.frontier.eliminate import (
     Joining,
+    Leaves,
     Table,
     eliminate,
     leaves,
     merged,
     unrolled,
 )
+from soapstone.search.parallel.frontier.pruning import Cells, Known, Pruning
+from soapstone.search.parallel.frontier.relaxation import Relaxation
 from soapstone.search.parallel.frontier.spine import Spine, marked_spine
 from soapstone.search.parallel.frontier.tables import Problem, Result
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
 Method = Literal["linear", "elimination"]
-Progress = Callable[[int, int, int], None]  # operators eliminated, of how many, points of the last
+Progress = Callable[[int, int, int], None]  # joins done, of how many, points of the last one
+WEIGHTS = (4, 8, 16)  # for which bounds are computed, round by round
+SWEEPS = 4  # of messages
 
 
 def track(
     problem: Problem,
     *,
     method: Method = "linear",
+    eps: float = 0.0,
+    prune: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -45,8 +52,11 @@ def track(
     Args:
         method: `linear`: blocks are eliminated, then the spine is gone along; `elimination`: all is
             eliminated down to two operators.
+        eps: each point of the frontier has one in the result that costs at most 1 + eps times as
+            much in every coordinate; 0: the frontier itself.
+        prune: whether bounds of the whole leave out what cannot be on the frontier.
         threads: None: as many as there are processors.
-        progress: called after each operator, with how many are eliminated, how many there are, and
+        progress: called after each join of tables, with how many are done, how many there are, and
             how many points the last table has.
 
     Raises:
@@ -56,49 +66,136 @@ def track(
         raise ParallelError(f"method {method!r} found, 'linear' or 'elimination' needed")
     if threads is not None and threads < 1:
         raise ParallelError(f"{threads} threads found, at least 1 needed")
+    if not 0 <= eps <= 1:
+        raise ParallelError(f"eps of {eps} found, a share from 0 to 1 needed")
     begin = time.perf_counter()
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
-        joining = Joining(threads, pool if threads > 1 else None)
-        table = _Tracker(problem, method, joining, progress).run()
-    configurations, choices, edge_choices = unrolled(table, problem)
+        tracker = Tracker(problem, method, eps, pool if threads > 1 else None, progress)
+        known = tracker.pruned() if prune else tracker.plain()
     kinds = ("node", "edge", "branch", "heuristic", "linear")
     return Result(
-        table.costs,
-        configurations,
-        choices,
-        edge_choices,
-        exact=True,
-        error=0.0,
-        eliminations={kind: joining.counts.get(kind, 0) for kind in kinds},
+        known.costs,
+        known.configurations,
+        known.choices,
+        known.edge_choices,
+        exact=tracker.error == 0,
+        error=tracker.error,
+        eliminations={kind: tracker.counts.get(kind, 0) for kind in kinds},
         seconds=time.perf_counter() - begin,
-        work={kind: n for kind, n in joining.counts.items() if kind not in kinds},
+        work={kind: n for kind, n in tracker.counts.items() if kind not in kinds},
     )
 
 
-class _Tracker:
+class Tracker:
+    """One frontier as it is tracked.
+
+    Attributes:
+        error: what is certified. counts: of eliminations and joins.
+    """
+
     def __init__(
-        self, problem: Problem, method: Method, joining: Joining, progress: Progress | None
+        self,
+        problem: Problem,
+        method: Method,
+        eps: float,
+        pool: ThreadPoolExecutor | None,
+        progress: Progress | None,
     ) -> None:
-        self.problem, self.joining, self.progress = problem, joining, progress
-        self.method, self.done = method, 0
-        self.leaves = leaves(problem)
+        self.problem, self.method, self.pool, self.progress = problem, method, pool, progress
         ends = [(edge.writer, edge.reader) for edge in problem.edges]
         self.spine = marked_spine(len(problem.operators), ends)
-        self.sizes = {i: max(1, table.shape[0]) for i, table in enumerate(self.leaves.operators)}
+        self.counts: dict[str, float] = {}
+        self.eps, self.error = eps, 0.0
+        self.pruning = Pruning(problem, eps)
 
-    def run(self) -> Table:
+    def plain(self) -> Known:
+        """Return the frontier with nothing left out by bounds."""
+        return self._followed(leaves(self.problem), None)
+
+    def pruned(self) -> Known:
+        """Return the frontier, by bounds: of classes, then of partial points."""
+        pruning = self.pruning
+        alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
+        for turn, many in enumerate(WEIGHTS):
+            made = leaves(self.problem, alive)
+            if not all(table.size for table in made.operators):
+                break
+            weights = pruning.slopes(many)
+            bounds = pruning.learn(made, Relaxation(made), weights, SWEEPS)
+            if turn == 1:
+                self._dive()
+            keep = pruning.classes(bounds, weights)
+            self._narrow(alive, made, keep)
+        made = leaves(self.problem, alive)
+        self.counts["classes"] = sum(table.size for table in made.operators)
+        self.error = self.eps
+        if all(table.size for table in made.operators):
+            self.pruning.known = self._followed(made, pruning.slopes(WEIGHTS[-1]))
+        return pruning.known
+
+    def _dive(self) -> None:
+        """Learn points: those of the configurations that were tried, in all combinations."""
+        pruning, eps = self.pruning, self.pruning.eps
+        alive = [np.zeros(len(item.costs), np.bool_) for item in self.problem.operators]
+        for op, live in enumerate(alive):
+            live[pruning.tried[:, op]] = True
+        if not len(pruning.tried):
+            return
+        pruning.eps = eps / 4
+        pruning.known = self._followed(leaves(self.problem, alive), pruning.slopes(WEIGHTS[0]))
+        pruning.eps = eps
+
+    def _narrow(self, alive: list[Array], made: Leaves, keep: Array) -> None:
+        """Leave out configurations of classes that are not kept."""
+        begin = 0
+        for live, of, table in zip(alive, made.classes, made.operators):
+            mine = np.append(keep[begin : begin + table.size], False)
+            live &= mine[of]
+            begin += table.size
+
+    def _followed(self, made: Leaves, weights: Array | None) -> Known:
+        """Return known points and those of the problem's tables, eliminated."""
+        joining = Joining(self.pool)
+        table = self._plan(made, joining)
+        cells = None
+        if weights is not None:
+            cells = Cells(self.pruning, joining, made, weights)
+            for leaf in (*made.operators, *made.edges):
+                self._thin(leaf, cells)
+        for at, each in enumerate(joining.made):
+            joining.fill(each)
+            if cells is not None:
+                self._thin(each, cells)
+            else:
+                joining.keep(each)
+            if self.progress is not None:
+                self.progress(at + 1, len(joining.made), len(each.costs))
+        self.counts |= joining.counts
+        totals = table.costs @ self.problem.summing
+        return self.pruning.known.with_points(totals, *unrolled(table, self.problem))
+
+    def _thin(self, table: Table, cells: Cells) -> None:
+        """Leave out points that cannot become points of the frontier that are not known."""
+        totals = np.ascontiguousarray(table.costs @ self.problem.summing)
+        keep = self.pruning.keep(table.start, totals, cells.of[id(table)], cells.weights)
+        table.costs, table.origins = table.costs[keep], table.origins[keep]
+        table.start = np.concatenate([[0], np.cumsum(keep)])[table.start]
+
+    def _plan(self, made: Leaves, joining: Joining) -> Table:
+        """Return the table of no operator, planned."""
         none = np.zeros(self.problem.coordinates, np.bool_)
         largest = np.array([monoid == "max" for monoid in self.problem.monoids])
-        tables = [*self.leaves.operators, *self.leaves.edges]
+        self.sizes = {i: max(1, table.size) for i, table in enumerate(made.operators)}
+        tables = [*made.operators, *made.edges]
         if largest.any():
-            tables = self._blocks(tables, none)
-        tables = self._eliminated(tables, largest)
+            tables = self._blocks(tables, none, joining)
+        tables = self._eliminated(tables, largest, joining)
         while len(tables) > 1:
-            tables[:2] = [self.joining.join(tables[0], tables[1], None, largest)]
+            tables[:2] = [joining.join(tables[0], tables[1], None, largest)]
         return tables[0]
 
-    def _blocks(self, tables: list[Table], none: Array) -> list[Table]:
+    def _blocks(self, tables: list[Table], none: Array, joining: Joining) -> list[Table]:
         """Return a table for each block: costs are summed in it, before larger ones are taken."""
         block_of, found = self.problem.block_of, []
         blocks: dict[int, list[Table]] = {}
@@ -111,23 +208,19 @@ class _Tracker:
                     inside.setdefault(op, set()).add(block)
         for _, mine in sorted(blocks.items()):
             own = {op for table in mine for op in table.scope if len(inside[op]) == 1}
-            left = self._eliminated(mine, none, own)
+            left = self._eliminated(mine, none, joining, own)
             while len(left) > 1:
-                left[:2] = [self.joining.join(left[0], left[1], None, none)]
+                left[:2] = [joining.join(left[0], left[1], None, none)]
             found += left
         return found
 
     def _eliminated(
-        self, tables: list[Table], largest: Array, only: set[int] | None = None
+        self, tables: list[Table], largest: Array, joining: Joining, only: set[int] | None = None
     ) -> list[Table]:
         """Return what is left of tables, merged, when operators are eliminated."""
         for op, kind in order(tables, self.sizes, self.spine, self.method, only):
-            tables = eliminate(tables, op, largest, self.joining, kind)
-            self.done += 1
-            if self.progress is not None:
-                count = len(self.problem.operators)
-                self.progress(self.done, count, len(tables[-1].costs))
-        return merged(tables, largest, self.joining)
+            tables = eliminate(tables, op, largest, joining, kind)
+        return merged(tables, largest, joining)
 
 
 def order(
