@@ -16,6 +16,7 @@ from soapstone.engine.peers import Peers
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.runtime.analysis.message import ENDS, STARTS
+from soapstone.runtime.model.launch import fill_name, fold_name
 from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event
 from soapstone.search.cost.measure import Yardstick
 from soapstone.search.parallel.covering import Homes
@@ -75,9 +76,9 @@ class Run:
         for launch in self._bound.program.launches:
             task = homes.of(launch)
             name = launch.node.name
-            self._task_of[name] = self._task_of[f"{name}.fold"] = task
+            self._task_of[name] = self._task_of[fold_name(name)] = task
             for argument in launch.arguments:
-                self._task_of.setdefault(f"fill {argument.region}", task)
+                self._task_of.setdefault(fill_name(argument.region), task)
 
     def step(self) -> Step:
         """Return what a step takes once others have warmed the caches."""

@@ -21,6 +21,7 @@ from soapstone.cache.compiled import njit
 from soapstone.ir.ops.forms import kernel_size, window_of
 from soapstone.ir.term import SPLITS, Value
 from soapstone.rules.algebra.evaluate import apply
+from soapstone.search.rules.shapes import concrete, tensor_type
 
 Indices: TypeAlias = "NDArray[np.int32]"
 Shape: TypeAlias = "tuple[int, ...]"
@@ -179,20 +180,13 @@ def _windows(x: Shape, kernel: tuple[int, int], stride: Value, padding: Value) -
 
 
 def _conv2d(parameters: tuple[Value, ...], x: Shape, y: Shape) -> Structure | None:
-    groups, stride, padding, activation = parameters
-    if len(x) != 4 or len(y) != 4 or activation not in ("none", "relu"):
-        return None
-    if groups == "depthwise":
-        if y[0] != x[1]:
-            return None
-        groups = x[1]
-    outputs, inner = y[:2]
-    if not isinstance(groups, int) or groups < 1 or x[1] != groups * inner or outputs % groups:
+    _, stride, padding, activation = parameters
+    if concrete("conv2d", parameters, (tensor_type(x), tensor_type(y))) is None:
         return None
     pads = _pads((y[2], y[3]), stride, padding)
-    if pads is None or any(e + 2 * pad < k for e, pad, k in zip(x[2:], pads, y[2:])):
+    if pads is None:
         return None
-    shape, *entries = _convolved(x, y, groups, stride, *pads)
+    shape, *entries = _convolved(x, y, x[1] // y[1], stride, *pads)
     kind: Kind = "sum+relu" if activation == "relu" else "sum"
     return _frozen(shape, kind, *entries)
 

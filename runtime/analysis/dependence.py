@@ -24,7 +24,7 @@ from soapstone.runtime.errors import MemoryExhausted, RuntimeCoreError
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model import tiling as geometry
-from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.launch import Launch, fill_name, fold_name
 from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
@@ -134,7 +134,7 @@ class Analysis(Coherence):
                 (),
                 (True,) * len(partitions),
                 (fold.out.points,),
-                f"{launch.name}.fold",
+                fold_name(launch.name),
                 launch.tag,
             )
             access = READ | WRITE if found.reads_output else WRITE
@@ -159,7 +159,7 @@ class Analysis(Coherence):
         else:
             partition = Partition.whole(region)
         launch = Launch(
-            FILL, (partition,), (value,), (False, True), partition.grid, f"fill {region.name}"
+            FILL, (partition,), (value,), (False, True), partition.grid, fill_name(region.name)
         )
         placed = self.policy.processors(launch)
         if log is not None:

@@ -45,6 +45,16 @@ class Launch:
         return math.prod(self.grid)
 
 
+def fold_name(launch: str) -> str:
+    """What the folds of the partial results of a launch are called, in timelines too."""
+    return f"{launch}.fold"
+
+
+def fill_name(region: str) -> str:
+    """What the fill of a region is called, in timelines too."""
+    return f"fill {region}"
+
+
 def _describe(tiling: Tiling, point: int) -> str:
     low, high = tiling.boxes[point]
     return f"{list(low)}..{list(high)}"

@@ -14,8 +14,11 @@ from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import Cost, CostModel
 from soapstone.search.cost.cost import NO_LAYOUTS
+from soapstone.search.optimize import normal
+from soapstone.search.optimize.pool import Pool
 from soapstone.search.rules.rulebook import Rulebook
 
+Values = tuple[int, ...]
 MERGED = (
     "conv2d[1,s,p,c](x, y); conv2d[1,s,p,c](x, z) ->"
     " split0[-3](conv2d[1,s,p,c](x, concat[-4](y, z)));"
@@ -132,3 +135,16 @@ def symbolic(path: Path, dims: tuple[object, ...]) -> Path:
     opsets = [onnx.helper.make_opsetid("", 17)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return path
+
+
+class Pooled:
+    """A graph as values of a pool."""
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Array]) -> None:
+        self.graph, self.weights = graph, weights
+        self.pool = Pool()
+        self.frame, self.outputs = normal.read(graph, self.pool, weights)
+
+    def written(self, values: Values) -> normal.Written:
+        """The graph of some values in place of the outputs."""
+        return normal.write(self.pool, self.frame, values)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.optimizing import Pooled, Values
 
 import soapstone
 from soapstone.apps import alexnet, inception, resnet, vgg
@@ -20,7 +21,6 @@ from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.term import parse
 from soapstone.search.cost.machine import RooflineCost
 from soapstone.search.elimination import cheapest
-from soapstone.search.optimize import normal
 from soapstone.search.optimize.backtracking import Budget, backtrack
 from soapstone.search.optimize.exhaustive import exhaust
 from soapstone.search.optimize.match import Matcher, places
@@ -31,7 +31,6 @@ from soapstone.search.rules import rulefile
 from soapstone.search.rules.metaflow import SUBSTITUTIONS, metaflow
 from soapstone.search.rules.rulebook import Rulebook
 
-Values = tuple[int, ...]
 NOISE = 0.0102  # gains below a hundredth are not taken for gains (`Budget.gain`)
 MODELS: dict[str, Callable[[], Model]] = {
     "alexnet": lambda: alexnet.build(1, width=8, hidden=16, classes=10),
@@ -46,21 +45,19 @@ def book() -> Rulebook:
     return metaflow(rulefile.load())
 
 
-class Case:
+class Priced(Pooled):
     """A graph in a pool, and prices of what rules make of it."""
 
     def __init__(self, graph: Graph, weights: dict[str, Array], machine: str = "v100") -> None:
-        self.pool = Pool()
         folded, held = fold_weights(graph, weights), dict(weights)
         first, folded = split_constants(folded, set(weights))
         held |= {name: np.ones(first.tensors[name].shape, np.float32) for name in first.outputs}
-        self.frame, self.outputs = normal.read(folded, self.pool, held)
-        self.weights = held
+        super().__init__(folded, held)
         self.model = RooflineCost(machine)
 
     def estimated(self, outputs: Values) -> float:
         """What a described device takes."""
-        written = normal.write(self.pool, self.frame, outputs)
+        written = self.written(outputs)
         return self.model.cost(written.graph, self.weights | written.contents).time_us
 
     def invented(self, seed: int) -> Callable[[Values], float]:
@@ -163,7 +160,7 @@ class TestRules:
         assert "enlarge[k](y)" in found.explanation
 
     def test_no_size_is_proposed_where_a_bias_would_become_channels(self, book: Rulebook) -> None:
-        case = Case(*with_weights(MODELS["alexnet"]()))
+        case = Priced(*with_weights(MODELS["alexnet"]()))
         assert case.every(book) == [case.outputs]
 
     def test_a_simple_recurrent_unit_multiplies_once(self, book: Rulebook) -> None:
@@ -189,7 +186,7 @@ class TestExhaustion:
     @pytest.mark.parametrize("seed", range(8))
     def test_it_is_plain_search_on_small_graphs(self, book: Rulebook, seed: int) -> None:
         """The same number of graphs, and the cheapest of them, by two kinds of prices."""
-        case = Case(*drawn(seed, 7))
+        case = Priced(*drawn(seed, 7))
         every = case.every(book)
         for price in (case.invented(seed), case.estimated):
             found = exhaust(case.pool, case.outputs, book, price)
@@ -202,7 +199,7 @@ class TestExhaustion:
     def test_backtracking_finds_the_optimum_of_random_graphs(
         self, book: Rulebook, seed: int
     ) -> None:
-        case = Case(*drawn(100 + seed, 7))
+        case = Priced(*drawn(100 + seed, 7))
         found = exhaust(case.pool, case.outputs, book, case.estimated)
         assert found.complete
         relaxed = backtrack(
@@ -214,7 +211,7 @@ class TestExhaustion:
     def test_backtracking_finds_the_optimum_of_small_models(
         self, book: Rulebook, name: str
     ) -> None:
-        case = Case(*with_weights(MODELS[name]()))
+        case = Priced(*with_weights(MODELS[name]()))
         found = exhaust(case.pool, case.outputs, book, case.estimated)
         relaxed = backtrack(
             case.pool, case.outputs, book, case.estimated, alpha=1.05, budget=Budget(2000)
@@ -224,20 +221,20 @@ class TestExhaustion:
         assert found.priced <= found.graphs
 
     def test_graphs_that_do_not_separate_are_all_priced(self, book: Rulebook) -> None:
-        case = Case(*drawn(3, 6))
+        case = Priced(*drawn(3, 6))
         whole = exhaust(case.pool, case.outputs, book, case.estimated, separable=False)
         parts = exhaust(case.pool, case.outputs, book, case.estimated)
         assert whole.complete and whole.priced == whole.graphs == parts.graphs
         assert whole.cost == pytest.approx(parts.cost)
 
     def test_a_budget_ends_it_without_a_certificate(self, book: Rulebook) -> None:
-        case = Case(*with_weights(MODELS["inception module"]()))
+        case = Priced(*with_weights(MODELS["inception module"]()))
         found = exhaust(case.pool, case.outputs, book, case.estimated, budget=Budget(3))
         assert not found.complete
         assert found.cost <= case.estimated(case.outputs)
 
     def test_equal_regions_are_explored_once(self, book: Rulebook) -> None:
-        case = Case(*with_weights(resnet.build(1, 32, 10, depth=18, width=4, blocks=(3,))))
+        case = Priced(*with_weights(resnet.build(1, 32, 10, depth=18, width=4, blocks=(3,))))
         one, two, three = Regions(case.pool, book, Budget(1000)).of(case.outputs)
         assert one.reached is two.reached is three.reached
 

@@ -11,6 +11,8 @@ import pytest
 from helpers.optimizing import (
     MERGED,
     Launches,
+    Pooled,
+    Values,
     assert_same,
     branches,
     chain,
@@ -36,20 +38,13 @@ from soapstone.search.optimize.saturation import Limits, explored, saturate
 from soapstone.search.optimize.search import Options, search
 from soapstone.search.rules.rulebook import Rulebook
 
-Values = tuple[int, ...]
 
-
-class Case:
+class Launched(Pooled):
     """A graph as values, with what it costs by the launches that it has."""
 
     def __init__(self, graph: Graph, weights: Mapping[str, Array]) -> None:
-        self.graph, self.weights = graph, weights
-        self.pool = Pool()
-        self.frame, self.outputs = normal.read(graph, self.pool, weights)
+        super().__init__(graph, weights)
         self.nodes = NodePrices(self.pool, self.part)
-
-    def written(self, values: Values) -> normal.Written:
-        return normal.write(self.pool, self.frame, values)
 
     def price(self, values: Values) -> float:
         return Launches().cost(self.written(values).graph, self.weights).time_us
@@ -152,7 +147,7 @@ class TestEGraph:
 class TestSaturation:
     @pytest.mark.parametrize("name", GRAPHS)
     def test_it_finds_what_exhaustion_finds(self, book: Rulebook, name: str) -> None:
-        case = Case(*GRAPHS[name]())
+        case = Launched(*GRAPHS[name]())
         rules = small(book)
         every = backtrack(
             case.pool, case.outputs, rules, case.price, alpha=1e9, budget=Budget(3000)
@@ -168,7 +163,7 @@ class TestSaturation:
 
     def test_rules_of_several_outputs_merge_what_was_merged(self, book: Rulebook) -> None:
         """Eight products are one after three iterations; seven substitutions lead there."""
-        case = Case(*products(8))
+        case = Launched(*products(8))
         rules = Rulebook(tuple(r for r in small(book, 3).rules if len(r.left) > 1))
         found = case.saturated(rules, limits=Limits(nodes=200, iterations=3))
         operators = [node.operator for node in case.written(found.outputs).graph.nodes]
@@ -177,7 +172,7 @@ class TestSaturation:
         assert replayed(case.pool, case.outputs, rules, found.steps) == found.outputs
 
     def test_what_gains_nothing_by_halves_is_found_whole(self, book: Rulebook) -> None:
-        case = Case(*siblings())
+        case = Launched(*siblings())
 
         def price(values: Values) -> float:
             cost = Launches().cost(case.written(values).graph, case.weights)
@@ -188,7 +183,7 @@ class TestSaturation:
 
     def test_the_true_price_decides(self, book: Rulebook) -> None:
         """What is cheapest by its nodes may not be so as a graph."""
-        case = Case(*siblings())
+        case = Launched(*siblings())
 
         def price(values: Values) -> float:
             cost = Launches().cost(case.written(values).graph, case.weights)
@@ -200,7 +195,7 @@ class TestSaturation:
         assert len(found.steps) == 1
 
     def test_nothing_worse_than_the_given_graph_is_returned(self, book: Rulebook) -> None:
-        case = Case(*siblings())
+        case = Launched(*siblings())
 
         def price(values: Values) -> float:
             return 1.0 if values == case.outputs else 2.0
@@ -216,7 +211,7 @@ class TestSaturation:
         first = builder.apply("matmul", x, w)[0]
         builder.output(builder.apply("matmul", first, w)[0])
         graph, weights = builder.build(), {"w": np.eye(3, k=1, dtype=np.float32) + 1}
-        case = Case(graph, weights)
+        case = Launched(graph, weights)
         rules = Rulebook(tuple(rule for rule in book.rules if len(rule.left) > 1))
         done = explored(case.pool, case.outputs, rules, Limits(60), lambda: False)
         extraction = Extraction(done.graph, done.unions, case.outputs, case.nodes)
@@ -228,7 +223,7 @@ class TestSaturation:
         assert_same((graph, weights), (case.written(found.outputs).graph, weights))
 
     def test_weights_cost_nothing(self) -> None:
-        case = Case(*products(2))
+        case = Launched(*products(2))
         pool = case.pool
         (x,) = (v for v in pool.order(case.outputs) if not pool.fixed[v] and not pool.operands(v))
         weights = [v for v in pool.order(case.outputs) if pool.fixed[v]]
@@ -239,7 +234,7 @@ class TestSaturation:
 
     def test_a_node_costs_what_it_adds_to_its_operands(self) -> None:
         """A view of a product is priced with it, not as if it stood alone."""
-        case = Case(*products(1))
+        case = Launched(*products(1))
 
         def price(values: Values) -> float:  # a tanh alone is 5, over a product nothing
             made = [case.pool.makers[value] for value in case.pool.order(values)]
@@ -257,7 +252,7 @@ class TestSaturation:
 
 class TestLimits:
     def test_nodes_and_iterations(self, book: Rulebook) -> None:
-        case = Case(*branches(4))
+        case = Launched(*branches(4))
         before = len(EGraph(case.pool, case.outputs))
         sizes = {}
         for limits in (Limits(nodes=30), Limits(iterations=1), Limits(iterations=2)):
@@ -269,18 +264,18 @@ class TestLimits:
         assert 0 < one < two
 
     def test_what_is_complete_grows_no_more(self, book: Rulebook) -> None:
-        case = Case(*fused(3))
+        case = Launched(*fused(3))
         done = explored(case.pool, case.outputs, book, Limits(), lambda: False)
         again = explored(case.pool, case.outputs, book, Limits(nodes=10**6), lambda: False)
         assert done.complete and len(done.graph) == len(again.graph)
 
     def test_time(self, book: Rulebook) -> None:
-        case = Case(*branches(4))
+        case = Launched(*branches(4))
         found = case.saturated(book, budget=Budget(200, Deadline(-1.0)))
         assert found.outputs == case.outputs and not found.complete
 
     def test_candidates(self, book: Rulebook) -> None:
-        case = Case(*branches(4))
+        case = Launched(*branches(4))
         asked = []
 
         def price(values: Values) -> float:
@@ -291,7 +286,7 @@ class TestLimits:
         assert len(asked) == found.candidates <= 2 and not found.complete
 
     def test_an_interrupt_keeps_the_best(self, book: Rulebook) -> None:
-        case = Case(*siblings())
+        case = Launched(*siblings())
         asked = []
 
         def price(values: Values) -> float:
@@ -313,7 +308,7 @@ class TestLimits:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(EGraph, "merge", interrupted)
-        case = Case(*siblings())
+        case = Launched(*siblings())
         budget = Budget(200)
         found = case.saturated(book, budget=budget)
         assert budget.deadline.stopped and found.outputs == case.outputs and not found.steps
@@ -321,7 +316,7 @@ class TestLimits:
 
 class TestDerivation:
     def test_it_ends_where_nothing_leads_further(self, book: Rulebook) -> None:
-        case = Case(*fused(2))
+        case = Launched(*fused(2))
         done = explored(case.pool, case.outputs, book, Limits(), lambda: False)
         derivation = Derivation(case.pool, book, done.graph, done.unions)
         assert derivation.toward(case.outputs, case.outputs) == (case.outputs, ())
@@ -331,7 +326,7 @@ class TestDerivation:
         self, book: Rulebook, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Where the second of two merges is not reached, the graph after the first is priced."""
-        case = Case(*siblings())
+        case = Launched(*siblings())
         toward = Derivation.toward
 
         def half(self: Derivation, outputs: Values, wanted: Values) -> object:
@@ -349,7 +344,7 @@ class TestDerivation:
 
     def test_a_step_is_done_after_what_it_needs(self, book: Rulebook) -> None:
         """Biases are joined before the convolutions are: the last rule needs the first ones."""
-        case = Case(*branches(4))
+        case = Launched(*branches(4))
         found = case.saturated(book, limits=Limits(nodes=600))
         assert found.cost < case.price(case.outputs)
         rules = [book.by_name[step.rule] for step in found.steps]
