@@ -31,18 +31,18 @@ class Peers:
         if self._comm is not None:
             self._comm.Barrier()
 
-    def all(self, found: Array) -> Array:
+    def all(self, array: Array) -> Array:
         """Return the arrays of all processes, stacked: float64 (processes, *shape)."""
-        mine = np.ascontiguousarray(found, np.float64)
+        mine = np.ascontiguousarray(array, np.float64)
         if self._comm is None:
             return mine[None]
         result = np.zeros((self._comm.Get_size(), *mine.shape))
         self._comm.Allgather(mine, result)
         return result
 
-    def first(self, found: Array | None) -> Array:
+    def first(self, array: Array | None) -> Array:
         """Return the array of the first process; the others' are not looked at."""
-        result: Array | None = found if self._comm is None else self._comm.bcast(found)
+        result: Array | None = array if self._comm is None else self._comm.bcast(array)
         assert result is not None
         return result
 

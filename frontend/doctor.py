@@ -278,12 +278,16 @@ def _check(name: str, given: Mapping[str, Any], inputs: tuple[Any, ...], expecte
     return Check(name, variant, worst, "" if worst < 1e-4 else f"{variant} is off by {worst:.1g}")
 
 
-def report(found: Diagnosis) -> str:
+def report(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as a person reads it."""
-    it = found.processor
-    lines = [f"soapstone {found.soapstone}, {found.system}, Python {found.python}", "", "Libraries"]
-    width = max(len(library.name) for library in found.libraries)
-    for library in found.libraries:
+    it = diagnosis.processor
+    lines = [
+        f"soapstone {diagnosis.soapstone}, {diagnosis.system}, Python {diagnosis.python}",
+        "",
+        "Libraries",
+    ]
+    width = max(len(library.name) for library in diagnosis.libraries)
+    for library in diagnosis.libraries:
         if library.state == "works":
             rest = " ".join(filter(None, (library.version, library.path)))
         else:
@@ -304,23 +308,27 @@ def report(found: Diagnosis) -> str:
         *(
             f"  {one['name']}: {sum(one['entries'].values())} entries, {one['stale']} stale, "
             f"{_size(one['nbytes'])}, {one['path']}{' ' * bool(one['problem'])}{one['problem']}"
-            for one in found.caches
+            for one in diagnosis.caches
         ),
         "",
         "Operators",
-        "  served by " + ", ".join(f"{kind} {count}" for kind, count in found.kernels.items()),
-        f"  by NumPy alone, slowly: {sum(map(len, found.reference.values()))}",
-        *(f"    {family}: {', '.join(names)}" for family, names in found.reference.items()),
+        "  served by " + ", ".join(f"{kind} {count}" for kind, count in diagnosis.kernels.items()),
+        f"  by NumPy alone, slowly: {sum(map(len, diagnosis.reference.values()))}",
+        *(f"    {family}: {', '.join(names)}" for family, names in diagnosis.reference.items()),
         "",
         "Self-test",
         *(
             f"  {check.operator} by {check.variant}: "
             + (check.problem or f"right within {check.error:.1g}")
-            for check in found.checks
+            for check in diagnosis.checks
         ),
     ]
-    if found.problems:
-        lines += ["", "Installed, but does not work:", *(f"  {text}" for text in found.problems)]
+    if diagnosis.problems:
+        lines += [
+            "",
+            "Installed, but does not work:",
+            *(f"  {text}" for text in diagnosis.problems),
+        ]
     return "\n".join(lines)
 
 

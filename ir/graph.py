@@ -61,6 +61,9 @@ class Node:
             follows its forward operator, dim by dim, through `rename` (own dim, origin's dim).
         sources: the nodes whose work this one does, of the graph that passes began with: a fused
             node those of its parts, a primitive its composite's. A node without any does its own.
+        apart: whether its results count as used otherwise too, so that no pass takes it into
+            the launch of its reader.
+        late: whether it is a clone that computes a value anew when the backward pass needs it.
     """
 
     name: str

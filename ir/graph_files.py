@@ -266,15 +266,15 @@ def _attribute(value: Any, where: str) -> Any:
 # Values
 
 
-def _check_values(graph: Graph, found: Mapping[str, TensorSpec], where: str) -> None:
-    for name, spec in found.items():
+def _check_values(graph: Graph, specs: Mapping[str, TensorSpec], where: str) -> None:
+    for name, spec in specs.items():
         if name not in graph.roles:
             raise GraphError(f"{where}: {name!r} is no input of graph {graph.name!r}")
         if spec != graph.tensors[name]:
             raise GraphError(f"{where}: {name!r}: {spec} found, {graph.tensors[name]} needed")
     for role in (Role.PARAMETER, Role.STATE):
         for name in graph.inputs(role):
-            if name not in found:
+            if name not in specs:
                 raise GraphError(
                     f"{where}: {role} {name!r} is missing; {graph.tensors[name]} needed"
                 )

@@ -83,7 +83,7 @@ def _floats(dtype: str) -> np.finfo[Any]:
     return np.finfo(np.float32 if dtype == "bfloat16" else dtype)
 
 
-def agree(outputs: Sequence[str], given: Iterator[Draw], run: Run, found: Run) -> float:
+def agree(outputs: Sequence[str], given: Iterator[Draw], run: Run, optimised: Run) -> float:
     """Return the largest difference of outputs for plain inputs, after comparing them for all.
 
     Raises:
@@ -95,7 +95,7 @@ def agree(outputs: Sequence[str], given: Iterator[Draw], run: Run, found: Run) -
         needed = run(draw.inputs)
         if needed is None:
             continue
-        made = found(draw.inputs)
+        made = optimised(draw.inputs)
         if made is None:
             raise GraphError(f"{draw.name} inputs that the original takes are refused")
 
@@ -120,8 +120,8 @@ def _error(
     error = difference(needed, made, draw.wide)
     if error.ok:
         return error.largest
-    again = other()
-    if again is not None and difference(needed, made, draw.wide, again[name]).ok:
+    perturbed = other()
+    if perturbed is not None and difference(needed, made, draw.wide, perturbed[name]).ok:
         return error.largest
     raise GraphError(f"output {name!r} differs by {error} for {draw.name} inputs")
 
@@ -148,27 +148,27 @@ class Difference:
 
 
 def difference(
-    needed: Array, made: Array, wide: bool = False, again: Array | None = None
+    needed: Array, made: Array, wide: bool = False, perturbed: Array | None = None
 ) -> Difference:
     """Return how two arrays differ; NaN and infinities must be at the same places.
 
     Args:
         wide: what overflows may become NaN or either infinity.
-        again: the first for inputs changed by rounding. What changes there with a number's kind is
-            not compared, nor are integers that change; what numbers change by is allowed for.
+        perturbed: the first for inputs changed by rounding. What changes there with a number's kind
+            is not compared, nor are integers that change; what numbers change by is allowed for.
     """
     if needed.dtype.kind in "biu":
         differ = needed != made
-        if again is not None:
-            differ &= needed == again
+        if perturbed is not None:
+            differ &= needed == perturbed
         apart = np.abs(needed.astype(np.float64) - made.astype(np.float64))[differ]
         return Difference(0, float(apart.max(initial=0.0)), 0.0)
     one, two = needed.astype(np.float64), made.astype(np.float64)
     steady = np.ones(one.shape, bool)
     noise = 0.0
     with np.errstate(all="ignore"):
-        if again is not None:
-            other = again.astype(np.float64)
+        if perturbed is not None:
+            other = perturbed.astype(np.float64)
             steady = _kinds(one, wide) == _kinds(other, wide)
             both = np.isfinite(one) & np.isfinite(other)
             noise = float(np.abs(one - other)[both].max(initial=0.0))

@@ -221,9 +221,9 @@ class Original:
     weights: Mapping[str, Array]
     file: Path | None = None
 
-    def save(self, path: str | Path, found: Graph) -> bool:
+    def save(self, path: str | Path, graph: Graph) -> bool:
         """Write it, as it is in its own file if that is of the same format; return whether so."""
-        if found is not self.graph:
+        if graph is not self.graph:
             try:
                 _save(self.graph, self.weights, path)
                 return True
@@ -396,13 +396,13 @@ def optimize(
 
 
 def _judged(
-    found: Searched, outcome: Outcome, changed: bool, timed: bool, wanted: Objective
+    searched: Searched, outcome: Outcome, changed: bool, timed: bool, wanted: Objective
 ) -> tuple[bool, str]:
     """Return whether what was found is kept, and why not, or what of it is not known."""
     if outcome.problem:
         return False, outcome.problem
     if not changed:
-        if math.isnan(found.before.time_us):
+        if math.isnan(searched.before.time_us):
             return False, "the budget ended before the model was priced"
         return False, "nothing cheaper was found"
     if outcome.before_us is None or outcome.after_us is None:
@@ -427,20 +427,20 @@ def _rules(rules: str | Path | None, max_size: int | None, floats: Floats) -> Ru
     return rulebook(file, max_size, floats=floats)
 
 
-def _made(side: Side, found: Searched) -> Side:
+def _made(side: Side, searched: Searched) -> Side:
     """Return what was found, ready to run."""
     if side.ground is not None:
-        return replace(side, graph=found.graph)
-    new, weights = settled(found.graph, found.constants)
-    layouts = all_orders(new, weights, found.layouts) if found.layouts else None
+        return replace(side, graph=searched.graph)
+    new, weights = settled(searched.graph, searched.constants)
+    layouts = all_orders(new, weights, searched.layouts) if searched.layouts else None
     return replace(side, graph=new, weights=weights, layouts=layouts)
 
 
-def _applied(found: Searched, book: Rulebook) -> tuple[dict[str, int], dict[str, str]]:
+def _applied(searched: Searched, book: Rulebook) -> tuple[dict[str, int], dict[str, str]]:
     """Return how often each rule was applied, either way round, and what it says."""
     counts: Counter[str] = Counter()
     equations: dict[str, str] = {}
-    for name, count in found.substitutions.items():
+    for name, count in searched.substitutions.items():
         counts[name.rstrip("'")] += count
         equations[name.rstrip("'")] = str(book.by_name[name])
     return dict(counts), equations
@@ -585,10 +585,10 @@ def all_orders(graph: Graph, weights: Mapping[str, Array], chosen: Layouts) -> d
     return {name: order for name, order in orders.items() if name in graph.tensors}
 
 
-def explanation(found: Searched, book: Any) -> str:
+def explanation(searched: Searched, book: Any) -> str:
     """Return every step of every piece, with the rule, its guard, and the laws that prove it."""
     lines = []
-    for number, solved in enumerate(found.solved, 1):
+    for number, solved in enumerate(searched.solved, 1):
         if not solved.cheapest.steps:
             continue
         lines.append(

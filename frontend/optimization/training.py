@@ -158,7 +158,7 @@ def _error(label: str, one: Array, other: Array, scale: float) -> float:
     return error
 
 
-def check_interface(graph: Graph, found: Graph, label: str) -> None:
+def check_interface(graph: Graph, candidate: Graph, label: str) -> None:
     """Check that a training graph takes and makes what another does.
 
     Raises:
@@ -166,25 +166,25 @@ def check_interface(graph: Graph, found: Graph, label: str) -> None:
     """
     for name, role in graph.roles.items():
         needed = f"{role} {name!r}"
-        if name not in found.roles:
+        if name not in candidate.roles:
             raise GraphError(f"{label}: {needed} is missing; {graph.tensors[name]} needed")
-        if found.roles[name] is not role:
-            raise GraphError(f"{label}: {found.roles[name]} {name!r} found, {needed} needed")
-        if found.tensors[name] != graph.tensors[name]:
-            what = f"{found.tensors[name]} found, {graph.tensors[name]} needed"
+        if candidate.roles[name] is not role:
+            raise GraphError(f"{label}: {candidate.roles[name]} {name!r} found, {needed} needed")
+        if candidate.tensors[name] != graph.tensors[name]:
+            what = f"{candidate.tensors[name]} found, {graph.tensors[name]} needed"
             raise GraphError(f"{label}: {needed}: {what}")
-    for name, role in found.roles.items():
+    for name, role in candidate.roles.items():
         if name not in graph.roles:
             raise GraphError(f"{label}: {role} {name!r} is unknown to graph {graph.name!r}")
-    if found.outputs != graph.outputs:
-        raise GraphError(f"{label}: outputs {found.outputs} found, {graph.outputs} needed")
-    if found.updates.keys() != graph.updates.keys():
-        name = min(found.updates.keys() ^ graph.updates.keys())
+    if candidate.outputs != graph.outputs:
+        raise GraphError(f"{label}: outputs {candidate.outputs} found, {graph.outputs} needed")
+    if candidate.updates.keys() != graph.updates.keys():
+        name = min(candidate.updates.keys() ^ graph.updates.keys())
         what = "is missing" if name in graph.updates else "found, none needed"
         raise GraphError(f"{label}: the next value of {name!r} {what}")
     for name in graph.outputs:
-        if found.tensors[name] != graph.tensors[name]:
-            what = f"{found.tensors[name]} found, {graph.tensors[name]} needed"
+        if candidate.tensors[name] != graph.tensors[name]:
+            what = f"{candidate.tensors[name]} found, {graph.tensors[name]} needed"
             raise GraphError(f"{label}: output {name!r}: {what}")
 
 

@@ -101,9 +101,9 @@ def _check_size(graph: TaskGraph, graphs: int, iterations: int, repeats: int) ->
             )
 
 
-def text(found: dict[str, Any]) -> str:
+def text(measurement: dict[str, Any]) -> str:
     """What a person reads of a measurement."""
-    about = found["task_bench"]
+    about = measurement["task_bench"]
     lines = [
         f"{about['pattern']}, {about['graphs']} x {about['width']} wide, {about['steps']} steps: "
         f"{about['tasks']} tasks, each checks its inputs",
@@ -115,12 +115,12 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"analysed and compiled in {about['prepared_s']:.2f} s")
     unit = _UNITS[about["kernel"]]
     lines.append(f"{'iterations':>10} {'us a task':>12} {unit:>12} {'efficiency':>11}")
-    for sample in found["samples"]:
+    for sample in measurement["samples"]:
         lines.append(
             f"{sample['iterations']:>10} {sample['granularity_us']:>12.3f} "
             f"{sample['rate'] / 1e9:>12.4g} {sample['efficiency']:>11.1%}"
         )
-    if found["metg_us"] is not None and math.isfinite(found["metg_us"]):
-        sign = "<=" if found["bound"] else "="
-        lines.append(f"METG({found['target']:.0%}) {sign} {found['metg_us']:.3g} us")
+    if measurement["metg_us"] is not None and math.isfinite(measurement["metg_us"]):
+        sign = "<=" if measurement["bound"] else "="
+        lines.append(f"METG({measurement['target']:.0%}) {sign} {measurement['metg_us']:.3g} us")
     return "\n".join(lines)

@@ -56,16 +56,16 @@ def layers(forward: Graph) -> dict[str, Any]:
     return {node["name"]: {key: node[key] for key in kept} for node in nodes}
 
 
-def differences(found: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
+def differences(theirs: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str]:
     """Return in what two descriptions of training differ: layers, loss, optimizer and seed."""
     # Layers that draw have seeds that follow from the model's, compared once or not at all.
-    drawn = "seed" in needed and found.get("seed") == needed["seed"]
-    result = _layer_differences(found["layers"], needed["layers"], () if drawn else ("seed",))
+    drawn = "seed" in needed and theirs.get("seed") == needed["seed"]
+    result = _layer_differences(theirs["layers"], needed["layers"], () if drawn else ("seed",))
     for name in ("loss", "seed"):
-        if name in needed and found.get(name) != needed[name]:
-            result.append(f"{name} {found.get(name)!r} found, {needed[name]!r} needed")
-    if "optimizer" in needed and found.get("optimizer") != needed["optimizer"]:
-        one, other = found.get("optimizer") or {}, needed["optimizer"]
+        if name in needed and theirs.get(name) != needed[name]:
+            result.append(f"{name} {theirs.get(name)!r} found, {needed[name]!r} needed")
+    if "optimizer" in needed and theirs.get("optimizer") != needed["optimizer"]:
+        one, other = theirs.get("optimizer") or {}, needed["optimizer"]
         for name in {**one, **other}:
             if one.get(name) != other.get(name):
                 shown = "" if name == "name" else f"{name} "
@@ -77,14 +77,14 @@ def differences(found: Mapping[str, Any], needed: Mapping[str, Any]) -> list[str
 
 
 def _layer_differences(
-    found: Mapping[str, Any], needed: Mapping[str, Any], without: tuple[str, ...]
+    theirs: Mapping[str, Any], needed: Mapping[str, Any], without: tuple[str, ...]
 ) -> list[str]:
     result = []
     for name, layer in needed.items():
-        if name not in found:
+        if name not in theirs:
             result.append(f"layer {name!r} is missing")
             continue
-        other = found[name]
+        other = theirs[name]
         for key in ("operator", "inputs"):
             if other[key] != layer[key]:
                 result.append(f"layer {name!r}: {key} {other[key]!r} found, {layer[key]!r} needed")
@@ -93,7 +93,7 @@ def _layer_differences(
             if key not in without and one.get(key) != two.get(key):
                 what = f"{key} {one.get(key)!r} found, {two.get(key)!r} needed"
                 result.append(f"layer {name!r}: {what}")
-    return result + [f"layer {name!r} found, none needed" for name in found if name not in needed]
+    return result + [f"layer {name!r} found, none needed" for name in theirs if name not in needed]
 
 
 def infinite(arrays: Mapping[str, Array]) -> list[str]:

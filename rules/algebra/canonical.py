@@ -108,10 +108,10 @@ def identity(source: Terms, target: Terms) -> str:
 def rename(terms: Iterable[Term], names: Mapping[str, str]) -> Terms:
     """Return terms with variables of tensors and parameters renamed; others stay."""
 
-    def value(found: Value) -> Value:
-        if not isinstance(found, str):
-            return found
-        return "+".join(sorted(names.get(word, word) for word in found.split("+")))
+    def value(value: Value) -> Value:
+        if not isinstance(value, str):
+            return value
+        return "+".join(sorted(names.get(word, word) for word in value.split("+")))
 
     made: dict[Term, Term] = {}
 
@@ -228,10 +228,10 @@ def _shown(value: Value) -> str:
     return "+".join("?" if is_variable(word) else word for word in str(value).split("+"))
 
 
-def _least(found: Sequence[tuple[_Tokens, _State]]) -> list[_State]:
+def _least(states: Sequence[tuple[_Tokens, _State]]) -> list[_State]:
     """Return the states of the least tokens, one for each assignment of names."""
-    least = min(tokens for tokens, _ in found)
-    return list({state[:-1]: state for tokens, state in found if tokens == least}.values())
+    least = min(tokens for tokens, _ in states)
+    return list({state[:-1]: state for tokens, state in states if tokens == least}.values())
 
 
 def _walk(term: Term, names: _Names) -> tuple[_Tokens, list[tuple[_Names, Term]]]:

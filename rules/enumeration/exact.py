@@ -127,27 +127,27 @@ class ExactEvaluator:
         self._code = None
         return len(self._handles) - 1
 
-    def _add(self, key: Any, found: Structure) -> int:
+    def _add(self, key: Any, structure: Structure) -> int:
         if key in self._structures:
             return self._structures[key]
-        units = bool((found.numerator == 1).all())
-        factor, shift = _inverse(found.denominator)
-        starts = found.starts
-        alone = units and bool((np.diff(starts) == 1).all()) and bool((found.b < 0).all())
+        units = bool((structure.numerator == 1).all())
+        factor, shift = _inverse(structure.denominator)
+        starts = structure.starts
+        alone = units and bool((np.diff(starts) == 1).all()) and bool((structure.b < 0).all())
         kind = {"sum": loops.SUM, "max": loops.MAX, "relu": loops.RELU, "sum+relu": loops.SUM_RELU}[
-            found.kind
+            structure.kind
         ]
         if kind == loops.SUM and (factor, shift) == (1, 0):
             if alone:
                 kind = loops.COPY
-            elif units and bool((found.a >= 0).all()) and bool((found.b >= 0).all()):
+            elif units and bool((structure.a >= 0).all()) and bool((structure.b >= 0).all()):
                 kind = loops.PRODUCT
-        size = math.prod(found.shape)
+        size = math.prod(structure.shape)
         self._largest = max(self._largest, size)
-        entry = self._a.append(found.a)
-        self._b.append(found.b)
+        entry = self._a.append(structure.a)
+        self._b.append(structure.b)
         first = self._start.append(starts)
-        weight = -1 if units else self._numerator.append(found.numerator)
+        weight = -1 if units else self._numerator.append(structure.numerator)
         for name, value in zip(self._columns, (kind, size, first, entry, weight, factor, shift)):
             self._columns[name].append(value)
         number = self._structures[key] = len(self._structures)

@@ -137,12 +137,12 @@ def fill(graphs: Array, rows: Array, view: Array, nodes: Nodes) -> None:
 
 
 @njit(nogil=True)
-def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, found: Array) -> None:
-    """Set the outputs of graphs, by value, in the rows of `found`."""
+def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, outputs: Array) -> None:
+    """Set the outputs of graphs, by value, in the rows of `outputs`."""
     for number in range(rows.shape[0]):
         fill(graphs, rows[number : number + 1], view, nodes)
         for place in range(view[0, NUMBERS, OUTS]):
-            found[number, place] = view[0, TENSOR, view[0, OUT, place]]
+            outputs[number, place] = view[0, TENSOR, view[0, OUT, place]]
 
 
 @njit(nogil=True)
@@ -222,9 +222,9 @@ def _backward(
     colours: Array,
     hashes: Array,
     context: Array,
-    found: Array,
+    contexts: Array,
 ) -> None:
-    """Add to `found`, of each input, the contexts of its occurrences."""
+    """Add to `contexts`, of each input, the contexts of its occurrences."""
     inputs = colours.shape[0] - 2
     for i in range(view[row, NUMBERS, COUNT] - 1, -1, -1):
         if need >> i & 1 == 0 or i == cut:
@@ -242,9 +242,9 @@ def _backward(
                     value += _C3
             value = mix(value)
             if local < 0:
-                found[-1 - local] += value
+                contexts[-1 - local] += value
             elif local >> 1 == cut:
-                found[inputs + (local & 1)] += value
+                contexts[inputs + (local & 1)] += value
             else:
                 context[local] += value
 

@@ -203,10 +203,10 @@ def _order(candidate: Candidate) -> tuple[int, str, str]:
     return size(candidate.source) + size(candidate.target), str(candidate), str(candidate.types)
 
 
-def _general(found: list[Candidate]) -> list[Candidate]:
+def _general(candidates: list[Candidate]) -> list[Candidate]:
     """Return candidates without those that are another one with variables put for variables."""
     groups: dict[tuple[str, ...], list[Candidate]] = {}
-    for candidate in found:
+    for candidate in candidates:
         sides = (
             sorted(map(skeleton, candidate.source)),
             sorted(map(skeleton, candidate.target)),

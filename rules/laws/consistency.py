@@ -145,9 +145,9 @@ def _instances(law: Law) -> list[Sizes]:
     return found
 
 
-def _variety(found: Sizes, row: int) -> tuple[int, int, int]:
+def _variety(sizes: Sizes, row: int) -> tuple[int, int, int]:
     """Return how telling a size is: few extents of 1, where much is equal, and many unequal."""
-    extents = [extent for type_ in found.at(row).values() for extent in type_.shape]
+    extents = [extent for type_ in sizes.at(row).values() for extent in type_.shape]
     sum_ = sum(extent for extent in extents if isinstance(extent, int))
     return -extents.count(1), len(set(extents)), -sum_
 

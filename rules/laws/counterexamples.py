@@ -158,8 +158,8 @@ def _evaluated(
     return values[sides[0]], values[sides[1]]
 
 
-def _columns(found: Structure) -> tuple[Any, ...]:
-    return found.out, found.a, found.b, found.numerator
+def _columns(structure: Structure) -> tuple[Any, ...]:
+    return structure.out, structure.a, structure.b, structure.numerator
 
 
 class Forms:

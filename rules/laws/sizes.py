@@ -260,12 +260,12 @@ def one_sided(
     return None
 
 
-def _holding(text: str, found: Sizes) -> NDArray[np.bool_]:
+def _holding(text: str, sizes: Sizes) -> NDArray[np.bool_]:
     """Return at which sizes a condition holds; it is read once for each choice of its extents."""
     used: dict[tuple[Term, int], None] = {}
 
     def parameter(name: str) -> Value:
-        return found.bindings.get(name, name)
+        return sizes.bindings.get(name, name)
 
     def noted(term: Term, axis: int) -> int:
         used[term, axis] = None
@@ -278,16 +278,16 @@ def _holding(text: str, found: Sizes) -> NDArray[np.bool_]:
             return False
 
     ask(noted)
-    names = {leaf.symbol: leaf for leaf in found.leaves if leaf.is_variable}
-    table = [np.zeros(len(found), np.int64)]
+    names = {leaf.symbol: leaf for leaf in sizes.leaves if leaf.is_variable}
+    table = [np.zeros(len(sizes), np.int64)]
     for unbound, axis in used:
-        term = instantiate(unbound, {**found.bindings, **names})
-        inside = [leaf for leaf in found.leaves if leaf in subterms([term])]
-        columns = [found.columns[found.leaves.index(leaf)] for leaf in inside]
+        term = instantiate(unbound, {**sizes.bindings, **names})
+        inside = [leaf for leaf in sizes.leaves if leaf in subterms([term])]
+        columns = [sizes.columns[sizes.leaves.index(leaf)] for leaf in inside]
         rows, where = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         extents = []
         for row in rows:
-            type_ = infer(term, {leaf: found.types.all[n] for leaf, n in zip(inside, row)})
+            type_ = infer(term, {leaf: sizes.types.all[n] for leaf, n in zip(inside, row)})
             known = type_ is not None and -type_.rank <= axis < 0
             extents.append(type_.shape[axis] if known and type_ is not None else -1)
         table.append(np.array(extents, np.int64)[where.ravel()])

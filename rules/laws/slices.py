@@ -211,39 +211,39 @@ def _uniform(constant: Term, rank: int, axis: int) -> bool:
     return True
 
 
-def needed(found: Sizes) -> NDArray[np.int64]:
+def needed(sizes: Sizes) -> NDArray[np.int64]:
     """Return the rows at which a law must be compared, so that it holds at all of them."""
-    rows = np.arange(len(found))
-    if not len(found):
+    rows = np.arange(len(sizes))
+    if not len(sizes):
         return rows
-    groups = passed(found.sides, found.at(0))
+    groups = passed(sizes.sides, sizes.at(0))
     if not groups:
         return rows
-    rows = np.unique(_sliced(found, rows, groups))
+    rows = np.unique(_sliced(sizes, rows, groups))
     for group in groups if len(groups) > 1 else ():
-        rows = np.unique(_sliced(found, rows, [group]))
+        rows = np.unique(_sliced(sizes, rows, [group]))
     return rows
 
 
 def _sliced(
-    found: Sizes, rows: NDArray[np.int64], groups: Sequence[Sequence[Place]]
+    sizes: Sizes, rows: NDArray[np.int64], groups: Sequence[Sequence[Place]]
 ) -> NDArray[np.int64]:
     """Return for each row that of its slice along groups of axes, itself where there is none."""
-    columns = {leaf: column[rows] for leaf, column in zip(found.leaves, found.columns)}
+    columns = {leaf: column[rows] for leaf, column in zip(sizes.leaves, sizes.columns)}
     fits = np.ones(len(rows), bool)
     for group in groups:
-        shapes = found.types.extents()
+        shapes = sizes.types.extents()
         along = np.stack([shapes[columns[leaf], axis] for leaf, axis in group])
         fits &= ((along == 1) | (along == along.max(axis=0))).all(axis=0)
         for leaf, axis in group:
-            columns[leaf], whole = _slice(columns[leaf], axis, found.types)
+            columns[leaf], whole = _slice(columns[leaf], axis, sizes.types)
             fits &= whole
-    keys = np.zeros(len(found) + len(rows), np.int64)
-    for leaf, column in zip(found.leaves, found.columns):
+    keys = np.zeros(len(sizes) + len(rows), np.int64)
+    for leaf, column in zip(sizes.leaves, sizes.columns):
         _, keys = distinct(keys, np.concatenate([column, columns[leaf]]))
     place = np.full(int(keys.max()) + 1, -1)
-    place[keys[: len(found)]] = np.arange(len(found))
-    target = place[keys[len(found) :]]
+    place[keys[: len(sizes)]] = np.arange(len(sizes))
+    target = place[keys[len(sizes) :]]
     return np.where(fits & (target >= 0), target, rows)
 
 

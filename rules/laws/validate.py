@@ -130,16 +130,16 @@ def validate(law: Law, limit: int = LIMIT, progress: Progress | None = None) -> 
     return Validation(law, obligations, compared, untyped, time.perf_counter() - start, said)
 
 
-def _polynomial(found: Sizes, rows: Rows) -> tuple[int, Counterexample | None]:
+def _polynomial(sizes: Sizes, rows: Rows) -> tuple[int, Counterexample | None]:
     """Return which of some sizes is the first at which polynomials differ, and how."""
-    part = found.only(rows)
+    part = sizes.only(rows)
     return (len(rows), None) if _congruent(part) else _first_difference(part)
 
 
-def _symbolic(computed: Symbolic, found: Sizes, rows: Rows) -> tuple[int, Difference | None]:
+def _symbolic(computed: Symbolic, sizes: Sizes, rows: Rows) -> tuple[int, Difference | None]:
     """Return which of some sizes is the first at which expressions differ, and how."""
     for place, row in enumerate(rows.tolist()):
-        difference = computed.difference(found.sides, found.at(row))
+        difference = computed.difference(sizes.sides, sizes.at(row))
         if difference is not None:
             return place, difference
     return len(rows), None
@@ -204,29 +204,29 @@ def _tasks(law: Law, limit: int) -> Iterator[tuple[dict[str, Value], dict[Term, 
                 yield bindings, ranks, sweep.limit
 
 
-def _congruent(found: Sizes) -> bool:
+def _congruent(sizes: Sizes) -> bool:
     """Return whether both sides are one operator on operands that are equal, seen at all sizes.
 
     So an equation in a context is compared without the context.
     """
-    left, right = found.sides
+    left, right = sizes.sides
     if (left.symbol, left.parameters) != (right.symbol, right.parameters) or not left.operands:
         return False
     for pair in zip(left.operands, right.operands):
         if pair[0] == pair[1]:
             continue
         every = set(subterms(pair))
-        kept = [(leaf, c) for leaf, c in zip(found.leaves, found.columns) if leaf in every]
-        keys = np.zeros(len(found), np.int64)
+        kept = [(leaf, c) for leaf, c in zip(sizes.leaves, sizes.columns) if leaf in every]
+        keys = np.zeros(len(sizes), np.int64)
         for _, column in kept:
             _, keys = distinct(keys, column)
         _, rows = np.unique(keys, return_index=True)
         leaves, columns = tuple(leaf for leaf, _ in kept), tuple(c[rows] for _, c in kept)
-        part = replace(found, sides=pair, leaves=leaves, columns=columns)
+        part = replace(sizes, sides=pair, leaves=leaves, columns=columns)
         types = dict(zip(leaves, columns))
         for term in subterms(pair):
             if term.operands:
-                types[term] = apply(term, found.types, [types[each] for each in term.operands])
+                types[term] = apply(term, sizes.types, [types[each] for each in term.operands])
         if not np.array_equal(types[pair[0]], types[pair[1]]):
             return False
         if not _congruent(part) and _first_difference(part)[1] is not None:
@@ -234,50 +234,50 @@ def _congruent(found: Sizes) -> bool:
     return True
 
 
-def _first_difference(found: Sizes) -> tuple[int, Counterexample | None]:
+def _first_difference(sizes: Sizes) -> tuple[int, Counterexample | None]:
     """Return the first size at which the sides differ, and how; else how many there are."""
-    for start in range(0, len(found), _CHUNK):
-        chunk = tuple(column[start : start + _CHUNK] for column in found.columns)
-        part = replace(found, columns=chunk)
+    for start in range(0, len(sizes), _CHUNK):
+        chunk = tuple(column[start : start + _CHUNK] for column in sizes.columns)
+        part = replace(sizes, columns=chunk)
         program, pool, instances = compiled(part)
         row = 0
         while row < len(instances):
             result = compare(program, pool, instances, row)
             if result.outcome == EQUAL:
                 break
-            counterexample = refute(part.sides, part.at(result.instance), found.bindings)
+            counterexample = refute(part.sides, part.at(result.instance), sizes.bindings)
             if counterexample is not None:
                 return start + result.instance, counterexample
             row = result.instance + 1
-    return len(found), None
+    return len(sizes), None
 
 
 _pool = Pool()
 
 
-def compiled(found: Sizes) -> tuple[Program, Structures, NDArray[np.int32]]:
+def compiled(sizes: Sizes) -> tuple[Program, Structures, NDArray[np.int32]]:
     """Return sizes as the compiled loop takes them: program, pool of structures, instances."""
     global _pool
     if _pool.entries > _MOST_ENTRIES:
         _pool = Pool()
-    nodes = list(subterms(found.sides))
+    nodes = list(subterms(sizes.sides))
     where = {term: number for number, term in enumerate(nodes)}
-    types: dict[Term, Column] = dict(zip(found.leaves, found.columns))
-    instances = np.zeros((len(found), len(nodes)), np.int32)
+    types: dict[Term, Column] = dict(zip(sizes.leaves, sizes.columns))
+    instances = np.zeros((len(sizes), len(nodes)), np.int32)
     for number, term in enumerate(nodes):
         operands = [types[operand] for operand in term.operands]
         if operands:
-            types[term] = apply(term, found.types, operands)
+            types[term] = apply(term, sizes.types, operands)
         columns = operands or [types[term]]
         several, rows = distinct(*columns)
         numbers = np.zeros(len(several[0]), np.int32)
         for at, key in enumerate(zip(*(column.tolist() for column in several))):
-            of = [found.types.all[index] for index in key]
+            of = [sizes.types.all[index] for index in key]
             if term.is_variable:
                 numbers[at] = math.prod(extents(of[0]))
             else:
                 make = partial(structure_of if operands else constant_structure, term, of)
-                known = (term.symbol, term.parameters, key, found.types.split_trees)
+                known = (term.symbol, term.parameters, key, sizes.types.split_trees)
                 numbers[at] = _pool.number(known, make)
         instances[:, number] = numbers[rows]
     operand = [[VARIABLE] if t.is_variable else [where[o] for o in t.operands] for t in nodes]
@@ -285,7 +285,7 @@ def compiled(found: Sizes) -> tuple[Program, Structures, NDArray[np.int32]]:
     program = Program(
         np.array(first_operand, np.int32),
         np.array(second, np.int32),
-        where[found.sides[0]],
-        where[found.sides[1]],
+        where[sizes.sides[0]],
+        where[sizes.sides[1]],
     )
     return program, _pool.arrays(), instances

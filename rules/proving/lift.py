@@ -289,8 +289,8 @@ def _words(origin: Mapping[str, Term | Value]) -> set[str]:
     return {str(value) for value in origin.values() if is_variable(str(value))}
 
 
-def _lookup(values: Mapping[str, str], found: re.Match[str]) -> str:
-    return values[found.group(1)]
+def _lookup(values: Mapping[str, str], match: re.Match[str]) -> str:
+    return values[match.group(1)]
 
 
 def _unused(letters: str, used: Iterable[str]) -> str:

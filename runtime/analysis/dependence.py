@@ -119,12 +119,12 @@ class Analysis(Coherence):
             self._plans[key] = found
         return found
 
-    def _fold(self, launch: Launch, argument: int, found: FoldPlan, buffers: list[Region]) -> None:
+    def _fold(self, launch: Launch, argument: int, plan: FoldPlan, buffers: list[Region]) -> None:
         region = launch.partitions[argument].region
-        if found.fill_first:
+        if plan.fill_first:
             reduction = launch.task.privileges[argument].reduction or ""
             self._fill(region, identity(reduction, region.dtype))
-        for fold in found.folds:
+        for fold in plan.folds:
             # Reductions keep the mapper's answers for the argument they come from.
             partitions = [internal_partition(region, fold.out)]
             partitions += [internal_partition(buffers[b], tiles) for b, tiles in fold.reads]
@@ -137,7 +137,7 @@ class Analysis(Coherence):
                 fold_name(launch.name),
                 launch.tag,
             )
-            access = READ | WRITE if found.reads_output else WRITE
+            access = READ | WRITE if plan.reads_output else WRITE
             groups = [Group(0, None, region, fold.out, access)]
             groups += [
                 Group(1 + slot, None, buffers[bucket], tiles, READ)

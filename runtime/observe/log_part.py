@@ -298,5 +298,5 @@ def privilege_text(reads: bool, writes: bool, reduction: str | None) -> str:
     return "r" * reads + "w" * writes
 
 
-def _slices(found: tuple[slice, ...] | None) -> list[list[int]] | None:
-    return None if found is None else [[part.start, part.stop] for part in found]
+def _slices(slices: tuple[slice, ...] | None) -> list[list[int]] | None:
+    return None if slices is None else [[part.start, part.stop] for part in slices]

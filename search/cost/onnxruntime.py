@@ -195,11 +195,11 @@ def _record(made: Measured) -> dict[str, Any]:
     }
 
 
-def _measured(found: Any) -> Measured:
+def _measured(record: Any) -> Measured:
     """Return what a record of the database says."""
-    reads = tuple(Reads(*each) for each in found["reads"])
-    blocked = tuple(found["blocked"])
-    return Measured(found["us"], found["launches"], found["nbytes"], reads, blocked)
+    reads = tuple(Reads(*each) for each in record["reads"])
+    blocked = tuple(record["blocked"])
+    return Measured(record["us"], record["launches"], record["nbytes"], reads, blocked)
 
 
 def _is_blocked(name: str, layouts: Mapping[str, tuple[int, ...]]) -> bool:

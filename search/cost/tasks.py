@@ -62,9 +62,9 @@ class TaskTimes:
         """Return what is known of a kind of step."""
         return self._steps.get(kind, StepTimes())
 
-    def set_step(self, kind: str, found: StepTimes) -> None:
+    def set_step(self, kind: str, times: StepTimes) -> None:
         """Set what is known of a kind of step."""
-        self._steps[kind] = found
+        self._steps[kind] = times
 
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._tasks.values())

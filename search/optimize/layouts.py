@@ -192,13 +192,13 @@ def _key(region: Region, number: Mapping[str, int]) -> tuple[tuple[int, ...], fr
     return values, frozenset(number[name] for name in region.context if name in number)
 
 
-def _adjacent(found: Sequence[Region]) -> list[set[int]]:
+def _adjacent(regions: Sequence[Region]) -> list[set[int]]:
     """Return for each region those with which it shares an operator."""
     users: dict[str, set[int]] = {}
-    for index, region in enumerate(found):
+    for index, region in enumerate(regions):
         for name in region.context:
             users.setdefault(name, set()).add(index)
     return [
         set().union(*(users[name] for name in region.context)) - {index}
-        for index, region in enumerate(found)
+        for index, region in enumerate(regions)
     ]

@@ -398,11 +398,11 @@ def bound(rule: Directed, parameters: Given) -> tuple[Terms, Terms]:
 
 
 def _bind(
-    wanted: Sequence[Value], found: Sequence[Value], parameters: dict[str, Value]
+    wanted: Sequence[Value], values: Sequence[Value], parameters: dict[str, Value]
 ) -> dict[str, Value] | None:
     """Return parameters extended by those that make the wanted ones the found ones, or None."""
     result = parameters
-    for pattern, value in zip(wanted, found):
+    for pattern, value in zip(wanted, values):
         if _is_variable(pattern):
             known = result.get(str(pattern))
             if known is None:

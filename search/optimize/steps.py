@@ -68,14 +68,14 @@ def _both(
 ) -> None:
     """Search over the forward graph and its gradient, then over the whole; keep what is better."""
 
-    def consider(found: Searched, new: Graph) -> None:
+    def consider(searched: Searched, new: Graph) -> None:
         cost = model.cost(new, {})
-        best.candidates += found.candidates
-        best.complete &= found.complete
+        best.candidates += searched.candidates
+        best.complete &= searched.complete
         if objective.value(cost) < objective.value(best.after):
             best.graph, best.after = new, cost
-            best.substitutions += found.substitutions
-            best.solved += found.solved
+            best.substitutions += searched.substitutions
+            best.solved += searched.solved
 
     def say(what: str, done: int, total: int) -> None:
         if progress is not None:

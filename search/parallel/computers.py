@@ -62,7 +62,7 @@ class Computers:
         return Machine(full.name, tuple(processors), tuple(memories), tuple(links), ("network",))
 
     def spread(
-        self, found: Mapping[str, Configuration], inside: Parallel
+        self, configurations: Mapping[str, Configuration], inside: Parallel
     ) -> dict[str, Configuration]:
         """Return a strategy for all devices: each computer's part of an operator is cut once more.
 
@@ -72,9 +72,9 @@ class Computers:
         """
         spread = {}
         for item in self.full.operators:
-            if item.name not in found:
+            if item.name not in configurations:
                 continue
-            coarse = found[item.name]
+            coarse = configurations[item.name]
             kinds = kinds_of_dims(self.full.graph, item.node)
             wanted = [dim for dim, kind in kinds.items() if kind is inside]
             wanted += [dim for dim, kind in kinds.items() if kind is Parallel.SAMPLE]

@@ -90,13 +90,13 @@ class TestDifference:
         assert difference(a, a + np.float32(1e-6)).ok
         assert not difference(a, a + np.float32(0.1)).ok
         shaken = a + np.float32(0.05)  # of inputs changed by rounding: the original is as unsure
-        assert difference(a, a + np.float32(0.1), again=shaken).ok
+        assert difference(a, a + np.float32(0.1), perturbed=shaken).ok
 
     def test_integers_are_equal_where_rounding_does_not_reach(self) -> None:
         a = np.array([1, 2, 3], np.int64)
         b = np.array([1, 2, 4], np.int64)
-        assert not difference(a, b).ok and difference(a, b, again=b).ok
-        assert not difference(a, b, again=np.array([0, 2, 3], np.int64)).ok
+        assert not difference(a, b).ok and difference(a, b, perturbed=b).ok
+        assert not difference(a, b, perturbed=np.array([0, 2, 3], np.int64)).ok
 
 
 class TestAgree:

@@ -219,24 +219,26 @@ class _Merge:
 
     # -- one log
 
-    def _tables(self, found: Records) -> None:
+    def _tables(self, records: Records) -> None:
         for number, members in enumerate(self.regions):
             for rank, mine in list(members.items())[:1]:
-                found.regions[number] = replace(self.logs[rank].regions[mine], id=number)
+                records.regions[number] = replace(self.logs[rank].regions[mine], id=number)
         for rank, log in enumerate(self.logs):
             for storage in log.storages.values():
                 number = self._id(rank, storage.id)
                 region = self.region_of[rank, storage.region]
                 address = storage.address + (rank << _APART)
-                found.storages[number] = replace(storage, id=number, region=region, address=address)
+                records.storages[number] = replace(
+                    storage, id=number, region=region, address=address
+                )
             for scope in log.scopes:
                 for number, storage in scope.storages.items():
                     address = storage.address + (rank << _APART)
                     scope.storages[number] = replace(storage, address=address)
                 scope.rank = rank
-                found.scopes.append(scope)
+                records.scopes.append(scope)
         for launch in self.logs[0].launches.values():
-            found.launches[launch.id] = self._launch(launch)
+            records.launches[launch.id] = self._launch(launch)
 
     def _launch(self, launch: Launch) -> Launch:
         arguments = (replace(a, region=self.region_of[0, a.region]) for a in launch.arguments)
@@ -344,7 +346,7 @@ class _Merge:
 
     def _items(
         self,
-        found: Records,
+        records: Records,
         steps: Sequence[Sequence[Item]],
         sends: dict[tuple[int, int], tuple[int, int]],
     ) -> None:
@@ -359,14 +361,14 @@ class _Merge:
                     if (rank, item.id) in sends:
                         after.append(self._id(*sends[rank, item.id]))
                     mine = self._id(rank, item.id)
-                    found.items.append(self._operation(item, mine, after, self._named(item)))
+                    records.items.append(self._operation(item, mine, after, self._named(item)))
             if place < len(steps[0]):
-                found.items.append(self._step([some[place] for some in steps], found))
+                records.items.append(self._step([some[place] for some in steps], records))
 
-    def _step(self, step: Sequence[Item], found: Records) -> Item:
+    def _step(self, step: Sequence[Item], records: Records) -> Item:
         one = step[0]
         if isinstance(one, Launch):
-            return found.launches[one.id]
+            return records.launches[one.id]
         if isinstance(one, Fill):
             return replace(one, region=self.region_of[0, one.region])
         if isinstance(one, Host):

@@ -115,10 +115,10 @@ class _Reader:
         else:
             self.take(self._where, found)
 
-    def take(self, where: str, found: Mapping[str, Any]) -> None:
+    def take(self, where: str, record: Mapping[str, Any]) -> None:
         """Take one record of this part."""
         self._where = where
-        kind = found.get("kind")
+        kind = record.get("kind")
         if not isinstance(kind, str) or kind not in self._kinds:
             raise self._error(
                 f"a record of kind {kind!r} found; known: {', '.join(self._kinds)}. "
@@ -128,7 +128,7 @@ class _Reader:
             raise self._error("the header must come first, and once")
         if self._ended:
             raise self._error(f"a record of kind {kind!r} after the end")
-        self._kinds[kind](found)
+        self._kinds[kind](record)
 
     def end(self) -> None:
         self._where = self._what
@@ -143,56 +143,56 @@ class _Reader:
 
     # -- kinds
 
-    def _header(self, found: Mapping[str, Any]) -> None:
-        if found.get("format") != FORMAT:
-            raise self._error(f"format {found.get('format')!r} found, {FORMAT!r} needed")
-        if found.get("version") != VERSION:
-            raise self._error(f"version {found.get('version')!r} found, {VERSION} needed")
+    def _header(self, record: Mapping[str, Any]) -> None:
+        if record.get("format") != FORMAT:
+            raise self._error(f"format {record.get('format')!r} found, {FORMAT!r} needed")
+        if record.get("version") != VERSION:
+            raise self._error(f"version {record.get('version')!r} found, {VERSION} needed")
         records = self.records
-        records.rank, records.ranks = self._int(found, "rank"), self._int(found, "ranks")
+        records.rank, records.ranks = self._int(record, "rank"), self._int(record, "ranks")
         if records.rank >= records.ranks:
             raise self._error(f"rank {records.rank} of {records.ranks} ranks")
-        records.processors = self._texts(found, "processors")
-        records.memories = self._texts(found, "memories")
-        records.runs = self._ranks(found, "runs", len(records.processors))
-        records.owners = self._ranks(found, "owners", len(records.memories))
-        records.first = self._int(found, "first")
-        self._begin = found if "begin" in found else None
+        records.processors = self._texts(record, "processors")
+        records.memories = self._texts(record, "memories")
+        records.runs = self._ranks(record, "runs", len(records.processors))
+        records.owners = self._ranks(record, "owners", len(records.memories))
+        records.first = self._int(record, "first")
+        self._begin = record if "begin" in record else None
         self._begun = True
 
-    def _region(self, found: Mapping[str, Any]) -> None:
-        shape = self._ints(found, "shape")
+    def _region(self, record: Mapping[str, Any]) -> None:
+        shape = self._ints(record, "shape")
         if any(extent < 0 for extent in shape):
             raise self._error(f"field 'shape' is {list(shape)}, extents >= 0 needed")
         region = Region(
-            self._int(found, "id"),
-            self._text(found, "name"),
+            self._int(record, "id"),
+            self._text(record, "name"),
             shape,
-            self._text(found, "zero"),
-            self._flag(found, "transient"),
-            self._flag(found, "known"),
-            None if found.get("held") is None else self._text(found, "held"),
+            self._text(record, "zero"),
+            self._flag(record, "transient"),
+            self._flag(record, "known"),
+            None if record.get("held") is None else self._text(record, "held"),
         )
         self._new(self.records.regions, region.id, region, "region")
 
-    def _tiling(self, found: Mapping[str, Any]) -> None:
+    def _tiling(self, record: Mapping[str, Any]) -> None:
         tiles = tuple(
             tuple(self._box(box) for box in self._is_list(tile, "tiles"))
-            for tile in self._list(found, "tiles")
+            for tile in self._list(record, "tiles")
         )
-        self._new(self._tilings, self._int(found, "id"), tiles, "tiling")
+        self._new(self._tilings, self._int(record, "id"), tiles, "tiling")
 
-    def _storage(self, found: Mapping[str, Any]) -> None:
-        region = self._known(self.records.regions, self._int(found, "region"), "region")
-        valid = found.get("valid")
+    def _storage(self, record: Mapping[str, Any]) -> None:
+        region = self._known(self.records.regions, self._int(record, "region"), "region")
+        valid = record.get("valid")
         storage = Storage(
-            self._int(found, "id"),
+            self._int(record, "id"),
             region.id,
-            self._index(found, "memory", len(self.records.memories)),
-            self._inside(self._box(found.get("box")), region.shape, "box"),
-            self._int(found, "address"),
-            self._ints(found, "strides"),
-            self._int(found, "itemsize"),
+            self._index(record, "memory", len(self.records.memories)),
+            self._inside(self._box(record.get("box")), region.shape, "box"),
+            self._int(record, "address"),
+            self._ints(record, "strides"),
+            self._int(record, "itemsize"),
             None
             if valid is None
             else tuple(
@@ -204,10 +204,10 @@ class _Reader:
             raise self._error(f"field 'strides' is {list(storage.strides)}, one >= 0 an axis")
         self._new(self.records.storages, storage.id, storage, "storage")
 
-    def _launch(self, found: Mapping[str, Any]) -> Launch:
-        points = self._int(found, "points")
+    def _launch(self, record: Mapping[str, Any]) -> Launch:
+        points = self._int(record, "points")
         arguments = []
-        for item in self._list(found, "arguments"):
+        for item in self._list(record, "arguments"):
             given = self._is_object(item, "arguments")
             region = self._known(self.records.regions, self._int(given, "region"), "region")
             tiles = self._known(self._tilings, self._int(given, "tiling"), "tiling")
@@ -225,28 +225,28 @@ class _Reader:
                 raise self._error(f"privilege {privilege!r} with reduction {reduction!r}")
             arguments.append(Argument(region.id, privilege, reduction, identity, tiles))
         launch = Launch(
-            self._int(found, "id"),
-            self._text(found, "name"),
+            self._int(record, "id"),
+            self._text(record, "name"),
             points,
-            self._flag(found, "initialise"),
+            self._flag(record, "initialise"),
             tuple(arguments),
         )
         self._new(self.records.launches, launch.id, launch, "launch")
         return launch
 
-    def _fill(self, found: Mapping[str, Any]) -> Fill:
-        region = self._known(self.records.regions, self._int(found, "region"), "region")
-        return Fill(region.id, self._text(found, "value"))
+    def _fill(self, record: Mapping[str, Any]) -> Fill:
+        region = self._known(self.records.regions, self._int(record, "region"), "region")
+        return Fill(region.id, self._text(record, "value"))
 
-    def _operation(self, found: Mapping[str, Any], issued: int) -> Operation:
-        what = self._text(found, "what")
+    def _operation(self, record: Mapping[str, Any], issued: int) -> Operation:
+        what = self._text(record, "what")
         if what not in WHAT:
             raise self._error(
                 f"an operation that is a {what!r} found; known: {', '.join(WHAT)}. "
                 "What this checker does not know it cannot judge"
             )
         uses = []
-        for item in self._list(found, "uses"):
+        for item in self._list(record, "uses"):
             if not isinstance(item, list) or len(item) != 4 or item[3] not in ("r", "w", "rw"):
                 raise self._error(f"use {item!r} found; storage, low, high and access needed")
             box = self._box(item[1:3])
@@ -259,37 +259,37 @@ class _Reader:
                 if not fits:
                     raise self._error(f"use of box {box} of storage {item[0]} of box {storage.box}")
             uses.append(Use(item[0], box, item[3]))
-        launch = found.get("launch")
+        launch = record.get("launch")
         if launch is not None:
             given = self._known(self.records.launches, launch, "launch")
-            if not 0 <= self._int(found, "point") < given.points:
-                raise self._error(f"point {found['point']}, 0..{given.points - 1} needed")
+            if not 0 <= self._int(record, "point") < given.points:
+                raise self._error(f"point {record['point']}, 0..{given.points - 1} needed")
             if len(uses) != len(given.arguments):
                 raise self._error(f"{len(uses)} uses, {len(given.arguments)} needed")
         elif what == "task":
             raise self._error("a task of no launch")
-        value, fresh = found.get("value"), found.get("fresh")
+        value, fresh = record.get("value"), record.get("fresh")
         if (what == "fill") != isinstance(value, str):
             raise self._error(f"field 'value' is {value!r} of a {what}")
         if what in ("copy", "fill", "fold") and len(uses) < 1 + (what == "copy"):
             raise self._error(f"{len(uses)} uses of a {what}")
-        messages = self._ints(found, "messages") if what in MESSAGES else ()
+        messages = self._ints(record, "messages") if what in MESSAGES else ()
         if what in MESSAGES and not 0 < len(messages) == len(uses):
             raise self._error(f"{len(messages)} messages and {len(uses)} uses of a {what}")
         return Operation(
-            self._int(found, "id"),
+            self._int(record, "id"),
             what,
-            self._text(found, "name"),
+            self._text(record, "name"),
             launch,
-            self._int(found, "point"),
-            self._index(found, "processor", len(self.records.processors)),
-            self._flag(found, "idle"),
+            self._int(record, "point"),
+            self._index(record, "processor", len(self.records.processors)),
+            self._flag(record, "idle"),
             tuple(uses),
-            self._ints(found, "after"),
+            self._ints(record, "after"),
             issued,
             value,
             fresh,
-            tuple(self._part(item, len(uses)) for item in found.get("parts", [])),
+            tuple(self._part(item, len(uses)) for item in record.get("parts", [])),
             messages,
             self.records.rank,
         )
@@ -310,50 +310,50 @@ class _Reader:
 
         return Part(found[0], found[1], spans(found[2]), spans(found[3]))
 
-    def _untraced(self, found: Mapping[str, Any]) -> None:
-        operation = self._operation(found, self._int(found, "issued"))
+    def _untraced(self, record: Mapping[str, Any]) -> None:
+        operation = self._operation(record, self._int(record, "issued"))
         if operation.id in self._operations:
             raise self._error(f"two operations are number {operation.id}")
         self._operations.add(operation.id)
         self.records.items.append(operation)
 
-    def _run(self, found: Mapping[str, Any]) -> None:
-        number = self._int(found, "operation")
+    def _run(self, record: Mapping[str, Any]) -> None:
+        number = self._int(record, "operation")
         if number in self._operations:
-            times = self._times([self._int(found, "start"), self._int(found, "end")])
+            times = self._times([self._int(record, "start"), self._int(record, "end")])
             self._new(self.records.stamps, number, times, "run of operation")
         elif number >= self.records.first:
             raise self._error(f"operation {number} ran, and was never issued")
 
-    def _trace(self, found: Mapping[str, Any]) -> None:
+    def _trace(self, record: Mapping[str, Any]) -> None:
         launches: list[Launch | Fill] = []
-        for item in self._list(found, "launches"):
+        for item in self._list(record, "launches"):
             given = self._is_object(item, "launches")
             launches.append(self._fill(given) if "value" in given else self._launch(given))
         operations = [
             self._operation(self._is_object(item, "operations"), 0)
-            for item in self._list(found, "operations")
+            for item in self._list(record, "operations")
         ]
         names = sorted(operation.id for operation in operations)
-        order = self._ints(found, "order")
+        order = self._ints(record, "order")
         if names != list(range(len(names))) or sorted(order) != names:
             raise self._error("operations and order must have the numbers from 0, each once")
         for operation in operations:
             if any(n not in range(len(names)) for n in operation.after):
                 raise self._error(f"operation {operation.id} depends on what does not exist")
         trace = Trace(
-            self._int(found, "id"),
-            self._text(found, "name"),
+            self._int(record, "id"),
+            self._text(record, "name"),
             tuple(launches),
             tuple(sorted(operations, key=lambda operation: operation.id)),
             order,
         )
         self._new(self.records.traces, trace.id, trace, "trace")
 
-    def _replay(self, found: Mapping[str, Any]) -> None:
-        trace = self._known(self.records.traces, self._int(found, "trace"), "trace")
+    def _replay(self, record: Mapping[str, Any]) -> None:
+        trace = self._known(self.records.traces, self._int(record, "trace"), "trace")
         runs: dict[int, tuple[int, int]] = {}
-        for item in self._list(found, "runs"):
+        for item in self._list(record, "runs"):
             if not isinstance(item, list) or len(item) != 3 or not all(map(_whole, item)):
                 raise self._error(f"run {item!r} found; operation, start and end needed")
             self._new(runs, item[0], self._times(item[1:]), "run of operation")
@@ -364,30 +364,30 @@ class _Reader:
             )
         self.records.items.append(Replay(trace.id, runs))
 
-    def _host(self, found: Mapping[str, Any]) -> None:
-        action = found.get("action")
+    def _host(self, record: Mapping[str, Any]) -> None:
+        action = record.get("action")
         if action not in ("read", "write", "claim"):
             raise self._error(f"action {action!r} found; read, write or claim needed")
-        region = self._known(self.records.regions, self._int(found, "region"), "region")
+        region = self._known(self.records.regions, self._int(record, "region"), "region")
         seen = []
-        for item in self._list(found, "seen"):
+        for item in self._list(record, "seen"):
             if not isinstance(item, list) or len(item) != 3:
                 raise self._error(f"{item!r} seen; storage, low and high needed")
             storage = self._known(self.records.storages, item[0], "storage")
             seen.append((storage.id, self._inside(self._box(item[1:]), region.shape, "seen")))
-        self.records.items.append(Host(action, region.id, tuple(seen), self._int(found, "at")))
+        self.records.items.append(Host(action, region.id, tuple(seen), self._int(record, "at")))
 
-    def _failed(self, found: Mapping[str, Any]) -> None:
+    def _failed(self, record: Mapping[str, Any]) -> None:
         raise self._error(
-            f"{self._text(found, 'name')!r} failed: what regions hold after that is not known, and "
-            "only whole runs are checked"
+            f"{self._text(record, 'name')!r} failed: what regions hold after that is not known, "
+            "and only whole runs are checked"
         )
 
-    def _end(self, found: Mapping[str, Any]) -> None:
-        if not self._flag(found, "whole"):
+    def _end(self, record: Mapping[str, Any]) -> None:
+        if not self._flag(record, "whole"):
             raise self._error("the run was stopped by an error; only whole runs are checked")
         if self._begin is not None:
-            begin, end = self._times([self._int(self._begin, "begin"), self._int(found, "at")])
+            begin, end = self._times([self._int(self._begin, "begin"), self._int(record, "at")])
             depth = self._int(self._begin, "depth")
             name, point = self._text(self._begin, "task"), self._int(self._begin, "point")
             self.records.scope = Scope(name, point, depth, begin, end)
@@ -408,32 +408,32 @@ class _Reader:
             raise self._error(f"{what} {number!r} is not known")
         return table[number]  # type: ignore[index]
 
-    def _int(self, found: Mapping[str, Any], key: str) -> int:
-        value = found.get(key)
+    def _int(self, record: Mapping[str, Any], key: str) -> int:
+        value = record.get(key)
         if not _whole(value):
             raise self._error(f"field {key!r} is {value!r}, an integer >= 0 needed")
         return value  # type: ignore[return-value]
 
-    def _index(self, found: Mapping[str, Any], key: str, count: int) -> int:
-        value = self._int(found, key)
+    def _index(self, record: Mapping[str, Any], key: str, count: int) -> int:
+        value = self._int(record, key)
         if value >= count:
             raise self._error(f"field {key!r} is {value}, 0..{count - 1} needed")
         return value
 
-    def _text(self, found: Mapping[str, Any], key: str) -> str:
-        value = found.get(key)
+    def _text(self, record: Mapping[str, Any], key: str) -> str:
+        value = record.get(key)
         if not isinstance(value, str):
             raise self._error(f"field {key!r} is {value!r}, a string needed")
         return value
 
-    def _flag(self, found: Mapping[str, Any], key: str) -> bool:
-        value = found.get(key)
+    def _flag(self, record: Mapping[str, Any], key: str) -> bool:
+        value = record.get(key)
         if not isinstance(value, bool):
             raise self._error(f"field {key!r} is {value!r}, true or false needed")
         return value
 
-    def _list(self, found: Mapping[str, Any], key: str) -> list[Any]:
-        return self._is_list(found.get(key), key)
+    def _list(self, record: Mapping[str, Any], key: str) -> list[Any]:
+        return self._is_list(record.get(key), key)
 
     def _is_list(self, value: object, key: str) -> list[Any]:
         if not isinstance(value, list):
@@ -445,20 +445,20 @@ class _Reader:
             raise self._error(f"field {key!r} has {value!r}, an object needed")
         return value
 
-    def _ints(self, found: Mapping[str, Any], key: str) -> tuple[int, ...]:
-        values = self._list(found, key)
+    def _ints(self, record: Mapping[str, Any], key: str) -> tuple[int, ...]:
+        values = self._list(record, key)
         if not all(map(_whole, values)):
             raise self._error(f"field {key!r} is {values!r}, integers >= 0 needed")
         return tuple(values)
 
-    def _texts(self, found: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        values = self._list(found, key)
+    def _texts(self, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        values = self._list(record, key)
         if not all(isinstance(value, str) for value in values):
             raise self._error(f"field {key!r} is {values!r}, strings needed")
         return tuple(values)
 
-    def _ranks(self, found: Mapping[str, Any], key: str, count: int) -> tuple[int, ...]:
-        values = self._ints(found, key)
+    def _ranks(self, record: Mapping[str, Any], key: str, count: int) -> tuple[int, ...]:
+        values = self._ints(record, key)
         if len(values) != count or any(value >= self.records.ranks for value in values):
             raise self._error(f"field {key!r} is {values!r}: {count} ranks needed")
         return values

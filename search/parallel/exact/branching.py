@@ -203,13 +203,13 @@ def _candidate(x: Tree, y: Path, op: int) -> int:
 
 
 @entry
-def bounds(x: Tree, y: Path, rows: Array, found: Array) -> None:
+def bounds(x: Tree, y: Path, rows: Array, bounds: Array) -> None:
     """Write what a strategy takes at least when the first, the first two, ... are chosen."""
     for op in range(rows.shape[0]):
         _forward(x, y, op, rows[op])
         _backward(x, y, op, rows[op])
         y.chosen[op] = rows[op]
-        found[op] = _longest(x, y, op, rows[op])
+        bounds[op] = _longest(x, y, op, rows[op])
 
 
 @entry

@@ -68,10 +68,10 @@ def _delays(x: Tree, edge: int, kind: int, row: int) -> Array:
 
 @compiled
 def _led(
-    before: Array, grid: Array, after: Array, outer: int, inner: int, room: Array, found: Array
+    before: Array, grid: Array, after: Array, outer: int, inner: int, room: Array, ways: Array
 ) -> None:
     """Set the longest ways over `before`, `grid` and `after`: from outer points by inner ones."""
-    devices = found.shape[0]
+    devices = ways.shape[0]
     for i in range(outer):
         for k in range(inner):
             best = NEVER
@@ -84,12 +84,12 @@ def _led(
             if i < outer and j < outer:
                 for k in range(inner):
                     best = max(best, room[i, k] + after[k, j])
-            found[i, j] = best
+            ways[i, j] = best
 
 
 @compiled
 def _to_first(
-    x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array
+    x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, ways: Array
 ) -> None:
     """Lead the ways of a grid on the second operator of an edge to points of the first one.
 
@@ -97,17 +97,17 @@ def _to_first(
     """
     theirs = x.points[x.kept[x.kept_first[x.edges[edge].source] + kind]]
     delays = _delays(x, edge, kind, row)
-    _led(delays[0], grid, delays[1], theirs, x.points[row], room, found)
+    _led(delays[0], grid, delays[1], theirs, x.points[row], room, ways)
 
 
 @compiled
 def _to_second(
-    x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, found: Array
+    x: Tree, edge: int, kind: int, row: int, grid: Array, room: Array, ways: Array
 ) -> None:
     """Lead the ways of a grid on the first operator of an edge to points of the second one."""
     theirs = x.points[x.kept[x.kept_first[x.edges[edge].source] + kind]]
     delays = _delays(x, edge, kind, row)
-    _led(delays[0].T, grid, delays[1].T, x.points[row], theirs, room, found)
+    _led(delays[0].T, grid, delays[1].T, x.points[row], theirs, room, ways)
 
 
 @compiled

@@ -131,11 +131,11 @@ class Round:
         return found
 
     def _try(
-        self, walker: Walker, name: str, found: Mapping[str, Configuration] | None = None
+        self, walker: Walker, name: str, configurations: Mapping[str, Configuration] | None = None
     ) -> None:
         """Learn what a beginning costs."""
-        if found is not None:
-            self._beginnings[name] = found
+        if configurations is not None:
+            self._beginnings[name] = configurations
         self._costs[name] = walker.begin(self._beginnings[name])
         self.initial_us[name] = walker.step_ns / 1e3
         self._say(self._costs[name])

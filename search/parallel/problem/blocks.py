@@ -55,6 +55,8 @@ class Blocks:
         if len(kept) < len(names):
             self.model = prepare(full.graph, full.machine, kept, full.routes)
 
-    def spread(self, found: Mapping[str, Configuration]) -> dict[str, Configuration]:
+    def spread(self, configurations: Mapping[str, Configuration]) -> dict[str, Configuration]:
         """Return the strategy of the whole model in which blocks are split as those kept are."""
-        return {name: found[kept] for name, kept in self.like.items() if kept in found}
+        return {
+            name: configurations[kept] for name, kept in self.like.items() if kept in configurations
+        }

@@ -83,7 +83,7 @@ def _sources(n: Numbering) -> dict[str, dict[str, int]]:
 
 
 def _followed_dims(
-    n: Numbering, node: Node, order: Mapping[str, int], found: Mapping[str, Mapping[str, int]]
+    n: Numbering, node: Node, order: Mapping[str, int], follows: Mapping[str, Mapping[str, int]]
 ) -> dict[str, int]:
     maker = followed(n.graph, node, order)
     assert maker is not None  # or it would be an operator of its own
@@ -94,8 +94,8 @@ def _followed_dims(
             continue
         whole = made.outputs[maker.outputs.index(name)]
         for theirs, ours in zip(whole.axes, operand.axes):
-            if theirs.dims and ours.dims and theirs.dims[0] in found[maker.name]:
-                result.setdefault(ours.dims[0], found[maker.name][theirs.dims[0]])
+            if theirs.dims and ours.dims and theirs.dims[0] in follows[maker.name]:
+                result.setdefault(ours.dims[0], follows[maker.name][theirs.dims[0]])
         return result
     return result
 
