@@ -1,9 +1,10 @@
 """What repeats work for the backward pass waits until that has come to it.
 
-A worker that takes whatever can run (a rank that would wait for a message, `runtime/tracing/
-patience.py`) might else recompute a value in the forward pass, and hold it as long as if it had
-been kept. TensorOpt (section 4.2) inserts "extra dependencies": here each point reads one element
-of what the backward pass has made last before it on the same processor, which moves nothing.
+A worker that takes whatever can run (a rank that would wait for a message,
+`runtime/tracing/list_scheduling.py`) might else recompute a value in the forward pass, and hold it
+as long as if it had been kept. TensorOpt (section 4.2) inserts "extra dependencies": here each
+point reads one element of what the backward pass has made last before it on the same processor,
+which moves nothing.
 """
 
 from __future__ import annotations
