@@ -1,8 +1,7 @@
-"""Calls of the element-wise machine, and what tests of it compare with."""
+"""Calls of the element-wise machine, and numbers that are special."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,11 @@ from soapstone.kernels.entry import Call
 from soapstone.native import memory
 
 Array = np.ndarray[Any, Any]
-erf = np.vectorize(math.erf, otypes=[np.float64])
 
 SPECIAL = np.array(
     [0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-40, 3e38, -3e38, 88.7, -87, -103, 200, -200],
     np.float32,
 )
-
-
-def gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def run(
@@ -32,10 +26,6 @@ def run(
     entry = bind(Call(operator, attributes, tuple(inputs), tuple(outputs), threads))
     assert entry is not None
     assert memory.run(entry) == 0
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
 def fused(

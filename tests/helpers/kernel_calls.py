@@ -11,7 +11,7 @@ from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.cpu import onednn
 from soapstone.kernels.cpu.products.forms import default_form
-from soapstone.kernels.entry import Call
+from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
 
@@ -52,6 +52,24 @@ def around(view: Array) -> bool:
     while isinstance(view.base, np.ndarray):
         view = view.base
     return bool((view == np.full((), FILL, view.dtype)).all())
+
+
+def bound(call: Call, name: str = "onednn") -> Entry | None:
+    """Return what the named variant makes of a call."""
+    (variant,) = (v for v in variants(call.operator) if v.name == name)
+    return variant.bind(call)
+
+
+def run(entry: Entry | None) -> None:
+    """Run an entry, of a variant that serves its call."""
+    assert entry is not None, "the variant refused the call"
+    assert memory.run(entry) == 0
+
+
+def near(found: Array, wanted: Array, tolerance: float = 2e-5) -> None:
+    """Assert equality up to rounding of single precision, relative to the largest value."""
+    scale = max(1.0, float(np.abs(wanted).max(initial=0)))
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale)
 
 
 def reference(name: str, arrays: Sequence[Array], attributes: Mapping[str, Any]) -> Sequence[Array]:
@@ -111,3 +129,32 @@ def served(
                 )
             assert outputs is not None or all(map(around, made)), "wrote outside a tile"
     return names
+
+
+CONVOLUTIONS = {
+    "plain": {"x": (2, 5, 9, 8), "w": (7, 5, 3, 3), "padding": (1, 1, 1, 1)},
+    "one_channel": {"x": (3, 1, 12, 12), "w": (6, 1, 5, 5), "padding": (2, 2, 2, 2)},
+    "wide": {"x": (2, 32, 7, 7), "w": (48, 32, 3, 3), "padding": (1, 1, 1, 1)},
+    "pointwise": {"x": (2, 24, 6, 5), "w": (40, 24, 1, 1)},
+    "batch_1": {"x": (1, 16, 9, 9), "w": (16, 16, 3, 3), "padding": (1, 1, 1, 1)},
+    "one_pixel": {"x": (4, 16, 3, 3), "w": (8, 16, 3, 3)},
+    "strided": {"x": (2, 3, 15, 15), "w": (16, 3, 7, 7), "stride": (2, 2), "padding": (3, 3, 3, 3)},
+    "uneven": {"x": (2, 6, 9, 10), "w": (5, 6, 3, 2), "stride": (2, 1), "padding": (0, 1, 2, 0)},
+    "dilated": {
+        "x": (2, 8, 11, 11),
+        "w": (8, 8, 3, 3),
+        "dilation": (2, 3),
+        "padding": (2, 3, 2, 3),
+    },
+    "groups": {"x": (2, 12, 8, 8), "w": (18, 4, 3, 3), "groups": 3, "padding": (1, 1, 1, 1)},
+    "depthwise": {"x": (2, 16, 8, 8), "w": (16, 1, 3, 3), "groups": 16, "padding": (1, 1, 1, 1)},
+    "multiplier": {"x": (2, 4, 8, 8), "w": (12, 1, 3, 3), "groups": 4, "padding": (1, 0, 0, 1)},
+}
+
+
+def problem(name: str) -> tuple[Array, Array, dict[str, Any]]:
+    """Return x, w and the attributes of a convolution case."""
+    case = CONVOLUTIONS[name]
+    at = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
+    at.update({k: v for k, v in case.items() if k in at})
+    return random(*case["x"]), random(*case["w"], seed=1), at

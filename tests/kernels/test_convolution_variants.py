@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.kernel_calls import served
-from helpers.onednn_calls import bind, place, random
+from helpers.kernel_calls import bound, place, random, served
 
 from soapstone.kernels.entry import Call
 
@@ -37,14 +36,14 @@ def test_depthwise_weight_gradient(image, window, stride, padding, dilation, lay
 def test_depthwise_declines_what_it_does_not_serve():
     at = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 4}
     x, dy, dw = random(1, 4, 5, 5), random(1, 4, 3, 3), np.empty((4, 1, 3, 3), np.float32)
-    last = tuple(place(array, "channels_last") for array in (x, dy))
-    assert bind(Call("conv2d_grad_weight", at, last, (dw,)), "depthwise") is not None
-    assert bind(Call("conv2d_grad_weight", at, (x, dy), (dw,)), "depthwise") is None
+    last = tuple(place(array, "last") for array in (x, dy))
+    assert bound(Call("conv2d_grad_weight", at, last, (dw,)), "depthwise") is not None
+    assert bound(Call("conv2d_grad_weight", at, (x, dy), (dw,)), "depthwise") is None
     bias = np.empty(4, np.float32)
-    assert bind(Call("conv2d_grad_weight", at, last, (dw, bias)), "depthwise") is None
-    two = (last[0], place(random(1, 8, 3, 3), "channels_last"))  # two filters a channel
+    assert bound(Call("conv2d_grad_weight", at, last, (dw, bias)), "depthwise") is None
+    two = (last[0], place(random(1, 8, 3, 3), "last"))  # two filters a channel
     eight = np.empty((8, 1, 3, 3), np.float32)
-    assert bind(Call("conv2d_grad_weight", at, two, (eight,)), "depthwise") is None
+    assert bound(Call("conv2d_grad_weight", at, two, (eight,)), "depthwise") is None
 
 
 @pytest.mark.onednn

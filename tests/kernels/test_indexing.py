@@ -117,14 +117,6 @@ def test_slices_that_leave_the_axis_are_refused(bounds: tuple[int, int, int], me
         one("slice", np.arange(5), starts=(start,), stops=(stop,), steps=(step,))
 
 
-@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
-def test_pad_modes_are_numpys(mode: str) -> None:
-    x = normal(3, 4, 5)
-    low, high = (2, 0, 7), (1, 5, 3)
-    made = one("pad", x, low=low, high=high, interior=(0, 0, 0), mode=mode)
-    np.testing.assert_array_equal(made, np.pad(x, list(zip(low, high)), mode))  # type: ignore[call-overload]
-
-
 def test_pad_refuses_a_border_of_nothing() -> None:
     with pytest.raises(ShapeError, match="dim d0 is 0 in input 0; 1 or more needed for mode edge"):
         one("pad", np.zeros((0,)), low=(1,), high=(0,), interior=(0,), mode="edge")
@@ -147,38 +139,6 @@ def test_tile_reverse_and_blocks() -> None:
     np.testing.assert_array_equal(deep[0, :, 0, 1], normal(1, 8, 1, 1)[0, 2:4, 0, 0])
     with pytest.raises(ShapeError, match="dim c: 6 in input 0; a multiple of 4 needed"):
         one("depth_to_space", normal(1, 6, 1, 1), blocksize=2)
-
-
-# -------------------------------------------------------------------------------------- gathers
-def test_gather_is_take_with_negative_indices() -> None:
-    x = normal(3, 4, 5)
-    for axis in range(3):
-        for ids in (np.int64(-1), np.array([0, -1, 2]), np.array([[1], [-2]], np.int32)):
-            made = one("gather", x, np.asarray(ids), axis=axis)
-            np.testing.assert_array_equal(made, np.take(x, ids, axis))
-
-
-def test_gather_elements_and_scatter_elements_follow_the_lines() -> None:
-    x, ids = normal(4, 3), np.array([[0, -1, 2], [3, 1, -4]])
-    np.testing.assert_array_equal(one("gather_elements", x, ids), np.take_along_axis(x, ids % 4, 0))
-    updates = normal(2, 3)
-    want = x.copy()
-    np.put_along_axis(want, ids % 4, updates, 0)
-    np.testing.assert_array_equal(one("scatter_elements", x, ids, updates), want)
-
-
-def test_nd_indices_name_slices() -> None:
-    x = normal(3, 4, 5)
-    ids = np.array([[0, 1], [-1, -1]])
-    np.testing.assert_array_equal(one("gather_nd", x, ids), x[[0, -1], [1, -1]])
-    batched = np.array([[1], [0], [-1]])
-    np.testing.assert_array_equal(
-        one("gather_nd", x, batched, batch_dims=1), x[np.arange(3), [1, 0, -1]]
-    )
-    want = x.copy()
-    want[[0, -1], [1, -1]] += normal(2, 5)
-    made = one("scatter_nd", x, ids, normal(2, 5), reduction="add")
-    np.testing.assert_allclose(made, want)
 
 
 def test_the_last_of_several_updates_counts_or_all_are_combined() -> None:
@@ -266,26 +226,3 @@ def test_top_k_of_ties_and_nan() -> None:
     np.testing.assert_array_equal(indices, [4, 5, 2])
     _, indices = run("top_k", x, k=3, sorted=False)
     np.testing.assert_array_equal(indices, [0, 1, 3])
-
-
-def test_argmax_takes_the_first_or_the_last() -> None:
-    x = np.array([[2, 5, 5], [7, 7, 1]])
-    np.testing.assert_array_equal(one("argmax", x, axis=1), [[1], [0]])
-    last = one("argmax", x, axis=1, select_last_index=True, keepdims=False)
-    np.testing.assert_array_equal(last, [2, 1])
-    np.testing.assert_array_equal(one("argmin", x, axis=0, keepdims=False), [0, 0, 1])
-
-
-def test_cumsum_and_trilu() -> None:
-    x = np.arange(1.0, 5.0)
-    for exclusive, reverse, want in (
-        (False, False, [1, 3, 6, 10]),
-        (True, False, [0, 1, 3, 6]),
-        (False, True, [10, 9, 7, 4]),
-        (True, True, [9, 7, 4, 0]),
-    ):
-        np.testing.assert_array_equal(one("cumsum", x, exclusive=exclusive, reverse=reverse), want)
-    square = np.arange(12).reshape(3, 4)
-    for k in range(-4, 6):
-        np.testing.assert_array_equal(one("trilu", square, k=k), np.triu(square, k))
-        np.testing.assert_array_equal(one("trilu", square, k=k, upper=False), np.tril(square, k))

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.elementwise_calls import fused, normal, run
+from helpers.elementwise_calls import fused, run
+from helpers.kernel_calls import random
 
 from soapstone.kernels.cpu.elementwise.machine import elementwise, fused_elementwise
 from soapstone.kernels.entry import Call
@@ -19,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_and_threads(threads: int) -> None:
-    a, b = normal(513, 517), normal(513, 517, seed=1)
+    a, b = random(513, 517), random(513, 517, seed=1)
     y = np.empty_like(a)
     run("add", [a, b], [y], threads)
     np.testing.assert_array_equal(y, a + b)
@@ -35,7 +36,7 @@ def _last(shape: tuple[int, ...]) -> Array:
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 16, 9, 9), (2, 64, 20, 20), (1, 1, 1, 1)])
 @pytest.mark.parametrize("layouts", ["plain", "last", "mixed", "tile", "reversed"])
 def test_layouts(shape: tuple[int, ...], layouts: str, threads: int) -> None:
-    a, b = normal(*shape), normal(*shape, seed=1)
+    a, b = random(*shape), random(*shape, seed=1)
     y = np.zeros(shape, np.float32)
     if layouts in ("last", "mixed"):
         x = _last(shape)
@@ -79,7 +80,7 @@ BROADCASTS = [
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("left,right", BROADCASTS)
 def test_broadcasting(left: tuple[int, ...], right: tuple[int, ...], threads: int) -> None:
-    a, b = normal(*left), normal(*right, seed=1)
+    a, b = random(*left), random(*right, seed=1)
     y = np.zeros(np.broadcast_shapes(left, right), np.float32)
     run("mul", [a, b], [y], threads)
     np.testing.assert_array_equal(y, a * b)
@@ -88,8 +89,8 @@ def test_broadcasting(left: tuple[int, ...], right: tuple[int, ...], threads: in
 
 
 def test_bias_in_channels_last() -> None:
-    x, y, bias = _last((2, 24, 9, 9)), _last((2, 24, 9, 9)), normal(24, 1, 1)
-    x[...] = normal(2, 24, 9, 9)
+    x, y, bias = _last((2, 24, 9, 9)), _last((2, 24, 9, 9)), random(24, 1, 1)
+    x[...] = random(2, 24, 9, 9)
     run("add", [x, bias], [y])
     np.testing.assert_array_equal(y, x + bias)
 
@@ -100,7 +101,7 @@ def test_nothing_to_do(shape: tuple[int, ...]) -> None:
 
 
 def test_in_place() -> None:
-    a, b = normal(3000), normal(3000, seed=1)
+    a, b = random(3000), random(3000, seed=1)
     want = a + b
     run("add", [a, b], [a])
     np.testing.assert_array_equal(a, want)
@@ -109,8 +110,8 @@ def test_in_place() -> None:
 @pytest.mark.parametrize("shape", [(7,), (1000, 33), (3, 8, 6, 6)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chain(shape: tuple[int, ...], threads: int) -> None:
-    a, b = normal(*shape), normal(*shape, seed=1)
-    bias = normal(*([1] * (len(shape) - 1)), shape[-1], seed=2)
+    a, b = random(*shape), random(*shape, seed=1)
+    bias = random(*([1] * (len(shape) - 1)), shape[-1], seed=2)
     program = [
         ("add", (0, 2), {}),
         ("tanh", (3,), {}),
@@ -127,7 +128,7 @@ def test_chain(shape: tuple[int, ...], threads: int) -> None:
 
 
 def test_chain_results_that_are_inputs_or_repeated() -> None:
-    a = normal(2000)
+    a = random(2000)
     outputs = [np.zeros_like(a) for _ in range(4)]
     fused([a], outputs, [("neg", (0,), {}), ("exp", (1,), {})], (0, 1, 1, 2))
     np.testing.assert_array_equal(outputs[0], a)
@@ -137,7 +138,7 @@ def test_chain_results_that_are_inputs_or_repeated() -> None:
 
 
 def test_chain_in_place_reads_before_it_writes() -> None:
-    a = normal(5000)
+    a = random(5000)
     keep, other = a.copy(), np.zeros_like(a)
     fused([a], [a, other], [("neg", (0,), {}), ("add", (0, 1), {})], (1, 2))
     np.testing.assert_array_equal(a, -keep)
@@ -145,7 +146,7 @@ def test_chain_in_place_reads_before_it_writes() -> None:
 
 
 def test_long_chain_reuses_registers() -> None:
-    a = normal(3000)
+    a = random(3000)
     y = np.zeros_like(a)
     fused([a], [y], [("affine", (i,), {"scale": 1.01, "shift": 0.1}) for i in range(150)], (150,))
     want = a.astype(np.float64)
@@ -155,7 +156,7 @@ def test_long_chain_reuses_registers() -> None:
 
 
 def test_what_is_not_served() -> None:
-    a = normal(4)
+    a = random(4)
     wide = a.astype(np.float64)
     assert elementwise(Call("relu", {}, (wide,), (wide.copy(),))) is None
     unknown = {"program": (("softmax", (0,), ()),), "results": (1,)}

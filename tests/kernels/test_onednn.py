@@ -1,4 +1,4 @@
-"""Other oneDNN kernels against small independent NumPy references, in every layout they accept."""
+"""Other oneDNN kernels, and what the library and its entries say and share."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers.onednn_calls import (
-    bind,
-    close,
-    convolve,
-    execute,
-    place,
-    problem,
-    random,
-    run,
-)
+from helpers.kernel_calls import bound, near, place, problem, random, reference, run, served
 
 from soapstone.kernels.cpu import onednn
 from soapstone.kernels.cpu.onednn import convolution, descriptors, library, matmul
@@ -33,42 +24,31 @@ def test_not_a_number_is_never_hidden(operator: str) -> None:
     x[1, 3] = np.nan
     w, z = random(20, 6), np.empty((4, 6), np.float32)
     image, kernel = x.reshape(1, 20, 2, 2), random(8, 20, 1, 1)
-    entries = [bind(Call("linear", {"bias": False, "activation": operator}, (x, w), (z,)))]
+    run(bound(Call("linear", {"bias": False, "activation": operator}, (x, w), (z,))))
     at = dict(bias=False, activation=operator, **problem("pointwise")[2])
-    for layout in ("plain", "channels_last"):
+    for layout in ("plain", "last"):
         out = place(np.zeros((1, 8, 2, 2), np.float32), layout)
-        entries.append(bind(Call("conv2d", at, (place(image, layout), kernel), (out,))))
-        assert entries[-1] is not None
-        assert run(entries[-1]) == 0
+        run(bound(Call("conv2d", at, (place(image, layout), kernel), (out,))))
         assert np.isnan(out).any(axis=(2, 3)).all()
-    assert entries[0] is not None
-    assert run(entries[0]) == 0
     assert np.isnan(z[1]).all() and not np.isnan(z[0]).any()
 
 
-def test_transpose_and_reshape() -> None:
-    x = random(4, 5, 6, 7)
-    (y,) = execute("transpose", (x,), [(4, 6, 7, 5)], "tile", permutation=(0, 2, 3, 1))
-    np.testing.assert_array_equal(y, x.transpose(0, 2, 3, 1))
-    (y,) = execute("transpose", (x,), [(7, 4, 5, 6)], threads=2, permutation=(3, 0, 1, 2))
-    np.testing.assert_array_equal(y, x.transpose(3, 0, 1, 2))
-    last = place(x, "channels_last")
-    flat = np.empty((4, 210), np.float32)
-    entry = bind(Call("reshape", {"shape": flat.shape}, (last,), (flat,)))
-    assert entry is not None
-    assert run(entry) == 0
-    np.testing.assert_array_equal(flat, x.reshape(4, 210))
-    back = place(np.zeros_like(x), "channels_last")
-    entry = bind(Call("reshape", {"shape": x.shape}, (flat,), (back,)))
-    assert entry is not None
-    assert run(entry) == 0
-    np.testing.assert_array_equal(back, x)
+@pytest.mark.parametrize("permutation", [(0, 2, 3, 1), (3, 0, 1, 2)])
+def test_transpose(permutation: tuple[int, ...]) -> None:
+    at = {"permutation": permutation}
+    for layout in ("plain", "tile"):
+        assert served("transpose", [random(4, 5, 6, 7)], at, layout=layout, only="onednn")
     ids = np.arange(12, dtype=np.int32).reshape(3, 4)
-    out = np.empty((4, 3), np.int32)
-    entry = bind(Call("transpose", {"permutation": (1, 0)}, (ids,), (out,)))
-    assert entry is not None
-    assert run(entry) == 0
-    np.testing.assert_array_equal(out, ids.T)
+    assert served("transpose", [ids], {"permutation": (1, 0)}, only="onednn")
+
+
+def test_reshape_of_channels_last() -> None:
+    x, flat = random(4, 5, 6, 7), np.empty((4, 210), np.float32)
+    run(bound(Call("reshape", {"shape": flat.shape}, (place(x, "last"),), (flat,))))
+    np.testing.assert_array_equal(flat, x.reshape(4, 210))
+    back = place(np.zeros_like(x), "last")
+    run(bound(Call("reshape", {"shape": x.shape}, (flat,), (back,))))
+    np.testing.assert_array_equal(back, x)
 
 
 # ---------------------------------------------------------------- entries
@@ -76,16 +56,14 @@ def test_transpose_and_reshape() -> None:
 
 def test_two_threads_run_two_entries_of_one_primitive() -> None:
     x, w, at = problem("wide")
-    expected = convolve(x, w, at)
-    calls = [
-        Call("conv2d", dict(bias=False, **at), (x * k, w), (np.empty(expected.shape, "f4"),))
-        for k in (1, 2)
-    ]
-    entries = [bind(call) for call in calls]
+    given = {"bias": False, **at}
+    (expected,) = reference("conv2d", [x, w], given)
+    calls = [Call("conv2d", given, (x * k, w), (np.empty(expected.shape, "f4"),)) for k in (1, 2)]
+    entries = [bound(call) for call in calls]
     failures: list[int] = []
 
     def repeat(entry: Entry) -> None:
-        failures.extend(status for _ in range(200) if (status := run(entry)))
+        failures.extend(status for _ in range(200) if (status := memory.run(entry)))
 
     workers = [threading.Thread(target=repeat, args=(entry,)) for entry in entries]
     for worker in workers:
@@ -94,17 +72,17 @@ def test_two_threads_run_two_entries_of_one_primitive() -> None:
         worker.join()
     assert not failures
     for k, call in zip((1, 2), calls):
-        close(call.outputs[0], k * expected)
+        near(call.outputs[0], k * expected)
 
 
 def test_equal_problems_share_a_primitive_and_repeat_to_the_bit() -> None:
     x, w, at = problem("groups")
-    outs = [np.empty(convolve(x, w, at).shape, np.float32) for _ in range(2)]
+    given = {"bias": False, **at}
+    shape = reference("conv2d", [x, w], given)[0].shape
+    outs = [np.empty(shape, np.float32) for _ in range(2)]
     for out in outs:
         before = convolution._primitive.cache_info().misses
-        entry = bind(Call("conv2d", dict(bias=False, **at), (x, w), (out,), 2))
-        assert entry is not None
-        assert run(entry) == 0
+        run(bound(Call("conv2d", given, (x, w), (out,), 2)))
     assert convolution._primitive.cache_info().misses == before
     assert (outs[0] == outs[1]).all()
 

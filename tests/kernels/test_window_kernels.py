@@ -51,9 +51,17 @@ POOLS: list[tuple[tuple[int, ...], Window, bool]] = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("shape", "window", "both"), POOLS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "window", "both", "layout"),
+    [
+        (*pool, layout)
+        for number, pool in enumerate(POOLS)
+        for layout in (("last", "tile") if number % 2 else ("plain", "last tile"))
+    ],
+    ids=str,
+)
 def test_pooling(shape: tuple[int, ...], window: Window, both: bool, layout: str) -> None:
+    """Two of four layouts for each: each of `WINDOWS` meets all, on one shape or the other."""
     rank = len(shape) - 2
     pool, average = f"max_pool{rank}d", f"avg_pool{rank}d"
     window = {"stride": (1,) * rank, "padding": (0,) * (2 * rank), **window}
