@@ -7,17 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from helpers.operator_checks import registry_cases, subject
-from helpers.random_graphs import MACHINES, RandomMapper
+from helpers.graph_runs import MACHINES, RandomMapper
+from helpers.operator_checks import named, subject
 from helpers.session_runs import ran
 
 from soapstone.engine.lower import CHANNELS_LAST
 from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.spec import Case, OpSpec
+from soapstone.ir.spec import OpSpec, operators
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array
-
-CASES = {name: (spec, case) for name, spec, case in registry_cases()}
 
 
 def single(spec: OpSpec, arrays: tuple[Array, ...], attributes: dict[str, object]) -> Graph:
@@ -30,41 +28,35 @@ def single(spec: OpSpec, arrays: tuple[Array, ...], attributes: dict[str, object
     return builder.build()
 
 
-def random_strategies(graph: Graph, seed: int, count: int) -> Iterator[Strategy]:
-    """Yield strategies of one operator: the whole, then random legal splits."""
-    random = np.random.default_rng(seed)
+def random_strategies(graph: Graph, random: np.random.Generator, whole: bool) -> Iterator[Strategy]:
+    """Yield strategies of one operator: the whole, where that is asked for, and a legal split."""
     choices = list(graph.signature(graph.nodes[0]).configurations(4))
     layouts = {
         name: CHANNELS_LAST
         for name, spec in graph.tensors.items()
         if spec.rank == 4 and name not in graph.roles and random.integers(2)
     }
-    for index in range(count):
-        degrees = choices[0] if index == 0 else choices[random.integers(len(choices))]
+    for degrees in (*choices[: int(whole)], choices[random.integers(len(choices))]):
         yield Strategy(configurations={"node": Configuration(degrees)}, layouts=layouts)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_operator_under_random_strategies(name: str) -> None:
-    spec, case = CASES[name]
-    check(spec, case, zlib.crc32(name.encode()))
-
-
-def check(spec: OpSpec, case: Case, seed: int) -> None:
-    whole = subject(spec, case, "float32")
-    graph = single(spec, whole.arrays, dict(case.attributes))
-    expected = whole.run()
-    random = np.random.default_rng(seed)
-    for strategy in random_strategies(graph, seed, 3):
-        machine = MACHINES[random.integers(len(MACHINES))]
-        mapper = RandomMapper(int(random.integers(1 << 30)))
-        values = {f"in{i}": array for i, array in enumerate(whole.arrays)}
-        found, _ = ran(graph, values, strategy, machine, mapper, runs=2)
-        for output, value in zip(graph.outputs, expected):
-            np.testing.assert_allclose(
-                np.asarray(found[output], np.float64),
-                np.asarray(value, np.float64),
-                rtol=2e-4,
-                atol=2e-5,
-                err_msg=f"{strategy.configurations['node'].degrees} on {machine.name}",
-            )
+@pytest.mark.parametrize("spec", operators(), ids=lambda spec: spec.name)
+def test_operator_under_random_strategies(spec: OpSpec) -> None:
+    """The first case whole, and every case under a random strategy, machine and mapper."""
+    random = np.random.default_rng(zlib.crc32(spec.name.encode()))
+    for number, case in enumerate(spec.cases):
+        item = subject(spec, case, "float32")
+        graph, expected = single(spec, item.arrays, dict(case.attributes)), item.run()
+        values = {f"in{i}": array for i, array in enumerate(item.arrays)}
+        for strategy in random_strategies(graph, random, whole=number == 0):
+            machine = MACHINES[random.integers(len(MACHINES))]
+            mapper = RandomMapper(int(random.integers(1 << 30)))
+            with named(case, strategy.configurations["node"].degrees, machine.name):
+                found, _ = ran(graph, values, strategy, machine, mapper, runs=2)
+                for output, value in zip(graph.outputs, expected, strict=True):
+                    np.testing.assert_allclose(
+                        np.asarray(found[output], np.float64),
+                        np.asarray(value, np.float64),
+                        rtol=2e-4,
+                        atol=2e-5,
+                    )

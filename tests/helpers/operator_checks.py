@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Emitter, GraphBuilder, Node
-from soapstone.ir.spec import Case, GradientContext, OpSpec, Tile, operators
+from soapstone.ir.spec import Case, GradientContext, OpSpec, Tile
 from soapstone.ir.tensor import DTYPES, Array, TensorSpec, spec_of
 
 FOLDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
@@ -38,11 +39,22 @@ class Subject:
         return self.spec.run(self.attributes, *self.arrays)
 
 
-def registry_cases() -> Iterator[tuple[str, OpSpec, Case]]:
-    """Yield a readable id, the operator and the case, for every case of every operator."""
-    for spec in operators():
-        for number, case in enumerate(spec.cases):
-            yield f"{spec.name}-{number}", spec, case
+@contextmanager
+def named(*what: object) -> Iterator[None]:
+    """Say of what case it is, in any error that comes out."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(" ".join(map(str, what)))
+        raise
+
+
+def assert_near(found: Any, wanted: Any, rtol: float, atol: float) -> None:
+    """Assert what `numpy.testing.assert_allclose` does, with little work where it holds."""
+    if np.shape(found) != np.shape(wanted) or not np.allclose(
+        found, wanted, rtol, atol, equal_nan=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
 
 
 def parse(text: str) -> tuple[TensorSpec, int, int | None]:
@@ -334,17 +346,3 @@ def mutations(specs: Sequence[TensorSpec]) -> Iterator[tuple[str, list[TensorSpe
                         for i, other in enumerate(specs)
                     ],
                 )
-
-
-__all__ = [
-    "Subject",
-    "box",
-    "localized",
-    "mutations",
-    "registry_cases",
-    "run_split",
-    "sampled_gradients",
-    "subject",
-    "tiles",
-    "uneven_cuts",
-]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnxruntime
 import pytest
-from helpers.operator_checks import draw, registry_cases, subject
+from helpers.operator_checks import draw, subject
 from helpers.random_graphs import grown
 from helpers.session_runs import ran
 from onnx import TensorProto, helper, numpy_helper
@@ -26,7 +26,7 @@ from soapstone.kernels.registry import variants
 from soapstone.native import memory
 from soapstone.runtime import Machine, Partition, Reduce, Region, Runtime, Task
 
-LONG, WIDE, MOST_POINTS = 8192, 256, 1 << 20
+LONG, WIDE, MOST_POINTS = 4096, 192, 1 << 19  # sums of halves in halves stop at 2,048
 HALF_ULP = 2.0**-11
 
 
@@ -105,10 +105,8 @@ def native_halves(spec: OpSpec, attributes: Mapping[str, object], given: tuple[A
 def test_halves_equal_doubles_rounded_once(spec: OpSpec) -> None:
     """Every operator, with each of its dims long in turn, and pairs of them wide."""
     seen: set[str] = set()
-    for _, owner, case in registry_cases():
-        if owner is not spec or not any(
-            s.is_float for s in map(spec_of, subject(spec, case).arrays)
-        ):
+    for case in spec.cases:
+        if not any(s.is_float for s in map(spec_of, subject(spec, case).arrays)):
             continue
         attributes = spec.normalise(case.attributes)
         native_halves(spec, attributes, subject(spec, case, "float16").arrays)

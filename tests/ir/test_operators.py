@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.operator_checks import (
+    assert_near,
     box,
     localized,
     mutations,
-    registry_cases,
+    named,
     run_split,
     sampled_gradients,
     subject,
@@ -25,83 +28,79 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.ops.normalization.dropout import random_bits
-from soapstone.ir.spec import Case, OpSpec, operator, operators
+from soapstone.ir.spec import OpSpec, operator, operators
 from soapstone.ir.tensor import Array, TensorSpec, spec_of
 from soapstone.kernels.entry import Call
 from soapstone.kernels.registry import variants
 from soapstone.native import memory
 
-CASES = list(registry_cases())
-every_case = pytest.mark.parametrize(
-    ("spec", "case"), [item[1:] for item in CASES], ids=[item[0] for item in CASES]
-)
+every_operator = pytest.mark.parametrize("spec", operators(), ids=lambda spec: spec.name)
 SPLIT = {"rtol": 1e-9, "atol": 1e-11}  # float64: only the order of additions differs
 NATIVE = {"rtol": 1e-4, "atol": 1e-5}  # float32 kernels
 
 
-def test_every_operator_has_cases() -> None:
-    assert not [spec.name for spec in operators() if not spec.cases]
+@every_operator
+def test_outputs_have_the_declared_shapes_and_types(spec: OpSpec) -> None:
+    assert spec.cases
+    for case, real in itertools.product(spec.cases, ("float32", "float64")):
+        with named(case):
+            item = subject(spec, case, real)
+            outputs = item.run()
+            assert len(outputs) == len(item.signature.outputs)
+            assert tuple(map(spec_of, outputs)) == item.signature.output_specs
 
 
-@every_case
-def test_outputs_have_the_declared_shapes_and_types(spec: OpSpec, case: Case) -> None:
-    for real in ("float32", "float64"):
-        item = subject(spec, case, real)
-        outputs = item.run()
-        assert len(outputs) == len(item.signature.outputs)
-        assert tuple(spec_of(output) for output in outputs) == item.signature.output_specs
+@every_operator
+def test_every_split_equals_the_whole(spec: OpSpec) -> None:
+    for case in spec.cases:
+        item = subject(spec, case)
+        whole = item.run()
+        plans = [(degrees, None) for degrees in item.signature.configurations(4)]
+        for degrees, cuts in [*plans, *uneven_cuts(item.signature)]:
+            with named(case, degrees, cuts):
+                made = run_split(spec, item.attributes, item.arrays, degrees, cuts)
+                for output, expected in zip(made, whole, strict=True):
+                    assert_near(output, expected, **SPLIT)
 
 
-@every_case
-def test_every_split_equals_the_whole(spec: OpSpec, case: Case) -> None:
-    item = subject(spec, case)
-    whole = item.run()
-    plans = [(degrees, None) for degrees in item.signature.configurations(4)]
-    for degrees, cuts in [*plans, *uneven_cuts(item.signature)]:
-        made = run_split(spec, item.attributes, item.arrays, degrees, cuts)
-        for output, expected in zip(made, whole, strict=True):
-            np.testing.assert_allclose(output, expected, **SPLIT, err_msg=f"{degrees} {cuts}")
+@every_operator
+def test_gradients_equal_finite_differences(spec: OpSpec) -> None:
+    for case in spec.cases if spec.gradient is not None else ():
+        item = subject(spec, case)
+        generator = np.random.default_rng(zlib.crc32(spec.name.encode()))
+        for output, made in enumerate(item.signature.output_specs):
+            if not made.is_float:
+                continue
+            with named(case, f"output {output}"):
+                try:
+                    pairs = list(sampled_gradients(item, output, generator))
+                except GraphError as error:
+                    # An auxiliary output (a saved statistic) has no gradient, and says so.
+                    assert output > 0, error
+                    assert "output" in str(error)
+                    continue
+                for position, exact, estimate in pairs:
+                    with named(f"input {position}"):
+                        assert_near(exact, estimate, rtol=2e-5, atol=2e-7)
 
 
-@every_case
-def test_gradients_equal_finite_differences(spec: OpSpec, case: Case) -> None:
-    if spec.gradient is None:
-        return
-    item = subject(spec, case)
-    generator = np.random.default_rng(zlib.crc32(spec.name.encode()))
-    for output, made in enumerate(item.signature.output_specs):
-        if not made.is_float:
-            continue
-        try:
-            pairs = list(sampled_gradients(item, output, generator))
-        except GraphError as error:
-            # An auxiliary output (a saved statistic) has no gradient of its own, and says so.
-            assert output > 0, error
-            assert "output" in str(error)
-            continue
-        for position, exact, estimate in pairs:
-            np.testing.assert_allclose(
-                exact, estimate, rtol=2e-5, atol=2e-7, err_msg=f"output {output}, input {position}"
-            )
-
-
-@every_case
-def test_misfits_are_shape_errors_that_name_the_dim(spec: OpSpec, case: Case) -> None:
-    item = subject(spec, case)
-    specs = [spec_of(array) for array in item.arrays]
-    for kind, changed in mutations(specs):
-        try:
-            signature = spec.bind(changed, item.attributes)
-        except ShapeError as error:
-            named = re.findall(r"\bdim (\w+)", str(error))
-            told = bool(named) or bool(re.search(r"\brank\b|\belements\b|\bshape\b", str(error)))
-            assert told, f"{kind}: {error}"
-            continue
-        assert all(output.size >= 0 for output in signature.output_specs)
+@every_operator
+def test_misfits_are_shape_errors_that_name_the_dim(spec: OpSpec) -> None:
     required = [name for name in spec.inputs if name[-1] != "?"]
-    if required:
-        with pytest.raises(ShapeError, match="inputs found"):
-            spec.bind(specs[: len(required) - 1], item.attributes)
+    for case in spec.cases:
+        item = subject(spec, case)
+        specs = [spec_of(array) for array in item.arrays]
+        for kind, changed in mutations(specs):
+            try:
+                signature = spec.bind(changed, item.attributes)
+            except ShapeError as error:
+                told = re.search(r"\bdim \w+|\brank\b|\belements\b|\bshape\b", str(error))
+                assert told, f"{case} {kind}: {error}"
+                continue
+            assert all(output.size >= 0 for output in signature.output_specs)
+        if required:
+            with pytest.raises(ShapeError, match="inputs found"):
+                spec.bind(specs[: len(required) - 1], item.attributes)
 
 
 def stored(array: Array, channels_last: bool) -> Array:
@@ -111,43 +110,10 @@ def stored(array: Array, channels_last: bool) -> Array:
     return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
-@every_case
-def test_kernels_equal_the_reference(spec: OpSpec, case: Case) -> None:
-    """On tiles of larger arrays, plain and channels-last; and nothing outside a tile is written."""
-    item = subject(spec, case, "float32")
-    plans = list(item.signature.configurations(2, lowers=False))
-    wholes = item.run()
-    for variant, degrees in itertools.product(variants(spec.name), plans):
-        for tile in tiles(item.signature, degrees):
-            attributes = localized(spec, item.attributes, tile)
-            for given_last, made_last in itertools.product((False, True), repeat=2):
-                # The ellipsis keeps a rank-0 tile an array.
-                inputs = tuple(
-                    stored(array, given_last)[(*box(*bounds), ...)]
-                    for array, bounds in zip(item.arrays, tile.inputs)
-                )
-                expected = spec.run(attributes, *inputs)
-                buffers = [stored(np.full_like(whole, 77), made_last) for whole in wholes]
-                outputs = tuple(
-                    buffer[(*box(*bounds), ...)] for buffer, bounds in zip(buffers, tile.outputs)
-                )
-                for constants in constants_of(len(inputs)):
-                    call = Call(spec.name, attributes, inputs, outputs, constants=constants)
-                    entry = variant.bind(call)
-                    if entry is None:
-                        continue
-                    where = f"{variant.name} {degrees} {dict(tile.intervals)} {set(constants)}"
-                    assert memory.run(entry) == 0, where
-                    for buffer, output, value in zip(buffers, outputs, expected):
-                        np.testing.assert_allclose(output, value, **NATIVE, err_msg=where)
-                        output[...] = 77
-                        outside = (buffer == np.full_like(buffer, 77)).all()
-                        assert outside, f"{where}: wrote outside"
-
-
-def constants_of(count: int) -> list[frozenset[int]]:
-    """Return which operands are constant in calls: kernels may pack those, all but the first."""
-    return [frozenset(), frozenset(range(1, count))] if count > 1 else [frozenset()]
+def layouts(arrays: Sequence[Array]) -> Iterator[list[Array]]:
+    """Yield copies of arrays: as they are and, where one is an image, channels-last."""
+    for last in (False, True) if any(array.ndim == 4 for array in arrays) else (False,):
+        yield [stored(array, last) for array in arrays]
 
 
 # Variants that serve larger images and products only; tests of their own compare them.
@@ -158,23 +124,52 @@ LARGER = {
 }
 
 
-@pytest.mark.parametrize("spec", operators(), ids=lambda spec: spec.name)
-def test_every_variant_serves_a_case(spec: OpSpec) -> None:
-    """A variant that declines whatever it is asked would pass every other test here."""
-    declining = {variant.name: variant for variant in variants(spec.name)}
+@every_operator
+def test_kernels_equal_the_reference(spec: OpSpec) -> None:
+    """On tiles of larger arrays, plain and channels-last; and nothing outside a tile is written.
+
+    Each variant serves some case: one that declined whatever it is asked would pass otherwise.
+    """
+    serving = set()
     for case in spec.cases:
         item = subject(spec, case, "float32")
-        attributes = localized(spec, item.attributes, next(iter(tiles(item.signature, {}))))
-        wholes = item.run()
-        for channels_last in (False, True):
-            inputs = tuple(stored(array, channels_last) for array in item.arrays)
-            outputs = tuple(stored(whole, channels_last) for whole in wholes)
-            for constants in constants_of(len(inputs)):
-                call = Call(spec.name, attributes, inputs, outputs, constants=constants)
-                serving = [n for n, v in declining.items() if v.bind(call) is not None]
-                for name in serving:
-                    del declining[name]
-    assert declining.keys() <= LARGER.get(spec.name, set())
+        blank = [np.full_like(whole, 77) for whole in item.run()]
+        plans = list(item.signature.configurations(2, lowers=False))
+        for degrees, given, made in itertools.product(plans, layouts(item.arrays), layouts(blank)):
+            for tile in tiles(item.signature, degrees):
+                with named(case, degrees, dict(tile.intervals)):
+                    # The ellipsis keeps a rank-0 tile an array.
+                    inputs = tuple(x[(*box(*b), ...)] for x, b in zip(given, tile.inputs))
+                    outputs = tuple(y[(*box(*b), ...)] for y, b in zip(made, tile.outputs))
+                    attributes = localized(spec, item.attributes, tile)
+                    serving |= served(spec, attributes, inputs, outputs, made)
+    assert {v.name for v in variants(spec.name)} - serving <= LARGER.get(spec.name, set())
+
+
+def served(
+    spec: OpSpec,
+    attributes: Mapping[str, Any],
+    inputs: tuple[Array, ...],
+    outputs: tuple[Array, ...],
+    buffers: Sequence[Array],
+) -> set[str]:
+    """Run every variant of a call into tiles of buffers that are 77, and return who serves it."""
+    expected, names = spec.run(attributes, *inputs), set()
+    # Kernels may pack operands that are constant: all but the first.
+    for constants in ((), range(1, len(inputs))) if len(inputs) > 1 else ((),):
+        call = Call(spec.name, attributes, inputs, outputs, constants=frozenset(constants))
+        for variant in variants(spec.name):
+            entry = variant.bind(call)
+            if entry is None:
+                continue
+            names.add(variant.name)
+            with named(variant.name, constants):
+                assert memory.run(entry) == 0
+                for buffer, output, value in zip(buffers, outputs, expected, strict=True):
+                    assert_near(output, value, **NATIVE)
+                    output[...] = 77
+                    assert (buffer == np.full((), 77, buffer.dtype)).all(), "wrote outside"
+    return names
 
 
 def run(name: str, *arrays: Array, **attributes: object) -> tuple[Array, ...]:
