@@ -25,7 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness import write
-from helpers.random_graphs import Sample, draw, failure, shrink, ways_of
+from helpers.graph_runs import failure, shrink, ways_of
+from helpers.random_graphs import Sample, draw
 from random_programs import end, lines
 
 SHRINK_S = 60.0  # a graph is made smaller for so long

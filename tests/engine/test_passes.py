@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.random_graphs import degrees_of, draw
+from helpers.graph_runs import degrees_of
+from helpers.random_graphs import draw
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app

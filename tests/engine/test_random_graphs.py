@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.random_graphs import Sample, bounds, draw, failure, shrink
+from helpers.graph_runs import bounds, failure, shrink
+from helpers.random_graphs import Sample, draw
 
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import GraphBuilder

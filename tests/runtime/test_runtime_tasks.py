@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from soapstone.runtime import (
-    DefaultMapper,
-    Launch,
     LaunchError,
     Machine,
-    MapperError,
     Partition,
     PointContext,
     PrivilegeError,
-    Processor,
     Read,
     ReadWrite,
     Reduce,
@@ -231,48 +227,6 @@ def test_wrong_host_access_is_named(runtime: Runtime) -> None:
         runtime.fill(Region((2,), "i4", "n"), 0.5)
     with pytest.raises(LaunchError, match="transient"):
         runtime.array(Region((2,), "f4", "t", transient=True))
-
-
-class Wrong(DefaultMapper):
-    """A mapper with one wrong answer."""
-
-    def __init__(self, question: str) -> None:
-        self.question = question
-
-    def place(self, launch: Launch, point: int) -> int:
-        return 7 if self.question == "place" else 0
-
-    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
-        return "disk" if self.question == "memory" else processor.memory
-
-    def order(self, region: Region) -> tuple[int, ...] | None:
-        return (0, 0) if self.question == "order" else None
-
-
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ("place", "'saxpy': place put point 0 on processor 7, needed 0..1"),
-        ("memory", "'saxpy': memory of argument 0 on processor 'cpu0' is 'disk'"),
-        ("order", r"region 'x': order \(0, 0\)"),
-    ],
-)
-def test_illegal_mapper_answers_are_named(question: str, message: str) -> None:
-    with Runtime(Machine.local(2, memories=2), Wrong(question)) as runtime:
-        x, y = Region((2, 2), "f4", "x"), Region((2, 2), "f4", "y")
-        with pytest.raises(MapperError, match=message):
-            runtime.launch(saxpy, 1.0, x, y)
-
-
-def test_place_all_must_have_the_right_shape() -> None:
-    class Short(DefaultMapper):
-        def place_all(self, launch: Launch) -> Array:
-            return np.zeros(1, dtype=np.int64)
-
-    with Runtime(Machine.local(1), Short()) as runtime:
-        x, y = Region((4,), "f4", "x"), Region((4,), "f4", "y")
-        with pytest.raises(MapperError, match=r"place_all returned int64 \(1,\), needed .*\(2,\)"):
-            runtime.launch(saxpy, 1.0, Partition.tiled(x, 2), Partition.tiled(y, 2))
 
 
 def test_a_closed_runtime_refuses() -> None:
