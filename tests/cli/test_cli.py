@@ -301,13 +301,14 @@ def test_what_a_search_is_given_is_read_before_tasks_are_measured(tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finding, "measure_tasks", refused)
-        command = ["strategy", "simulate", "lenet", "--strategy", tmp_path / "absent.json"]
-        assert "or a file needed" in error_of(*command)
-        assert "absent.json" in error_of(
-            "strategy", "search", "lenet", "--from", tmp_path / "absent.json"
-        )
-        assert "method 'none' found" in error_of("strategy", "search", "lenet", "--method", "none")
-        assert "simulation" in error_of("strategy", "search", "lenet", "--simulation", "none")
+        for command, option, value, message in (
+            ("simulate", "--strategy", tmp_path / "absent.json", "or a file needed"),
+            ("search", "--from", tmp_path / "absent.json", "absent.json"),
+            ("search", "--method", "none", "method 'none' found"),
+            ("search", "--simulation", "none", "simulation"),
+        ):
+            found = error_of("strategy", command, "lenet", "-m", "p100", option, value)
+            assert message in found
 
 
 def test_an_executor_that_is_not_installed_is_one_line(tmp_path: Path) -> None:

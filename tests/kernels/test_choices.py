@@ -189,17 +189,26 @@ def _train(folder: Path, cache: str, how: str, *files: object) -> str:
     return _run(TESTS, folder / cache, str(PROGRAMS / "choices_runs.py"), how, *map(str, files))
 
 
-def test_the_same_seed_and_choices_give_the_same_bits_from_any_store(tmp_path: Path) -> None:
-    turned, again, own = (tmp_path / f"{name}.json" for name in ("turned", "again", "own"))
-    bits = _train(tmp_path, "first", "turned", "-", turned)
-    assert _train(tmp_path, "second", "train", turned, again) == bits
-    assert again.read_text() == turned.read_text()
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The bits of a run with choices that this computer would not make, and their file."""
+    folder = tmp_path_factory.mktemp("turned")
+    file = folder / "turned.json"
+    return _train(folder, "first", "turned", "-", file), file
+
+
+def test_the_same_seed_and_choices_give_the_same_bits_from_any_store(
+    turned: tuple[str, Path], tmp_path: Path
+) -> None:
+    (bits, chosen), again, own = turned, tmp_path / "again.json", tmp_path / "own.json"
+    assert _train(tmp_path, "second", "train", chosen, again) == bits
+    assert again.read_text() == chosen.read_text()
     # What this computer would choose is another, and once it is measured it stays.
     assert _train(tmp_path, "third", "train", "-", own) == _train(
         tmp_path, "third", "train", "-", own
     )
     if any(len(times) > 1 for times in _records(next((tmp_path / "third").glob("*.sqlite")))):
-        assert own.read_text() != turned.read_text()
+        assert own.read_text() != chosen.read_text()
 
 
 def test_a_strategy_names_kernels(tmp_path: Path) -> None:
@@ -223,10 +232,11 @@ def test_a_strategy_names_kernels(tmp_path: Path) -> None:
     assert "reference" in ran and "none" not in ran
 
 
-def test_a_resumed_run_repeats_the_choices_of_its_checkpoint(tmp_path: Path) -> None:
-    turned, file = tmp_path / "turned.json", tmp_path / "half.npz"
-    bits = _train(tmp_path, "first", "turned", "-", turned)
-    _train(tmp_path, "second", "save", turned, file)
+def test_a_resumed_run_repeats_the_choices_of_its_checkpoint(
+    turned: tuple[str, Path], tmp_path: Path
+) -> None:
+    (bits, chosen), file = turned, tmp_path / "half.npz"
+    _train(tmp_path, "second", "save", chosen, file)
     assert _train(tmp_path, "third", "resume", "-", file) == bits
 
 

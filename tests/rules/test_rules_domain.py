@@ -101,8 +101,8 @@ def _named(names, rows):  # type: ignore[no-untyped-def]
 def test_a_rule_holds_over_what_the_steps_of_its_proof_do(shipped: RuleFile) -> None:
     for name in ROUNDED:
         assert not {"integers", "booleans"} & set(shipped.rule(name).domain)
-    some = random.Random(0).sample(shipped.rules, 12)
-    for rule in [*some, *(r for r in shipped.rules if "div(" in str(r))][:24]:
+    some = random.Random(0).sample(shipped.rules, 6)
+    for rule in [*some, *(r for r in shipped.rules if "div(" in str(r))][:12]:
         assert rule.domain == domain.of_proof(rule.source, rule.proof)
         for word in rule.domain:
             given = (rule.source, rule.target, rule.ranks, rule.guard)

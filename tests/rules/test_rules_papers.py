@@ -111,7 +111,7 @@ def test_worked_substitutions_are_in_the_set_or_derived_from_it(name: str, judge
 
 
 def test_proofs_of_the_shipped_file_replay(shipped: RuleFile) -> None:
-    some = replace(shipped, rules=shipped.rules[::20])  # `soapstone rules check` replays all
+    some = replace(shipped, rules=shipped.rules[::40])  # `soapstone rules check` replays all
     report = check_file(some)
     assert report.failed == {} and report.proofs >= len(some.rules)
     assert report.laws_unchanged

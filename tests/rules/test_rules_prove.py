@@ -31,151 +31,112 @@ def terms(text: str) -> tuple[Term, ...]:
     return tuple(parse(part) for part in text.split(";"))
 
 
-def candidate(text: str, **shapes: tuple[int, ...]) -> Candidate:
+def candidate(text: str, shapes: str) -> Candidate:
+    """Return an equation, and the shapes of its leaves: `x=2,3 y=3,4`."""
     source, target = map(terms, text.split(" = "))
-    return Candidate(source, target, {_CONSTANTS.get(n, n): s for n, s in shapes.items()}, "test")
+    given = dict(word.split("=") for word in shapes.split())
+    types = {_CONSTANTS.get(n, n): tuple(map(int, s.split(","))) for n, s in given.items()}
+    return Candidate(source, target, types, "test")
 
 
 _CONSTANTS = {"pool_kernel": "pool_kernel[3x3]", "identity_kernel": "identity_kernel[3x3]"}
-IMAGE, OTHER = (2, 3, 5, 7), (2, 2, 5, 7)
 
 TRUE = {
     "matmul associativity (TASO 2.2a)": candidate(
-        "matmul(x, matmul(y, z)) = matmul(matmul(x, y), z)", x=(2, 3), y=(3, 4), z=(4, 5)
+        "matmul(x, matmul(y, z)) = matmul(matmul(x, y), z)", "x=2,3 y=3,4 z=4,5"
     ),
     "matmuls that share an input (TASO 2.2b, 2.3)": candidate(
         "matmul(x, y); matmul(x, z) = split0[-1](matmul(x, concat[-1](y, z)));"
         " split1[-1](matmul(x, concat[-1](y, z)))",
-        x=(2, 3),
-        y=(3, 4),
-        z=(3, 5),
+        "x=2,3 y=3,4 z=3,5",
     ),
     "transposed matmul (TASO 2.5)": candidate(
-        "matmul(x, y) = transpose(matmul(transpose(y), transpose(x)))", x=(2, 3), y=(3, 4)
+        "matmul(x, y) = transpose(matmul(transpose(y), transpose(x)))", "x=2,3 y=3,4"
     ),
     "average pools to a depthwise convolution (TASO 2.8b)": candidate(
         "add(avg_pool2d[3x3,1,same,all](x), avg_pool2d[3x3,1,same,all](y))"
         " = conv2d[depthwise,1,same,none](add(x, y), pool_kernel[3x3])",
-        x=(2, 4, 5, 7),
-        y=(2, 4, 5, 7),
-        pool_kernel=(4, 1, 3, 3),
+        "x=2,4,5,7 y=2,4,5,7 pool_kernel=4,1,3,3",
     ),
     "separable convolutions and add (TASO 2.8c)": candidate(
         "add(conv2d[1,1,same,none](conv2d[depthwise,1,same,none](x, y), z),"
         " conv2d[1,1,same,none](conv2d[depthwise,1,same,none](w, u), v))"
         " = conv2d[1,1,same,none](conv2d[depthwise,1,same,none](concat[-3](x, w),"
         " concat[-4](enlarge[5x5](y), u)), concat[-3](z, v))",
-        x=IMAGE,
-        y=(3, 1, 3, 3),
-        z=(4, 3, 1, 1),
-        w=OTHER,
-        u=(2, 1, 5, 5),
-        v=(4, 2, 1, 1),
+        "x=2,3,5,7 y=3,1,3,3 z=4,3,1,1 w=2,2,5,7 u=2,1,5,5 v=4,2,1,1",
     ),
     "relu fused with a convolution (MetaFlow 1)": candidate(
-        "relu(conv2d[2,2,valid,none](x, y)) = conv2d[2,2,valid,relu](x, y)",
-        x=(2, 6, 5, 7),
-        y=(4, 3, 3, 3),
+        "relu(conv2d[2,2,valid,none](x, y)) = conv2d[2,2,valid,relu](x, y)", "x=2,6,5,7 y=4,3,3,3"
     ),
     "a kernel enlarged, two convolutions fused (MetaFlow 1)": candidate(
         "conv2d[1,1,same,relu](x, y); conv2d[1,1,same,relu](x, z)"
         " = split0[-3](conv2d[1,1,same,relu](x, concat[-4](y, enlarge[3x3](z))));"
         " split1[-3](conv2d[1,1,same,relu](x, concat[-4](y, enlarge[3x3](z))))",
-        x=IMAGE,
-        y=(4, 3, 3, 3),
-        z=(5, 3, 1, 1),
+        "x=2,3,5,7 y=4,3,3,3 z=5,3,1,1",
     ),
     "two convolutions fused (MetaFlow 4a)": candidate(
         "conv2d[1,2,valid,none](x, y); conv2d[1,2,valid,none](x, z)"
         " = split0[-3](conv2d[1,2,valid,none](x, concat[-4](y, z)));"
         " split1[-3](conv2d[1,2,valid,none](x, concat[-4](y, z)))",
-        x=IMAGE,
-        y=(4, 3, 3, 3),
-        z=(5, 3, 3, 3),
+        "x=2,3,5,7 y=4,3,3,3 z=5,3,3,3",
     ),
     "convolution and add by the identity kernel (MetaFlow 4b)": candidate(
         "relu(add(conv2d[1,1,same,none](x, y), z))"
         " = conv2d[1,1,same,relu](concat[-3](x, z), concat[-3](y, identity_kernel[3x3]))",
-        x=IMAGE,
-        y=(4, 3, 3, 3),
-        z=(2, 4, 5, 7),
-        identity_kernel=(4, 4, 3, 3),
+        "x=2,3,5,7 y=4,3,3,3 z=2,4,5,7 identity_kernel=4,4,3,3",
     ),
     "SRU simplification (MetaFlow)": candidate(
         "add(mul(x, y), mul(sub(ones, x), z)) = add(mul(x, sub(y, z)), z)",
-        x=(2, 3),
-        y=(2, 3),
-        z=(2, 3),
-        ones=(2, 3),
+        "x=2,3 y=2,3 z=2,3 ones=2,3",
     ),
     "convolutions grouped (ResNeXt, TASO 2.9)": candidate(
         "concat[-3](conv2d[2,1,same,relu](x, y), conv2d[2,1,same,relu](z, w))"
         " = conv2d[4,1,same,relu](concat[-3](x, z), concat[-4](y, w))",
-        x=(2, 6, 5, 7),
-        z=(2, 6, 5, 7),
-        y=(4, 3, 3, 3),
-        w=(4, 3, 3, 3),
+        "x=2,6,5,7 z=2,6,5,7 y=4,3,3,3 w=4,3,3,3",
     ),
 }
 
-SQUARE = (3, 3)
 FALSE = {
     "kernels joined under groups": candidate(
         "concat[-3](conv2d[2,1,same,none](x, y), conv2d[2,1,same,none](x, z))"
         " = conv2d[2,1,same,none](x, concat[-4](y, z))",
-        x=(2, 6, 5, 7),
-        y=(4, 3, 3, 3),
-        z=(4, 3, 3, 3),
+        "x=2,6,5,7 y=4,3,3,3 z=4,3,3,3",
     ),
     "inputs joined under groups": candidate(
         "add(conv2d[2,1,same,none](x, y), conv2d[2,1,same,none](z, w))"
         " = conv2d[2,1,same,none](concat[-3](x, z), concat[-3](y, w))",
-        x=(2, 6, 5, 7),
-        z=(2, 6, 5, 7),
-        y=(4, 3, 3, 3),
-        w=(4, 3, 3, 3),
+        "x=2,6,5,7 z=2,6,5,7 y=4,3,3,3 w=4,3,3,3",
     ),
     "groups of unequal outputs": candidate(
         "concat[-3](conv2d[1,1,same,none](x, y), conv2d[1,1,same,none](z, w))"
         " = conv2d[2,1,same,none](concat[-3](x, z), concat[-4](y, w))",
-        x=IMAGE,
-        z=IMAGE,
-        y=(4, 3, 3, 3),
-        w=(2, 3, 3, 3),
+        "x=2,3,5,7 z=2,3,5,7 y=4,3,3,3 w=2,3,3,3",
     ),
     "a pool that leaves out the padding": candidate(
         "conv2d[depthwise,1,same,none](x, pool_kernel[3x3]) = avg_pool2d[3x3,1,same,inside](x)",
-        x=IMAGE,
-        pool_kernel=(3, 1, 3, 3),
+        "x=2,3,5,7 pool_kernel=3,1,3,3",
     ),
     "convolution with relu is linear": candidate(
         "conv2d[1,1,same,relu](add(x, y), z)"
         " = add(conv2d[1,1,same,relu](x, z), conv2d[1,1,same,relu](y, z))",
-        x=IMAGE,
-        y=IMAGE,
-        z=(4, 3, 3, 3),
+        "x=2,3,5,7 y=2,3,5,7 z=4,3,3,3",
     ),
-    "relu is linear": candidate("relu(add(x, y)) = add(relu(x), relu(y))", x=(2, 3), y=(2, 3)),
+    "relu is linear": candidate("relu(add(x, y)) = add(relu(x), relu(y))", "x=2,3 y=2,3"),
     "concat is associative across axes": candidate(
         "concat[-1](concat[-2](x, y), concat[-2](z, w))"
         " = concat[-2](concat[-1](x, y), concat[-1](z, w))",
-        x=(2, 3),
-        y=(2, 3),
-        z=(2, 3),
-        w=(2, 3),
+        "x=2,3 y=2,3 z=2,3 w=2,3",
     ),
     "max pool is linear": candidate(
         "max_pool2d[3x3,1,same](add(x, y))"
         " = add(max_pool2d[3x3,1,same](x), max_pool2d[3x3,1,same](y))",
-        x=IMAGE,
-        y=IMAGE,
+        "x=2,3,5,7 y=2,3,5,7",
     ),
-    "matmul commutes": candidate("matmul(x, y) = matmul(y, x)", x=SQUARE, y=SQUARE),
-    "the other part": candidate("split0[-1](concat[-1](x, y)) = y", x=SQUARE, y=SQUARE),
+    "matmul commutes": candidate("matmul(x, y) = matmul(y, x)", "x=3,3 y=3,3"),
+    "the other part": candidate("split0[-1](concat[-1](x, y)) = y", "x=3,3 y=3,3"),
     "a kernel enlarged by one": candidate(
         "conv2d[1,1,same,none](x, y) = conv2d[1,1,same,none](x, enlarge[3x3](y))",
-        x=IMAGE,
-        y=(4, 3, 2, 2),
+        "x=2,3,5,7 y=4,3,2,2",
     ),
 }
 
@@ -271,10 +232,7 @@ def test_splits_of_equal_tensors_with_other_histories_are_not_merged() -> None:
     wrong = candidate(
         "add(split1[-1](concat[-1](x, concat[-1](y, z))), w)"
         " = add(split1[-1](concat[-1](concat[-1](x, y), z)), w)",
-        x=(2, 3),
-        y=(2, 3),
-        z=(2, 3),
-        w=(2, 1),
+        "x=2,3 y=2,3 z=2,3 w=2,1",
     )
     assert prove(wrong, laws=laws) is None
 
