@@ -240,6 +240,7 @@ class TestSearch:
 
 @pytest.mark.usefixtures("cheap")
 class TestOptimize:
+    @pytest.mark.usefixtures("cheap")
     def test_steps_are_measured_and_the_faster_is_kept(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -274,6 +275,7 @@ class TestOptimize:
         with pytest.raises(GraphError, match=r"next value of .*differs by"):
             verified_step(graph, other)
 
+    @pytest.mark.usefixtures("cheap")
     def test_a_step_is_searched_once_in_a_process_and_leaves_the_model_as_it_was(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

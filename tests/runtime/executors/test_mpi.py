@@ -25,7 +25,7 @@ if mpiexec() is None:
 
 @pytest.mark.parametrize(
     ("count", "first", "programs", "how"),
-    [(2, 40, 8, "beside"), (3, 500, 2, "beside"), (2, 900, 3, "apart")],
+    [(2, 40, 12, "beside"), (3, 500, 2, "beside"), (2, 900, 3, "apart")],
 )
 def test_random_programs_equal_sequential_numpy_and_are_accepted(
     count: int, first: int, programs: int, how: str, tmp_path: Path
@@ -35,7 +35,7 @@ def test_random_programs_equal_sequential_numpy_and_are_accepted(
     assert done.returncode == 0, done.stderr
     *said, edits = sorted(done.stdout.splitlines(), key=lambda line: "equal" not in line)
     assert said == [f"{programs} programs equal"] * count
-    assert programs < 8 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
+    assert programs < 12 or set(edits.split()) >= {"drop_message", "drop_dependence", "drop_launch"}
 
 
 def train(*arguments: object, count: int = 1) -> Any:
