@@ -247,7 +247,7 @@ class TestOptimize:
         graph = graph_of(branched())
         result = soapstone.optimize(graph, candidates=8)
         report = result.as_dict()
-        assert report["measured_before_us"] > 0 and report["measured_after_us"] > 0
+        assert report["measured_before_us"] and report["measured_after_us"], result.reason
         assert report["speedup"] == report["measured_before_us"] / report["measured_after_us"]
         assert report["kept"] == (report["speedup"] >= 1 / 0.98)
         assert report["max_abs_error"] < 1e-4 and report["substitutions"]
