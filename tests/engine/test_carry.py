@@ -8,10 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import legate_environment
 import numpy as np
 import pytest
-from carried_training import (
+from helpers import legate_environment
+from helpers.graph_runs import degrees_of
+from helpers.processes import PROGRAMS, TESTS, ranks
+from programs.carried_training import (
     WAYS,
     all_recomputed,
     compiled,
@@ -23,7 +25,6 @@ from carried_training import (
     trace_of,
     trained,
 )
-from random_graphs import degrees_of
 from typer.testing import CliRunner
 
 from soapstone import SGD, Model
@@ -40,7 +41,6 @@ from soapstone.ir.strategy import DEFAULT, Configuration, Keep, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine, Runtime
 
-HERE = Path(__file__).resolve().parents[1]
 WHOLE = Strategy({DEFAULT: Configuration()})
 
 
@@ -224,8 +224,8 @@ def test_show_names_the_step(tmp_path: Path) -> None:
 
 def test_checked_mode_trains_to_the_same_bits() -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "carried_training.py"), "local"],
-        env={**os.environ, "SOAPSTONE_CHECKED": "1", "PYTHONPATH": str(HERE)},
+        [sys.executable, str(PROGRAMS / "carried_training.py"), "local"],
+        env={**os.environ, "SOAPSTONE_CHECKED": "1", "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -236,9 +236,7 @@ def test_checked_mode_trains_to_the_same_bits() -> None:
 
 def test_two_ranks_train_to_the_same_bits() -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-    from test_mpi import ranks
-
-    done = ranks(2, HERE / "carried_training.py", "mpi", timeout_s=60)
+    done = ranks(2, PROGRAMS / "carried_training.py", "mpi", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{len(WAYS)} ways equal"] * 2
 
@@ -249,9 +247,9 @@ def test_legate_trains_to_the_same_bits(tmp_path: Path) -> None:
     except ImportError as error:
         pytest.skip(str(error))
     done = subprocess.run(
-        [sys.executable, str(HERE / "carried_training.py"), "legate"],
+        [sys.executable, str(PROGRAMS / "carried_training.py"), "legate"],
         env=environment,
-        cwd=HERE,
+        cwd=TESTS,
         capture_output=True,
         text=True,
         timeout=300,
