@@ -21,7 +21,7 @@ from soapstone.runtime.analysis.transfer import COPY, FoldPart, fold_task
 from soapstone.runtime.errors import LaunchError, PrivilegeError
 from soapstone.runtime.model.forms import Form, adapted
 from soapstone.runtime.model.future import Future, FutureMap, Host, Result
-from soapstone.runtime.model.launch import Launch, prepare
+from soapstone.runtime.model.launch import Launch, grid_of, parameters_of, prepare
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion
@@ -33,7 +33,7 @@ from soapstone.runtime.tracing.step import Fill, Request
 Array = np.ndarray[Any, np.dtype[Any]]
 Place = Region | Partition | IndexPartition
 Value = Future | FutureMap
-
+PLACES, VALUES = (Region, Partition, IndexPartition), (Future, FutureMap)
 
 _DESUGARED = (FieldRegion, IndexPartition, Future, FutureMap)
 
@@ -86,6 +86,11 @@ class _Call:
     before: list[Request] = field(default_factory=list)
     after: list[Request] = field(default_factory=list)
 
+    def take(self, argument: object, privilege: Privilege) -> None:
+        """Add a region argument."""
+        self.arguments.append(argument)
+        self.privileges.append(privilege)
+
 
 class Desugarer:
     """Desugars the calls of one host: a runtime, or the scope of a task that launches tasks.
@@ -112,8 +117,10 @@ class Desugarer:
         if not isinstance(task, Task):
             raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
         name, tag, initialise = options.name or task.name, options.tag, options.initialise
-        parameters = parameters_of(task, name, arguments)
-        call = _Call(name, tag, initialise, _grid(name, options.grid, arguments))
+        parameters = parameters_of(task, name, arguments, PLACES, VALUES)
+        grid = grid_of(name, options.grid, arguments, (Partition, IndexPartition))
+        maps = [argument.grid for argument in arguments if isinstance(argument, FutureMap)]
+        call = _Call(name, tag, initialise, grid or (maps[0] if maps else (1,)))
         if task.nested:
             call.arguments.append(self.nest)
         forms = [
@@ -135,19 +142,13 @@ class Desugarer:
     def _argument(self, call: _Call, position: int, argument: object, parameter: Parameter) -> Form:
         """Take one argument into a call; how the task's body sees it."""
         if isinstance(argument, Value):
-            tiles = self._value(call, argument)
-            if parameter is None:
-                call.arguments.append(tiles)
-                call.privileges.append(Read)
-                return Form("value")
-            if parameter is not Read:
+            if parameter is not None and parameter is not Read:
                 raise LaunchError(
                     f"task {call.name!r}: argument {position} is {argument!r} and has "
                     f"{parameter!r}: a future is only read"
                 )
-            call.arguments.append(tiles)
-            call.privileges.append(Read)
-            return Form("row")
+            call.take(self._value(call, argument), Read)
+            return Form("value" if parameter is None else "row")
         if parameter is None:
             call.arguments.append(argument)
             return Form("scalar")
@@ -180,20 +181,18 @@ class Desugarer:
         """Take a region of one field into a call; returns the reduction its arrays start with."""
         dense = argument.dense() if isinstance(argument, IndexPartition) else argument
         if dense is not None or not isinstance(argument, IndexPartition):
-            call.arguments.append(dense)
-            call.privileges.append(privilege)
+            call.take(dense, privilege)
             return None
         region, sets, rest = argument.region, argument.sets, argument.rest
         tiles = sets.packed(rest)
         held = Region(tiles.shape, region.dtype, f"{region.name}.packed", transient=True)
         packed = Partition.cut(held, tiles, argument.grid)
-        call.arguments.append(packed)
+        call.take(packed, privilege if privilege.reduction is None else Write)
         if privilege.reads:
             boxes = Partition.cut(region, sets.boxes(rest), argument.grid)
             task = gather.gather_task(sets)
             call.before.append(_launch(task, (boxes, packed), f"{call.name}.gather", call.tag))
         if not privilege.writes:
-            call.privileges.append(privilege)
             return None
         if privilege.reduction is None and not sets.disjoint:
             one, two, element = sets.shared()
@@ -213,7 +212,6 @@ class Desugarer:
             Partition.cut(region, back.out, grid),
         )
         call.after.append(_launch(back.task, partitions, f"{call.name}.scatter", call.tag))
-        call.privileges.append(privilege if privilege.reduction is None else Write)
         return privilege.reduction
 
     # -- futures
@@ -248,8 +246,7 @@ class Desugarer:
         points = math.prod(call.grid)
         shape = (points, *task.returns.shape)
         result = self._made(Region(shape, task.returns.dtype, f"{call.name}.value"))
-        call.arguments.append(Partition.cut(result.region, _rows(shape, points, None), call.grid))
-        call.privileges.append(Write)
+        call.take(Partition.cut(result.region, _rows(shape, points, None), call.grid), Write)
         return Future(result, 0) if points == 1 else FutureMap(result, call.grid)
 
     def _made(self, region: Region) -> Result:
@@ -359,55 +356,6 @@ def _launch(task: Task, partitions: tuple[Partition, ...], name: str, tag: Hasha
 
 
 # -- checks
-
-
-def parameters_of(task: Task, name: str, arguments: Sequence[object]) -> Sequence[Parameter]:
-    """What the task declares of each argument.
-
-    Raises: LaunchError for another number of arguments, or another kind.
-    """
-    if task.parameters is None:
-        wanted = iter(task.privileges)
-        regions = sum(isinstance(argument, Place) for argument in arguments)
-        if regions != len(task.privileges):
-            raise LaunchError(
-                f"task {name!r}: found {regions} region arguments, needed {len(task.privileges)} "
-                f"({', '.join(map(repr, task.privileges))})"
-            )
-        return [next(wanted) if isinstance(a, Place) else None for a in arguments]
-    if len(arguments) != len(task.parameters):
-        raise LaunchError(
-            f"task {name!r}: found {len(arguments)} arguments, needed {len(task.parameters)}"
-        )
-    for position, (argument, parameter) in enumerate(zip(arguments, task.parameters)):
-        if isinstance(argument, Value):
-            continue
-        if isinstance(argument, Place) != (parameter is not None):
-            needed = "a scalar" if parameter is None else f"a region or partition ({parameter!r})"
-            raise LaunchError(
-                f"task {name!r}: argument {position} is {argument!r}, needed {needed}"
-            )
-    return task.parameters
-
-
-def _grid(name: str, grid: Sequence[int] | None, arguments: Sequence[object]) -> tuple[int, ...]:
-    """The common grid of a call's partitions, or of its future maps.
-
-    Raises: LaunchError for two grids.
-    """
-    common: tuple[int, ...] | None = None if grid is None else tuple(int(n) for n in grid)
-    if common is not None and (not common or any(degree < 1 for degree in common)):
-        raise LaunchError(f"task {name!r}: grid {common} needs extents >= 1")
-    for argument in arguments:
-        if isinstance(argument, Partition | IndexPartition):
-            if common is not None and common != argument.grid:
-                raise LaunchError(
-                    f"task {name!r}: partition of region {argument.region.name!r} has grid "
-                    f"{argument.grid}, needed {common}"
-                )
-            common = argument.grid
-    maps = [argument.grid for argument in arguments if isinstance(argument, FutureMap)]
-    return common or (maps[0] if maps else (1,))
 
 
 def region_uses(

@@ -26,10 +26,11 @@ import numpy as np
 from soapstone.native.memory import aligned
 from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.desugar import (
+    PLACES,
+    VALUES,
     Desugared,
     Desugarer,
     Options,
-    parameters_of,
     region_uses,
 )
 from soapstone.runtime.analysis.instance import Instance, Storage
@@ -46,6 +47,7 @@ from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.memory import MemoryPool
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.future import Future, FutureMap
+from soapstone.runtime.model.launch import parameters_of
 from soapstone.runtime.model.mapper import DefaultMapper
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion, FieldViews
@@ -398,7 +400,7 @@ class Scope:
         self._check()
         if not isinstance(task, Task):
             raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
-        parameters = parameters_of(task, name or task.name, arguments)
+        parameters = parameters_of(task, name or task.name, arguments, PLACES, VALUES)
         for _, _, region, privilege in region_uses(arguments, parameters):
             self._permit(name or task.name, region, privilege)
         options = Options(grid, name, tag, initialise)

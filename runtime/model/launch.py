@@ -13,7 +13,7 @@ from soapstone.runtime.errors import LaunchError, PrivilegeError
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.scalar import FIXED, captured, loose
-from soapstone.runtime.model.task import Privilege, Task, identity
+from soapstone.runtime.model.task import Parameter, Privilege, Task, identity
 from soapstone.runtime.model.tiling import Tiling, overlaps
 
 _PLACE = (Region, Partition)
@@ -95,33 +95,73 @@ def _check_pairs(
                 )
 
 
-def _check_arguments(task: Task, name: str, arguments: Sequence[object]) -> tuple[bool, ...]:
-    layout = tuple([isinstance(argument, _PLACE) for argument in arguments])
-    if task.parameters is not None:
-        if len(arguments) != len(task.parameters):
+def parameters_of(
+    task: Task,
+    name: str,
+    arguments: Sequence[object],
+    places: tuple[type, ...] = _PLACE,
+    values: tuple[type, ...] = (),
+) -> Sequence[Parameter]:
+    """What the task declares of each argument.
+
+    places: the classes of arguments that are regions. values: of those that may be either.
+
+    Raises: LaunchError for another number of arguments, or another kind.
+    """
+    parameters = task.parameters
+    if parameters is None:
+        regions = sum([isinstance(argument, places) for argument in arguments])
+        if regions != len(task.privileges):
             raise LaunchError(
-                f"task {name!r}: found {len(arguments)} arguments, needed {len(task.parameters)}"
+                f"task {name!r}: found {regions} region arguments, needed {len(task.privileges)} "
+                f"({', '.join(map(repr, task.privileges))})"
             )
-        for position, (found, wanted) in enumerate(zip(layout, task.parameters)):
-            if found != (wanted is not None):
-                needed = "a scalar" if wanted is None else f"a region or partition ({wanted!r})"
-                raise LaunchError(
-                    f"task {name!r}: argument {position} is {arguments[position]!r}, "
-                    f"needed {needed}"
-                )
-    regions = sum(layout)
-    if regions != len(task.privileges):
+        wanted = iter(task.privileges)
+        return [next(wanted) if isinstance(a, places) else None for a in arguments]
+    if len(arguments) != len(parameters):
         raise LaunchError(
-            f"task {name!r}: found {regions} region arguments, "
-            f"needed {len(task.privileges)} ({', '.join(map(repr, task.privileges))})"
+            f"task {name!r}: found {len(arguments)} arguments, needed {len(parameters)}"
         )
-    for position, (argument, region) in enumerate(zip(arguments, layout)):
-        if not region and isinstance(argument, np.ndarray) and argument.ndim:
+    for position, (argument, parameter) in enumerate(zip(arguments, parameters)):
+        if isinstance(argument, places) != (parameter is not None) and (
+            not isinstance(argument, values)
+        ):
+            needed = "a scalar" if parameter is None else f"a region or partition ({parameter!r})"
             raise LaunchError(
-                f"task {name!r}: argument {position} is an array of shape {argument.shape}; "
-                "write it to a region, and pass the region"
+                f"task {name!r}: argument {position} is {argument!r}, needed {needed}"
             )
-    return layout
+    return parameters
+
+
+def grid_of(
+    name: str,
+    grid: Sequence[int] | None,
+    arguments: Sequence[object],
+    partitions: tuple[type, ...] = (Partition,),
+) -> tuple[int, ...] | None:
+    """The common grid of a launch's partitions; None where it has none, and `grid` is None.
+
+    partitions: the classes of arguments that have a grid.
+
+    Raises: LaunchError for two grids, or one without points.
+    """
+    common: tuple[int, ...] | None = None
+    if grid is not None:
+        common = tuple(int(degree) for degree in grid)
+        if not common or any(degree < 1 for degree in common):
+            raise LaunchError(f"task {name!r}: grid {common} needs extents >= 1")
+    for argument in arguments:
+        if isinstance(argument, partitions):
+            found: tuple[int, ...] = argument.grid  # type: ignore[attr-defined]
+            if common is None:
+                common = found
+            elif common != found:
+                region = argument.region.name  # type: ignore[attr-defined]
+                raise LaunchError(
+                    f"task {name!r}: partition of region {region!r} has grid {found}, "
+                    f"needed {common}"
+                )
+    return common
 
 
 def prepare(
@@ -141,32 +181,23 @@ def prepare(
     if not isinstance(task, Task):
         raise LaunchError(f"launch: found {task!r}, a Task needed (decorate it with @task)")
     name = name or task.name
-    layout = _check_arguments(task, name, arguments)
-    common: tuple[int, ...] | None = None
-    if grid is not None:
-        common = tuple(int(degree) for degree in grid)
-        if not common or any(degree < 1 for degree in common):
-            raise LaunchError(f"task {name!r}: grid {common} needs extents >= 1")
-    for argument in arguments:
-        if isinstance(argument, Partition):
-            if common is None:
-                common = argument.grid
-            elif common != argument.grid:
-                raise LaunchError(
-                    f"task {name!r}: partition of region {argument.region.name!r} has grid "
-                    f"{argument.grid}, needed {common}"
-                )
-    common = common or (1,)
-    partitions = tuple(
-        Partition.whole(argument, common) if isinstance(argument, Region) else argument
-        for argument in arguments
-        if isinstance(argument, _PLACE)
-    )
+    layout = tuple([found is not None for found in parameters_of(task, name, arguments)])
+    common = grid_of(name, grid, arguments) or (1,)
+    partitions = []
     scalars = []
     changeable = False
-    for argument, region in zip(arguments, layout):
-        if not region:
+    for position, argument in enumerate(arguments):
+        if isinstance(argument, Partition):
+            partitions.append(argument)
+        elif isinstance(argument, Region):
+            partitions.append(Partition.whole(argument, common))
+        else:
             if type(argument) not in FIXED:
+                if isinstance(argument, np.ndarray) and argument.ndim:
+                    raise LaunchError(
+                        f"task {name!r}: argument {position} is an array of shape "
+                        f"{argument.shape}; write it to a region, and pass the region"
+                    )
                 argument = captured(argument)
                 changeable = changeable or loose(argument)
             scalars.append(argument)
@@ -183,5 +214,5 @@ def prepare(
     if len({id(partition.region) for partition in partitions}) < len(partitions):
         _check_pairs(name, partitions, task.privileges)
     return Launch(
-        task, partitions, tuple(scalars), layout, common, name, tag, initialise, changeable
+        task, tuple(partitions), tuple(scalars), layout, common, name, tag, initialise, changeable
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -60,90 +60,7 @@ class Held:
         return f"{self.region.name!r} {list(low)}..{list(high)} in {self.memory!r}"
 
 
-@runtime_checkable
-class Mapper(Protocol):
-    """The policy questions of the runtime.
-
-    launch: what is launched, with its task, partitions, name and tag. point: one of its points, by
-    its number in row-major order. argument: one of its region arguments, by position. processor: a
-    processor of the machine. memory: one of its memories, by name. region: what an instance is of.
-    """
-
-    # Where points run
-
-    def attach(self, machine: Machine) -> None:
-        """Learn the machine; called once by each runtime that uses this mapper."""
-
-    def observe(self, view: View) -> None:
-        """Learn where the runtime can be looked at (view); called once, after `attach`."""
-
-    def place(self, launch: Launch, point: int) -> int:
-        """The index of the processor that runs a point."""
-
-    def place_all(self, launch: Launch) -> Array:
-        """The processor index of every point. Returns int64 (points,)."""
-
-    def slices(self, launch: Launch) -> Array | None:
-        """The slice of every point, int64 (points,); None: each point is one of its own.
-
-        The points of a slice are on one processor; an idle processor takes them together.
-        """
-
-    def stealable(self, launch: Launch) -> bool:
-        """Whether an idle processor may take ready points of a launch from the one placed."""
-
-    def variant(self, launch: Launch, point: int, processor: Processor) -> str | None:
-        """The kernel variant of a point, or None to leave it to the task."""
-
-    def priority(self, launch: Launch) -> int:
-        """The priority of a launch among those that are ready; higher runs first."""
-
-    # Where instances live
-
-    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
-        """The memory that holds region argument `argument` of points on a processor."""
-
-    def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
-        """How the instance of a region argument lies in a memory."""
-
-    def order(self, region: Region) -> Order:
-        """The axis order of a region's instances, where no launch asks for another."""
-
-    def whole_instances(self, region: Region, memory: str) -> bool:
-        """Whether a memory holds one instance of the whole region, or one of each tile's box."""
-
-    def copy_source(
-        self, launch: Launch | None, target: Held, sources: tuple[Held, ...]
-    ) -> int | None:
-        """Which of the valid instances to copy from (an index into sources); None: the nearest.
-
-        Asked again as long as something of the target is still missing. launch: None for a copy
-        that the runtime makes for itself or for the host.
-        """
-
-    def backing(self, memory: str) -> str | None:
-        """The memory that instances return to when a memory is full; None: they stay.
-
-        Asked once. Not asked of the memory that the host reads and writes: what is there stays.
-        """
-
-    def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
-        """Which instance (an index into `held`) leaves a memory where `nbytes` are needed.
-
-        held: those that the launch does not use, least recently used first. Asked again as long as
-        the bytes do not suffice. Never asked where there is no backing memory.
-        """
-
-    # What is compiled
-
-    def trace(self, sequence: Sequence[Request], seen: int) -> bool:
-        """Whether a sequence of launches and fills that was found to repeat becomes a trace.
-
-        seen: how often it has been found so far.
-        """
-
-
-def by_point(mapper: Mapper) -> bool:
+def by_point(mapper: DefaultMapper) -> bool:
     """Whether a mapper places point by point: `place` is overridden, and `place_all` not after it.
 
     Of the two, the one that the more derived class defines is what the mapper says.
@@ -165,77 +82,119 @@ def _blocks(points: int, processors: int) -> Array:
 
 
 class DefaultMapper:
-    """Blocks of consecutive points on each processor; everything in the processor's memory."""
+    """The policy questions of the runtime, with the answers of a mapper that decides nothing.
+
+    Unless a subclass says otherwise, each processor gets a block of consecutive points, and
+    everything is in the processor's memory.
+
+    launch: what is launched, with its task, partitions, name and tag. point: one of its points, by
+    its number in row-major order. argument: one of its region arguments, by position. processor: a
+    processor of the machine. memory: one of its memories, by name. region: what an instance is of.
+    """
 
     machine: Machine
     view: View
 
+    # Where points run
+
     def attach(self, machine: Machine) -> None:
-        """Learn the machine."""
+        """Learn the machine; called once by each runtime that uses this mapper."""
         self.machine = machine
 
     def observe(self, view: View) -> None:
-        """Keep the view."""
+        """Learn where the runtime can be looked at (view); called once, after `attach`."""
         self.view = view
 
     def place(self, launch: Launch, point: int) -> int:
-        """Point i of n goes to processor `i * processors // n`."""
+        """The index of the processor that runs a point: `i * processors // n` for i of n."""
         return point * len(self.machine.processors) // launch.points
 
     def place_all(self, launch: Launch) -> Array:
-        """The processor of every point; asks `place` when a subclass overrides it."""
+        """The processor index of every point: what `place` says, where a subclass overrides it.
+
+        Returns int64 (points,).
+        """
         if by_point(self):
             answers = [self.place(launch, point) for point in range(launch.points)]
             return np.array(answers, dtype=np.int64)
         return _blocks(launch.points, len(self.machine.processors)).copy()
 
     def slices(self, launch: Launch) -> Array | None:
-        """Each point is a slice of its own."""
+        """The slice of every point, int64 (points,); None: each point is one of its own.
+
+        The points of a slice are on one processor; an idle processor takes them together.
+        """
         return None
 
     def stealable(self, launch: Launch) -> bool:
-        """Points stay where they were placed."""
+        """Whether an idle processor may take ready points of a launch from the one placed: no."""
         return False
 
     def variant(self, launch: Launch, point: int, processor: Processor) -> str | None:
-        """No choice: the task decides."""
+        """The kernel variant of a point, or None to leave it to the task."""
         return None
 
     def priority(self, launch: Launch) -> int:
-        """All launches are equal."""
+        """The priority of a launch among those that are ready; higher runs first. All are 0."""
         return 0
 
+    # Where instances live
+
     def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
-        """The processor's own memory."""
+        """The memory that holds region argument `argument` of points on a processor: its own."""
         return processor.memory
 
     def layout(self, launch: Launch, argument: int, memory: str) -> Layout:
-        """What `order` and `whole_instances` say of the region."""
+        """How the instance of a region argument lies in a memory.
+
+        That is what `order` and `whole_instances` say of the region.
+        """
         region = launch.partitions[argument].region
         return Layout(self.order(region), self.whole_instances(region, memory))
 
     def order(self, region: Region) -> Order:
-        """C order."""
+        """The axis order of a region's instances, where no launch asks for another: C order."""
         return None
 
     def whole_instances(self, region: Region, memory: str) -> bool:
-        """One instance of the whole region in each memory."""
+        """Whether a memory holds one instance of the whole region, or one of each tile's box."""
         return True
 
     def copy_source(
         self, launch: Launch | None, target: Held, sources: tuple[Held, ...]
     ) -> int | None:
-        """The nearest: of the same memory, else over the fastest link."""
+        """Which of the valid instances to copy from (an index into sources).
+
+        None is the nearest: of the same memory, else over the fastest link. Asked again as long as
+        something of the target is still missing. launch: None for a copy that the runtime makes
+        for itself or for the host.
+        """
         return None
 
     def backing(self, memory: str) -> str | None:
-        """Instances stay: a memory that is full is an error."""
+        """The memory that instances return to when a memory is full.
+
+        None: they stay, and a memory that is full is an error. Asked once. Not asked of the memory
+        that the host reads and writes: what is there stays.
+        """
         return None
 
     def evict(self, launch: Launch | None, memory: str, nbytes: int, held: tuple[Held, ...]) -> int:
-        """The least recently used."""
+        """Which instance (an index into `held`) leaves a memory where `nbytes` are needed.
+
+        held: those that the launch does not use, least recently used first: the first goes. Asked
+        again as long as the bytes do not suffice. Never asked where there is no backing memory.
+        """
         return 0
 
+    # What is compiled
+
     def trace(self, sequence: Sequence[Request], seen: int) -> bool:
-        """Whatever was found to repeat becomes a trace."""
+        """Whether a sequence of launches and fills that was found to repeat becomes a trace: yes.
+
+        seen: how often it has been found so far.
+        """
         return True
+
+
+Mapper = DefaultMapper  # whoever answers the questions

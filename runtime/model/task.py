@@ -216,6 +216,15 @@ class Task:
                 f"task {self.name!r}: a task that launches tasks needs a Python body, whose first "
                 "argument is its scope and not its context"
             )
+        declared = sum(
+            len(p.privileges) if isinstance(p, Fields) else p is not None
+            for p in self.parameters or ()
+        )
+        if self.parameters is not None and declared != len(self.privileges):
+            raise LaunchError(
+                f"task {self.name!r}: its parameters have {declared} privileges, "
+                f"needed {len(self.privileges)} ({', '.join(map(repr, self.privileges))})"
+            )
         object.__setattr__(self, "is_core", not (fields or self.nested or self.returns))
 
     def __call__(self, *arguments: Any) -> Any:
