@@ -31,7 +31,6 @@ from soapstone.runtime.model.task import Task
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Parts = Sequence[tuple[str, str]]  # of an event: what is compared, and what it is here
-Swap = Callable[[Mapping[int, Any]], Mapping[int, Any]]
 SAFE_VARIABLE = "SOAPSTONE_SAFE"
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
@@ -50,16 +49,14 @@ def safe_mode() -> bool:
 class Agreement:
     """Compares the events of one rank with those of the others, in the order of the program.
 
-    swap: gives every other rank a value, and returns what each has given this one; it raises when
-    a rank fails or keeps silent. stop: stops this rank with an error.
+    exchange: gives all ranks a value, and returns what each has given, by rank; it raises when one
+    fails or keeps silent. stop: stops this rank with an error.
     """
 
     def __init__(
-        self, rank: int, size: int, swap: Swap, stop: Callable[[BaseException], None]
+        self, exchange: Callable[[Any], list[Any]], stop: Callable[[BaseException], None]
     ) -> None:
-        self._rank = rank
-        self._size = size
-        self._swap = swap
+        self._exchange = exchange
         self._stop = stop
         self._events = 0
         self._numbers: weakref.WeakKeyDictionary[Region, int] = weakref.WeakKeyDictionary()
@@ -123,19 +120,15 @@ class Agreement:
         Raises: ReplicationError for a difference, the same text on all ranks; PeerError.
         """
         self._events += 1
-        mine = [("", what), *parts]
-        others = [rank for rank in range(self._size) if rank != self._rank]
-        found = {self._rank: mine, **self._swap(dict.fromkeys(others, mine))}
-        first = found[0]
-        for rank in range(1, self._size):
-            if found[rank] == first:
-                continue
-            error = ReplicationError(
-                f"step {self._events} of the program: {_difference(first, found[rank], rank)}; "
-                "all ranks must do the same"
-            )
-            self._stop(error)
-            raise error
+        first, *others = self._exchange([("", what), *parts])
+        for rank, theirs in enumerate(others, 1):
+            if theirs != first:
+                error = ReplicationError(
+                    f"step {self._events} of the program: {_difference(first, theirs, rank)}; "
+                    "all ranks must do the same"
+                )
+                self._stop(error)
+                raise error
 
     # -- what is compared
 

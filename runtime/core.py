@@ -14,7 +14,7 @@ from soapstone.runtime.analysis.dependence import Analysis
 from soapstone.runtime.analysis.desugar import Desugared, Desugarer, Options, Step, needs_desugaring
 from soapstone.runtime.analysis.nested import Level, Nest
 from soapstone.runtime.analysis.policy import ask, attach, name_of
-from soapstone.runtime.errors import LaunchError, RuntimeCoreError, StoppedError
+from soapstone.runtime.errors import RuntimeCoreError, StoppedError
 from soapstone.runtime.executors.local import LocalExecutor
 from soapstone.runtime.forks import tell
 from soapstone.runtime.host import Host
@@ -25,14 +25,13 @@ from soapstone.runtime.model.future import Future, FutureMap
 from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.named import as_mapper
 from soapstone.runtime.model.region import Region
-from soapstone.runtime.model.region_fields import FieldRegion
 from soapstone.runtime.model.task import Task
 from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.observe.statistics import Statistics
 from soapstone.runtime.observe.view import View
 from soapstone.runtime.tracing.automatic import Automatic
 from soapstone.runtime.tracing.capture import CaptureAnalysis, Recorder
-from soapstone.runtime.tracing.step import Fill, Request, Steps, issue, signature
+from soapstone.runtime.tracing.step import Fill, Request, Steps, fills, issue, signature
 
 if TYPE_CHECKING:
     from soapstone.runtime.observe.log import Log
@@ -206,26 +205,11 @@ class Runtime(Host):
 
         Raises: LaunchError for a value that is no scalar or does not fit; StoppedError.
         """
-        if isinstance(region, FieldRegion):
-            with self.turn:
-                for each in region.fields.values():
-                    self.fill(each, value)
-            return
-        try:
-            held = np.asarray(value)
-            if held.ndim or not np.can_cast(held.dtype, region.dtype, casting="same_kind"):
-                found = np.asarray(value, dtype=region.dtype)
-                if held.ndim or found != held:
-                    raise ValueError("not a scalar of that kind")
-            scalar = np.asarray(value).astype(region.dtype)[()]
-        except (TypeError, ValueError, OverflowError) as error:
-            raise LaunchError(
-                f"fill of region {region.name!r}: found {value!r}, "
-                f"needed a scalar that fits {region.dtype}"
-            ) from error
-        if self.agreement is not None:
-            self.agreement.host("fill", region, scalar)
-        self._take(Fill(region, scalar), None)
+        with self.turn:
+            for request in fills(region, value):
+                if self.agreement is not None:
+                    self.agreement.host("fill", request.region, request.value)
+                self._take(request, None)
 
     def wait(self) -> None:
         """Wait until everything launched has ended.

@@ -55,7 +55,7 @@ from soapstone.runtime.model.task import Fields, PointContext, Privilege, ReadWr
 from soapstone.runtime.observe.log import Log, LoggedSink, ScopeLog
 from soapstone.runtime.observe.log_part import now_ns
 from soapstone.runtime.observe.statistics import Statistics
-from soapstone.runtime.tracing.step import Fill, Request
+from soapstone.runtime.tracing.step import Fill, Request, fills
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _IDS = 1 << 32  # ids of operations kept for each family, below those of the runtime's own
@@ -418,16 +418,9 @@ class Scope:
         Raises: PrivilegeError; LaunchError for a value that its dtype cannot hold.
         """
         self._check()
-        for each in region.fields.values() if isinstance(region, FieldRegion) else (region,):
-            self._permit("fill", each, ReadWrite)
-            try:
-                scalar = each.dtype.type(value)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise LaunchError(
-                    f"fill of region {each.name!r}: found {value!r}, needed a scalar that fits "
-                    f"{each.dtype}"
-                ) from error
-            self._take(Fill(each, scalar))
+        for request in fills(region, value):
+            self._permit("fill", request.region, ReadWrite)
+            self._take(request)
 
     def _issue(self, desugared: Desugared) -> Any:
         for request in desugared.requests:

@@ -419,10 +419,14 @@ class LocalExecutor:
         with self._lock:
             if self.fault is None:
                 self.fault = error
-            self._live.clear()
-            for ready in self._ready:
-                ready.clear()
+            self._drop()
             self._idle.notify_all()
+
+    def _drop(self) -> None:
+        """Forget what has not begun; the lock is held."""
+        self._live.clear()
+        for ready in self._ready:
+            ready.clear()
 
     def stop(self, error: BaseException) -> None:
         """Stop the other processes of the run with an error; here there are none."""
@@ -463,6 +467,10 @@ class LocalExecutor:
         with self._idle:
             while self._live and self.fault is None:
                 self._idle.wait()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Raise the fault, if there is one: once as itself, then that the run was stopped."""
         if self.fault is not None:
             if self.told:
                 self.check()
@@ -497,9 +505,7 @@ class LocalExecutor:
         with self._lock:
             if self.fault is None:
                 self.fault = StoppedError("the runtime is being reset")
-            self._live.clear()
-            for ready in self._ready:
-                ready.clear()
+            self._drop()
         if self._threads and not self._closed:
             self.run_all(dict.fromkeys(self.processors, _pass), _pass)
         with self._lock:
@@ -515,9 +521,7 @@ class LocalExecutor:
         with self._lock:
             if self.fault is None:  # what runs now makes nothing else ready
                 self.fault, self.told = StoppedError(self._closed), True
-            self._live.clear()
-            for ready in self._ready:
-                ready.clear()
+            self._drop()
         for process in list(self._processes.values()):
             process.close()  # also ends a body that runs in it
         for inbox in self._queues.values():

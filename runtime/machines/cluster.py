@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from soapstone.runtime.errors import MachineError
-from soapstone.runtime.machines.machine import Link, Machine, Memory, Processor
+from soapstone.runtime.machines.machine import Link, Machine, Memory, Processor, check_fields
 
 FORMAT, VERSION = "soapstone-cluster", 1
 MOST_DEVICES = 1024  # their links and routes are listed
@@ -48,7 +48,6 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "links": list,
     "network": dict,
 }
-_LINK_FIELDS = {"ends", "latency_s", "bytes_per_s", "half_duplex", "bus"}
 
 
 def shipped() -> tuple[str, ...]:
@@ -110,12 +109,8 @@ def cluster(data: Mapping[str, Any], devices: int | None = None) -> Machine:
 
     Raises: MachineError naming the field, what was found and what was needed.
     """
-    for key in data:
-        if key not in _FIELDS:
-            raise MachineError(f"cluster: unknown field {key!r}; known: {', '.join(_FIELDS)}")
+    check_fields("cluster", data, _FIELDS)
     for key, kind in _FIELDS.items():
-        if key not in data:
-            raise MachineError(f"cluster: field {key!r} is missing")
         if not isinstance(data[key], kind) or isinstance(data[key], bool):
             raise MachineError(f"cluster: field {key!r} is {data[key]!r}, {kind} needed")
     if data["version"] != VERSION:
@@ -158,12 +153,7 @@ def _links(
 ) -> list[Link]:
     if not isinstance(entry, Mapping):
         raise MachineError(f"{where}: {entry!r} found, a table needed")
-    for key in entry:
-        if key not in _LINK_FIELDS:
-            raise MachineError(f"{where}: unknown field {key!r}; known: {sorted(_LINK_FIELDS)}")
-    for key in ("ends", "latency_s", "bytes_per_s"):
-        if key not in entry:
-            raise MachineError(f"{where}: field {key!r} is missing")
+    check_fields(where, entry, ("ends", "latency_s", "bytes_per_s"), ("half_duplex", "bus"))
     made = []
     for ends in entry["ends"] if isinstance(entry["ends"], list) else [entry["ends"]]:
         if not (isinstance(ends, list) and len(ends) == 2 and set(map(str, ends)) <= known):

@@ -6,8 +6,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,22 +119,30 @@ class Link:
             raise MachineError(f"{owner}: field 'bus' is {self.bus!r}, a string needed")
 
 
-def _parse(kind: type[_T], what: str, found: object) -> _T:
-    """One dataclass from one JSON object: unknown and missing keys are errors."""
+def check_fields(what: str, found: object, needed: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Refuse an object that lacks a needed field, or has one that is not known.
+
+    also: the fields that may be left out.
+
+    Raises: MachineError naming the field.
+    """
     if not isinstance(found, Mapping):
         raise MachineError(f"{what}: found {type(found).__name__}, an object needed")
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    needed = tuple(needed)
+    known = (*needed, *also)
     for key in found:
         if key not in known:
             raise MachineError(f"{what}: unknown field {key!r}; known: {', '.join(known)}")
-    needed = {
-        field.name
-        for field in fields(kind)  # type: ignore[arg-type]
-        if field.default is MISSING
-    }
-    for name in known:
-        if name in needed and name not in found:
-            raise MachineError(f"{what}: field {name!r} is missing")
+    for key in needed:
+        if key not in found:
+            raise MachineError(f"{what}: field {key!r} is missing")
+
+
+def _parse(kind: type[_T], what: str, found: Any) -> _T:
+    """One dataclass from one JSON object."""
+    about = fields(kind)  # type: ignore[arg-type]
+    needed = [field.name for field in about if field.default is MISSING]
+    check_fields(what, found, needed, {field.name for field in about} - set(needed))
     return kind(**found)
 
 
@@ -277,13 +285,9 @@ class Machine:
         return {
             "version": VERSION,
             "name": self.name,
-            "processors": [
-                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.processors
-            ],
-            "memories": [
-                {f.name: getattr(item, f.name) for f in fields(item)} for item in self.memories
-            ],
-            "links": [{f.name: getattr(item, f.name) for f in fields(item)} for item in self.links],
+            "processors": [asdict(item) for item in self.processors],
+            "memories": [asdict(item) for item in self.memories],
+            "links": [asdict(item) for item in self.links],
             "switches": list(self.switches),
         }
 
@@ -292,43 +296,29 @@ class Machine:
         return self.describe()
 
     @staticmethod
-    def from_json(data: object) -> Machine:
+    def from_json(data: Any) -> Machine:
         """The machine that a dictionary (data), as of `to_json`, describes.
 
         Raises: MachineError naming the field, what was found and what was needed.
         """
-        if not isinstance(data, Mapping):
-            raise MachineError(f"machine: found {type(data).__name__}, an object needed")
-        known = {"version", "name", "processors", "memories", "links", "switches"}
-        for key in data:
-            if key not in known:
-                raise MachineError(f"machine: unknown field {key!r}; known: {sorted(known)}")
-        for key in ("version", "name", "processors", "memories"):
-            if key not in data:
-                raise MachineError(f"machine: field {key!r} is missing")
+        needed = ("version", "name", "processors", "memories")
+        check_fields("machine", data, needed, ("links", "switches"))
         version = data["version"]
         if version != VERSION or isinstance(version, bool):
             raise MachineError(f"machine: field 'version' is {version!r}, {VERSION} needed")
-        lists: dict[str, list[Any]] = {}
-        for key in ("processors", "memories", "links", "switches"):
+        kinds = {"processors": Processor, "memories": Memory, "links": Link, "switches": None}
+        lists: dict[str, tuple[Any, ...]] = {}
+        for key, kind in kinds.items():
             found = data.get(key, [])
             if not isinstance(found, list):
                 raise MachineError(
                     f"machine: field {key!r} is {type(found).__name__}, a list needed"
                 )
-            lists[key] = found
-        return Machine(
-            name=data["name"],
-            processors=tuple(
-                _parse(Processor, f"processors[{i}]", item)
-                for i, item in enumerate(lists["processors"])
-            ),
-            memories=tuple(
-                _parse(Memory, f"memories[{i}]", item) for i, item in enumerate(lists["memories"])
-            ),
-            links=tuple(_parse(Link, f"links[{i}]", item) for i, item in enumerate(lists["links"])),
-            switches=tuple(lists["switches"]),
-        )
+            lists[key] = tuple(
+                item if kind is None else _parse(kind, f"{key}[{i}]", item)
+                for i, item in enumerate(found)
+            )
+        return Machine(data["name"], **lists)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Machine:

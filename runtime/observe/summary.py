@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event, Profile
@@ -101,59 +101,30 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as JSON can say them."""
+        about = ("name", "ranks", "steps", "events", "wall_ns", "bound_ns", "utilisation")
         return {
-            "name": self.name,
-            "ranks": self.ranks,
-            "steps": self.steps,
-            "events": self.events,
-            "wall_us": self.wall_ns / 1e3,
-            "bound_us": self.bound_ns / 1e3,
-            "utilisation": self.utilisation,
-            "processors": [
-                {
-                    "rank": row.rank,
-                    "name": row.name,
-                    "kind": row.kind,
-                    "busy_us": row.busy_ns / 1e3,
-                    "wait_us": row.wait_ns / 1e3,
-                    "idle_us": row.idle_ns / 1e3,
-                }
-                for row in self.rows
-            ],
-            "operators": [
-                {
-                    "category": item.category,
-                    "name": item.name,
-                    "count": item.count,
-                    "total_us": item.total_ns / 1e3,
-                    "mean_us": item.mean_ns / 1e3,
-                    "share": item.share,
-                    "imbalance": item.imbalance,
-                }
-                for item in self.work
-            ],
-            "critical_path": [
-                {
-                    "category": part.category,
-                    "name": part.name,
-                    "count": part.count,
-                    "total_us": part.total_ns / 1e3,
-                    "share": part.share,
-                }
-                for part in self.path
-            ],
-            "links": [
-                {
-                    "source": link.source,
-                    "target": link.target,
-                    "count": link.count,
-                    "bytes": link.nbytes,
-                    "busy_us": link.busy_ns / 1e3,
-                    "bytes_per_s": link.bytes_per_s,
-                }
-                for link in self.links
-            ],
+            **_figures(self, about),
+            "processors": [_figures(row, _names(row)) for row in self.rows],
+            "operators": [_figures(item, (*_names(item), "mean_ns")) for item in self.work],
+            "critical_path": [_figures(part, _names(part)) for part in self.path],
+            "links": [_figures(link, (*_names(link), "bytes_per_s")) for link in self.links],
         }
+
+
+def _names(item: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(item))
+
+
+def _figures(item: object, names: Iterable[str]) -> dict[str, Any]:
+    """Attributes as JSON has them: nanoseconds as microseconds, bytes by that name."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value = getattr(item, name)
+        if name.endswith("_ns"):
+            found[f"{name.removesuffix('_ns')}_us"] = value / 1e3
+        else:
+            found["bytes" if name == "nbytes" else name] = value
+    return found
 
 
 def summarise(profile: Profile, by: str = "operator") -> Summary:

@@ -32,10 +32,10 @@ class ArenaPlan:
     bound_bytes: int
 
 
-def _padded(blocks: Sequence[Block]) -> Array:
-    sizes = np.array([block.nbytes for block in blocks], dtype=np.int64)
-    padded: Array = (sizes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    return padded
+def _columns(blocks: Sequence[Block]) -> tuple[Array, Array, Array]:
+    """The bytes of blocks, padded, their first and their last steps. Returns int64 (blocks,)."""
+    sizes, starts, ends = np.array(blocks, dtype=np.int64).reshape(-1, 3).T
+    return (sizes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT, starts, ends
 
 
 def _bound(sizes: Array, starts: Array, ends: Array) -> int:
@@ -47,12 +47,10 @@ def _bound(sizes: Array, starts: Array, ends: Array) -> int:
 
 def fixed(blocks: Sequence[Block], offsets: Sequence[int]) -> ArenaPlan:
     """The plan of blocks whose offsets are decided already."""
-    sizes = _padded(blocks)
-    starts = np.array([block.start for block in blocks], dtype=np.int64)
-    ends = np.array([block.end for block in blocks], dtype=np.int64)
+    columns = _columns(blocks)
     at = np.array(offsets, dtype=np.int64)
     peak = max((offset + block.nbytes for offset, block in zip(offsets, blocks)), default=0)
-    return ArenaPlan(at, peak, _bound(sizes, starts, ends))
+    return ArenaPlan(at, peak, _bound(*columns))
 
 
 def _pack(order: Sequence[int], sizes: Array, starts: Array, ends: Array) -> tuple[Array, int]:
@@ -98,9 +96,7 @@ def plan(blocks: Sequence[Block]) -> ArenaPlan:
             raise ValueError(f"arena block {index}: {block}, needed nbytes >= 0 and start <= end")
     if not blocks:
         return ArenaPlan(np.zeros(0, dtype=np.int64), 0, 0)
-    sizes = _padded(blocks)
-    starts = np.array([block.start for block in blocks], dtype=np.int64)
-    ends = np.array([block.end for block in blocks], dtype=np.int64)
+    sizes, starts, ends = _columns(blocks)
     bound = _bound(sizes, starts, ends)
     keys: tuple[Callable[[int], tuple[int, ...]], ...] = (
         lambda b: (-int(sizes[b]), int(starts[b]), b),

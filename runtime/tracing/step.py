@@ -11,8 +11,12 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.region import Region
+from soapstone.runtime.model.region_fields import FieldRegion
 from soapstone.runtime.model.scalar import exact
 
 if TYPE_CHECKING:
@@ -32,6 +36,27 @@ class Fill:
 
 
 Request = Launch | Fill
+
+
+def fills(region: Region, value: Any) -> list[Fill]:
+    """The fills of a region, in all its fields, with a scalar that their dtypes can hold.
+
+    Raises: LaunchError for a value that is no scalar or does not fit.
+    """
+    if isinstance(region, FieldRegion):
+        return [fill for each in region.fields.values() for fill in fills(each, value)]
+    try:
+        held = np.asarray(value)
+        if held.ndim or not np.can_cast(held.dtype, region.dtype, casting="same_kind"):
+            found = np.asarray(value, dtype=region.dtype)
+            if held.ndim or found != held:
+                raise ValueError("not a scalar of that kind")
+        return [Fill(region, held.astype(region.dtype)[()])]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LaunchError(
+            f"fill of region {region.name!r}: found {value!r}, "
+            f"needed a scalar that fits {region.dtype}"
+        ) from error
 
 
 def _known(scalar: Any) -> Hashable:

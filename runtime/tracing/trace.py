@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -387,9 +388,6 @@ class Trace:
 
     def describe(self) -> dict[str, Any]:
         """What the trace holds: operations by kind, dependences, waits, bytes in each memory."""
-        kinds: dict[str, int] = {}
-        for operation in self.operations:
-            kinds[operation.kind] = kinds.get(operation.kind, 0) + 1
         program = self._program
         python = sum(
             entry is None and not operation.idle
@@ -398,7 +396,7 @@ class Trace:
         names = [memory.name for memory in self._runtime.machine.memories]
         return {
             "name": self.name,
-            "operations": kinds,
+            "operations": dict(Counter(operation.kind for operation in self.operations)),
             "python_entries": python,
             "edges": len(self.edges),
             "reuse_edges": len(self.layout.edges),

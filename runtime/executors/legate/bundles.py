@@ -218,21 +218,14 @@ def of_points(work: Work, outside: Collection[Region] = ()) -> Bundle | None:
         points = range(len(work.operations)) if group.points is None else group.points.tolist()
         filled = zip(points, group.tiling.boxes, group.tiling.volume)
         by_point.append({point: box for point, box, elements in filled if elements})
-    place = {(id(group.region), group.argument): n for n, group in enumerate(groups)}
+    place = {(group.region, group.argument): n for n, group in enumerate(groups)}
     lanes = []
     for operation in work.operations:
         if operation.idle:
             continue
-        slots = []
-        for argument, column in enumerate(work.columns):
-            found = column[operation.point]
-            if found is None:
-                slots.append(_nothing(work, argument, operation.point))
-                continue
-            region, box, squeeze = found
-            slots.append(Slot(region, place.get((id(region), argument)), box, squeeze))
+        slots = _slots(work, operation, lambda region, argument: place.get((region, argument)))
         boxes = [boxes.get(operation.point) for boxes in by_point]
-        lanes.append(Lane(operation.processor, [(operation, tuple(slots))], boxes))
+        lanes.append(Lane(operation.processor, [(operation, slots)], boxes))
     if not lanes:
         return None
     grid = work.launch.grid if len(lanes) == work.launch.points else (len(lanes),)
@@ -245,8 +238,20 @@ def of_points(work: Work, outside: Collection[Region] = ()) -> Bundle | None:
     return Bundle(lanes, arguments, grid, apart)
 
 
-def _nothing(work: Work, argument: int, point: int) -> Slot:
-    return Slot(None, None, work.launch.partitions[argument].tiling.boxes[point], False)
+def _slots(
+    work: Work, operation: Operation, place: Callable[[Region, int], int | None]
+) -> tuple[Slot, ...]:
+    """Where the arguments of an operation are. place: the bundle's argument of a region."""
+    slots = []
+    for argument, column in enumerate(work.columns):
+        found = column[operation.point]
+        if found is None:
+            box = work.launch.partitions[argument].tiling.boxes[operation.point]
+            slots.append(Slot(None, None, box, False))
+        else:
+            region, box, squeeze = found
+            slots.append(Slot(region, place(region, argument), box, squeeze))
+    return tuple(slots)
 
 
 class _Open:
@@ -287,14 +292,8 @@ class _Open:
                 if operation.idle:
                     continue
                 lane = lanes.setdefault(operation.processor, Lane(operation.processor, [], []))
-                slots = []
-                for argument, column in enumerate(work.columns):
-                    found = column[operation.point]
-                    if found is None:
-                        slots.append(_nothing(work, argument, operation.point))
-                    else:
-                        slots.append(Slot(found[0], place.get(found[0]), found[1], found[2]))
-                lane.work.append((operation, tuple(slots)))
+                slots = _slots(work, operation, lambda region, _: place.get(region))
+                lane.work.append((operation, slots))
         if not lanes:
             return None
         ordered = [lanes[processor] for processor in sorted(lanes)]

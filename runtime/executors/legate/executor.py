@@ -66,11 +66,7 @@ class LegateExecutor(LocalExecutor):
         """
         if self._waiting:
             self.settle()
-        if self.fault is not None:
-            if self.told:
-                self.check()
-            self.told = True
-            raise self.fault
+        self._tell()
 
     def check(self) -> None:
         """Raise what stopped the run, or that the runtime is closed.

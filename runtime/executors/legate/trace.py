@@ -7,6 +7,7 @@ bundles, their native entries, how stores are cut), and a replay only launches t
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -174,13 +175,10 @@ class LegateTrace(Trace):
 
     def describe(self) -> dict[str, Any]:
         """What the trace holds: operations by kind, and the tasks Legate gets for them."""
-        kinds: dict[str, int] = {}
-        for operation in self.operations:
-            kinds[operation.kind] = kinds.get(operation.kind, 0) + 1
         compiled = next(reversed(self._compiled.values()))
         return {
             "name": self.name,
-            "operations": kinds,
+            "operations": dict(Counter(operation.kind for operation in self.operations)),
             "tasks": [
                 {
                     "lanes": len(item.bundle.lanes),

@@ -189,7 +189,7 @@ class MpiExecutor(LocalExecutor):
             memory.share(self.neighbours.segments)
         MpiExecutor.messenger_of_run = self.messenger
         if safe_mode():
-            self.agreement = Agreement(self.world.rank, size, self._swap, super()._fail)
+            self.agreement = Agreement(self.exchanged, super()._fail)
         sys.excepthook = _report_uncaught
 
     # -- operations

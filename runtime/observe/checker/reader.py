@@ -161,13 +161,10 @@ class _Reader:
         self._begun = True
 
     def _region(self, record: Mapping[str, Any]) -> None:
-        shape = self._ints(record, "shape")
-        if any(extent < 0 for extent in shape):
-            raise self._error(f"field 'shape' is {list(shape)}, extents >= 0 needed")
         region = Region(
             self._int(record, "id"),
             self._text(record, "name"),
-            shape,
+            self._ints(record, "shape"),
             self._text(record, "zero"),
             self._flag(record, "transient"),
             self._flag(record, "known"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KEPT = 50  # violations that are described
@@ -56,19 +56,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as JSON can say them."""
-        return {
-            "accepted": self.accepted,
-            "launches": self.launches,
-            "operations": self.operations,
-            "replays": self.replays,
-            "conflicts": self.conflicts,
-            "reads": self.reads,
-            "nested": self.nested,
-            "messages": self.messages,
-            "ranks": self.ranks,
-            "wrong": self.wrong,
-            "violations": [{"kind": v.kind, "text": v.text} for v in self.violations],
-        }
+        return {"accepted": self.accepted, **asdict(self)}
 
     def __str__(self) -> str:
         said = (

@@ -142,11 +142,11 @@ def test_regions_have_the_same_numbers_whenever_they_are_collected() -> None:
         heard: list[object] = []
         held: list[Region] = []
 
-        def swap(values: dict[int, Any], heard: list[object] = heard) -> dict[int, Any]:
-            heard.append(values[1])
-            return values
+        def exchange(value: Any, heard: list[object] = heard) -> list[Any]:
+            heard.append(value)
+            return [value, value]
 
-        agreement = Agreement(0, 2, swap, pytest.fail)
+        agreement = Agreement(exchange, pytest.fail)
         for _ in range(3):
             region = Region((2,), "f8", "x")
             agreement.host("read", region)
