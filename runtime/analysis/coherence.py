@@ -36,7 +36,7 @@ from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.space import Space
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model import tiling as geometry
-from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.launch import Launch, internal
 from soapstone.runtime.model.mapper import Layout, Mapper, Order
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
@@ -331,9 +331,7 @@ class Coherence:
             for launch, place, uses, instance, access in sides:
                 self._emit(launch, place, uses, instance.depend(tile, self._next(), access))
         else:
-            launch = Launch(
-                COPY, (partition, partition), (), (True, True), (1,), f"copy {region.name}"
-            )
+            launch = internal(COPY, (partition, partition), f"copy {region.name}")
             ids = self._next()
             edges = source.depend(tile, ids, READ) + target.depend(tile, ids, WRITE)
             self._emit(launch, processor, (read, written), edges)

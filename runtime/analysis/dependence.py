@@ -24,7 +24,7 @@ from soapstone.runtime.errors import MemoryExhausted, RuntimeCoreError
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.world import World
 from soapstone.runtime.model import tiling as geometry
-from soapstone.runtime.model.launch import Launch, fill_name, fold_name
+from soapstone.runtime.model.launch import Launch, fill_name, fold_name, internal
 from soapstone.runtime.model.mapper import Mapper
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
@@ -128,15 +128,7 @@ class Analysis(Coherence):
             # Reductions keep the mapper's answers for the argument they come from.
             partitions = [internal_partition(region, fold.out)]
             partitions += [internal_partition(buffers[b], tiles) for b, tiles in fold.reads]
-            folding = Launch(
-                fold.task,
-                tuple(partitions),
-                (),
-                (True,) * len(partitions),
-                (fold.out.points,),
-                fold_name(launch.name),
-                launch.tag,
-            )
+            folding = internal(fold.task, partitions, fold_name(launch.name), launch.tag)
             access = READ | WRITE if plan.reads_output else WRITE
             groups = [Group(0, None, region, fold.out, access)]
             groups += [
@@ -158,9 +150,7 @@ class Analysis(Coherence):
             partition = Partition.tiled(region, (cut,) + (1,) * (region.rank - 1))
         else:
             partition = Partition.whole(region)
-        launch = Launch(
-            FILL, (partition,), (value,), (False, True), partition.grid, fill_name(region.name)
-        )
+        launch = internal(FILL, (value, partition), fill_name(region.name))
         placed = self.policy.processors(launch)
         if log is not None:
             log.fill(region, value)

@@ -21,7 +21,7 @@ from soapstone.runtime.analysis.transfer import COPY, FoldPart, fold_task
 from soapstone.runtime.errors import LaunchError, PrivilegeError
 from soapstone.runtime.model.forms import Form, adapted
 from soapstone.runtime.model.future import Future, FutureMap, Host, Result
-from soapstone.runtime.model.launch import Launch, grid_of, parameters_of, prepare
+from soapstone.runtime.model.launch import Launch, grid_of, internal, parameters_of, prepare
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.region_fields import FieldRegion
@@ -191,7 +191,7 @@ class Desugarer:
         if privilege.reads:
             boxes = Partition.cut(region, sets.boxes(rest), argument.grid)
             task = gather.gather_task(sets)
-            call.before.append(_launch(task, (boxes, packed), f"{call.name}.gather", call.tag))
+            call.before.append(internal(task, (boxes, packed), f"{call.name}.gather", call.tag))
         if not privilege.writes:
             return None
         if privilege.reduction is None and not sets.disjoint:
@@ -211,7 +211,7 @@ class Desugarer:
             Partition.cut(held, back.packed, grid),
             Partition.cut(region, back.out, grid),
         )
-        call.after.append(_launch(back.task, partitions, f"{call.name}.scatter", call.tag))
+        call.after.append(internal(back.task, partitions, f"{call.name}.scatter", call.tag))
         return privilege.reduction
 
     # -- futures
@@ -265,7 +265,7 @@ class Desugarer:
         out = Region((1, *given.shape[1:]), given.dtype, f"{given.name}.{reduction}")
         task = _combination(reduction, given.shape[0])
         made = self._made(out)
-        launch = _launch(task, (Partition.whole(out), Partition.whole(given)), out.name, None)
+        launch = internal(task, (Partition.whole(out), Partition.whole(given)), out.name, None)
         return Desugared([*before, launch], Future(made, 0), len(before))
 
 
@@ -314,7 +314,7 @@ class Step:
                 found.append(constant(inside.region, values))
             else:
                 whole = (Partition.whole(outside.region), Partition.whole(inside.region))
-                found.append(_launch(COPY, whole, f"copy {outside.region.name}", None))
+                found.append(internal(COPY, whole, f"copy {outside.region.name}", None))
         return found
 
 
@@ -329,9 +329,7 @@ _CONSTANT = Task(
 
 def constant(region: Region, values: Array) -> Launch:
     """The launch that writes known values to a region."""
-    whole = Partition.whole(region)
-    name = f"constant {region.name}"
-    return Launch(_CONSTANT, (whole,), (values,), (False, True), whole.grid, name)
+    return internal(_CONSTANT, (values, Partition.whole(region)), f"constant {region.name}")
 
 
 @cache
@@ -348,11 +346,6 @@ def _rows(shape: Shape, points: int, row: int | None) -> Tiling:
     lo[:, 0] = np.arange(points) if row is None else row
     hi[:, 0] = lo[:, 0] + 1
     return intern(shape, lo, hi)
-
-
-def _launch(task: Task, partitions: tuple[Partition, ...], name: str, tag: Hashable) -> Launch:
-    layout = (True,) * len(partitions)
-    return Launch(task, partitions, (), layout, partitions[0].grid, name, tag)
 
 
 # -- checks

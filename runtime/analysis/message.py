@@ -17,7 +17,7 @@ import numpy as np
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.machines.world import World
-from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.launch import Launch, internal
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.task import Read, Task, Write
 
@@ -80,16 +80,9 @@ def launches(
         int(partition.tiling.volume[0]) * region.dtype.itemsize,
     )
     return (
-        _launch(SEND, (partition,), (found,), region.name),
-        _launch(RECEIVE, (partition,), (found,), region.name),
+        internal(SEND, (partition, found), f"send {region.name}"),
+        internal(RECEIVE, (partition, found), f"receive {region.name}"),
     )
-
-
-def _launch(
-    task: Task, partitions: tuple[Partition, ...], messages: tuple[Message, ...], what: str
-) -> Launch:
-    layout = (True,) * len(partitions) + (False,) * len(messages)
-    return Launch(task, partitions, messages, layout, (1,), f"{task.name} {what}")
 
 
 def joined(operations: Sequence[Operation], edges: Array) -> Array:
@@ -174,7 +167,8 @@ def _message(task: Task, group: Sequence[Operation], number: int) -> Operation:
     messages = tuple(message for op in group for message in op.launch.scalars)
     what = messages[0].region + (f" and {len(group) - 1}" if len(group) > 1 else "")
     uses = tuple(use for op in group for use in op.uses)
-    return _renumbered(group[0], number, _launch(task, partitions, messages, what), uses)
+    launch = internal(task, (*partitions, *messages), f"{task.name} {what}")
+    return _renumbered(group[0], number, launch, uses)
 
 
 def _renumbered(

@@ -151,6 +151,14 @@ class Policy:
         numbers: list[int] = found.tolist()
         return numbers
 
+    def _integer(self, launch: Launch, what: str, answer: Any) -> int:
+        try:
+            return operator.index(answer)
+        except TypeError:
+            raise MapperError(
+                f"{self._who(launch)}: {what} is {_shown(answer)}, needed an integer"
+            ) from None
+
     # -- before a launch
 
     def ordered(
@@ -208,17 +216,11 @@ class Policy:
 
     def _points(self, launch: Launch) -> list[int]:
         """Where each point is placed, one by one."""
-        placed = []
+        found = []
         for point in range(launch.points):
             answer = ask(self.mapper, self._who(launch), "place", launch, point)
-            try:
-                placed.append(operator.index(answer))
-            except TypeError:
-                raise MapperError(
-                    f"{self._who(launch)}: place of point {point} is {_shown(answer)}, needed an "
-                    "integer"
-                ) from None
-        return placed
+            found.append(self._integer(launch, f"place of point {point}", answer))
+        return found
 
     def slices(self, launch: Launch, processors: Sequence[int]) -> list[int] | None:
         """The slice of every point, or None where each is one of its own."""
@@ -262,13 +264,7 @@ class Policy:
         """The priority of a launch."""
         if not self._asks_priority:
             return 0
-        answer = self._ask(launch, "priority", launch)
-        try:
-            return operator.index(answer)
-        except TypeError:
-            raise MapperError(
-                f"{self._who(launch)}: priority is {_shown(answer)}, needed an integer"
-            ) from None
+        return self._integer(launch, "priority", self._ask(launch, "priority", launch))
 
     # -- where instances live
 

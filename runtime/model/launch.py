@@ -55,6 +55,14 @@ def fill_name(region: str) -> str:
     return f"fill {region}"
 
 
+def internal(task: Task, arguments: Sequence[object], name: str, tag: Hashable = None) -> Launch:
+    """A launch that the runtime itself adds, over partitions and scalars: nothing to check."""
+    partitions = tuple([a for a in arguments if isinstance(a, Partition)])
+    scalars = tuple([a for a in arguments if not isinstance(a, Partition)])
+    layout = tuple([isinstance(a, Partition) for a in arguments])
+    return Launch(task, partitions, scalars, layout, partitions[0].grid, name, tag)
+
+
 def _describe(tiling: Tiling, point: int) -> str:
     low, high = tiling.boxes[point]
     return f"{list(low)}..{list(high)}"

@@ -132,29 +132,21 @@ def _event(fields: Mapping[str, Any], origin: int, where: str) -> Event:
     if not isinstance(after, list) or not all(_is_whole(number) for number in after):
         raise ProfileError(f"{where}: field 'after' is {after!r}, a list of numbers needed")
 
-    def whole(key: str) -> int:
-        least = _WHOLES[key]
-        return _whole(extra, key, where, least=least) if key in extra else least
-
-    def text(key: str) -> str:
-        return _text(extra, key, where) if key in extra else ""
-
+    given: dict[str, Any] = {
+        key: _whole(extra, key, where, least=least)
+        for key, least in _WHOLES.items()
+        if key in extra
+    }
+    given |= {key: _text(extra, key, where) for key in _TEXTS if key in extra}
     return Event(
         name=_text(fields, "name", where),
         category=_text(fields, "cat", where),
         processor=_whole(fields, "tid", where),
-        point=whole("point"),
         start_ns=start,
         end_ns=start + _time(fields, "dur", where),
         rank=_whole(fields, "pid", where),
-        operator=text("operator"),
-        number=whole("number"),
         after=tuple(after),
-        nbytes=whole("nbytes"),
-        source=text("source"),
-        target=text("target"),
-        message=text("message"),
-        step=whole("step"),
+        **{"point": 0, **given},
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from soapstone.runtime.errors import LaunchError
 from soapstone.runtime.executors.legate.start import Legate
-from soapstone.runtime.model.launch import Launch
+from soapstone.runtime.model.launch import Launch, internal
 from soapstone.runtime.model.partition import Partition
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import Read, Task, Write
@@ -236,11 +236,9 @@ _PUBLISH = Task("publish", (Read,), body=_copy, parameters=(Read, None), kind="p
 
 def feed(region: Region, array: Array) -> Launch:
     """The launch that copies an array of the host to a region."""
-    whole = Partition.whole(region)
-    return Launch(FEED, (whole,), (array,), (False, True), (1,), f"feed {region.name}")
+    return internal(FEED, (array, Partition.whole(region)), f"feed {region.name}")
 
 
 def publish(region: Region, array: Array) -> Launch:
     """The launch that copies a region to an array of the host."""
-    whole = Partition.whole(region)
-    return Launch(_PUBLISH, (whole,), (array,), (True, False), (1,), f"publish {region.name}")
+    return internal(_PUBLISH, (Partition.whole(region), array), f"publish {region.name}")
