@@ -294,6 +294,25 @@ def check_arrays() -> None:
             given = runtime.array(x)  # another array
 
 
+def check_futures() -> None:
+    """The future of a captured launch is what the last replay returned."""
+
+    @task
+    def total(x: Read) -> float:
+        return float(x.sum())
+
+    x = Region((4,), np.float64, "x")
+    with LegateRuntime(legate_machine(2)) as runtime:
+        with runtime.capture() as recording:
+            runtime.launch(grow, x)
+            found = runtime.launch(total, x)
+        values = []
+        for _ in range(3):
+            recording.trace.replay()
+            values.append(found.get())
+    assert values == [4, 12, 28]
+
+
 class Foreign:
     """Another library's array: the protocol, a shape and a dtype."""
 

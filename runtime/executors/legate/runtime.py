@@ -282,11 +282,13 @@ class LegateRuntime(Runtime):
                 self.machine, self.mapper, self.statistics, works.append, self.executor
             )
             self._capture = analysis
+            self._desugarer.steady = False
             recording = Recording(name)
             try:
                 yield recording
             finally:
                 self._capture = None
+                self._desugarer.steady = True
             recording._trace = LegateTrace(self, name, works)
             self.statistics.captures += 1
 

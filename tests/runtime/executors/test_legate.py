@@ -29,6 +29,7 @@ CHECKS = (
     "errors",
     "memory",
     "arrays",
+    "futures",
     "interchange",
     "agreement",
     "scenarios",
