@@ -65,7 +65,8 @@ def by_point(mapper: DefaultMapper) -> bool:
 
     Of the two, the one that the more derived class defines is what the mapper says.
     """
-    return "place_all" not in getattr(mapper, "__dict__", {}) and _by_point(type(mapper))
+    kind: type = type(mapper)
+    return "place_all" not in getattr(mapper, "__dict__", {}) and _by_point(kind)
 
 
 @lru_cache(maxsize=256)
