@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from harness import write
 from helpers.process_faults import LIMIT_S, killed, rank_fault
 from helpers.processes import mpiexec
-from helpers.runtime_faults import KINDS, inject
+from helpers.runtime.faults import KINDS, inject
 
 _SLACK_S = 60.0  # a whole injection runs its program three times
 

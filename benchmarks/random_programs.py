@@ -2,11 +2,11 @@
 
     python benchmarks/random_programs.py --count 1000 --executor all --check
 
-Programs (tests/helpers/runtime_scenarios.py) follow from their seeds. They run in a process of
+Programs (tests/helpers/runtime/scenarios.py) follow from their seeds. They run in a process of
 their own, or under `mpiexec` in one a rank; one that says nothing for three minutes is ended and
 reported. The first that fails on the local executor is made smaller and printed. With --check the
 offline checker must accept the log of every program, and refuse it once it is edited
-(tests/helpers/log_edits.py).
+(tests/helpers/runtime/log_edits.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness import write
 from helpers import legate_environment
-from helpers.log_edits import refuse_an_edit
-from helpers.runtime_scenarios import Scenario, execute, scenario, shrink
+from helpers.runtime.log_edits import refuse_an_edit
+from helpers.runtime.scenarios import Scenario, execute, scenario, shrink
 
 HUNG_S = 180.0
 EXECUTORS = ("local", "processes", "mpi", "legate")

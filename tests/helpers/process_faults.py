@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from helpers.processes import PROGRAMS, mpiexec
-from helpers.runtime_faults import Outcome, Wrong
+from helpers.runtime.faults import Outcome, Wrong
 
 from soapstone.frontend.training import checkpoint
 

@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 import numpy as np
-from helpers.runtime_scenarios import execute, scenario
+from helpers.runtime.scenarios import execute, scenario
 from programs import executor_apps, strategy_training
 
 from soapstone.frontend.training.callbacks import TrainingState

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from helpers.runtime_programs import ShuffledMapper
-from helpers.sparse_programs import Cases
+from helpers.runtime.programs import ShuffledMapper
+from helpers.runtime.sparse_programs import Cases
 
 from soapstone.runtime import Partition, Read, ReadWrite, Region, Runtime, Scope, by_field, task
 from soapstone.runtime.machines.start import machine_of, start

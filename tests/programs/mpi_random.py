@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from helpers.log_edits import refuse_an_edit
-from helpers.runtime_scenarios import execute, scenario
+from helpers.runtime.log_edits import refuse_an_edit
+from helpers.runtime.scenarios import execute, scenario
 
 from soapstone.runtime import core
 from soapstone.runtime.executors.mpi.executor import connect, rank

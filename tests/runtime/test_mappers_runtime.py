@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers.runtime_programs import ContraryMapper, Program, random_program
+from helpers.runtime.programs import ContraryMapper, Program, random_program
 
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.mappers.locality import LocalityMapper

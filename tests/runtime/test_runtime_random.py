@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.runtime_programs import Program, ShuffledMapper, random_program
-from helpers.runtime_scenarios import Fill, Loop, Scenario, execute, scenario, shrink
+from helpers.runtime.programs import Program, ShuffledMapper, random_program
+from helpers.runtime.scenarios import Fill, Loop, Scenario, execute, scenario, shrink
 
 from soapstone.runtime import Machine, Region, Runtime
 

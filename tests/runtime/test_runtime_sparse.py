@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.runtime_programs import ShuffledMapper
-from helpers.sparse_programs import Cases
+from helpers.runtime.programs import ShuffledMapper
+from helpers.runtime.sparse_programs import Cases
 
 from soapstone.runtime import (
     BoundsError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.runtime_programs import ShuffledMapper, random_program
+from helpers.runtime.programs import ShuffledMapper, random_program
 
 from soapstone.runtime import (
     DefaultMapper,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.process_faults import killed
-from helpers.runtime_faults import KINDS, inject
+from helpers.runtime.faults import KINDS, inject
 
 
 @pytest.mark.parametrize("seed", range(5))

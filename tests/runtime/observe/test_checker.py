@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.log_edits import Records, judged, needed, read, without
-from helpers.runtime_programs import ShuffledMapper, random_program
-from helpers.runtime_scenarios import Run, scenario
+from helpers.runtime.log_edits import Records, judged, needed, read, without
+from helpers.runtime.programs import ShuffledMapper, random_program
+from helpers.runtime.scenarios import Run, scenario
 from typer.testing import CliRunner
 
 from soapstone.cli.main import app

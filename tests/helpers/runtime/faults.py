@@ -17,8 +17,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from helpers import runtime_programs
-from helpers.runtime_scenarios import Run, Scenario, scenario
+from helpers.runtime import programs as runtime_programs
+from helpers.runtime.scenarios import Run, Scenario, scenario
 
 from soapstone.runtime import Machine, MemoryExhausted, Runtime
 from soapstone.runtime.machines.start import start

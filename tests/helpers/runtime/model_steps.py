@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from helpers.runtime_programs import (
+from helpers.runtime.programs import (
     COMBINE,
     Body,
     Output,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.runtime_model_steps import Nested, Returned, Sparse, random_nested, random_sparse
-from helpers.runtime_programs import (
+from helpers.runtime.model_steps import Nested, Returned, Sparse, random_nested, random_sparse
+from helpers.runtime.programs import (
     ContraryMapper,
     ShuffledMapper,
     Step,
