@@ -7,7 +7,7 @@ mapper. Plugins are found through the entry-point group `soapstone.mappers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy as np
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import channels_last
 from soapstone.engine.parallelism import legal
+from soapstone.ir.configuration import Keep
 from soapstone.ir.dims import Kind
-from soapstone.ir.errors import GraphError
+from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
-from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Region
+from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Processor, Region
 from soapstone.runtime.analysis.policy import ask, name_of
 from soapstone.runtime.model.mapper import by_point
 
@@ -33,6 +34,8 @@ class GraphMapper(DefaultMapper):
 
     def __init__(self) -> None:
         self._layouts: Mapping[str, tuple[int, ...]] = {}
+        self._offloaded: frozenset[str] = frozenset()
+        self._behind: Mapping[str, str] = {}
 
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return the configuration of each node; a node left out runs as one point task.
@@ -58,8 +61,21 @@ class GraphMapper(DefaultMapper):
         )
 
     def adopt(self, strategy: Strategy) -> None:
-        """Follow the layouts of a strategy in the launches that come next."""
+        """Follow the layouts of a strategy in the launches that come next, and what is offloaded.
+
+        Raises:
+            StrategyError: a value is offloaded and a memory has no backing one.
+        """
         self._layouts = strategy.layouts
+        kept = strategy.tensors.items()
+        self._offloaded = frozenset(value for value, keep in kept if keep is Keep.OFFLOAD)
+        self._behind = check_backing(self.machine, self._offloaded)
+
+    def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
+        """The backing memory for what is offloaded, else the processor's own."""
+        if self._offloaded and launch.partitions[argument].region.name in self._offloaded:
+            return self._behind[processor.memory]
+        return super().memory(launch, argument, processor)
 
     def order(self, region: Region) -> tuple[int, ...] | None:
         """The strategy's layout of the value, or C order."""
@@ -74,6 +90,38 @@ class GraphMapper(DefaultMapper):
         """The configured devices of all points, else blocks; what `place` says in a subclass."""
         devices = () if by_point(self) else _devices(launch)
         return np.asarray(devices, np.int64) if devices else super().place_all(launch)
+
+
+def backing_memories(machine: Machine) -> dict[str, str]:
+    """Return the memory behind each in which processors work: the fastest reachable larger one.
+
+    Memories without a larger one are left out.
+    """
+    capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
+    rates = {(link.source, link.target): link.bytes_per_s for link in machine.links}
+    found: dict[str, str] = {}
+    for name in sorted({processor.memory for processor in machine.processors}):
+        larger = [other for other in capacity if capacity[other] > capacity[name]]
+        if larger:
+            found[name] = max(larger, key=lambda other: rates.get((other, name), 0.0))
+    return found
+
+
+def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, str]:
+    """Return the memory behind each in which processors work, for values that are offloaded.
+
+    Raises:
+        StrategyError: there are such values, and a memory has none; names both.
+    """
+    behind = backing_memories(machine) if offloaded else {}
+    for processor in machine.processors if offloaded else ():
+        if processor.memory not in behind:
+            raise StrategyError(
+                f"tensors: {min(offloaded)!r}: machine {machine.name!r} has no memory larger than"
+                f" {processor.memory!r}, where processor {processor.name!r} works; a backing"
+                " memory needed to offload to (`Machine.bounded` makes one of what is there)"
+            )
+    return behind
 
 
 def _devices(launch: Launch) -> tuple[int, ...]:

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from soapstone.ir import json_fields
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Node
@@ -72,21 +70,55 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Reshard:
-    """How a value gets from its producer's tiles to one consumer's.
+class Step:
+    """One step of a resharding path: a collective, and the layout of the value that it ends in.
 
     Attributes:
-        path: the collectives on the way, of `COLLECTIVES`, in order.
-        copies_kept: how many copies of the value stay.
-
-    Source: TensorOpt's resharding paths.
+        layout: degrees of the value's axes d0, d1, ..., devices and cuts, as of an operator that
+            copies the value. None: what the consumer reads of it, which only a last step can end
+            in; tiles of it may overlap, as where every device gets the whole value.
     """
 
-    path: tuple[str, ...]
-    copies_kept: int = 1
+    collective: str
+    layout: Configuration | None = None
+
+    def __str__(self) -> str:
+        if self.layout is None:
+            return self.collective
+        devices = ",".join(map(str, self.layout.devices))
+        return f"{self.collective} ({self.layout}{f' on {devices}' if devices else ''})"
+
+
+class Copies(StrEnum):
+    """Which copies of a value stay for the backward pass: those at which ends of its path.
+
+    What does not stay is made anew from the other, by the path or by the way back (TensorOpt,
+    section 4.2, tensor reuse).
+    """
+
+    BEFORE = "before"
+    AFTER = "after"
+    BOTH = "both"
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """How a value gets from its producer's tiles to one consumer's, and which copies stay.
+
+    path: steps, or names of collectives, whose layouts are not known.
+    """
+
+    path: tuple[Step, ...]
+    kept: Copies = Copies.BEFORE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", tuple(self.path))
+        steps = (Step(step) if isinstance(step, str) else step for step in self.path)
+        object.__setattr__(self, "path", tuple(steps))
+
+    @property
+    def layouts(self) -> tuple[Configuration, ...]:
+        """The layouts that the value is copied to on its way."""
+        return tuple(step.layout for step in self.path if step.layout is not None)
 
 
 def inherited(
@@ -170,20 +202,3 @@ def check_configuration(node: Node, signature: Signature, item: Configuration) -
             f"degrees are listed as {', '.join(split)}; {', '.join(order)} needed, the order of"
             " the dims, which devices follow"
         )
-
-
-def reshards_from_json(items: Sequence[Any]) -> dict[tuple[str, str], Reshard]:
-    """Return the reshards that JSON data describes; errors name the field."""
-    result: dict[tuple[str, str], Reshard] = {}
-    for position, item in enumerate(items):
-        where = f"strategy: reshards[{position}]"
-        reader = json_fields.Fields(item, where, StrategyError)
-        key = reader.text("value"), reader.text("consumer")
-        reshard = reader.record(Reshard)
-        for step in reshard.path:
-            if step not in COLLECTIVES:
-                raise reader.fail("path", step, f"one of {', '.join(COLLECTIVES)}")
-        if key in result:
-            raise StrategyError(f"{where}: value {key[0]!r} to {key[1]!r} appears twice")
-        result[key] = reshard
-    return result

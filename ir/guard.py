@@ -25,7 +25,7 @@ def guarded(graph: Graph, flag: str) -> Graph:
         maker = graph.producers.get(value)
         if maker is not None and flag in maker.inputs and maker.overwrites.get(value) == name:
             continue
-        origin, rename = (None, {}) if maker is None else _followed(graph, maker, value)
+        origin, rename = (None, {}) if maker is None else followed(graph, maker, value)
         made = builder.apply(
             "store", value, name, flag, name=f"{name}.next", origin=origin, rename=rename
         )
@@ -33,8 +33,8 @@ def guarded(graph: Graph, flag: str) -> Graph:
     return builder.build()
 
 
-def _followed(graph: Graph, maker: Node, value: str) -> tuple[str, dict[str, str]]:
-    """Return the node whose configuration a value's store follows, and how dims are renamed."""
+def followed(graph: Graph, maker: Node, value: str) -> tuple[str, dict[str, str]]:
+    """Return the node that a store or copy of a value follows, and how its dims are renamed."""
     axes = graph.signature(maker).outputs[maker.outputs.index(value)].axes
     rename, known = {}, dict(maker.rename)
     for position, axis in enumerate(axes):

@@ -7,7 +7,7 @@ what becomes of values between their uses, layouts, and kernel variants.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -17,17 +17,19 @@ from soapstone.ir import json_fields
 from soapstone.ir.configuration import (
     COLLECTIVES,
     Configuration,
+    Copies,
     Keep,
     Reshard,
+    Step,
     check_configuration,
     inherited,
-    reshards_from_json,
     resolved,
 )
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.keeping import check_kept
+from soapstone.ir.reshards import check_reshard, reshards_from_json, reshards_to_json
 
 FORMAT, VERSION = "soapstone-strategy", 1
 DEFAULT = "*"  # the entry that configures every operator without one of its own
@@ -40,7 +42,7 @@ class Strategy:
     Attributes:
         configurations: by node name. A node without one follows its origin's, else the entry `*`,
             else it is one point task.
-        reshards: by (value, consuming node).
+        reshards: by (value, consuming node); of gradients too, whose way is their own.
         tensors: by value; values left out are kept.
         layouts: axis order by value, outermost first; values left out are in C order.
         variants: kernel variant by node name.
@@ -181,15 +183,10 @@ class Strategy:
             )
 
     def _check_values(self, graph: Graph) -> None:
-        for value, consumer in self.reshards:
+        for (value, consumer), reshard in self.reshards.items():
             _check_value(graph, value, "reshards")
-            if value not in _node(graph, consumer, "reshards").inputs:
-                raise StrategyError(f"reshards: operator {consumer!r} does not read {value!r}")
-        for (value, _), reshard in self.reshards.items():
-            for step in reshard.path:
-                if step not in COLLECTIVES:
-                    needed = ", ".join(COLLECTIVES)
-                    raise StrategyError(f"reshards: {value!r}: {step!r} found, {needed} needed")
+            node = _node(graph, consumer, "reshards")
+            check_reshard(graph, value, node, reshard, self.configuration(graph, node))
         for value, keep in self.tensors.items():
             _check_value(graph, value, "tensors")
             check_kept(graph, value, keep)
@@ -208,14 +205,10 @@ class Strategy:
 
     def to_json(self) -> dict[str, Any]:
         """Return the strategy as JSON-ready data."""
-        reshards = [
-            {"value": value, "consumer": consumer, **json_fields.as_data(item)}
-            for (value, consumer), item in self.reshards.items()
-        ]
         data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
         data |= dict.fromkeys(("model", "model_hash", "machine"))  # come first
-        data |= json_fields.as_data(self)
-        return data | {"reshards": reshards}
+        data |= json_fields.as_data(replace(self, reshards={}))
+        return data | {"reshards": reshards_to_json(self.reshards)}
 
     @staticmethod
     def from_json(data: Any) -> Strategy:
@@ -260,8 +253,8 @@ class Strategy:
         where = self.machine.get("name", "any machine")
         lines.insert(0, f"strategy for {self.model or 'any model'} on {where}")
         lines += [
-            f"reshard {value} -> {consumer}: {' '.join(item.path) or 'none'}"
-            f" ({item.copies_kept} copies kept)"
+            f"reshard {value} -> {consumer}: {', '.join(map(str, item.path)) or 'none'};"
+            f" {item.kept} kept"
             for (value, consumer), item in self.reshards.items()
         ]
         lines += [f"{keep} {value}" for value, keep in self.tensors.items() if keep != Keep.KEEP]
@@ -332,4 +325,13 @@ def _check_machine(made_for: Mapping[str, Any], machine: Mapping[str, Any]) -> N
             )
 
 
-__all__ = ["COLLECTIVES", "DEFAULT", "Configuration", "Keep", "Reshard", "Strategy"]
+__all__ = [
+    "COLLECTIVES",
+    "DEFAULT",
+    "Configuration",
+    "Copies",
+    "Keep",
+    "Reshard",
+    "Step",
+    "Strategy",
+]

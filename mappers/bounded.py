@@ -7,6 +7,7 @@ memory plan says leaves next.
 
 from __future__ import annotations
 
+from soapstone.engine.mapper import backing_memories
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.mappers.plugins import DataParallelMapper
 from soapstone.runtime import Held, Launch, Machine
@@ -39,13 +40,7 @@ class BoundedMemoryMapper(DataParallelMapper):
     def attach(self, machine: Machine) -> None:
         """Find the backing memory of each memory that processors work in."""
         super().attach(machine)
-        capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
-        rates = {(link.source, link.target): link.bytes_per_s for link in machine.links}
-        self._backing: dict[str, str] = {}
-        for name in sorted({processor.memory for processor in machine.processors}):
-            larger = [other for other in capacity if capacity[other] > capacity[name]]
-            if larger:
-                self._backing[name] = max(larger, key=lambda other: rates.get((other, name), 0.0))
+        self._backing = backing_memories(machine)
 
     def backing(self, memory: str) -> str | None:
         """The larger memory."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from soapstone.ir.backward import backward
-from soapstone.ir.configuration import Configuration, Keep
+from soapstone.ir.configuration import Configuration, Copies, Keep, Reshard
 from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.guard import followed
 from soapstone.ir.keeping import check_kept
+from soapstone.ir.reshards import copy_node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import TensorSpec
 
@@ -29,7 +32,8 @@ def carry_out(graph: Graph, strategy: Strategy) -> tuple[Graph, Strategy]:
     Raises:
         StrategyError: a choice that cannot be carried out; names the value.
     """
-    if all(keep is Keep.KEEP for keep in strategy.tensors.values()):
+    paths = any(item.layouts for item in strategy.reshards.values())
+    if not paths and all(keep is Keep.KEEP for keep in strategy.tensors.values()):
         return graph, strategy
     return _Rewriting(graph, strategy).done()
 
@@ -48,17 +52,31 @@ class _Rewriting:
         self.configurations: dict[str, Configuration] = {}
         self.layouts: dict[str, tuple[int, ...]] = {}
         self.variants: dict[str, str] = {}
+        self.tensors: dict[str, Keep] = {}
         self.moved: set[str] = set()  # values that some readers do not read any more
+        self.copies: dict[tuple[str, str], str] = {}  # by value, and what a copy is for
+        self.paths: dict[tuple[str, str], Reshard] = {}
+        self.after: dict[str, str] = {}  # the consumer beside which alone a value is kept
         for value, keep in strategy.tensors.items():
             if value in graph.tensors:
                 check_kept(graph, value, keep)
+        for (value, consumer), item in strategy.reshards.items():
+            node = graph.by_name.get(consumer)
+            if node is None or value not in node.inputs:
+                continue
+            if item.layouts:
+                self.paths[value, consumer] = item
+                if item.kept is Copies.AFTER and consumer not in self.late:
+                    self.after.setdefault(value, consumer)
 
     def done(self) -> tuple[Graph, Strategy]:
         """Return the new graph and its strategy."""
         for node in self.graph.nodes:
             if node.name in self.late:
-                node = self._reading(node, self._late)
-            self.nodes.append(node)
+                moved = self._reading(node, partial(self._late, node.name, node.origin or ""))
+            else:
+                moved = self._reading(node, partial(self._early, node.name))
+            self.nodes.append(moved)
         apart = {
             self.graph.producers[value].name
             for value in self.moved
@@ -68,7 +86,8 @@ class _Rewriting:
         strategy = replace(
             self.strategy,
             configurations={**self.strategy.configurations, **self.configurations},
-            tensors={},
+            tensors=self.tensors,
+            reshards={},
             layouts={**self.strategy.layouts, **self.layouts},
             variants={**self.strategy.variants, **self.variants},
         )
@@ -80,11 +99,101 @@ class _Rewriting:
         self.moved.update(old for old, new in zip(node.inputs, inputs) if old != new)
         return node if inputs == node.inputs else replace(node, inputs=inputs)
 
-    def _late(self, value: str) -> str:
-        """Return what the backward pass reads instead of a value; make it if it is not there."""
-        if self.strategy.tensors.get(value) is Keep.RECOMPUTE:
-            return self._recomputed(value)
+    def _early(self, reader: str, value: str) -> str:
+        """Return what a node of the forward pass reads instead of a value."""
+        if (value, reader) in self.paths:
+            return self._along(value, reader, value, "")
         return value
+
+    def _late(self, reader: str, origin: str, value: str) -> str:
+        """Return what the backward pass reads instead of a value; make it if it is not there.
+
+        origin: the operator whose gradient the reader is, or that it recomputes: it has the copies
+        that this one has read.
+        """
+        if (value, reader) in self.paths and reader in self.late:
+            return self._along(value, reader, self._stayed(value), "")
+        if (value, origin) in self.paths and origin not in self.late:
+            if self.paths[value, origin].kept is Copies.BEFORE:
+                return self._along(value, origin, self._stayed(value), ".recomputed")
+            return self.copies[value, f"to.{origin}"]
+        return self._stayed(value)
+
+    def _stayed(self, value: str) -> str:
+        """Return a value as the backward pass has it, in the layout in which it was made."""
+        keep = self.strategy.tensors.get(value)
+        if value in self.after:
+            return self._back(value)
+        if keep is Keep.RECOMPUTE:
+            return self._recomputed(value)
+        return self._fetched(value) if keep is Keep.OFFLOAD else value
+
+    # Copies
+
+    def _along(self, value: str, consumer: str, begin: str, mark: str) -> str:
+        """Return the end of a value's path to a consumer; it begins with `begin`."""
+        name = f"to.{consumer}{mark}"
+        return self._chain(value, name, begin, self.paths[value, consumer].layouts)
+
+    def _back(self, value: str) -> str:
+        """Return a value made anew of the copy after its path, by the same way back."""
+        consumer = self.after[value]
+        layouts = [*self.paths[value, consumer].layouts[-2::-1], self._layout(value)]
+        return self._chain(value, "back", self.copies[value, f"to.{consumer}"], layouts)
+
+    def _fetched(self, value: str) -> str:
+        """Return a value that has been in the backing memory since it was made."""
+        layout = self._layout(value)
+        if (value, "offloaded") not in self.copies:
+            rest = self.nodes
+            maker = self.graph.producers.get(value)
+            names = [node.name for node in rest]
+            place = 0 if maker is None else names.index(maker.name) + 1
+            self.nodes = rest[:place]
+            away = self._chain(value, "offloaded", value, [layout], late=False)
+            self.nodes += rest[place:]
+            self.tensors[away] = Keep.OFFLOAD
+        return self._chain(value, "fetched", self.copies[value, "offloaded"], [layout])
+
+    def _chain(
+        self,
+        value: str,
+        role: str,
+        begin: str,
+        layouts: Sequence[Configuration],
+        late: bool | None = None,
+    ) -> str:
+        """Return the last of some copies of a value, each made of the one before, made once.
+
+        late: by default all but paths of the forward pass, and of what the backward pass makes.
+        """
+        if (value, role) in self.copies:
+            return self.copies[value, role]
+        if late is None:
+            maker = self.graph.producers.get(value)
+            made_late = maker is not None and maker.name in self.late
+            forward = role.startswith("to.") and role[len("to.") :] not in self.late
+            late = not made_late and (not forward or role.endswith(".recomputed"))
+        for number, layout in enumerate(layouts, 1):
+            suffix = f".{number}" if number < len(layouts) else ""
+            name = self._named(f"{value}.{role}{suffix}")
+            node = replace(copy_node(self.graph, value, name), inputs=(begin,))
+            self._add(replace(node, apart=True, late=late), [self.graph.tensors[value]])
+            self.configurations[name] = layout
+            if value in self.strategy.layouts:
+                self.layouts[name] = self.strategy.layouts[value]
+            begin = name
+        self.copies[value, role] = begin
+        return begin
+
+    def _layout(self, value: str) -> Configuration:
+        """Return the layout in which a value is made: that of a copy with the same tiles."""
+        graph, maker = self.graph, self.graph.producers.get(value)
+        node = copy_node(graph, value, self._named(f"{value}.copy"))
+        if maker is not None:
+            origin, rename = followed(graph, maker, value)
+            node = replace(node, origin=origin, rename=tuple(sorted(rename.items())))
+        return self.strategy.configuration(graph, node)
 
     # Recomputation
 
@@ -129,7 +238,7 @@ class _Rewriting:
             if self._again(node, value):
                 maker = graph.producers[value]
                 return self.clones[maker.name].outputs[maker.outputs.index(value)]
-            return self._late(value)
+            return self._late("", node.name, value)
 
         name = self._named(f"{node.name}.recomputed")
         outputs = _outputs(name, len(node.outputs))

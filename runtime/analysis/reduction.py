@@ -83,9 +83,11 @@ def _slices(box: Box, base: Shape) -> tuple[slice, ...]:
 
 
 @dataclass(frozen=True)
-class _Fold:
+class Fold:
+    """One fold: the box of its result, the points whose partials it combines in order, and who."""
+
     out: Box
-    members: tuple[int, ...]  # points, in order
+    members: tuple[int, ...]
     processor: int
 
 
@@ -106,22 +108,32 @@ def plan(
     distinct = _tiling(tiling.shape, groups)
     disjoint = distinct.disjoint
     buckets, place = _buckets(tiling, members)
-    if disjoint:
+    found = folds(tiling, itemsize, processors)
+    mode = COMBINE if not initialise else FIRST if disjoint else IDENTITY
+    launches = _launches(tiling, buckets, place, found, reduction, mode, disjoint, spread)
+    complete = not disjoint or distinct.complete
+    return FoldPlan(tuple(buckets), tuple(launches), initialise and not complete, mode == COMBINE)
+
+
+def folds(tiling: Tiling, itemsize: int, processors: Sequence[int]) -> list[Fold]:
+    """Which boxes are folded of which points' partials, and by whom: large ones by all of these.
+
+    processors: of each point.
+    """
+    members, groups = _groups(tiling)
+    if _tiling(tiling.shape, groups).disjoint:
         work = [(box, tuple(members[box])) for box in groups]
     else:
         everyone = tuple(sorted(point for box in groups for point in members[box]))
         work = [((tuple([0] * len(tiling.shape)), tiling.shape), everyone)]
-    folds: list[_Fold] = []
+    found: list[Fold] = []
     for box, who in work:
         workers = sorted({processors[point] for point in who})
         nbytes = int(tiling.volume[list(who)].sum()) * itemsize
         boxes = _cut(box, len(workers)) if nbytes > BLOCK_BYTES else [box]
         owners = [processors[who[0]]] if len(boxes) == 1 else workers
-        folds += [_Fold(part, who, owner) for part, owner in zip(boxes, owners)]
-    mode = COMBINE if not initialise else FIRST if disjoint else IDENTITY
-    launches = _launches(tiling, buckets, place, folds, reduction, mode, disjoint, spread)
-    complete = not disjoint or distinct.complete
-    return FoldPlan(tuple(buckets), tuple(launches), initialise and not complete, mode == COMBINE)
+        found += [Fold(part, who, owner) for part, owner in zip(boxes, owners)]
+    return found
 
 
 def _groups(tiling: Tiling) -> tuple[dict[Box, list[int]], list[Box]]:
@@ -158,14 +170,14 @@ def _launches(
     tiling: Tiling,
     buckets: Sequence[Bucket],
     place: dict[int, tuple[int, int]],
-    folds: Sequence[_Fold],
+    folds: Sequence[Fold],
     reduction: str,
     mode: int,
     disjoint: bool,
     spread: bool,
 ) -> list[FoldLaunch]:
     """Folds whose arguments have the same form, as index launches."""
-    forms: dict[tuple[int, ...], list[_Fold]] = {}
+    forms: dict[tuple[int, ...], list[Fold]] = {}
     for fold in folds:
         if disjoint:
             form = (place[fold.members[0]][0],) * (len(fold.members) if spread else 1)

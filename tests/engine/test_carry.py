@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import legate_environment
+from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
 from helpers.graph_runs import degrees_of
-from helpers.processes import PROGRAMS, TESTS, ranks
 from programs.carried_training import (
     WAYS,
     all_recomputed,
@@ -21,6 +22,7 @@ from programs.carried_training import (
     forward_values,
     kept,
     network,
+    routed,
     same,
     trace_of,
     trained,
@@ -30,16 +32,28 @@ from typer.testing import CliRunner
 from soapstone import SGD, Model
 from soapstone.cli.main import app
 from soapstone.engine.carry import carry_out
+from soapstone.engine.carry.planned import planned_bytes
 from soapstone.engine.lower import lower, views
 from soapstone.engine.lower.passes import verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_views
 from soapstone.engine.prepare import prepare
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.backward import backward
+from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.strategy import DEFAULT, Configuration, Keep, Strategy
+from soapstone.ir.strategy import (
+    DEFAULT,
+    Configuration,
+    Copies,
+    Keep,
+    Reshard,
+    Step,
+    Strategy,
+)
 from soapstone.ir.tensor import Role
-from soapstone.runtime import Machine, Runtime
+from soapstone.runtime import Link, Machine, Memory, Runtime
+from soapstone.runtime.machines.cluster import load_machine
+from soapstone.search.parallel.simulation.simulate import simulate
 
 WHOLE = Strategy({DEFAULT: Configuration()})
 
@@ -61,10 +75,159 @@ def test_the_backward_pass_is_what_parameters_need_and_outputs_do_not() -> None:
     assert not backward(graph_of("lenet", 4, training=False))
 
 
+@pytest.fixture(scope="module")
+def wanted() -> dict[int, dict[str, np.ndarray]]:
+    """What training gives where everything is kept, by how many memories two workers have."""
+    return {
+        count: trained(compiled(kept, machine=Machine.local(cpus=2, memories=count)))
+        for count in (1, 2)
+    }
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cpus", [1, 2])
-def test_recomputed_values_give_the_same_bits(way: str, cpus: int) -> None:
-    same(trained(compiled(WAYS[way], cpus=cpus)), trained(compiled(kept, cpus=cpus)))
+@pytest.mark.parametrize("memories", [1, 2])
+def test_values_carried_otherwise_give_the_same_bits(
+    way: str, memories: int, wanted: dict[int, dict[str, np.ndarray]]
+) -> None:
+    machine = Machine.local(cpus=2, memories=memories)
+    same(trained(compiled(WAYS[way], machine=machine)), wanted[memories])
+
+
+def test_one_worker_recomputes_to_the_same_bits() -> None:
+    same(trained(compiled(all_recomputed)), trained(compiled(kept)))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "routed" in way])
+def test_paths_move_the_planned_bytes(way: str) -> None:
+    machine = Machine.local(cpus=2, memories=2)
+    with compiled(WAYS[way], machine=machine) as model:
+        step, strategy = model.training_graph, model.strategy
+        planned, moved = Counter[str](), Counter[str]()
+        for (value, _), nbytes in planned_bytes(step, strategy, machine).items():
+            planned[value] += nbytes
+        for operation in trace_of(model).operations:
+            if operation.kind == "copy":
+                (partition, _) = operation.launch.partitions
+                nbytes = int(partition.tiling.volume[0]) * partition.region.dtype.itemsize
+                moved[partition.region.name] += nbytes
+    carried, _ = carry_out(step, strategy)
+    copies = [name for name in carried.tensors if ".to." in name or name.endswith(".back")]
+    assert len(copies) >= 8 and sum(planned[name] for name in copies) > 0
+    values = [*copies, "conv1.relu", "dropout", "inner"]
+    assert {name: moved[name] for name in values} == {name: planned[name] for name in values}
+
+
+def test_copies_that_do_not_stay_are_made_anew() -> None:
+    """What the backward pass of `conv2` and of `norm1` reads, by which copies stay."""
+    for kept_copies, own, makers in (
+        (Copies.BEFORE, "norm1.0", "norm1.0.to.conv2.recomputed"),
+        (Copies.AFTER, "norm1.0.to.conv2", "norm1.0.to.conv2"),
+        (Copies.BOTH, "norm1.0", "norm1.0.to.conv2"),
+    ):
+        with compiled(routed(kept_copies), machine=Machine.local(cpus=2)) as model:
+            carried, plain = carry_out(model.training_graph, model.strategy)
+        assert not plain.reshards
+        gradient = carried.by_name["conv2.grad.conv2d_grad_weight"]
+        assert makers in gradient.inputs
+        late = [n.name for n in carried.nodes if n.late and n.name.startswith("norm1.0.")]
+        assert bool(late) == (kept_copies is Copies.BEFORE)
+        assert carried.by_name["conv2"].inputs[0] == "norm1.0.to.conv2"
+        assert plain.configuration(carried, carried.by_name["norm1.0.to.conv2"]).degrees["d1"] == 2
+        assert own in carried.tensors
+
+
+def test_after_a_path_the_way_back_remakes_what_its_maker_needs() -> None:
+    builder = GraphBuilder("back")
+    x, w = builder.input("x", (4, 4)), builder.input("w", (4, 4), role=Role.PARAMETER)
+    made = builder.apply("tanh", builder.apply("matmul", x, w, name="product")[0], name="made")[0]
+    builder.output(builder.apply("exp", made, name="out")[0])
+    slope = builder.apply("tanh_grad", made, made, name="slope", origin="made")[0]
+    builder.update("w", builder.apply("mul", slope, "w", name="next")[0])
+    step = builder.build()
+    path = (Step("permute", Configuration({"d0": 2}, (1, 0))), Step("permute"))
+    strategy = Strategy(
+        {"*": Configuration(), "made": Configuration({"d1": 2}, (0, 1))},
+        reshards={("made", "out"): Reshard(path, Copies.AFTER)},
+    )
+    strategy.check(step)
+    carried, plain = carry_out(step, strategy)
+    assert carried.by_name["slope"].inputs == ("made.back", "made.back")
+    assert carried.by_name["made.back"].inputs == ("made.to.out",)
+    assert plain.configurations["made.back"] == Configuration({"d1": 2}, (0, 1))
+
+
+def test_offloaded_values_leave_a_memory_that_is_too_small_for_them() -> None:
+    """Six layers whose activations do not fit beside each other, but do one after the other."""
+
+    def deep(change: dict[str, Keep], machine: Machine) -> tuple[dict[str, np.ndarray], int, int]:
+        def made() -> Model:
+            model = Model("deep", seed=0)
+            x = model.input("x", (256, 32))
+            for layer in range(6):
+                x = model.tanh(model.dense(x, 32, name=f"fc{layer}"), name=f"tanh{layer}")
+            model.output(model.dense(x, 3, name="last"))
+            return model
+
+        with made() as model:
+            model.compile(SGD(0.1), machine=machine)
+            strategy = model.strategy
+        with made() as model:
+            model.compile(SGD(0.1), machine=machine, strategy=replace(strategy, tensors=change))
+            memories = trace_of(model).describe()["memories"]
+            x = np.random.default_rng(0).standard_normal((256, 32), np.float32)
+            model.fit(x, np.zeros(256, np.int64), epochs=2, progress=False)
+            near, far = (memories[name]["peak_bytes"] for name in ("system.bounded", "system"))
+            return model.trainer.state(), near, far
+
+    large = Machine.local(cpus=2).bounded(1 << 26)
+    wanted, most, _ = deep({}, large)
+    away = {f"tanh{layer}": Keep.OFFLOAD for layer in range(6)}
+    found, least, far = deep(away, large)
+    same(found, wanted)
+    activation = 256 * 32 * 4
+    assert least <= most - 2 * activation and far >= 5 * activation
+    with pytest.raises(StrategyError, match=r"'tanh0.offloaded': machine 'local' has no mem"):
+        deep(away, Machine.local(cpus=2))
+
+
+def test_the_simulator_sees_what_is_carried_out() -> None:
+    machine = load_machine("p100", 2)
+    step = chain(samples=4096)
+    names = [f"{kind}{at}" for kind in ("fc", "tanh") for at in ("00", "01", "10", "11")]
+    names.remove("tanh01")
+    split = {
+        node.name: Configuration({"b0": 2}, (0, 1))
+        for node in step.nodes
+        if node.operator == "linear"
+    }
+    strategy = Strategy({"*": Configuration(), **split})
+    before = simulate(step, machine, strategy)
+    after = simulate(step, machine, replace(strategy, tensors=dict.fromkeys(names, Keep.RECOMPUTE)))
+    assert after.compute_us > before.compute_us and after.tasks > before.tasks
+    assert max(after.peak_bytes_per_device) < max(before.peak_bytes_per_device)
+    path = (Step("permute", Configuration({"d0": 2}, (1, 0))), Step("permute"))
+    routes = {("tanh00", "fc01"): Reshard(path, Copies.BOTH)}
+    found = simulate(step, machine, replace(strategy, reshards=routes))
+    assert found.bytes_moved >= before.bytes_moved + 2 * step.tensors["tanh00"].nbytes
+    assert found.step_us > before.step_us
+    away = replace(strategy, tensors=dict.fromkeys(["tanh00", "tanh01"], Keep.OFFLOAD))
+    with pytest.raises(StrategyError, match="has no memory larger than"):
+        simulate(step, machine, away)
+    behind = simulate(step, backed(machine), away)
+    assert max(behind.peak_bytes_per_device) < max(before.peak_bytes_per_device)
+    assert behind.step_us > before.step_us
+
+
+def backed(machine: Machine) -> Machine:
+    """A machine with a memory behind each of its devices'."""
+    near = list(dict.fromkeys(processor.memory for processor in machine.processors))
+    memories = [Memory(f"{name}.host", 1 << 40) for name in near]
+    links = [
+        Link(*ends, 1e-6, 1e9)
+        for name in near
+        for ends in ((name, f"{name}.host"), (f"{name}.host", name))
+    ]
+    return replace(machine, memories=(*machine.memories, *memories), links=(*machine.links, *links))
 
 
 @pytest.mark.parametrize("memories", [1, 2])
@@ -115,10 +278,10 @@ def test_what_is_kept_changes_nothing() -> None:
     assert carry_out(step, absent)[0].nodes == step.nodes
 
 
-def chain() -> Graph:
+def chain(samples: int = 8) -> Graph:
     """Two blocks of a chain, and gradients."""
     model = Model("chain", seed=0)
-    x = model.input("x", (8, 16))
+    x = model.input("x", (samples, 16))
     for block in range(2):
         for layer in range(2):
             x = model.tanh(model.dense(x, 16, name=f"fc{block}{layer}"), name=f"tanh{block}{layer}")
@@ -224,8 +387,9 @@ def test_show_names_the_step(tmp_path: Path) -> None:
 
 def test_checked_mode_trains_to_the_same_bits() -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "carried_training.py"), "local"],
-        env={**os.environ, "SOAPSTONE_CHECKED": "1", "PYTHONPATH": str(TESTS)},
+        [sys.executable, "-m", "programs.carried_training", "local"],
+        env={**os.environ, "SOAPSTONE_CHECKED": "1"},
+        cwd=TESTS,
         capture_output=True,
         text=True,
         timeout=300,
@@ -236,6 +400,8 @@ def test_checked_mode_trains_to_the_same_bits() -> None:
 
 def test_two_ranks_train_to_the_same_bits() -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
+    if mpiexec() is None:
+        pytest.skip("there is no mpiexec")
     done = ranks(2, PROGRAMS / "carried_training.py", "mpi", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{len(WAYS)} ways equal"] * 2
@@ -247,7 +413,7 @@ def test_legate_trains_to_the_same_bits(tmp_path: Path) -> None:
     except ImportError as error:
         pytest.skip(str(error))
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "carried_training.py"), "legate"],
+        [sys.executable, "-m", "programs.carried_training", "legate"],
         env=environment,
         cwd=TESTS,
         capture_output=True,

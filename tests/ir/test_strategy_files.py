@@ -16,7 +16,21 @@ from helpers.ir_examples import FORWARD, GRAPH, MACHINE, Data, edited
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.graph_files import load_graph
-from soapstone.ir.strategy import DEFAULT, Configuration, Keep, Reshard, Strategy
+from soapstone.ir.strategy import (
+    DEFAULT,
+    Configuration,
+    Copies,
+    Keep,
+    Reshard,
+    Step,
+    Strategy,
+)
+
+# To another cut of the samples, then to whatever the consumer reads.
+PATH = (
+    Step("all_to_all", Configuration({"d0": 2}, (1, 0), {"d0": (0, 5, 8)})),
+    Step("permute"),
+)
 
 
 def strategy() -> Strategy:
@@ -27,7 +41,7 @@ def strategy() -> Strategy:
     configurations["loss"] = Configuration({"n": 2}, (1, 1))
     return Strategy(
         configurations=configurations,
-        reshards={("fc1", "fc2"): Reshard(("local_slice", "all_gather"), 2)},
+        reshards={("fc1", "fc2"): Reshard(PATH, Copies.BOTH)},
         tensors={"fc1": Keep.RECOMPUTE, "fc2": Keep.KEEP},
         layouts={"x": (1, 0)},
         variants={"fc1": "reference"},
@@ -36,6 +50,11 @@ def strategy() -> Strategy:
         machine=MACHINE,
         provenance={"search": "by hand", "seed": 3, "proposals": None},
     )
+
+
+def to_fc2(layout: Configuration) -> Strategy:
+    """The strategy, whose path to `fc2` is one step that ends in a layout."""
+    return replace(strategy(), reshards={("fc1", "fc2"): Reshard((Step("permute", layout),))})
 
 
 # Strategies
@@ -91,6 +110,7 @@ def test_a_strategy_prints_as_a_table() -> None:
     assert lines[1].split() == ["operator", "degrees", "devices", "cuts", "variant"]
     assert lines[2].split() == ["fc1", "b0=2", "n=2", "0-1", "1", "0", "b0:0,3,8", "reference"]
     assert "recompute fc1" in lines
+    assert "reshard fc1 -> fc2: all_to_all (d0=2 on 1,0), permute; both kept" in lines
     assert "layout x: (1, 0)" in lines
 
 
@@ -205,7 +225,23 @@ def configured(**changes: Configuration) -> Strategy:
         ),
         (
             replace(strategy(), reshards={("fc1", "fc2"): Reshard(("teleport",))}),
-            r"'fc1': 'teleport' found, local_slice",
+            r"'fc1' to 'fc2': step 1 of 1, 'teleport' found; local_slice",
+        ),
+        (
+            replace(strategy(), reshards={("fc1", "fc2"): Reshard(("permute", "permute"))}),
+            r"step 1 of 2, 'permute': no layout found; one needed for every step but the last",
+        ),
+        (
+            to_fc2(Configuration({"d7": 2})),
+            r"step 1 of 1, 'permute': layout: dim 'd7' does not exist",
+        ),
+        (
+            to_fc2(Configuration({"d0": 2}, (1,))),
+            r"'permute': layout: 1 devices found, 2 needed, one a point",
+        ),
+        (
+            to_fc2(Configuration({"d0": 2}, (0, 1))),
+            r"the path ends in permute \(d0=2 on 0,1\), where device 1 has \d+ bytes less than the",
         ),
         (replace(strategy(), tensors={"x": Keep.RECOMPUTE}), r"recompute found for 'x', an input"),
         (replace(strategy(), tensors={"q": Keep.KEEP}), r"tensors: value 'q' does not exist"),
@@ -260,10 +296,24 @@ STRATEGY_FAULTS: list[tuple[Callable[[Data], object], str]] = [
     ),
     (lambda d: d["reshards"].append(d["reshards"][0]), r"reshards\[1\]: value 'fc1' to 'fc2'"),
     (lambda d: d["reshards"][0].update(copies_kept=-1), r"field 'copies_kept': -1 found"),
+    (lambda d: d["reshards"][0].update(kept="all"), r"field 'kept': \"all\" found, one of before"),
+    (
+        lambda d: d["reshards"][0]["path"][0]["layout"].update(devices="all"),
+        r"reshards\[0\].path\[0\].layout: field 'devices': \"all\" found",
+    ),
     (lambda d: d["tensors"].update(fc1="lose"), r"tensors: field 'fc1': \"lose\" found, one of"),
     (lambda d: d["layouts"].update(x=[0, "1"]), r"layouts: field 'x'"),
     (lambda d: d["variants"].update(fc1=None), r"field 'variants.fc1': null found, a string"),
 ]
+
+
+def test_files_of_before_say_how_many_copies_are_kept_and_name_steps_alone() -> None:
+    for copies, kept in ((1, Copies.BEFORE), (2, Copies.BOTH)):
+        data = strategy().to_json()
+        old = {"value": "fc1", "consumer": "fc2", "path": ["local_slice"], "copies_kept": copies}
+        data["reshards"] = [old]
+        found = Strategy.from_json(data).reshards["fc1", "fc2"]
+        assert found == Reshard((Step("local_slice"),), kept)
 
 
 @pytest.mark.parametrize(("edit", "message"), STRATEGY_FAULTS)

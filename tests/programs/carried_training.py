@@ -1,10 +1,11 @@
-"""Training where strategies recompute, against training where everything is kept: the same bits.
+"""Training where strategies recompute, reshard or offload, against training where all is kept.
 
-carried_training.py EXECUTOR: prints how many ways were equal; run by test_carry.py.
+carried_training.py EXECUTOR: prints how many ways gave the same bits; run by test_carry.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,9 +15,10 @@ import numpy as np
 from soapstone import Adam, Model
 from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph
-from soapstone.ir.strategy import Keep, Strategy
+from soapstone.ir.strategy import Configuration, Copies, Keep, Reshard, Step, Strategy
 from soapstone.ir.tensor import Array
 from soapstone.runtime import Machine, Trace
+from soapstone.runtime.machines.start import machine_of
 
 Change = Callable[[Graph, Strategy], Strategy]
 SAMPLES = 24
@@ -65,7 +67,51 @@ def every_other(graph: Graph, strategy: Strategy) -> Strategy:
     return replace(strategy, tensors=dict.fromkeys(forward_values(graph)[::2], Keep.RECOMPUTE))
 
 
-WAYS: Mapping[str, Change] = {"all": all_recomputed, "every other": every_other}
+EDGES = (("conv1", "norm1"), ("norm1", "conv2"), ("dropout", "sum"), ("inner", "gelu"))
+
+
+def routed(kept: Copies) -> Change:
+    """Send some values to their consumers by way of the other processor, and their gradients."""
+
+    def change(graph: Graph, strategy: Strategy) -> Strategy:
+        there = Configuration({"d0": 2}, (1, 0))
+        path = (Step("permute", there), Step("all_to_all", Configuration({"d1": 2}, (0, 1))))
+        edges = [(value_of(graph, maker), reader) for maker, reader in EDGES]
+        paths = {edge: Reshard((*path, Step("all_gather")), kept) for edge in edges}
+        back = next(node for node in graph.nodes if node.origin == "conv2" and "grad" in node.name)
+        paths[back.inputs[0], back.name] = Reshard((path[0], Step("permute")))
+        return replace(strategy, reshards=paths)
+
+    return change
+
+
+def value_of(graph: Graph, name: str) -> str:
+    """Return the first result of a node."""
+    return graph.by_name[name].outputs[0]
+
+
+def both(graph: Graph, strategy: Strategy) -> Strategy:
+    """Recompute whatever may be, and send some values by other ways too."""
+    return replace(
+        routed(Copies.AFTER)(graph, strategy), tensors=all_recomputed(graph, strategy).tensors
+    )
+
+
+def offloaded(graph: Graph, strategy: Strategy) -> Strategy:
+    """Offload some values, recompute others, and send some by other ways: each in its turn."""
+    names = forward_values(graph)
+    turns = dict(zip(names, itertools.cycle((Keep.OFFLOAD, Keep.OFFLOAD, Keep.RECOMPUTE))))
+    return replace(routed(Copies.BEFORE)(graph, strategy), tensors={**turns, "image": Keep.OFFLOAD})
+
+
+WAYS: Mapping[str, Change] = {
+    "all": all_recomputed,
+    "every other": every_other,
+    "routed, before": routed(Copies.BEFORE),
+    "routed, after": routed(Copies.AFTER),
+    "routed, both": routed(Copies.BOTH),
+    "routed and recomputed": both,
+}
 
 
 def compiled(
@@ -113,9 +159,14 @@ def same(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
 
 def main() -> None:
     executor = sys.argv[1]
-    wanted = trained(compiled(kept, executor))
+    cpus = 1 if executor == "mpi" else 2  # of each process
+    wanted = trained(compiled(kept, executor, cpus))
     for change in WAYS.values():
-        same(trained(compiled(change, executor)), wanted)
+        same(trained(compiled(change, executor, cpus)), wanted)
+    if executor != "legate":  # its memories are its own
+        machine = machine_of(executor, cpus).bounded(1 << 24)
+        wanted = trained(compiled(kept, executor, machine=machine))
+        same(trained(compiled(offloaded, executor, machine=machine)), wanted)
     print(f"{len(WAYS)} ways equal\n", end="", flush=True)  # in one piece
 
 

@@ -59,8 +59,9 @@ AXIS = record("map gathered extent stride offset window", ranges="dims")
 # `makes`, `reads`: rows of writers, of readers; `place` in the order; `times`: rows of measured
 # ones; `scale`: thousandths of the roofline where there is none.
 TASK = record("operator place scale", ranges="makes reads times")
-# `is_sum`: of a parameter's gradients; `lasts`: it is a parameter's or a state's next value.
-VALUE = record("rank is_sum lasts element_bytes", ranges="writers readers")
+# `is_sum`: of a parameter's gradients; `lasts`: it is a parameter's or a state's next value;
+# `away`: it is in the backing memory.
+VALUE = record("rank is_sum lasts away element_bytes", ranges="writers readers")
 READER = record("operand task")  # the task that waits, or -1: in the next step
 DEVICE = record("computer kind capacity receives")  # `receives`: it copies what it is sent itself
 # Rates a ns, by type of numbers; `full`: results that fill a device.

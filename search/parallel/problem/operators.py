@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import networkx
 
+from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
 
@@ -84,7 +85,9 @@ def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]
             back[number].append(node)
             continue
         parameter = _updates_parameter(graph, node)
-        light = None if parameter else followed(graph, node, order)
+        light = None if parameter or _copies(graph, node) else followed(graph, node, order)
+        if light is not None and light.late != node.late:
+            light = None  # what repeats work for the backward pass runs when that does
         if light is not None and light.name in home and sources[home[light.name][0]] is None:
             number, late = home[light.name]
             home[node.name] = number, late
@@ -99,6 +102,12 @@ def operators_of(graph: Graph, fans: Mapping[str, Node]) -> tuple[Operator, ...]
         Operator(node, tuple(early), tuple(late), source)
         for node, early, late, source in zip(first, ahead, back, sources)
     )
+
+
+def _copies(graph: Graph, node: Node) -> bool:
+    """Return whether a node is a copy that a strategy asks for: it has tiles of its own."""
+    same = graph.tensors[node.inputs[0]] == graph.tensors[node.outputs[0]]
+    return node.apart and node.operator == "broadcast" and same
 
 
 def _gradient(graph: Graph, node: Node, fans: Mapping[str, Node]) -> str | None:
@@ -182,7 +191,10 @@ def tasks_of(
 
 
 def waits_of(graph: Graph, tasks: Sequence[Task], fans: Mapping[str, Node]) -> networkx.DiGraph:
-    """Return the graph of tasks, by number: an edge to each from those whose results it reads."""
+    """Return the graph of tasks, by number: an edge to each from those whose results it reads.
+
+    What repeats work for the backward pass also waits for the gradient before it in program order.
+    """
     task_of = {node.name: i for i, (_, nodes) in enumerate(tasks) for node in nodes}
     waits = networkx.DiGraph()
     waits.add_nodes_from(range(len(tasks)))
@@ -193,6 +205,14 @@ def waits_of(graph: Graph, tasks: Sequence[Task], fans: Mapping[str, Node]) -> n
                     before = task_of.get(maker.name)
                     if before is not None and before != i:
                         waits.add_edge(before, i)
+    last: int | None = None
+    back = backward(graph) if any(node.late for node in graph.nodes) else frozenset()
+    for node in graph.nodes if back else ():
+        task = task_of.get(node.name)
+        if node.late and None not in (task, last) and task != last:
+            waits.add_edge(last, task)
+        elif not node.late and node.origin is not None and node.name in back:
+            last = task
     return waits
 
 

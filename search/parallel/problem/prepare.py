@@ -38,7 +38,7 @@ from soapstone.search.parallel.problem.operators import (
     within,
 )
 from soapstone.search.parallel.problem.signatures import nodes_of, operands_of, write_dims
-from soapstone.search.parallel.problem.timing import devices_of, read_ns, times_of
+from soapstone.search.parallel.problem.timing import cross_links, devices_of, read_ns, times_of
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,12 @@ def prepare(
     machine: Machine,
     only: Collection[str] | None = None,
     routed: Routes | None = None,
+    away: Collection[str] = (),
 ) -> Model:
     """Return a graph on a machine, as arrays.
 
     Args:
+        away: values that are in the memory behind that of their device.
         only: names of operators; the others, and what they read and write, are left out.
         routed: the machine's routes, if they are known.
 
@@ -87,7 +89,8 @@ def prepare(
         raise ParallelError(f"graph {graph.name!r} has no operators to split")
     tasks = tasks_of(graph, operators, fans, fine=isinstance(machine, MeasuredMachine))
     routed = routed or routes(machine)
-    return _Encoder(graph, machine, operators, tasks, fans, routed, only is not None).model()
+    part = only is not None
+    return _Encoder(graph, machine, operators, tasks, fans, routed, part, frozenset(away)).model()
 
 
 class _Encoder(Numbering):
@@ -102,9 +105,10 @@ class _Encoder(Numbering):
         fans: Mapping[str, Node],
         routed: Routes,
         part: bool,
+        away: frozenset[str],
     ) -> None:
         super().__init__(graph, operators, tasks, fans)
-        self.machine, self.routed, self.part = machine, routed, part
+        self.machine, self.routed, self.part, self.away = machine, routed, part, away
 
     def model(self) -> Model:
         """Return the model."""
@@ -125,6 +129,8 @@ class _Encoder(Numbering):
         tasks["place"][order] = np.arange(len(order))
         operators = self._operators(touched)
         devices, kinds = devices_of(self.machine)
+        if self.away:
+            cross_links(self, self.machine, nodes, flops, kinds, self.away)
         timed = times_of(self, self.machine, nodes, flops, tasks, kinds)
         times, begin_ns, slower, classes = timed
         if self.part:  # to be a bound for the whole: what slows tasks may change sides
@@ -235,6 +241,7 @@ class _Encoder(Numbering):
                 raise ParallelError(f"value {name!r}: rank {spec.rank} found, {MOST_RANK} at most")
             row["rank"], row["element_bytes"] = spec.rank, np.dtype(spec.dtype).itemsize
             row["is_sum"], row["lasts"] = name in self.fans, name in graph.updates.values()
+            row["away"] = name in self.away
             makers = set()
             begin = len(write), len(read)
             for maker, position in sorted(writers[name], key=self._when, reverse=True):

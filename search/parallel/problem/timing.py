@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 
+from soapstone.engine.mapper import backing_memories
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
@@ -88,6 +90,33 @@ def read_ns(graph: Graph, machine: Machine) -> Array:
         return np.zeros(one.shape)
     step = machine.times.step(step_kind(graph))
     return np.where(one, step.ns_per_byte, 0.0)
+
+
+def cross_links(
+    n: Numbering,
+    machine: Machine,
+    nodes: Array,
+    flops: Array,
+    rates: Array,
+    away: frozenset[str],
+) -> None:
+    """Let copies to and from backing memories take what the slowest of their links takes.
+
+    A device copies at the rate of its memory; here the link's is less, so a copy is given as much
+    arithmetic as the first kind of device does meanwhile.
+    """
+    behind = backing_memories(machine)
+    by_ends = {(link.source, link.target): link.bytes_per_s for link in machine.links}
+    slowest = min(
+        by_ends.get(ends, math.inf)
+        for near, far in behind.items()
+        for ends in ((near, far), (far, near))
+    )
+    for number, node in enumerate(n.nodes):
+        if not away.isdisjoint((*node.inputs, *node.outputs)):
+            rate = float(rates[0]["rates"][nodes[number]["rate"]])  # a ns
+            nbytes = n.graph.tensors[node.outputs[0]].nbytes
+            flops[number] = max(flops[number], nbytes / slowest * 1e9 * rate)
 
 
 def times_of(

@@ -34,7 +34,7 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
 
     A tile is held from the start of its writer to the end of its last reader on any device, a copy
     from the writer's end to the end of its last reader there. Parameters, their copies and the
-    states of updates are held at all times.
+    states of updates are held at all times, what is offloaded never.
 
     Args:
         heads: room for a number for each device. out: HELD, room for `rows_needed` rows.
@@ -44,6 +44,8 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
     count = ZERO
     for number in range(p.values.shape[0]):
         value = p.values[number]
+        if value.away != 0:
+            continue
         stays = value.lasts != 0
         first, last = count, ZERO
         for device in range(devices):

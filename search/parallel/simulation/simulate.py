@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
+from soapstone.engine.carry import carry_out
+from soapstone.engine.mapper import check_backing
+from soapstone.ir.configuration import Configuration, Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
@@ -240,10 +242,16 @@ def _timeline_of(model: Model, *chosen: Array) -> Profile:
 def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
     """Return what a strategy costs on a machine, which need not be here.
 
+    What it says of values, beyond configurations, is carried out first, so that recomputation,
+    resharding paths and offloading are tasks and copies like any others.
+
     Raises:
         ParallelError, StrategyError: the strategy does not fit the graph or the machine.
     """
-    simulator = Simulator(prepare(graph, machine))
+    graph, strategy = carry_out(graph, strategy)
+    away = [value for value, keep in strategy.tensors.items() if keep is Keep.OFFLOAD]
+    check_backing(machine, away)
+    simulator = Simulator(prepare(graph, machine, away=away))
     wanted = {
         item.name: strategy.configuration(graph, item.node) for item in simulator.model.operators
     }

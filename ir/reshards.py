@@ -1,0 +1,144 @@
+"""Resharding paths in files, and whether a graph can have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from soapstone.ir import json_fields
+from soapstone.ir.configuration import (
+    COLLECTIVES,
+    Configuration,
+    Copies,
+    Reshard,
+    Step,
+    check_configuration,
+)
+from soapstone.ir.dims import Operand
+from soapstone.ir.errors import GraphError, StrategyError
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.movement import Tiles, lacking
+
+Reshards = Mapping[tuple[str, str], Reshard]
+
+
+def reshards_to_json(reshards: Reshards) -> list[dict[str, Any]]:
+    """Return reshards as JSON-ready data; a step without a layout is its collective's name."""
+
+    def said(step: Step) -> Any:
+        if step.layout is None:
+            return step.collective
+        return {"collective": step.collective, "layout": json_fields.as_data(step.layout)}
+
+    return [
+        {
+            "value": value,
+            "consumer": consumer,
+            "path": [said(step) for step in item.path],
+            "kept": str(item.kept),
+        }
+        for (value, consumer), item in reshards.items()
+    ]
+
+
+def reshards_from_json(items: Sequence[Any]) -> dict[tuple[str, str], Reshard]:
+    """Return the reshards that JSON data describes; errors name the field.
+
+    Older files say how many copies are kept (`copies_kept`): of one it is that before the path.
+    """
+    result: dict[tuple[str, str], Reshard] = {}
+    for position, item in enumerate(items):
+        where = f"strategy: reshards[{position}]"
+        reader = json_fields.Fields(item, where, StrategyError)
+        key = reader.text("value"), reader.text("consumer")
+        path = tuple(
+            _step(reader, where, number, step) for number, step in enumerate(reader.items("path"))
+        )
+        if "copies_kept" in item:
+            kept = Copies.BOTH if reader.integer("copies_kept") > 1 else Copies.BEFORE
+        else:
+            kept = Copies(reader.text("kept", tuple(Copies)))
+        reader.finish()
+        if key in result:
+            raise StrategyError(f"{where}: value {key[0]!r} to {key[1]!r} appears twice")
+        result[key] = Reshard(path, kept)
+    return result
+
+
+def _step(outer: json_fields.Fields, where: str, number: int, data: Any) -> Step:
+    if not isinstance(data, dict):
+        if data not in COLLECTIVES:
+            raise outer.fail("path", data, f"one of {', '.join(COLLECTIVES)}")
+        return Step(data)
+    reader = json_fields.Fields(data, f"{where}.path[{number}]", StrategyError)
+    collective = reader.text("collective", COLLECTIVES)
+    layout = reader.take("layout", "an object", lambda value: True)
+    inner = json_fields.Fields(layout, f"{where}.path[{number}].layout", StrategyError)
+    reader.finish()
+    return Step(collective, inner.record(Configuration))
+
+
+def check_reshard(
+    graph: Graph, value: str, consumer: Node, item: Reshard, reading: Configuration
+) -> None:
+    """Check that a path's steps are known, its layouts legal, and its end what the consumer reads.
+
+    reading: the consumer's configuration.
+
+    Raises:
+        StrategyError: names the value, the consumer and the step.
+    """
+    label = f"reshards: {value!r} to {consumer.name!r}"
+    if value not in consumer.inputs:
+        raise StrategyError(f"reshards: operator {consumer.name!r} does not read {value!r}")
+    copy = copy_node(graph, value)
+    table = graph.signature(consumer).inputs[consumer.inputs.index(value)]
+    needed = _tiles(graph, consumer, table, reading)
+    for number, step in enumerate(item.path, 1):
+        where = f"{label}: step {number} of {len(item.path)}, {step.collective!r}"
+        if step.collective not in COLLECTIVES:
+            raise StrategyError(f"{where} found; {', '.join(COLLECTIVES)} needed")
+        if step.layout is None:
+            if number < len(item.path):
+                raise StrategyError(
+                    f"{where}: no layout found; one needed for every step but the last"
+                )
+            continue
+        try:
+            check_configuration(
+                copy, copy.spec.bind([graph.tensors[value]], copy.attributes), step.layout
+            )
+        except GraphError as error:
+            raise StrategyError(f"{where}: layout: {error}") from None
+        if step.layout.devices and len(step.layout.devices) != step.layout.points:
+            raise StrategyError(
+                f"{where}: layout: {len(step.layout.devices)} devices found,"
+                f" {step.layout.points} needed, one a point"
+            )
+    last = item.path[-1].layout if item.path else None
+    if last is None or not last.devices or not reading.devices:
+        return
+    signature = copy.spec.bind([graph.tensors[value]], copy.attributes)
+    _, lo, hi = signature.points(last.degrees, last.cuts)
+    held = Tiles(*signature.outputs[0].tiles(lo, hi, last.points), last.devices)
+    for device, nbytes in lacking(graph.tensors[value], held, needed).items():
+        if nbytes:
+            raise StrategyError(
+                f"{label}: the path ends in {item.path[-1]}, where device {device} has"
+                f" {nbytes} bytes less than the consumer reads there; a layout with all of them"
+                " needed, or a last step without one"
+            )
+
+
+def copy_node(graph: Graph, value: str, name: str = "copy") -> Node:
+    """Return a node that copies a value: its dims are d0, d1, ... of the value's axes."""
+    items = (("shape", graph.tensors[value].shape),)
+    return Node(name, "broadcast", (value,), (name,), items)
+
+
+def _tiles(graph: Graph, node: Node, operand: Operand, configuration: Configuration) -> Tiles:
+    _, lo, hi = graph.signature(node).points(configuration.degrees, configuration.cuts)
+    return Tiles(*operand.tiles(lo, hi, configuration.points), configuration.devices)
+
+
+__all__ = ["check_reshard", "copy_node", "reshards_from_json", "reshards_to_json"]
