@@ -1,6 +1,6 @@
 """Training where strategies recompute, reshard or offload, against training where all is kept.
 
-carried_training.py EXECUTOR: prints how many ways gave the same bits; run by test_carry.py.
+carried_training.py EXECUTOR [WAY...]: prints how many ways gave the same bits; see test_carry.py.
 """
 
 from __future__ import annotations
@@ -158,16 +158,17 @@ def same(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
 
 
 def main() -> None:
-    executor = sys.argv[1]
+    executor, *names = sys.argv[1:]
+    ways = [WAYS[name] for name in names or WAYS]
     cpus = 1 if executor == "mpi" else 2  # of each process
     wanted = trained(compiled(kept, executor, cpus))
-    for change in WAYS.values():
+    for change in ways:
         same(trained(compiled(change, executor, cpus)), wanted)
     if executor != "legate":  # its memories are its own
         machine = machine_of(executor, cpus).bounded(1 << 24)
         wanted = trained(compiled(kept, executor, machine=machine))
         same(trained(compiled(offloaded, executor, machine=machine)), wanted)
-    print(f"{len(WAYS)} ways equal\n", end="", flush=True)  # in one piece
+    print(f"{len(ways)} ways equal\n", end="", flush=True)  # in one piece
 
 
 if __name__ == "__main__":
