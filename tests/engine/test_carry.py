@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import legate_environment
-from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
 from helpers.graph_runs import degrees_of
+from helpers.processes import PROGRAMS, TESTS, mpiexec, ranks
 from programs.carried_training import (
     WAYS,
     all_recomputed,
