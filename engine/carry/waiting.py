@@ -48,8 +48,8 @@ def waiting(graph: Graph, launches: Sequence[NodeLaunch]) -> tuple[NodeLaunch, .
 def _trigger(item: NodeLaunch, last: NodeLaunch) -> Argument | None:
     """Return an argument that makes a launch wait for another, at each point on its processor."""
     place = {where: point for point, where in enumerate(_processors(last))}
-    points = [place.get(where) for where in _processors(item)]
-    if None in points:
+    points = [place[where] for where in _processors(item) if where in place]
+    if len(points) < item.points:
         return None
     for argument in last.arguments:
         if argument.privilege is Write:
