@@ -96,6 +96,9 @@ def backing_memories(machine: Machine) -> dict[str, str]:
     """Return the memory behind each in which processors work: the fastest reachable larger one.
 
     Memories without a larger one are left out.
+
+    Args:
+        machine: whose memories, and links between them.
     """
     capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
     rates = {(link.source, link.target): link.bytes_per_s for link in machine.links}
@@ -109,6 +112,10 @@ def backing_memories(machine: Machine) -> dict[str, str]:
 
 def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, str]:
     """Return the memory behind each in which processors work, for values that are offloaded.
+
+    Args:
+        machine: where they are offloaded.
+        offloaded: their names; where there are none, nothing is asked of the machine.
 
     Raises:
         StrategyError: there are such values, and a memory has none; names both.

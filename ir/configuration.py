@@ -74,6 +74,7 @@ class Step:
     """One step of a resharding path: a collective, and the layout of the value that it ends in.
 
     Attributes:
+        collective: one of `COLLECTIVES`.
         layout: degrees of the value's axes d0, d1, ..., devices and cuts, as of an operator that
             copies the value. None: what the consumer reads of it, which only a last step can end
             in; tiles of it may overlap, as where every device gets the whole value.
@@ -105,7 +106,9 @@ class Copies(StrEnum):
 class Reshard:
     """How a value gets from its producer's tiles to one consumer's, and which copies stay.
 
-    path: steps, or names of collectives, whose layouts are not known.
+    Attributes:
+        path: steps, or names of collectives, whose layouts are not known.
+        kept: which ends of the path the backward pass still has.
     """
 
     path: tuple[Step, ...]
