@@ -77,7 +77,8 @@ def brute(problem: Problem) -> list[tuple[int, ...]]:
             tables.append(edge.costs[row, column])
         where = [*problem.block_of, *(problem.block_of[edge.reader] for edge in problem.edges)]
         found |= _sums(tables, where, problem.monoids)
-    return frontier(found)
+    added_up = np.array(sorted(found), np.int64).reshape(-1, len(problem.monoids))
+    return frontier({tuple(row) for row in (added_up @ problem.summing).tolist()})
 
 
 def _sums(tables: list[Any], where: list[int], monoids: tuple[Monoid, ...]) -> set[tuple[int, ...]]:

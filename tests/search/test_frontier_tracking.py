@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
-from helpers.frontier_problems import brute, checked, small
+from helpers.frontier_models import rnn, transformer
+from helpers.frontier_problems import SHAPES, brute, checked, small
 
-from soapstone.search.parallel.frontier import algebra
+from soapstone.search.parallel.frontier import algebra, tracking
+from soapstone.search.parallel.frontier.spine import marked_spine
+from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Monoid, Operator, Problem
 from soapstone.search.parallel.frontier.tracking import track
+from soapstone.search.parallel.problem.operators import ParallelError
+
+MONOIDS: list[tuple[Monoid, ...]] = [
+    ("sum",),
+    ("sum", "max"),
+    ("sum", "sum", "max"),
+    ("sum", "sum", "sum"),
+    ("sum", "max", "sum", "max"),
+]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_frontier_is_that_of_all_strategies(seed: int) -> None:
     problem = small(seed)
     needed = brute(problem)
@@ -20,6 +34,135 @@ def test_the_frontier_is_that_of_all_strategies(seed: int) -> None:
         result = track(problem, method=method, prune=prune, threads=1 + seed % 2)
         assert checked(problem, list(result)) == needed
         assert result.exact and result.error == 0
+
+
+def test_every_elimination_is_exercised() -> None:
+    counts: dict[str, int] = {}
+    for seed in range(len(SHAPES)):
+        for kind, many in track(small(seed), prune=False).eliminations.items():
+            counts[kind] = counts.get(kind, 0) + many
+    assert all(counts[kind] for kind in ("node", "edge", "branch", "linear")), counts
+
+
+@pytest.mark.parametrize("monoids", MONOIDS, ids="-".join)
+@pytest.mark.parametrize("shape", ["chain", "residual", "branches", "apart", "far"])
+def test_other_costs_and_the_largest_of_blocks(shape: str, monoids: tuple[Monoid, ...]) -> None:
+    problem = small(len(shape), SHAPES[shape], monoids, largest=6)
+    needed = brute(problem)
+    for method, prune in itertools.product(("linear", "elimination"), (False, True)):
+        assert checked(problem, list(track(problem, method=method, prune=prune))) == needed
+    apart = dataclasses.replace(problem, blocks=tuple(i % 2 for i in range(len(problem.operators))))
+    assert checked(apart, list(track(apart))) == brute(apart)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_coordinates_that_are_added_up_at_the_end(seed: int) -> None:
+    monoids: tuple[Monoid, ...] = ("sum", "sum", "max")
+    problem = small(seed, SHAPES[("residual", "far")[seed % 2]], monoids)
+    problem = dataclasses.replace(problem, totals=((0,), (1, 2)))
+    needed = brute(problem)
+    for prune in (False, True):
+        assert checked(problem, list(track(problem, prune=prune))) == needed
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("prune", [False, True])
+def test_an_error_that_is_certified_holds(seed: int, prune: bool) -> None:
+    problem = small(seed, infeasible=0.05, largest=1000)
+    needed = brute(problem)
+    for eps in (0.01, 0.1, 0.5):
+        result = track(problem, eps=eps, prune=prune)
+        assert result.error <= eps
+        points = np.array(checked(problem, list(result))).reshape(-1, 2)
+        for point in needed:
+            assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
+        assert {tuple(row) for row in points.tolist()} == set(needed) or not result.exact
+
+
+def test_nothing_is_feasible() -> None:
+    never = np.full((2, 2, 1, 2), INFEASIBLE)
+    free = np.zeros((2, 1, 2), np.int64)
+    both = np.array([0, 1])
+    operators = [Operator("a", free), Operator("b", free)]
+    for problem in (
+        Problem(operators, [Edge(0, 1, both, both, never)]),
+        Problem([Operator("a", never[0]), operators[1]], []),
+    ):
+        for prune in (False, True):
+            result = track(problem, prune=prune)
+            assert len(result) == 0 and result.exact
+
+
+def test_threads_and_repetitions_change_nothing() -> None:
+    problem = rnn(1, 3)
+    one, two = (track(problem, eps=0.05, threads=threads) for threads in (1, 2))
+    assert list(one) == list(two)
+    assert checked(problem, list(one)) == [point.costs for point in two]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_operators_are_split_where_tables_are_too_large(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "STEPS", 20)
+    monkeypatch.setattr(tracking, "WEIGHTS", (1,))
+    problem = small(seed)
+    assert checked(problem, list(track(problem))) == brute(problem)
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_heuristic_eliminations_are_reported(prune: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "STEPS", 20)
+    monkeypatch.setattr(tracking, "SPLITS", 0)
+    monkeypatch.setattr(tracking, "MOST_STEPS", 20)
+    monkeypatch.setattr(tracking, "WEIGHTS", (1,))
+    problem = small(4, SHAPES["full"], infeasible=0)
+    result = track(problem, prune=prune)
+    assert result.eliminations["heuristic"] and not result.exact and result.error == math.inf
+    assert checked(problem, list(result))
+
+
+def test_the_spine_passes_what_is_read_in_many_blocks() -> None:
+    problem = transformer(3)
+    edges = [(edge.writer, edge.reader) for edge in problem.edges]
+    spine = marked_spine(len(problem.operators), edges)
+    layers, decoders = 2 * 3, 3 * 3  # attention and feed-forward parts
+    assert 1 in spine.far and len(spine.far) == 2
+    assert len(spine.marked) >= layers + decoders
+    assert marked_spine(3, [(0, 1), (1, 2)]).marked == (0, 1, 2)
+    assert marked_spine(4, [(0, 1), (1, 2), (0, 2), (2, 3)]).blocks == (0, 1, 1, 2)
+
+
+def test_the_search_can_be_interrupted() -> None:
+    def stop(done: int, of: int, points: int) -> None:
+        raise KeyboardInterrupt
+
+    problem = small(2)
+    with pytest.raises(KeyboardInterrupt):
+        track(problem, progress=stop)
+    assert checked(problem, list(track(problem))) == brute(problem)
+
+
+def test_bad_input_is_named() -> None:
+    own = np.zeros((2, 1, 2), np.int64)
+    operators = [Operator("fc1", own), Operator("fc2", own)]
+    both = np.array([0, 1])
+    table = np.zeros((2, 2, 1, 2), np.int64)
+    for make, text in (
+        (lambda: Problem([], []), "found none"),
+        (lambda: Problem(operators, [], ("sum",)), r"'fc1': costs of shape \(2, 1, 2\)"),
+        (lambda: Problem(operators, [Edge(1, 0, both, both, table)]), "from operator 1 to 0"),
+        (lambda: Problem(operators, [Edge(0, 1, both + 1, both, table)]), "rows of numbers 1 to 2"),
+        (lambda: Problem([Operator("x", own - 1)], []), "cost of -1"),
+        (lambda: Problem(operators, [], totals=((0,),)), "totals"),
+        (lambda: Problem(operators, [], blocks=(0,)), "1 blocks found, 2"),
+        (lambda: Problem([Operator("x", own + (1 << 59))], []), "use larger units"),
+        (lambda: track(Problem(operators, []), eps=2.0), "eps of 2.0"),
+        (lambda: track(Problem(operators, []), threads=0), "0 threads"),
+        (lambda: track(Problem(operators, []), method="best"), "method 'best'"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ParallelError, match=text):
+            make()
 
 
 @pytest.mark.parametrize("coordinates", [1, 2, 3, 4])

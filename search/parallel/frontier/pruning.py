@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from soapstone.search.parallel.frontier.algebra import reduce
 from soapstone.search.parallel.frontier.eliminate import Joining, Leaves, Table
 from soapstone.search.parallel.frontier.relaxation import NEVER, Relaxation, weighted
-from soapstone.search.parallel.frontier.tables import Point, Problem, added
+from soapstone.search.parallel.frontier.tables import INFEASIBLE, Point, Problem, added
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.compiling import entry
 
 MARGIN = 1e-9  # by which sums of floating-point numbers may be off
+STEPS = 1_000_000_000  # sums for bounds of cells at most, each way
 ROOM = 1 << 25  # bounds of cells that are kept at most, all weights together
 
 
@@ -147,36 +149,50 @@ class Known:
 
 
 class Pruning:
-    """Bounds for weights of totals, and what they leave of tables."""
+    """Bounds for weights of totals, and what they leave of tables.
+
+    Attributes:
+        known: complete points. tried: (assignments, operators), configurations that were good.
+        weights: (weights, totals) for which there are bounds, those of one total alone first.
+        least: (weights,) of all points. bounds: (configurations, weights) of those with each
+            configuration, for each operator.
+    """
 
     def __init__(self, problem: Problem, eps: float) -> None:
         self.problem, self.eps = problem, eps
         self.known = Known.none(problem)
-        self.tried = np.zeros((0, len(problem.operators)), np.int64)  # configurations
+        self.tried = np.zeros((0, len(problem.operators)), np.int64)
         totals = problem.summing.shape[1]
-        self.weights = np.eye(totals)
+        self.weights, self.least = np.zeros((0, totals)), np.zeros(0)
+        self.bounds = [np.zeros((len(item.costs), 0)) for item in problem.operators]
         adds = np.array([monoid == "sum" for monoid in problem.monoids])
         self.adding = problem.summing * adds[:, None]  # (coordinates, totals)
 
-    def learn(self, leaves: Leaves, relaxation: Relaxation, weights: Array, sweeps: int) -> Array:
-        """Return bounds of classes for weights of totals: (classes, weights); keep good points."""
-        bounds, points = [], []
-        for weight in weights:
-            of = self.adding @ weight
-            _, mine, chosen = relaxation.bound(of, sweeps)
-            bounds.append(mine)
-            seen = {tuple(row) for row in chosen.tolist()}
-            points += [(row, of) for row in sorted(seen)]
-        rows = []
-        for row, of in points:
-            at = relaxation.points(np.array(row), of)
-            if at is not None:
-                rows.append(self._complete(leaves, at))
+    def learn(self, leaves: Leaves, weights: Array, run: Any = map) -> None:
+        """Get bounds for more weights of totals, and good points.
+
+        Args:
+            run: as `map`, several at a time.
+        """
+        relaxation, rows = Relaxation(leaves), []
+        found = list(run(lambda weight: relaxation.bound(self.adding @ weight), weights))
+        for weight, (_, _, chosen) in zip(weights, found):
+            for row in np.unique(chosen, axis=0):
+                at = relaxation.points(row, self.adding @ weight)
+                if at is not None:
+                    rows.append(self._complete(leaves, at))
+        ends = np.cumsum([table.size for table in leaves.operators])[:-1]
+        every = np.split(np.stack([bounds for _, bounds, _ in found], 1), ends)
+        for op, (bounds, of) in enumerate(zip(every, leaves.classes)):
+            dead = np.full((1, len(weights)), NEVER)
+            new = np.concatenate([bounds, dead])[of]
+            self.bounds[op] = np.concatenate([self.bounds[op], new], 1)
+        self.weights = np.concatenate([self.weights, weights])
+        self.least = np.append(self.least, [least for least, _, _ in found])
         if rows:
             complete = [np.array(each, np.int64) for each in zip(*rows)]
             self.known = self.known.with_points(*complete)
             self.tried = np.unique(np.concatenate([self.tried, complete[1]]), axis=0)
-        return np.stack(bounds, 1)
 
     def _complete(self, leaves: Leaves, at: list[int]) -> tuple[list[int], ...]:
         count = len(leaves.operators)
@@ -208,31 +224,65 @@ class Pruning:
             uncovered(start, totals, least, near, keep)
         return keep
 
-    def classes(self, bounds: Array, weights: Array) -> Array:
-        """Return which classes are part of anything that is not known: (classes,)."""
-        count = len(bounds)
-        zero = np.zeros((count, self.problem.summing.shape[1]), np.int64)
-        return self.keep(np.arange(count + 1), zero, bounds, weights)
+    def narrow(self, alive: list[Array]) -> None:
+        """Leave out configurations that are part of nothing that is not known."""
+        for live, bounds in zip(alive, self.bounds):
+            where = np.flatnonzero(live)
+            none = np.zeros((len(where), self.weights.shape[1]), np.int64)
+            start = np.arange(len(where) + 1)
+            live[where] = self.keep(start, none, bounds[where], self.weights)
 
     def slopes(self, many: int) -> Array:
-        """Return weights of totals: of each alone, and along the known points' hull."""
+        """Return weights of totals for which to get bounds: none if those there are say enough.
+
+        At first each total alone, and mixtures; then normals of the hull of known points, where
+        bounds do not say that nothing is beyond these.
+        """
+        totals, costs = self.weights.shape[1], self.known.costs
+        if not len(self.weights):
+            spread = np.maximum(self._magnitudes(), 1.0)
+            mixes = np.linspace(0, 1, many + 2)[1:-1] if totals == 2 else np.array([0.5])
+            mixed = [
+                [share, 1 - share] if totals == 2 else [1 / totals] * totals for share in mixes
+            ]
+            return np.array([*np.eye(totals).tolist(), *mixed][: totals + many]) / spread
+        if totals != 2 or len(costs) < 2:
+            return np.zeros((0, totals))
+        hull = _hull(costs)
+        steps = np.diff(hull, axis=0)
+        normals = np.stack([-steps[:, 1], steps[:, 0]], 1)
+        normals /= np.abs(normals @ np.ptp(hull, 0))[:, None] + 1e-300
+        corners = self.known.corners(self.eps)[1:-1]
+        sums = corners @ self.weights.T
+        open_ = (sums >= self.least - MARGIN * np.abs(self.least)).all(1)
+        edges = np.searchsorted(hull[1:-1, 0], corners[open_, 0])
+        edges = np.unique(edges)
+        ratios = np.sort(self.weights[:, 0] / np.maximum(self.weights.sum(1), 1e-300))
+        mine = normals[edges, 0] / normals[edges].sum(1)
+        near = np.abs(ratios[None, :] - mine[:, None]).min(1, initial=1.0)
+        edges = edges[near > 1e-12]
+        if len(edges) > many:
+            edges = edges[np.linspace(0, len(edges) - 1, many).round().astype(int)]
+        return normals[edges]
+
+    def spread(self, many: int) -> Array:
+        """Return some of the weights that there are, each total alone among them."""
         totals = self.weights.shape[1]
-        costs = self.known.costs
-        spread = (np.ptp(costs, 0) if len(costs) else np.ones(totals)) + 1.0
-        found = [row / spread for row in np.eye(totals)]
-        if totals == 2 and len(costs) > 2:
-            hull = _hull(costs)
-            steps = np.diff(hull, axis=0)
-            normals = np.stack([-steps[:, 1], steps[:, 0]], 1).astype(float)
-            normals /= (normals * spread).sum(1, keepdims=True)
-            keep = np.unique(np.linspace(0, len(normals) - 1, many).round().astype(int))
-            found += list(normals[keep])
-        else:
-            mixes = np.linspace(0, 1, many + 2)[1:-1] if totals == 2 else [0.5]
-            for share in mixes:
-                mix = np.full(totals, 1 / totals) if totals != 2 else np.array([share, 1 - share])
-                found.append(mix / spread)
-        return np.array(found)
+        rest = self.weights[totals:]
+        ratios = rest[:, 0] / rest.sum(1)
+        order = np.argsort(ratios, kind="stable")
+        if len(order) > many:
+            order = order[np.linspace(0, len(order) - 1, many).round().astype(int)]
+        return np.concatenate([self.weights[:totals], rest[order]])
+
+    def _magnitudes(self) -> Array:
+        """Return about what each total may come to."""
+        tables = [each.costs for each in (*self.problem.operators, *self.problem.edges)]
+        least = sum(
+            np.median(np.where(costs < INFEASIBLE, costs, 0).reshape(-1, costs.shape[-1]), 0)
+            for costs in tables
+        )
+        return np.asarray(least @ self.adding, float)
 
 
 def _hull(costs: Array) -> Array:
@@ -252,11 +302,15 @@ class Cells:
     """Bounds of what is outside of each table of a plan, cell by cell, for weights."""
 
     def __init__(self, pruning: Pruning, joining: Joining, leaves: Leaves, weights: Array) -> None:
-        self.weights = weights
         tables = [*leaves.operators, *leaves.edges]
         size = sum(table.size for table in (*tables, *joining.made))
         totals = weights.shape[1]
-        self.weights = weights[: max(totals, min(len(weights), ROOM // max(1, size)))]
+        steps = sum(table.size * len(table.steps) for table in joining.made)
+        many = min(ROOM // max(1, size), STEPS // max(1, steps)) - totals
+        self.weights = weights[:totals]
+        if many > 0:
+            rest = np.linspace(totals, len(weights) - 1, min(many, len(weights) - totals))
+            self.weights = weights[[*range(totals), *rest.round().astype(int)]]
         halves = [self.weights]
         if joining.pool is not None and len(self.weights) > 3:
             halves = [self.weights[::2], self.weights[1::2]]

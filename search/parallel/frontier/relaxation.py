@@ -1,15 +1,14 @@
 """Lower bounds of weighted sums of costs, by passing messages; upper points come with them.
 
-For one weight a coordinate, costs are numbers, and the least sum is bounded from below by sequential
-reweighted message passing (Kolmogorov, A new look at reweighted message passing, 2015): costs are
-moved between operators and edges, which changes no sum, until what is least of each alone adds up
-to much. On a chain the bound is the least sum. It is had for each class of an operator's
-configurations: those with which no point can be reached that is not known to be covered, go.
+For one weight a coordinate, costs are numbers, and the least sum is bounded from below by
+sequential reweighted message passing (Kolmogorov, A new look at reweighted message passing, 2015):
+costs are moved between operators and edges, which changes no sum, until what is least of each
+alone adds up to much. On a chain the bound is the least sum. It is had for each class of an
+operator's configurations; those with which only points are reached that known ones cover can go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from soapstone.search.parallel.problem.packing import call, packed
 
 NEVER = 1e30  # of classes that cannot be together
 FAR = 1e28  # of what is passed on at most, up or down
-SWEEPS = 4
+SWEEPS = 4  # forward and back
 
 
 @packed
@@ -30,9 +29,10 @@ class Network(NamedTuple):
 
     Attributes:
         operators: (operators + 1,) where classes begin. ends: (edges, 2), writer and reader.
-        shapes: (edges, 2). tables: (edges,) where the numbers of an edge are. maps: (edges, 2) where
-            the axis' places of classes begin in `places`. messages: (edges, 2) where those to both
-            ends begin. around: (operators + 1,) where ends begin in `of`, (ends, 2): edge and side.
+        shapes: (edges, 2). tables: (edges,) where the numbers of an edge are.
+        maps: (edges, 2) where the axis' places of classes begin in `places`.
+        messages: (edges, 2) where those to both ends begin.
+        around: (operators + 1,) where ends begin in `of`, (ends, 2): edge and side.
     """
 
     operators: Array
@@ -144,7 +144,7 @@ def passed(
     """Pass messages; write bounds of all classes and a choice that is good; return the bound.
 
     Args:
-        own: weighted costs of classes. tables: of edges. messages: room, and what was passed before.
+        own: weighted costs of classes. tables: of edges. messages: room, of zeros.
         bounds: (classes,). chosen: (sweeps, operators).
     """
     count = n.operators.shape[0] - 1
@@ -270,7 +270,7 @@ class Relaxation:
         return least, bounds, chosen
 
     def points(self, chosen: Array, weights: Array) -> list[Array] | None:
-        """Return the point of each table (operators, then edges) that is least; None: infeasible."""
+        """Return the least point of each table, operators, then edges; None: infeasible."""
         found = []
         for op, table in enumerate(self.leaves.operators):
             found.append(_least(table, int(chosen[op]), weights))

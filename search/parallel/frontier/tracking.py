@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from soapstone.search.parallel.frontier.eliminate import (
     unrolled,
 )
 from soapstone.search.parallel.frontier.pruning import Cells, Known, Pruning
-from soapstone.search.parallel.frontier.relaxation import Relaxation
+from soapstone.search.parallel.frontier.relaxation import NEVER
 from soapstone.search.parallel.frontier.spine import Spine, marked_spine
 from soapstone.search.parallel.frontier.tables import Problem, Result
 from soapstone.search.parallel.problem.arrays import Array
@@ -34,8 +34,16 @@ from soapstone.search.parallel.problem.operators import ParallelError
 
 Method = Literal["linear", "elimination"]
 Progress = Callable[[int, int, int], None]  # joins done, of how many, points of the last one
-WEIGHTS = (4, 8, 16)  # for which bounds are computed, round by round
-SWEEPS = 4  # of messages
+WEIGHTS = (6, 8, 12, 12, 12, 12)  # for which bounds are computed, round by round
+DIVES = (1, 2, 3, 4)  # rounds after which combinations of what was good are tried
+STEPS = 300_000_000  # products of frontiers that are made at most before operators are split
+MOST_STEPS = 20_000_000_000  # and without bounds
+SPLITS = 200  # of operators' configurations in two
+FEW = 24  # points of a frontier that are gone on with at first
+COARSE = 0.01  # how near to known points others are not asked for, before the frontier itself is
+NEXT = 2  # configurations that are tried for each weight, at least
+MANY = 4  # points of a frontier, on average, from which on near ones are left out
+INSIDE = 16  # weights for which bounds are computed inside of tables
 
 
 def track(
@@ -54,7 +62,9 @@ def track(
             eliminated down to two operators.
         eps: each point of the frontier has one in the result that costs at most 1 + eps times as
             much in every coordinate; 0: the frontier itself.
-        prune: whether bounds of the whole leave out what cannot be on the frontier.
+        prune: whether bounds of the whole leave out what cannot be on the frontier, or, with eps,
+            what points that are known are near enough to. Else, with eps, near points of each table
+            are left out, and the error is what that adds up to.
         threads: None: as many as there are processors.
         progress: called after each join of tables, with how many are done, how many there are, and
             how many points the last table has.
@@ -111,51 +121,149 @@ class Tracker:
 
     def plain(self) -> Known:
         """Return the frontier with nothing left out by bounds."""
-        return self._followed(leaves(self.problem), None)
+        alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
+        while True:
+            made = leaves(self.problem, alive)
+            if self._steps(made) <= MOST_STEPS:
+                return self._followed(made, None, near=self.eps)
+            alive = self._decided(alive)
 
     def pruned(self) -> Known:
         """Return the frontier, by bounds: of classes, then of partial points."""
         pruning = self.pruning
         alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
+        made = leaves(self.problem)
+        run = map if self.pool is None else self.pool.map
         for turn, many in enumerate(WEIGHTS):
-            made = leaves(self.problem, alive)
+            weights = pruning.slopes(many)
             if not all(table.size for table in made.operators):
                 break
-            weights = pruning.slopes(many)
-            bounds = pruning.learn(made, Relaxation(made), weights, SWEEPS)
-            if turn == 1:
-                self._dive()
-            keep = pruning.classes(bounds, weights)
-            self._narrow(alive, made, keep)
-        made = leaves(self.problem, alive)
+            if len(weights):
+                pruning.learn(made, weights, run)
+            elif not turn or turn - 1 not in DIVES:
+                break
+            if turn in DIVES:
+                self._dive((self.eps or COARSE / 2**turn) / 2, FEW * 2 ** (turn - 1))
+            pruning.narrow(alive)
+            made = leaves(self.problem, alive)
         self.counts["classes"] = sum(table.size for table in made.operators)
         self.error = self.eps
-        if all(table.size for table in made.operators):
-            self.pruning.known = self._followed(made, pruning.slopes(WEIGHTS[-1]))
+        left = [alive]
+        while left:
+            alive = left.pop()
+            made = leaves(self.problem, alive)
+            if not all(table.size for table in made.operators):
+                continue
+            if self._steps(made) <= STEPS:
+                pruning.known = self._followed(made, pruning.spread(INSIDE))
+            elif self.counts.get("splits", 0) < SPLITS:
+                self.counts["splits"] = self.counts.get("splits", 0) + 1
+                left += self._split(alive, run)
+            else:
+                left.append(self._decided(alive))
         return pruning.known
 
-    def _dive(self) -> None:
+    def _steps(self, made: Leaves) -> float:
+        """Return about how many products of frontiers there are to make."""
+        self.sizes = {i: max(1, table.size) for i, table in enumerate(made.operators)}
+        scopes = [frozenset(table.scope) for table in (*made.operators, *made.edges)]
+        names = list(range(len(made.operators)))
+        tables = [*made.operators, *made.edges]
+        ordered = order(tables, self.sizes, self.spine, self.method)
+        stages = {op: at for at, (op, _) in enumerate(ordered)}
+        found = eliminated(names, scopes, stages=stages)
+        return sum(math.prod(self.sizes[each] for each in (op, *others)) for op, others in found)
+
+    def _split(self, alive: list[Array], run: Any) -> list[list[Array]]:
+        """Return the two halves of what one operator may cost, less what bounds leave out."""
+        pruning = self.pruning
+        ranges = np.zeros((len(alive), pruning.weights.shape[1]))
+        own = [item.costs.min(1) @ self.problem.summing for item in self.problem.operators]
+        for op, live in enumerate(alive):
+            ranges[op] = np.ptp(own[op][live], 0)
+        ranges /= np.maximum(1, np.ptp(pruning.known.costs, 0)) if len(pruning.known.costs) else 1
+        op, total = np.unravel_index(int(ranges.argmax()), ranges.shape)
+        costs = own[op][:, total]
+        if ranges[op, total] == 0:
+            op = int(np.argmax([live.sum() for live in alive]))
+            costs = np.arange(len(alive[op]))
+        live = alive[op]
+        middle = np.sort(costs[live])[(live.sum() - 1) // 2]
+        if middle == costs[live].max():
+            middle -= 1
+        found = []
+        for half in (live & (costs > middle), live & (costs <= middle)):
+            mine = [each.copy() for each in alive]
+            mine[op] = half
+            node = Pruning(self.problem, self.eps)
+            node.known = pruning.known
+            made = leaves(self.problem, mine)
+            if all(table.size for table in made.operators):
+                node.learn(made, pruning.spread(INSIDE), run)
+                node.narrow(mine)
+                pruning.known = node.known
+                found.append(mine)
+        return found
+
+    def _decided(self, alive: list[Array]) -> list[Array]:
+        """Return what is left when an operator has the configuration that is best (heuristically).
+
+        It is the one that most tables are over, of those with a choice.
+        """
+        degrees = np.zeros(len(alive), np.int64)
+        for edge in self.problem.edges:
+            degrees[[edge.writer, edge.reader]] += 1
+        degrees[[live.sum() < 2 for live in alive]] = -1
+        op = int(degrees.argmax())
+        where = np.flatnonzero(alive[op])
+        if self.pruning.bounds[op].shape[1]:
+            bounds = self.pruning.bounds[op][where]
+        else:
+            bounds = self._alone(op)[where]
+        best = where[int((bounds / np.maximum(bounds.min(0), 1e-9)).sum(1).argmin())]
+        self.counts["heuristic"] = self.counts.get("heuristic", 0) + 1
+        self.error = math.inf
+        found = list(alive)
+        found[op] = np.arange(len(alive[op])) == best
+        return found
+
+    def _alone(self, op: int) -> Array:
+        """Return what configurations of an operator cost with edges at their best, by totals."""
+        found = self.problem.operators[op].costs.min(1).astype(float)
+        for edge in self.problem.edges:
+            costs = edge.costs.min(2)
+            if edge.writer == op:
+                found += costs.min(1)[edge.rows]
+            if edge.reader == op:
+                found += costs.min(0)[edge.columns]
+        return found @ self.problem.summing + 1.0
+
+    def _dive(self, near: float, few: int) -> None:
         """Learn points: those of the configurations that were tried, in all combinations."""
         pruning, eps = self.pruning, self.pruning.eps
         alive = [np.zeros(len(item.costs), np.bool_) for item in self.problem.operators]
         for op, live in enumerate(alive):
             live[pruning.tried[:, op]] = True
-        if not len(pruning.tried):
-            return
-        pruning.eps = eps / 4
-        pruning.known = self._followed(leaves(self.problem, alive), pruning.slopes(WEIGHTS[0]))
+            if not live.any():
+                return
+            bounds = pruning.bounds[op]
+            live[np.argsort(bounds, 0, kind="stable")[:NEXT].reshape(-1)] = True
+            live &= bounds.max(1) < NEVER
+        pruning.eps = near
+        made, weights = leaves(self.problem, alive), pruning.spread(INSIDE)
+        pruning.known = self._followed(made, weights, few)
         pruning.eps = eps
 
-    def _narrow(self, alive: list[Array], made: Leaves, keep: Array) -> None:
-        """Leave out configurations of classes that are not kept."""
-        begin = 0
-        for live, of, table in zip(alive, made.classes, made.operators):
-            mine = np.append(keep[begin : begin + table.size], False)
-            live &= mine[of]
-            begin += table.size
+    def _followed(
+        self, made: Leaves, weights: Array | None, few: int | None = None, near: float = 0.0
+    ) -> Known:
+        """Return known points and those of the problem's tables, eliminated.
 
-    def _followed(self, made: Leaves, weights: Array | None) -> Known:
-        """Return known points and those of the problem's tables, eliminated."""
+        Args:
+            weights: those of bounds by which partial points are left out; None: there are none.
+            few: how many points of a frontier are gone on with: good ones are found soon, not all.
+            near: points that are so near to others are left out, all steps together, as a share.
+        """
         joining = Joining(self.pool)
         table = self._plan(made, joining)
         cells = None
@@ -163,24 +271,37 @@ class Tracker:
             cells = Cells(self.pruning, joining, made, weights)
             for leaf in (*made.operators, *made.edges):
                 self._thin(leaf, cells)
+        delta = self._least(made) * near / (1 + near) / max(1, len(joining.made))
         for at, each in enumerate(joining.made):
             joining.fill(each)
             if cells is not None:
                 self._thin(each, cells)
+                if few is not None:
+                    _keep(each, _evenly(each.start, few))
             else:
+                _rounded(each, delta)
                 joining.keep(each)
             if self.progress is not None:
                 self.progress(at + 1, len(joining.made), len(each.costs))
         self.counts |= joining.counts
         totals = table.costs @ self.problem.summing
+        if table.slack.any() and len(totals):
+            slack = table.slack @ self.problem.summing
+            self.error = max(self.error, float((slack / (totals.min(0) - slack)).max()))
         return self.pruning.known.with_points(totals, *unrolled(table, self.problem))
+
+    def _least(self, made: Leaves) -> Array:
+        """Return what each coordinate comes to at least: (coordinates,)."""
+        tables = [table.costs for table in (*made.operators, *made.edges) if len(table.costs)]
+        least = np.array([costs.min(0) for costs in tables]).reshape(-1, self.problem.coordinates)
+        adds = [monoid == "sum" for monoid in self.problem.monoids]
+        return np.where(adds, least.sum(0), least.max(0, initial=0))
 
     def _thin(self, table: Table, cells: Cells) -> None:
         """Leave out points that cannot become points of the frontier that are not known."""
         totals = np.ascontiguousarray(table.costs @ self.problem.summing)
         keep = self.pruning.keep(table.start, totals, cells.of[id(table)], cells.weights)
-        table.costs, table.origins = table.costs[keep], table.origins[keep]
-        table.start = np.concatenate([[0], np.cumsum(keep)])[table.start]
+        _keep(table, keep)
 
     def _plan(self, made: Leaves, joining: Joining) -> Table:
         """Return the table of no operator, planned."""
@@ -223,6 +344,38 @@ class Tracker:
         return merged(tables, largest, joining)
 
 
+def _keep(table: Table, keep: Array) -> None:
+    """Leave out points of a table."""
+    table.costs, table.origins = table.costs[keep], table.origins[keep]
+    table.start = np.concatenate([[0], np.cumsum(keep)])[table.start]
+
+
+def _rounded(table: Table, delta: Array) -> None:
+    """Keep one of points of a cell that differ by less than delta in each coordinate.
+
+    What that may add to costs is added to the table's slack.
+    """
+    whole = np.floor(delta).astype(np.int64)
+    if whole.max(initial=0) < 1 or len(table.costs) < MANY * max(1, table.size):
+        return
+    whole = np.maximum(whole, 1)
+    cell = np.repeat(np.arange(table.size), np.diff(table.start))
+    boxes = np.concatenate([cell[:, None], table.costs // whole], 1)
+    keep = np.zeros(len(cell), np.bool_)
+    keep[np.unique(boxes, axis=0, return_index=True)[1]] = True
+    _keep(table, keep)
+    table.slack = table.slack + whole - 1
+
+
+def _evenly(start: Array, few: int) -> Array:
+    """Return which points to keep: some of each cell, its first and its last one among them."""
+    counts = np.diff(start)
+    rank = np.arange(start[-1]) - np.repeat(start[:-1], counts)
+    steps = np.repeat(np.maximum(counts - 1, 1), counts)
+    share = np.minimum(steps, few - 1)
+    return (rank * share // steps != (rank - 1) * share // steps) | (rank == 0)
+
+
 def order(
     tables: Sequence[Table],
     sizes: dict[int, int],
@@ -248,10 +401,10 @@ def order(
     plans = [stages]
     if method == "linear":
         plans += [dict.fromkeys(names, 0) | later, {op: op for op in names} | later]
-    orders = [eliminated(names, scopes, sizes=sizes, stages=plan) for plan in plans]
-    found = min(orders, key=lambda each: work(each, scopes, sizes, wanted))
-    linear = set(line) if found is orders[0] and method == "linear" else set()
-    return [(op, "linear" if op in linear else "") for op, _ in found if op in wanted]
+    found = [eliminated(names, scopes, sizes=sizes, stages=plan) for plan in plans]
+    best = min(found, key=lambda each: work(each, scopes, sizes, wanted))
+    linear = set(line) if best is found[0] and method == "linear" else set()
+    return [(op, "linear" if op in linear else "") for op, _ in best if op in wanted]
 
 
 def work(
