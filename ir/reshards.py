@@ -91,6 +91,8 @@ def check_reshard(
     label = f"reshards: {value!r} to {consumer.name!r}"
     if value not in consumer.inputs:
         raise StrategyError(f"reshards: operator {consumer.name!r} does not read {value!r}")
+    if value in consumer.overwrites.values():
+        raise StrategyError(f"{label}: found for a value that it writes over; no path needed")
     copy = copy_node(graph, value)
     table = graph.signature(consumer).inputs[consumer.inputs.index(value)]
     needed = _tiles(graph, consumer, table, reading)

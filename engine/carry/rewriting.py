@@ -94,8 +94,9 @@ class _Rewriting:
         return self.graph.with_nodes(nodes, self.made), strategy
 
     def _reading(self, node: Node, instead: Callable[[str], str]) -> Node:
-        """Return a node that reads other values."""
-        inputs = tuple(instead(value) for value in node.inputs)
+        """Return a node that reads other values, but for those that it writes over."""
+        own = set(node.overwrites.values())
+        inputs = tuple(value if value in own else instead(value) for value in node.inputs)
         self.moved.update(old for old, new in zip(node.inputs, inputs) if old != new)
         return node if inputs == node.inputs else replace(node, inputs=inputs)
 

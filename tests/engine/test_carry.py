@@ -157,6 +157,21 @@ def test_after_a_path_the_way_back_remakes_what_its_maker_needs() -> None:
     assert plain.configurations["made.back"] == Configuration({"d1": 2}, (0, 1))
 
 
+def test_what_an_update_writes_over_it_reads_itself() -> None:
+    step = graph()
+    weights = dict.fromkeys(step.inputs(Role.PARAMETER), Keep.OFFLOAD)
+    carried, _ = carry_out(step, replace(WHOLE, tensors=weights))
+    for node in step.nodes:
+        if node.spec.updates:
+            old = set(node.overwrites.values())
+            kept_inputs = zip(node.inputs, carried.by_name[node.name].inputs)
+            assert all(name == now for name, now in kept_inputs if name in old)
+    update = next(node for node in step.nodes if node.operator == "adam")
+    path = {(update.inputs[0], update.name): Reshard(("permute",))}
+    with pytest.raises(StrategyError, match="a value that it writes over; no path needed"):
+        replace(WHOLE, reshards=path).check(step)
+
+
 def test_offloaded_values_leave_a_memory_that_is_too_small_for_them() -> None:
     """Six layers whose activations do not fit beside each other, but do one after the other."""
 
