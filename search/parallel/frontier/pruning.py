@@ -278,11 +278,11 @@ class Pruning:
     def _magnitudes(self) -> Array:
         """Return about what each total may come to."""
         tables = [each.costs for each in (*self.problem.operators, *self.problem.edges)]
-        least = sum(
+        least = [
             np.median(np.where(costs < INFEASIBLE, costs, 0).reshape(-1, costs.shape[-1]), 0)
             for costs in tables
-        )
-        return np.asarray(least @ self.adding, float)
+        ]
+        return np.asarray(np.sum(least, axis=0) @ self.adding, float)
 
 
 def _hull(costs: Array) -> Array:
@@ -314,7 +314,7 @@ class Cells:
         halves = [self.weights]
         if joining.pool is not None and len(self.weights) > 3:
             halves = [self.weights[::2], self.weights[1::2]]
-        run = map if joining.pool is None else joining.pool.map
+        run: Any = map if joining.pool is None else joining.pool.map
         parts = list(run(lambda part: _outside(pruning, joining, tables, part), halves))
         self.of: dict[int, Array] = {}
         for key in parts[0]:

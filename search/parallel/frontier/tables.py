@@ -20,7 +20,7 @@ from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
 INFEASIBLE = 1 << 60  # a cost of what cannot be; sums of real ones stay below it
-MOST = 1 << 59  # all costs of a problem, the dearest of each table added up, are less
+MOST = 1 << 53  # all costs of a problem add up to less, so that floating-point numbers hold them
 Monoid = Literal["sum", "max"]
 
 

@@ -37,7 +37,7 @@ Progress = Callable[[int, int, int], None]  # joins done, of how many, points of
 WEIGHTS = (6, 8, 12, 12, 12, 12)  # for which bounds are computed, round by round
 DIVES = (1, 2, 3, 4)  # rounds after which combinations of what was good are tried
 STEPS = 300_000_000  # products of frontiers that are made at most before operators are split
-MOST_STEPS = 20_000_000_000  # and without bounds
+MOST_STEPS = 4_000_000_000  # and without bounds
 SPLITS = 200  # of operators' configurations in two
 FEW = 24  # points of a frontier that are gone on with at first
 COARSE = 0.01  # how near to known points others are not asked for, before the frontier itself is
@@ -133,7 +133,7 @@ class Tracker:
         pruning = self.pruning
         alive = [np.ones(len(item.costs), np.bool_) for item in self.problem.operators]
         made = leaves(self.problem)
-        run = map if self.pool is None else self.pool.map
+        run: Any = map if self.pool is None else self.pool.map
         for turn, many in enumerate(WEIGHTS):
             weights = pruning.slopes(many)
             if not all(table.size for table in made.operators):
@@ -182,7 +182,7 @@ class Tracker:
         for op, live in enumerate(alive):
             ranges[op] = np.ptp(own[op][live], 0)
         ranges /= np.maximum(1, np.ptp(pruning.known.costs, 0)) if len(pruning.known.costs) else 1
-        op, total = np.unravel_index(int(ranges.argmax()), ranges.shape)
+        op, total = divmod(int(ranges.argmax()), ranges.shape[1])
         costs = own[op][:, total]
         if ranges[op, total] == 0:
             op = int(np.argmax([live.sum() for live in alive]))
