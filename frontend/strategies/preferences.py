@@ -110,6 +110,8 @@ def find_strategy(
     *,
     memory: int | None = None,
     devices: int | Sequence[int] | None = None,
+    eps: float = 0.01,
+    recompute: bool = True,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
@@ -123,6 +125,8 @@ def find_strategy(
         devices: how many; for mini-parallelism and profiling those that are tried: by default 1,
             2, 4, ... up to a node, or up to the number that is given. A machine that was given as
             such has the devices that it has.
+        eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
+        recompute: whether values may be made again for the backward pass instead of kept.
 
     Raises:
         ParallelError: an argument is out of range, or the graph has nothing to split.
@@ -141,7 +145,9 @@ def find_strategy(
     chosen = None
     for each in _machines(machine, option, devices):
         count = len(each.processors)
-        frontiers[count] = cost_frontier(graph, each, progress=progress)
+        frontiers[count] = cost_frontier(
+            graph, each, eps=eps, recompute=recompute, progress=progress
+        )
         fastest[count] = frontiers[count].fastest(memory)
         if fastest[count] is not None and option is not Option.PROFILING:
             chosen = count

@@ -209,6 +209,12 @@ def frontier(
     ] = None,
     batch_size: BatchSize = None,
     size: Sizes = None,
+    eps: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share above the exact frontier; 0: exact.")
+    ] = 0.01,
+    recompute: Annotated[
+        bool, typer.Option(help="Values may be made again for the backward pass.")
+    ] = True,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
@@ -223,7 +229,8 @@ def frontier(
 
     check_targets(output, plot)
     graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))
-    result = find_strategy(graph, machine, option, memory=memory, devices=devices)
+    given = {"memory": memory, "devices": devices, "eps": eps, "recompute": recompute}
+    result = find_strategy(graph, machine, option, **given)
     if plot is not None:
         save_plot(result, graph.name, plot)
     if output is not None or option != "profiling":

@@ -15,7 +15,7 @@ from soapstone.search.parallel import NAMED, ParallelError, Simulator, simulate
 from soapstone.search.parallel.frontier.baselines import joined
 from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
-from soapstone.search.parallel.frontier.points import _sums, cost_frontier
+from soapstone.search.parallel.frontier.points import _Points, cost_frontier
 from soapstone.search.parallel.problem.prepare import Model, prepare
 
 SIZES = {"hidden": 24, "layers": 2, "length": 4, "vocabulary": 40}
@@ -53,15 +53,15 @@ def test_the_frontier_is_that_of_all_combinations(model: Model) -> None:
     """Every strategy of the space, its sums added up one by one."""
     frontier = cost_frontier(model.graph, model.machine)
     choices, data = joined(model, configurations_of(model), "data")
-    costs = costs_of(model, choices)
+    maker = _Points(model, costs_of(model, choices))
     sums = {
-        _sums(costs, dict(zip(choices, rows)))
+        maker.sums(dict(zip(choices, rows)))
         for rows in itertools.product(*(range(len(each)) for each in choices.values()))
     }
     best = [a for a in sums if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in sums)]
     assert [(p.memory_bytes, round(p.time_us * 1e3)) for p in frontier.points] == sorted(best)
     assert frontier.exact and frontier.error == 0.0
-    assert frontier.baselines["data"].memory_bytes == _sums(costs, data)[0]
+    assert frontier.baselines["data"].memory_bytes == maker.sums(data)[0]
     assert frontier.turning_point in frontier.points
 
 

@@ -10,6 +10,7 @@ wherever it occurs.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from soapstone.search.parallel.problem.prepare import Model
 
 Rows = Mapping[int, int]  # the configuration of each operator, by number
 Solve = Callable[[Problem], Result]
-MOST_AXES = 2  # of the meshes of Mesh-TensorFlow
+MOST_AXES, MOST_DIMS = 2, 12  # of meshes of Mesh-TensorFlow, and of dims: those that occur most
 
 
 def joined(
@@ -99,7 +100,8 @@ def one_mesh(model: Model, costs: Costs) -> Iterator[Rows]:
     Dims of operators are one dim of the model where one indexes what the other does.
     """
     known = _dims(model)
-    dims = sorted({dim for mine in known.values() for dim in mine if dim != NO_DIM})
+    often = Counter(dim for mine in known.values() for dim in mine if dim != NO_DIM)
+    dims = [dim for dim, _ in often.most_common(MOST_DIMS)]
     places = {
         op: {
             (tuple(split["degrees"].tolist()), tuple(where[: split["points"]].tolist())): row

@@ -11,16 +11,17 @@ device that holds most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel.bounds.own import own_costs
-from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, relation
+from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, passes, relation
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put
 from soapstone.search.parallel.problem.geometry import settle, tile
@@ -35,12 +36,13 @@ class Own:
 
     Attributes:
         time: ns of both passes and all that its gradients and parameters need.
-        compute: of them, ns of its tasks; the rest is network.
+        compute: of them, ns of its tasks; the rest is network. ahead: of them, in the forward pass.
         fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads.
     """
 
     time: Array
     compute: Array
+    ahead: Array
     fixed: Array
     kept: Array
 
@@ -52,7 +54,9 @@ class Moving:
     Attributes:
         mine, others: the layout of each configuration of the maker and of the reader.
         ahead, back: ns of messages forward, and of gradients back.
-        copies: bytes of what is moved and read again in the backward pass.
+        copies: bytes of what is moved forward. passed: bytes of what the maker holds of it if no
+            backward pass reads that, by layout of the maker.
+        again: whether the reader's backward pass reads what is moved.
     """
 
     mine: Array
@@ -60,6 +64,8 @@ class Moving:
     ahead: Array
     back: Array
     copies: Array
+    passed: Array
+    again: bool
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,13 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
     Args:
         choices: configurations by operator; those of one class may be shared.
     """
-    p, late = model.problem, backward(model)
+    p, late = model.problem, backward(model.graph)
     first = _first_readers(model)
     with ThreadPoolExecutor(usable_cores()) as pool:
         owns: dict[object, Future[Own]] = {}
         own = {}
         for op in p.free:
-            held = _held(model, op, late, first)
+            held = held_by(model, op, late, first)
             key: object = (int(p.operators[op]["class_"]), id(choices[op]), held)
             if key not in owns:
                 owns[key] = pool.submit(_own, model, op, choices[op], held)
@@ -91,11 +97,11 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
         tables: dict[object, Future[Moving]] = {}
         edges = {}
         for ends in edges_of(model):
-            again = _read_again(model, ends, late)
+            kinds = _reads(model, ends, late)
             mine, others = (choices[op] for op in ends)
-            key = relation(model, ends), id(mine), id(others), again
+            key = relation(model, ends), id(mine), id(others), kinds
             if key not in tables:
-                tables[key] = pool.submit(_moving, model, ends, mine, others, again)
+                tables[key] = pool.submit(_moving, model, ends, mine, others, kinds)
             edges[ends] = tables[key]
         return Costs(
             choices,
@@ -104,16 +110,11 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
         )
 
 
-def backward(model: Model) -> set[str]:
-    """Return the names of the nodes of the backward pass."""
-    return {node.name for item in model.operators if item.source is None for node in item.back}
-
-
 # What is held
 
 
 @dataclass(frozen=True)
-class _Held:
+class Held:
     """What an operator holds, as (place of the node in the operator, output, position).
 
     The place counts the nodes ahead, then those back.
@@ -125,7 +126,12 @@ class _Held:
     states: bool
 
 
-def _held(model: Model, op: int, late: set[str], first: Mapping[str, int]) -> _Held:
+def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, int]) -> Held:
+    """Return what an operator holds.
+
+    Args:
+        late: nodes of the backward pass. first: the operator that is charged with each parameter.
+    """
     graph, item = model.graph, model.operators[op]
     kept, parameters, gradients = [], {}, []
     for place, node in enumerate(item.ahead):
@@ -141,10 +147,10 @@ def _held(model: Model, op: int, late: set[str], first: Mapping[str, int]) -> _H
         for position, name in enumerate(node.outputs):
             if name in summed:
                 gradients.append((place, True, position))
-    return _Held(tuple(kept), tuple(parameters.values()), tuple(gradients), bool(parameters))
+    return Held(tuple(kept), tuple(parameters.values()), tuple(gradients), bool(parameters))
 
 
-def _read_by(graph: Graph, names: Iterable[str], late: set[str]) -> bool:
+def _read_by(graph: Graph, names: Iterable[str], late: Collection[str]) -> bool:
     return any(node.name in late for name in names for node in graph.consumers[name])
 
 
@@ -226,8 +232,8 @@ def volumes(p: Problem, operand: int, boxes: Array) -> Array:
     return found
 
 
-def _own(model: Model, op: int, choices: Choices, has: _Held) -> Own:
-    _, costs = own_costs(model, [op], [choices])
+def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
+    small, costs = own_costs(model, [op], [choices])
     compute = costs.times.max(-1).sum(-1)
     part = Part(model, [op])
     p, item = part.model.problem, model.operators[op]
@@ -252,19 +258,23 @@ def _own(model: Model, op: int, choices: Choices, has: _Held) -> Own:
         for position in range(1, len(each.node.outputs))
     ]
     fixed = held([*numbers(has.parameters), *numbers(has.gradients), *states])
-    return Own(costs.alone, compute, fixed, held(numbers(has.kept)))
+    task, _ = passes(small, int(part.ops[0]))
+    ahead = costs.times[:, task].max(-1) if task >= 0 else np.zeros(len(choices), np.int64)
+    return Own(costs.alone, compute, ahead, fixed, held(numbers(has.kept)))
 
 
 # What moves
 
 
-def _read_again(model: Model, ends: tuple[int, int], late: set[str]) -> tuple[str, ...]:
-    """Return what the second's backward pass reads of what the first makes, as places."""
+def _reads(
+    model: Model, ends: tuple[int, int], late: Collection[str]
+) -> tuple[bool, tuple[bool, ...]]:
+    """Return whether the second's backward pass reads what the first makes, and, of each result of
+    the first's forward pass, whether any does."""
     first, second = (model.operators[op] for op in ends)
-    made = {name: f"{i}.{j}" for i, n in enumerate(first.ahead) for j, name in enumerate(n.outputs)}
-    return tuple(
-        sorted({made[name] for node in second.back for name in node.inputs if name in made})
-    )
+    made = [name for node in first.ahead for name in node.outputs]
+    back = {name for node in second.back for name in node.inputs}
+    return not back.isdisjoint(made), tuple(_read_by(model.graph, (name,), late) for name in made)
 
 
 def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
@@ -280,7 +290,11 @@ def _some(choices: Choices, rows: Array) -> Choices:
 
 
 def _moving(
-    model: Model, ends: tuple[int, int], mine: Choices, others: Choices, again: tuple[str, ...]
+    model: Model,
+    ends: tuple[int, int],
+    mine: Choices,
+    others: Choices,
+    kinds: tuple[bool, tuple[bool, ...]],
 ) -> Moving:
     pair = Pair(model, ends)
     p = pair.model.problem
@@ -307,9 +321,16 @@ def _moving(
         pair.between = between[between["back"].astype(bool) == goes_back]
         times.append(pair.moving(*few))
     copies = np.zeros((len(first[0]), len(first[1])), np.int64)
-    for value in {int(v) for v, back in zip(values, between["back"]) if not back} if again else ():
+    passed = np.zeros(len(first[0]), np.int64)
+    again, read = kinds
+    made = [name for node in model.operators[ends[0]].ahead for name in node.outputs]
+    for value in {int(v) for v, back in zip(values, between["back"]) if not back}:
         copies += _copies(pair, value, few)
-    return Moving(layouts[0], layouts[1], times[0], times[1], copies)
+        if not read[made.index(pair.model.values[value])]:
+            written = int(p.writers[p.values[value]["writers"]["begin"]])
+            boxes = _boxes(pair, int(pair.ops[0]), few[0], [written])
+            passed += volumes(p, written, boxes[:, 0]).max(-1)
+    return Moving(layouts[0], layouts[1], times[0], times[1], copies, passed, again)
 
 
 def _copies(pair: Pair, value: int, choices: tuple[Choices, Choices]) -> Array:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from soapstone.ir.backward import backward
+from soapstone.ir.configuration import Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
-from soapstone.search.parallel.frontier.baselines import joined, least_memory, one_mesh
-from soapstone.search.parallel.frontier.costs import Costs, Moving, costs_of
+from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
+from soapstone.search.parallel.frontier.costs import Costs, Moving, Own, costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of
-from soapstone.search.parallel.frontier.tables import Edge, Operator, Problem
+from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Operator, Problem
 from soapstone.search.parallel.frontier.tracking import Method, Progress, track
-from soapstone.search.parallel.problem.arrays import WHOLE, Array
+from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
-from soapstone.search.parallel.simulation.simulate import Simulator
+from soapstone.search.parallel.simulation.simulate import Simulation, simulate
 
 MEMORY, TIME = 0, 1  # coordinates
 
@@ -38,29 +40,47 @@ class FrontierPoint:
     Attributes:
         memory_bytes, time_us: by sums; the first of the device that holds most.
         network_us, compute_us: which are its parts.
-        simulated_us, simulated_bytes: of a simulated step, in which work and messages overlap.
-        missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
-        devices: of the machine.
+        devices: of the machine. recomputed: operators whose results the backward pass makes again.
     """
 
     memory_bytes: int
     time_us: float
     network_us: float
     compute_us: float
-    simulated_us: float
-    simulated_bytes: int
-    missing_bytes: int
     devices: int
+    recomputed: int
     made: Callable[[], Strategy] = field(repr=False, compare=False)
+    simulated: Callable[[Strategy], Simulation] = field(repr=False, compare=False)
 
     @cached_property
     def strategy(self) -> Strategy:
         """The strategy, as a file keeps it."""
         return self.made()
 
+    @cached_property
+    def simulation(self) -> Simulation:
+        """What a simulated step costs, in which work and messages overlap."""
+        return self.simulated(self.strategy)
+
+    @property
+    def simulated_us(self) -> float:
+        """The time of a simulated step."""
+        return self.simulation.step_us
+
+    @property
+    def simulated_bytes(self) -> int:
+        """The most bytes that a device holds in a simulated step."""
+        return max(self.simulation.peak_bytes_per_device)
+
+    @property
+    def missing_bytes(self) -> int:
+        """By which devices' memories are too small, all together; 0 if it fits."""
+        return self.simulation.missing_bytes
+
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON can say them."""
-        names = [name for name in self.__dataclass_fields__ if name != "made"]
+        names = [*self.__dataclass_fields__][:-2]
+        names += ["simulated_us", "simulated_bytes", "missing_bytes"]
         return {name: getattr(self, name) for name in names}
 
 
@@ -155,121 +175,193 @@ class CostFrontier:
         return "\n".join(lines)
 
 
-def problem_of(model: Model, costs: Costs) -> Problem:
-    """Return the abstract problem: memory and time, by operator and edge."""
+def problem_of(model: Model, costs: Costs, recompute: bool = False) -> Problem:
+    """Return the abstract problem: memory and time, by operator and edge.
+
+    Args:
+        recompute: a configuration more for each: what the backward pass reads of its results is not
+            kept, but made again. That is a third cost: bytes that blocks hold while they are gone
+            through backward, of which the most counts.
+    """
     number = {op: i for i, op in enumerate(sorted(costs.own))}
     own: dict[int, Array] = {}
     for each in costs.own.values():
-        own.setdefault(id(each), np.stack([each.fixed + each.kept, each.time], -1)[:, None])
-    moving = {id(each): _edge_costs(each) for each in costs.edges.values()}
+        own.setdefault(id(each), _own_costs(each, recompute))
+    moving = {id(each): _edge_costs(each, recompute) for each in costs.edges.values()}
     operators = [Operator(model.operators[op].name, own[id(costs.own[op])]) for op in number]
-    edges = [
-        Edge(number[a], number[b], each.mine, each.others, moving[id(each)])
-        for (a, b), each in costs.edges.items()
-    ]
-    return Problem(operators, edges)
+    edges = []
+    for (a, b), each in costs.edges.items():
+        rows, columns = each.mine, each.others
+        if recompute:
+            rows, columns = twice(rows, len(each.ahead)), twice(columns, each.ahead.shape[1])
+        edges.append(Edge(number[a], number[b], rows, columns, moving[id(each)]))
+    return Problem(operators, edges, ("sum", "sum", "max") if recompute else ("sum", "sum"))
 
 
-def _edge_costs(moving: Moving) -> Array:
-    """Return costs (layouts, layouts, 1, 2) of an edge: copies are kept for the backward pass."""
-    return np.stack([moving.copies, moving.ahead + moving.back], -1)[:, :, None]
+def twice(numbers: Array, count: int) -> Array:
+    """Return layouts of configurations that keep results, then of those that recompute them."""
+    return np.concatenate([numbers, numbers + count])
+
+
+def _own_costs(own: Own, recompute: bool) -> Array:
+    """Return costs (configurations, 1, coordinates)."""
+    kept = np.stack([own.fixed + own.kept, own.time], -1)
+    if recompute:
+        none = np.zeros_like(own.kept)
+        again = np.stack([own.fixed, own.time + own.ahead, own.kept], -1)
+        again[own.kept == 0] = INFEASIBLE  # nothing that could be made again
+        kept = np.concatenate([np.concatenate([kept, none[:, None]], -1), again])
+    return kept[:, None]
+
+
+def _edge_costs(moving: Moving, recompute: bool) -> Array:
+    """Return costs (layouts, layouts, 1, coordinates) of an edge.
+
+    What the reader's backward pass, or its recomputation, reads stays as a copy; what the maker
+    recomputes is moved again.
+    """
+    once, none = moving.ahead + moving.back, np.zeros_like(moving.ahead)
+    copies = moving.copies if moving.again else none
+    if not recompute:
+        return np.stack([copies, once], -1)[:, :, None]
+    held = moving.copies + moving.passed[:, None]
+    kept = np.concatenate(
+        [np.stack([copies, once, none], -1), np.stack([held, once, none], -1)], axis=1
+    )
+    moved = np.stack([none, once + moving.ahead, moving.copies], -1)
+    first = moved if moving.again else np.stack([none, once, none], -1)
+    return np.concatenate([kept, np.concatenate([first, moved], axis=1)])[:, :, None]
 
 
 def cost_frontier(
     graph: Graph,
     machine: Machine,
     *,
+    eps: float = 0.0,
+    recompute: bool = False,
     method: Method = "linear",
     progress: Progress | None = None,
 ) -> CostFrontier:
     """Return the cost frontier of a graph on a machine.
 
     Args:
+        eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
+        recompute: whether values may be made again for the backward pass instead of kept.
         method: linear: dynamic programming along the spine; elimination: down to two operators.
 
     Raises:
-        ParallelError: nothing to split.
+        ParallelError: nothing to split, or eps out of range.
     """
     began = time.perf_counter()
     model = prepare(graph, machine)
     choices, data = joined(model, configurations_of(model), "data")
     costs = costs_of(model, choices)
-    problem = problem_of(model, costs)
+    problem = problem_of(model, costs, recompute)
     made = time.perf_counter()
-    result = track(problem, method=method, progress=progress)
+    result = track(problem, eps=eps, method=method, progress=progress)
     ended = time.perf_counter()
-    simulator, known = Simulator(model), {"data": data}
-    tofu = least_memory(costs, problem, track)
-    if tofu is not None:
-        known["tofu"] = tofu
-    meshed = min(one_mesh(model, costs), key=lambda rows: _sums(costs, rows)[TIME], default=None)
-    if meshed is not None:
-        known["mesh"] = meshed
-
-    def point(rows: Mapping[int, int], sums: Sequence[int]) -> FrontierPoint:
-        return _point(simulator, costs, rows, sums)
-
+    maker = _Points(model, costs)
+    known: dict[str, Rows | None] = {
+        "data": data,
+        "tofu": least_memory(costs, problem_of(model, costs), track),
+        "mesh": min(one_mesh(model, costs), key=lambda rows: maker.sums(rows)[TIME], default=None),
+    }
     free = sorted(costs.own)
-    points = [point(dict(zip(free, each.configurations)), each.costs) for each in result]
+    points = [maker.point(dict(zip(free, each.configurations)), each.costs) for each in result]
     return CostFrontier(
-        points=tuple(points),
+        points=_best(points) if recompute else tuple(points),
         exact=result.exact,
         error=result.error,
         eliminations=result.eliminations,
-        baselines={name: point(rows, _sums(costs, rows)) for name, rows in known.items()},
-        configurations=sum(len(each) for each in costs.choices.values()),
+        baselines={
+            name: maker.point(rows, maker.sums(rows)) for name, rows in known.items() if rows
+        },
+        configurations=sum(len(each.costs) for each in problem.operators),
         operators=len(costs.own),
         tables_s=made - began,
         seconds=ended - made,
     )
 
 
-def _sums(costs: Costs, rows: Mapping[int, int]) -> tuple[int, int]:
-    """Return memory and time of one strategy, by sums."""
-    memory = time_ns = 0
-    for op, row in rows.items():
-        own = costs.own[op]
-        memory += int(own.fixed[row] + own.kept[row])
-        time_ns += int(own.time[row])
-    for (a, b), each in costs.edges.items():
-        at = each.mine[rows[a]], each.others[rows[b]]
-        memory += int(each.copies[at])
-        time_ns += int(each.ahead[at] + each.back[at])
-    return memory, time_ns
+def _best(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """Return points that none is better than, when what blocks hold has become memory."""
+    found: list[FrontierPoint] = []
+    for point in sorted(points, key=lambda each: (each.memory_bytes, each.time_us)):
+        if not found or point.time_us < found[-1].time_us:
+            found.append(point)
+    return tuple(found)
 
 
-def _point(
-    simulator: Simulator, costs: Costs, rows: Mapping[int, int], sums: Sequence[int]
-) -> FrontierPoint:
-    c, model = simulator.settled.choice, simulator.model
-    c.operators[:], c.placed[:] = WHOLE, 0
-    for op, row in rows.items():
-        c.operators[op], c.placed[op] = (
-            costs.choices[op].degrees[row],
-            costs.choices[op].placed[row],
+class _Points:
+    """Makes points of configurations, by number for each operator.
+
+    Numbers beyond those of an operator's configurations are of the same, recomputed.
+    """
+
+    def __init__(self, model: Model, costs: Costs) -> None:
+        self.model, self.costs = model, costs
+        self.late = backward(model.graph)
+
+    def sums(self, rows: Rows) -> tuple[int, int]:
+        """Return memory and time of a strategy that recomputes nothing, by sums."""
+        memory = time_ns = 0
+        for op, row in rows.items():
+            own = self.costs.own[op]
+            memory += int(own.fixed[row] + own.kept[row])
+            time_ns += int(own.time[row])
+        for (a, b), each in self.costs.edges.items():
+            at = each.mine[rows[a]], each.others[rows[b]]
+            memory += int(each.copies[at]) if each.again else 0
+            time_ns += int(each.ahead[at] + each.back[at])
+        return memory, time_ns
+
+    def point(self, rows: Rows, costs: Sequence[int]) -> FrontierPoint:
+        """Return a point. costs: memory and time, and what blocks hold besides."""
+        compute, made = 0, {}
+        again: list[int] = []
+        for op, number in rows.items():
+            own, chosen = self.costs.own[op], self.costs.choices[op]
+            row = number % len(chosen)
+            made[op] = chosen.degrees[row], chosen.placed[row]
+            compute += int(own.compute[row])
+            if number >= len(chosen):
+                again.append(op)
+                compute += int(own.ahead[row])
+        memory = costs[MEMORY] + sum(costs[TIME + 1 :])
+        return FrontierPoint(
+            memory_bytes=memory,
+            time_us=costs[TIME] / 1e3,
+            network_us=(costs[TIME] - compute) / 1e3,
+            compute_us=compute / 1e3,
+            devices=len(self.model.problem.devices),
+            recomputed=len(again),
+            made=partial(self._strategy, made, again, memory, costs[TIME]),
+            simulated=self._simulated,
         )
-    simulator.settled.settle()
-    simulation = simulator.summary(simulator.settled_ns())
-    compute = sum(int(costs.own[op].compute[row]) for op, row in rows.items())
-    kept = [each.copy() for each in simulator.settled.choice.chosen]
-    return FrontierPoint(
-        memory_bytes=sums[MEMORY],
-        time_us=sums[TIME] / 1e3,
-        network_us=(sums[TIME] - compute) / 1e3,
-        compute_us=compute / 1e3,
-        simulated_us=simulation.step_us,
-        simulated_bytes=max(simulation.peak_bytes_per_device),
-        missing_bytes=simulation.missing_bytes,
-        devices=len(model.problem.devices),
-        made=partial(_strategy, model, kept, simulation.step_us, tuple(sums)),
-    )
 
+    def _strategy(
+        self,
+        made: Mapping[int, tuple[Any, Array]],
+        again: Sequence[int],
+        memory: int,
+        time_ns: int,
+    ) -> Strategy:
+        settled = Settled(self.model)
+        c = settled.choice
+        for op, (split, placed) in made.items():
+            c.operators[op], c.placed[op] = split, placed
+        settled.settle()
+        told = {"search": "frontier", "sum_us": time_ns / 1e3, "sum_bytes": memory}
+        strategy = as_strategy(self.model.graph, self.model, settled.configurations(), told)
+        graph = self.model.graph
+        values = {
+            name: Keep.RECOMPUTE
+            for op in again
+            for node in self.model.operators[op].ahead
+            for name in node.outputs
+            if any(reader.name in self.late for reader in graph.consumers[name])
+        }
+        return replace(strategy, tensors=values)
 
-def _strategy(
-    model: Model, kept: Sequence[Array], step_us: float, sums: tuple[int, ...]
-) -> Strategy:
-    settled = Settled(model)
-    settled.restore(*kept)
-    told = {"search": "frontier", "step_us": step_us}
-    told |= {"sum_us": sums[TIME] / 1e3, "sum_bytes": sums[MEMORY]}
-    return as_strategy(model.graph, model, settled.configurations(), told)
+    def _simulated(self, strategy: Strategy) -> Simulation:
+        return simulate(self.model.graph, self.model.machine, strategy)
