@@ -102,6 +102,24 @@ def test_estimates_are_near_what_is_simulated(app: str) -> None:
         assert point.memory_bytes <= 2 * point.simulated_bytes <= 4 * point.memory_bytes
 
 
+def test_recomputation_halves_what_is_held_for_the_backward_pass() -> None:
+    """Estimates hold what is simulated, and the step is as much longer as they say."""
+    sizes = {"layers": 5, "hidden": 32, "heads": 4, "inner": 128, "vocabulary": 50}
+    graph, machine = graph_of("transformer", 16, sizes=sizes), machine_of("v100", 1)
+    (kept,) = cost_frontier(graph, machine).points
+    found = cost_frontier(graph, machine, recompute=True, eps=0.01)
+    assert found.error <= 0.01
+    fixed = 4 * sum(
+        graph.tensors[name].nbytes for name in graph.inputs(Role.PARAMETER)
+    )  # with gradients, and two states of Adam
+    least = found.points[0]
+    assert least.recomputed > 0 and least.memory_bytes - fixed < (kept.memory_bytes - fixed) / 2
+    for point in found.points[:: max(1, len(found.points) // 5)]:
+        assert point.simulated_bytes <= 1.15 * point.memory_bytes  # gradients on their way
+        assert point.simulated_us == pytest.approx(point.time_us, rel=0.02)
+        assert (point.recomputed > 0) == bool(point.strategy.tensors)
+
+
 def test_options_choose_by_memory_and_devices() -> None:
     graph = graph_of("rnnlm", 16, sizes=SIZES)
     shortest = find_strategy(graph, "v100", devices=4)

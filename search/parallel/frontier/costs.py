@@ -37,7 +37,8 @@ class Own:
     Attributes:
         time: ns of both passes and all that its gradients and parameters need.
         compute: of them, ns of its tasks; the rest is network. ahead: of them, in the forward pass.
-        fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads.
+        fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads;
+            inner: of that, what no other operator reads.
     """
 
     time: Array
@@ -45,6 +46,7 @@ class Own:
     ahead: Array
     fixed: Array
     kept: Array
+    inner: Array
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Held:
     """
 
     kept: tuple[tuple[int, bool, int], ...]
+    inner: tuple[tuple[int, bool, int], ...]
     parameters: tuple[tuple[int, bool, int], ...]
     gradients: tuple[tuple[int, bool, int], ...]
     states: bool
@@ -133,12 +136,15 @@ def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, in
         late: nodes of the backward pass. first: the operator that is charged with each parameter.
     """
     graph, item = model.graph, model.operators[op]
-    kept, parameters, gradients = [], {}, []
+    kept, inner, parameters, gradients = [], [], {}, []
+    mine = {node.name for node in (*item.ahead, *item.back)}
     for place, node in enumerate(item.ahead):
         viewed = node.spec.view is not None and _read_by(graph, node.inputs[:1], late)
         for position, name in enumerate(node.outputs):
             if not viewed and _read_by(graph, (name,), late):
                 kept.append((place, True, position))
+                if all(node.name in mine for node in graph.consumers[name]):
+                    inner.append(kept[-1])
         for position, name in enumerate(node.inputs):
             if graph.roles.get(name) is Role.PARAMETER and first[name] == op:
                 parameters[name] = place, False, position
@@ -147,7 +153,9 @@ def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, in
         for position, name in enumerate(node.outputs):
             if name in summed:
                 gradients.append((place, True, position))
-    return Held(tuple(kept), tuple(parameters.values()), tuple(gradients), bool(parameters))
+    return Held(
+        tuple(kept), tuple(inner), tuple(parameters.values()), tuple(gradients), bool(parameters)
+    )
 
 
 def _read_by(graph: Graph, names: Iterable[str], late: Collection[str]) -> bool:
@@ -260,7 +268,9 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
     fixed = held([*numbers(has.parameters), *numbers(has.gradients), *states])
     task, _ = passes(small, int(part.ops[0]))
     ahead = costs.times[:, task].max(-1) if task >= 0 else np.zeros(len(choices), np.int64)
-    return Own(costs.alone, compute, ahead, fixed, held(numbers(has.kept)))
+    return Own(
+        costs.alone, compute, ahead, fixed, held(numbers(has.kept)), held(numbers(has.inner))
+    )
 
 
 # What moves

@@ -8,7 +8,7 @@ strategy is, and both figures are shown. What fits a memory is what the simulati
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,6 +23,7 @@ from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
 from soapstone.search.parallel.frontier.costs import Costs, Moving, Own, costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of
+from soapstone.search.parallel.frontier.spine import marked_spine
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Operator, Problem
 from soapstone.search.parallel.frontier.tracking import Method, Progress, track
 from soapstone.search.parallel.problem.arrays import Array
@@ -180,22 +181,37 @@ def problem_of(model: Model, costs: Costs, recompute: bool = False) -> Problem:
 
     Args:
         recompute: a configuration more for each: what the backward pass reads of its results is not
-            kept, but made again. That is a third cost: bytes that blocks hold while they are gone
-            through backward, of which the most counts.
+            kept, but made again, from what its block begins with. That is a third cost: bytes that
+            blocks hold while they are gone through backward, of which the most counts.
     """
     number = {op: i for i, op in enumerate(sorted(costs.own))}
-    own: dict[int, Array] = {}
-    for each in costs.own.values():
-        own.setdefault(id(each), _own_costs(each, recompute))
+    ends = bounds(costs)
+    own: dict[tuple[int, bool], Array] = {}
+    for op, each in costs.own.items():
+        own.setdefault((id(each), op in ends), _own_costs(each, op in ends, recompute))
     moving = {id(each): _edge_costs(each, recompute) for each in costs.edges.values()}
-    operators = [Operator(model.operators[op].name, own[id(costs.own[op])]) for op in number]
+    operators = [
+        Operator(model.operators[op].name, own[id(costs.own[op]), op in ends]) for op in number
+    ]
     edges = []
     for (a, b), each in costs.edges.items():
         rows, columns = each.mine, each.others
         if recompute:
-            rows, columns = twice(rows, len(each.ahead)), twice(columns, each.ahead.shape[1])
+            rows = twice(rows, 0 if a in ends else len(each.ahead))
+            columns = twice(columns, each.ahead.shape[1])
         edges.append(Edge(number[a], number[b], rows, columns, moving[id(each)]))
     return Problem(operators, edges, ("sum", "sum", "max") if recompute else ("sum", "sum"))
+
+
+def bounds(costs: Costs) -> set[int]:
+    """Return the operators whose results are kept for others: the ends of blocks.
+
+    Were these recomputed, a block would have to be for the next one to be.
+    """
+    free = sorted(costs.own)
+    number = {op: i for i, op in enumerate(free)}
+    spine = marked_spine(len(free), [(number[a], number[b]) for a, b in costs.edges])
+    return {free[i] for i in (*spine.marked, *spine.far)}
 
 
 def twice(numbers: Array, count: int) -> Array:
@@ -203,13 +219,18 @@ def twice(numbers: Array, count: int) -> Array:
     return np.concatenate([numbers, numbers + count])
 
 
-def _own_costs(own: Own, recompute: bool) -> Array:
-    """Return costs (configurations, 1, coordinates)."""
+def _own_costs(own: Own, ends: bool, recompute: bool) -> Array:
+    """Return costs (configurations, 1, coordinates).
+
+    Args:
+        ends: whether a block ends with it, so that what others read of it is kept.
+    """
     kept = np.stack([own.fixed + own.kept, own.time], -1)
     if recompute:
         none = np.zeros_like(own.kept)
-        again = np.stack([own.fixed, own.time + own.ahead, own.kept], -1)
-        again[own.kept == 0] = INFEASIBLE  # nothing that could be made again
+        made = own.inner if ends else own.kept
+        again = np.stack([own.fixed + own.kept - made, own.time + own.ahead, made], -1)
+        again[made == 0] = INFEASIBLE  # nothing that could be made again
         kept = np.concatenate([np.concatenate([kept, none[:, None]], -1), again])
     return kept[:, None]
 
@@ -300,7 +321,7 @@ class _Points:
 
     def __init__(self, model: Model, costs: Costs) -> None:
         self.model, self.costs = model, costs
-        self.late = backward(model.graph)
+        self.late, self.ends = backward(model.graph), bounds(costs)
 
     def sums(self, rows: Rows) -> tuple[int, int]:
         """Return memory and time of a strategy that recomputes nothing, by sums."""
@@ -353,15 +374,19 @@ class _Points:
         settled.settle()
         told = {"search": "frontier", "sum_us": time_ns / 1e3, "sum_bytes": memory}
         strategy = as_strategy(self.model.graph, self.model, settled.configurations(), told)
-        graph = self.model.graph
-        values = {
-            name: Keep.RECOMPUTE
-            for op in again
-            for node in self.model.operators[op].ahead
-            for name in node.outputs
-            if any(reader.name in self.late for reader in graph.consumers[name])
-        }
+        values = {name: Keep.RECOMPUTE for op in again for name in self._made_again(op)}
         return replace(strategy, tensors=values)
+
+    def _made_again(self, op: int) -> Iterator[str]:
+        """Yield what is recomputed of an operator: all that the backward pass reads, or a part."""
+        graph, item = self.model.graph, self.model.operators[op]
+        mine = {node.name for node in (*item.ahead, *item.back)}
+        for node in item.ahead:
+            for name in node.outputs:
+                readers = {reader.name for reader in graph.consumers[name]}
+                inside = op not in self.ends or readers <= mine
+                if inside and not readers.isdisjoint(self.late):
+                    yield name
 
     def _simulated(self, strategy: Strategy) -> Simulation:
         return simulate(self.model.graph, self.model.machine, strategy)
