@@ -21,7 +21,7 @@ from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel.bounds.own import own_costs
-from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, passes, relation
+from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, relation
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put
 from soapstone.search.parallel.problem.geometry import settle, tile
@@ -266,8 +266,9 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
         for position in range(1, len(each.node.outputs))
     ]
     fixed = held([*numbers(has.parameters), *numbers(has.gradients), *states])
-    task, _ = passes(small, int(part.ops[0]))
-    ahead = costs.times[:, task].max(-1) if task >= 0 else np.zeros(len(choices), np.int64)
+    first = {node.name for node in item.ahead}
+    tasks = [task for task, (_, done) in enumerate(small.tasks) if done[0].name in first]
+    ahead = costs.times[:, tasks].max(-1).sum(-1)
     return Own(
         costs.alone, compute, ahead, fixed, held(numbers(has.kept)), held(numbers(has.inner))
     )
