@@ -194,12 +194,12 @@ def problem_of(model: Model, costs: Costs, recompute: bool = False) -> Problem:
         Operator(model.operators[op].name, own[id(costs.own[op]), op in ends]) for op in number
     ]
     edges = []
-    for (a, b), each in costs.edges.items():
-        rows, columns = each.mine, each.others
+    for (a, b), between in costs.edges.items():
+        rows, columns = between.mine, between.others
         if recompute:
-            rows = twice(rows, 0 if a in ends else len(each.ahead))
-            columns = twice(columns, each.ahead.shape[1])
-        edges.append(Edge(number[a], number[b], rows, columns, moving[id(each)]))
+            rows = twice(rows, 0 if a in ends else len(between.ahead))
+            columns = twice(columns, between.ahead.shape[1])
+        edges.append(Edge(number[a], number[b], rows, columns, moving[id(between)]))
     return Problem(operators, edges, ("sum", "sum", "max") if recompute else ("sum", "sum"))
 
 
