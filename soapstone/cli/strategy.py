@@ -229,8 +229,9 @@ def frontier(
 
     check_targets(output, plot)
     graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))
-    given = {"memory": memory, "devices": devices, "eps": eps, "recompute": recompute}
-    result = find_strategy(graph, machine, option, **given)
+    result = find_strategy(
+        graph, machine, option, memory=memory, devices=devices, eps=eps, recompute=recompute
+    )
     if plot is not None:
         save_plot(result, graph.name, plot)
     if output is not None or option != "profiling":
