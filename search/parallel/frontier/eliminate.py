@@ -124,6 +124,8 @@ def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
             made[key] = make()
         return made[key]
 
+    classes: Array
+    parts: Parts
     for i, item in enumerate(problem.operators):
         live = alive[i] if alive is not None else np.ones(len(item.costs), np.bool_)
         key = digest(content(item.costs), live, *(content(each) for each in keys[i]))

@@ -194,7 +194,7 @@ class Pruning:
             self.known = self.known.with_points(*complete)
             self.tried = np.unique(np.concatenate([self.tried, complete[1]]), axis=0)
 
-    def _complete(self, leaves: Leaves, at: list[int]) -> tuple[list[int], ...]:
+    def _complete(self, leaves: Leaves, at: Sequence[Any]) -> tuple[list[int], ...]:
         count = len(leaves.operators)
         own = [table.origins[i].tolist() for table, i in zip(leaves.operators, at)]
         edges = [int(table.origins[i, 1]) for table, i in zip(leaves.edges, at[count:])]
@@ -263,7 +263,8 @@ class Pruning:
         edges = edges[near > 1e-12]
         if len(edges) > many:
             edges = edges[np.linspace(0, len(edges) - 1, many).round().astype(int)]
-        return normals[edges]
+        chosen: Array = normals[edges]
+        return chosen
 
     def spread(self, many: int) -> Array:
         """Return some of the weights that there are, each total alone among them."""
@@ -277,7 +278,8 @@ class Pruning:
 
     def _magnitudes(self) -> Array:
         """Return about what each total may come to."""
-        tables = [each.costs for each in (*self.problem.operators, *self.problem.edges)]
+        tables = [each.costs for each in self.problem.operators]
+        tables += [each.costs for each in self.problem.edges]
         least = [
             np.median(np.where(costs < INFEASIBLE, costs, 0).reshape(-1, costs.shape[-1]), 0)
             for costs in tables

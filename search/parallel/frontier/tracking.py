@@ -91,7 +91,7 @@ def track(
         known.edge_choices,
         exact=tracker.error == 0,
         error=tracker.error,
-        eliminations={kind: tracker.counts.get(kind, 0) for kind in kinds},
+        eliminations={kind: int(tracker.counts.get(kind, 0)) for kind in kinds},
         seconds=time.perf_counter() - begin,
         work={kind: n for kind, n in tracker.counts.items() if kind not in kinds},
     )
@@ -236,7 +236,8 @@ class Tracker:
                 found += costs.min(1)[edge.rows]
             if edge.reader == op:
                 found += costs.min(0)[edge.columns]
-        return found @ self.problem.summing + 1.0
+        most: Array = found @ self.problem.summing + 1.0
+        return most
 
     def _dive(self, near: float, few: int) -> None:
         """Learn points: those of the configurations that were tried, in all combinations."""
@@ -295,7 +296,8 @@ class Tracker:
         tables = [table.costs for table in (*made.operators, *made.edges) if len(table.costs)]
         least = np.array([costs.min(0) for costs in tables]).reshape(-1, self.problem.coordinates)
         adds = [monoid == "sum" for monoid in self.problem.monoids]
-        return np.where(adds, least.sum(0), least.max(0, initial=0))
+        folded: Array = np.where(adds, least.sum(0), least.max(0, initial=0))
+        return folded
 
     def _thin(self, table: Table, cells: Cells) -> None:
         """Leave out points that cannot become points of the frontier that are not known."""
@@ -373,7 +375,8 @@ def _evenly(start: Array, few: int) -> Array:
     rank = np.arange(start[-1]) - np.repeat(start[:-1], counts)
     steps = np.repeat(np.maximum(counts - 1, 1), counts)
     share = np.minimum(steps, few - 1)
-    return (rank * share // steps != (rank - 1) * share // steps) | (rank == 0)
+    kept: Array = (rank * share // steps != (rank - 1) * share // steps) | (rank == 0)
+    return kept
 
 
 def order(
