@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numba import from_dtype
+from llvmlite import ir
+from numba import from_dtype, types
 from numba.extending import intrinsic
 
 from soapstone.native.memory import Block, pack
+
+_BYTES = ir.IntType(8).as_pointer()
+_NAME = re.compile(r"(\w+)(?:\(([\w ]+)\))?")
+_Groups = dict[str, tuple[str, ...]]  # of each name, the words that it stands for
+
+
+def _groups(names: str) -> _Groups:
+    """Return the words of "count step(n h)": count, and step_n and step_h of one value step."""
+    return {
+        name: tuple(f"{name}_{part}" for part in parts.split()) if parts else (name,)
+        for name, parts in _NAME.findall(names)
+    }
 
 
 class Fields:
     """The named words that a block begins with; a table of any length may follow them.
 
-    _ROWS = Fields("source target count", reals="scale")
-        _ROWS.pack(source=x, target=y, count=x.size, scale=0.5)     # in Python: a Block
-        w = rows(block); w.source, w.scale                          # compiled, with rows = _ROWS.at
+    _ROWS = Fields("source target count step(n h)", reals="scale")
+        _ROWS.pack(source=x, target=y, count=x.size, step=x.strides, scale=0.5)  # a Block
+        w = rows(block); w.source, w.step_h, w.scale       # compiled, with rows = _ROWS.at
+        t = table(block); t[0]                              # what follows, table = _ROWS.table
 
     names: of int64 words, addresses among them; reals: of float64 words, which come after those.
     """
 
     def __init__(self, names: str, *, reals: str = "") -> None:
-        self.names = (*names.split(), *reals.split())
+        integers, floats = _groups(names), _groups(reals)
+        self.groups: _Groups = integers | floats
+        self.reals = floats.keys()
+        self.names = tuple(word for group in self.groups.values() for word in group)
         self.words = len(self.names)
-        kinds = [(name, np.int64) for name in names.split()]
-        self.dtype = np.dtype([*kinds, *((name, np.float64) for name in reals.split())])
+        kinds = [(word, np.int64) for group in integers.values() for word in group]
+        more = [(word, np.float64) for group in floats.values() for word in group]
+        self.dtype = np.dtype([*kinds, *more])
 
     def pack(self, *table: Any, keep: tuple[Any, ...] = (), **values: Any) -> Block:
         """Return the block of the values, and of what follows them; see `memory.pack`.
@@ -39,23 +59,41 @@ class Fields:
 
         Raises: TypeError for values that are not just those of the fields.
         """
-        if values.keys() != set(self.names):
-            raise TypeError(f"block: fields {sorted(values)} found, {sorted(self.names)} needed")
-        return tuple(values[name] for name in self.names)
+        if values.keys() != self.groups.keys():
+            raise TypeError(f"block: fields {sorted(values)} found, {sorted(self.groups)} needed")
+        row: list[Any] = []
+        for name, words in self.groups.items():
+            value = values[name]
+            each = (value,) if words == (name,) else tuple(value)
+            if len(each) != len(words) or any(isinstance(one, tuple | list) for one in each):
+                raise TypeError(f"block: {name} is {value!r}, words {' '.join(words)} needed")
+            row += map(float, each) if name in self.reals else each
+        return tuple(row)
 
-    @property
+    @cached_property
     def at(self) -> Any:
         """What compiled code sees the words by: a function of a block or of an address."""
-        kind = from_dtype(self.dtype)
+        return _seen(from_dtype(self.dtype), 0)
 
-        @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-        def fields(typing: Any, place: Any) -> Any:
-            def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                target = context.get_value_type(signature.return_type)
-                if args[0].type.is_pointer:
-                    return builder.bitcast(args[0], target)
-                return builder.inttoptr(args[0], target)
+    @cached_property
+    def table(self) -> Any:
+        """What compiled code sees what follows the words by, as int64: of a block or an address."""
+        return _seen(types.CPointer(types.int64), 8 * self.words)
 
-            return kind(place), emit
 
-        return fields
+def _seen(kind: Any, offset: int) -> Any:
+    """Return the intrinsic of what lies so many bytes after a block or an address."""
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def seen(typing: Any, place: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            first = args[0]
+            if not first.type.is_pointer:
+                first = builder.inttoptr(first, _BYTES)
+            first = builder.bitcast(first, _BYTES)
+            first = builder.gep(first, [ir.Constant(ir.IntType(64), offset)])
+            return builder.bitcast(first, context.get_value_type(signature.return_type))
+
+        return kind(place), emit
+
+    return seen

@@ -23,6 +23,15 @@ def row_offset(w: Any, extents: int, strides: int, rank: int, index: int) -> Any
     return offset + index * w[strides]
 
 
+@helper
+def row_at(t: Any, rank: int, array: int, row: int) -> Any:
+    """The offset of a row in array number `array` of those whose walk a table is.
+
+    t: `rank` extents, then as many strides for each array.
+    """
+    return row_offset(t, 0, rank * (1 + array), rank, row)
+
+
 @vectorised
 def copy_bytes(to: Lanes, x: Lanes, count: Lanes) -> None:
     """Copy `count` bytes, many of them."""

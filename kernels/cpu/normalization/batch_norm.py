@@ -6,6 +6,7 @@ array that the elementwise machine does. Split over samples, the three are opera
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,116 +20,101 @@ from soapstone.kernels.cpu.normalization.channel_sums import (
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, native, noop, routine, sequence
-from soapstone.native.intrinsics import as_float, f32p, f64p, words
+from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.memory import aligned_array
 
-# Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 count, 5 epsilon, 6 momentum, 7.. arrays:
-# gamma, beta, old mean, old variance; new mean, new variance, mean, rstd, scale, shift; 17 pivot
-# and 18 its stride.
-_Pair = tuple[float, float]
+# Sums are of parts, in float64, or whole, in float32 (2, channels): then `parts` is 0.
+_ARRAYS = (
+    *("gamma", "beta", "old_mean", "old_variance"),
+    *("new_mean", "new_variance", "mean", "rstd", "scale", "shift"),
+)
+_STATISTICS = Fields(
+    f"sums channels padded parts {' '.join(_ARRAYS)} pivot pivot_step",
+    reals="count epsilon momentum",
+)
+_INFERENCE = Fields("channels gamma beta mean variance scale shift", reals="epsilon")
+_SLOPES = Fields("sums channels padded parts gamma rstd dgamma dbeta a b d", reals="count")
+_STORE = Fields("sums channels padded parts to step", reals="count")
+_statistics_of, _inference_of, _slopes_of, _store_of = (
+    fields.at for fields in (_STATISTICS, _INFERENCE, _SLOPES, _STORE)
+)
 
 
 @routine
-def _folded(w: Any, c: int) -> _Pair:
+def _folded(sums: int, parts: int, channels: int, padded: int, c: int) -> tuple[float, float]:
     """The two sums of a channel over all parts, in order."""
-    sums = f64p(w[0])
+    if parts == 0:
+        whole = f32p(sums)
+        return np.float64(whole[c]), np.float64(whole[channels + c])
+    each = f64p(sums)
     first = second = 0.0
-    for part in range(w[3]):
-        first += sums[part * w[2] * 2 + c]
-        second += sums[part * w[2] * 2 + w[2] + c]
+    for part in range(parts):
+        first += each[part * padded * 2 + c]
+        second += each[part * padded * 2 + padded + c]
     return first, second
-
-
-@routine
-def _statistics_of(w: Any, c: int, total: float, square: float) -> None:
-    """Mean, rstd, running statistics, and the scale and shift of y, of one channel."""
-    count, epsilon, momentum = as_float(w[4]), as_float(w[5]), as_float(w[6])
-    away = total / count
-    mean = np.float64(f32p(w[17] + c * w[18])[0]) + away
-    variance = square / count - away * away
-    if variance < 0.0:
-        variance = 0.0
-    rstd = 1.0 / np.sqrt(variance + epsilon)
-    unbiased = variance * count / max(count - 1.0, 1.0)
-    f32p(w[11])[c] = (1.0 - momentum) * f32p(w[9])[c] + momentum * mean
-    f32p(w[12])[c] = (1.0 - momentum) * f32p(w[10])[c] + momentum * unbiased
-    f32p(w[13])[c] = mean
-    f32p(w[14])[c] = rstd
-    f32p(w[15])[c] = f32p(w[7])[c] * rstd
-    f32p(w[16])[c] = f32p(w[8])[c] - mean * rstd * f32p(w[7])[c]
 
 
 @native()
 def _statistics(block: Any) -> int:
-    w = words(block)
-    for c in range(w[1]):
-        total, square = _folded(w, c)
-        _statistics_of(w, c, total, square)
-    return 0
-
-
-@native()
-def _statistics_of_sums(block: Any) -> int:
-    """The same from float32 sums (2, channels)."""
-    w = words(block)
-    for c in range(w[1]):
-        sums = f32p(w[0])
-        _statistics_of(w, c, np.float64(sums[c]), np.float64(sums[w[1] + c]))
+    """Mean, rstd, running statistics, and the scale and shift of y, of each channel."""
+    w = _statistics_of(block)
+    count, epsilon, momentum = w.count, w.epsilon, w.momentum
+    for c in range(w.channels):
+        total, square = _folded(w.sums, w.parts, w.channels, w.padded, c)
+        away = total / count
+        mean = np.float64(f32p(w.pivot + c * w.pivot_step)[0]) + away
+        variance = square / count - away * away
+        if variance < 0.0:
+            variance = 0.0
+        rstd = 1.0 / np.sqrt(variance + epsilon)
+        unbiased = variance * count / max(count - 1.0, 1.0)
+        f32p(w.new_mean)[c] = (1.0 - momentum) * f32p(w.old_mean)[c] + momentum * mean
+        f32p(w.new_variance)[c] = (1.0 - momentum) * f32p(w.old_variance)[c] + momentum * unbiased
+        f32p(w.mean)[c] = mean
+        f32p(w.rstd)[c] = rstd
+        f32p(w.scale)[c] = f32p(w.gamma)[c] * rstd
+        f32p(w.shift)[c] = f32p(w.beta)[c] - mean * rstd * f32p(w.gamma)[c]
     return 0
 
 
 @native()
 def _inference(block: Any) -> int:
     """The scale and shift of y from the running statistics."""
-    w = words(block)
-    for c in range(w[1]):
-        scale = f32p(w[7])[c] / np.sqrt(f32p(w[10])[c] + as_float(w[5]))
-        f32p(w[11])[c] = scale
-        f32p(w[12])[c] = f32p(w[8])[c] - f32p(w[9])[c] * scale
+    w = _inference_of(block)
+    for c in range(w.channels):
+        scale = f32p(w.gamma)[c] / np.sqrt(f32p(w.variance)[c] + w.epsilon)
+        f32p(w.scale)[c] = scale
+        f32p(w.shift)[c] = f32p(w.beta)[c] - f32p(w.mean)[c] * scale
     return 0
-
-
-@routine
-def _slopes_of(w: Any, c: int, total: float, product: float) -> None:
-    """dgamma, dbeta, and the factors of dx = a * dy + b * (x - mean) + d, of one channel."""
-    count = as_float(w[4])
-    rstd = np.float64(f32p(w[8])[c])
-    scale = f32p(w[7])[c] * rstd
-    f32p(w[9])[c] = product * rstd
-    f32p(w[10])[c] = total
-    f32p(w[11])[c] = scale
-    f32p(w[12])[c] = -scale * rstd * rstd * product / count
-    f32p(w[13])[c] = -scale * total / count
 
 
 @native()
 def _slopes(block: Any) -> int:
-    w = words(block)
-    for c in range(w[1]):
-        total, product = _folded(w, c)
-        _slopes_of(w, c, total, product)
-    return 0
-
-
-@native()
-def _slopes_of_sums(block: Any) -> int:
-    """The same from float32 sums (2, channels)."""
-    w = words(block)
-    for c in range(w[1]):
-        sums = f32p(w[0])
-        _slopes_of(w, c, np.float64(sums[c]), np.float64(sums[w[1] + c]))
+    """dgamma, dbeta, and the factors of dx = a * dy + b * (x - mean) + d, of each channel."""
+    w = _slopes_of(block)
+    count = w.count
+    for c in range(w.channels):
+        total, product = _folded(w.sums, w.parts, w.channels, w.padded, c)
+        rstd = np.float64(f32p(w.rstd)[c])
+        scale = f32p(w.gamma)[c] * rstd
+        f32p(w.dgamma)[c] = product * rstd
+        f32p(w.dbeta)[c] = total
+        f32p(w.a)[c] = scale
+        f32p(w.b)[c] = -scale * rstd * rstd * product / count
+        f32p(w.d)[c] = -scale * total / count
     return 0
 
 
 @native()
 def _store_sums(block: Any) -> int:
-    """The sums folded into (2, channels) float32. Words: 5 their address, 6 their row's stride."""
-    w = words(block)
-    for c in range(w[1]):
-        total, square = _folded(w, c)
-        f32p(w[5])[c] = total
-        f32p(w[5] + w[6])[c] = square
+    """The sums folded into (2, channels) float32."""
+    w = _store_of(block)
+    for c in range(w.channels):
+        total, square = _folded(w.sums, w.parts, w.channels, w.padded, c)
+        f32p(w.to)[c] = total
+        f32p(w.to + w.step)[c] = square
     return 0
 
 
@@ -164,10 +150,25 @@ def batch_norm(call: Call) -> Entry | None:
     apply = by_channel(SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if sums.entry is None or apply is None:
         return None
-    numbers = float(call.attributes["epsilon"]), float(call.attributes["momentum"])
-    arrays = vectors, results, scale, shift, pivot, pivot.strides[0]
-    middle = bind(_statistics, sums.words(), *numbers, *arrays)
+    arrays = (*vectors, *results, scale, shift)
+    middle = _statistics_entry(call, sums.fields(), arrays, pivot)
     return sequence([sums.entry, middle, apply])
+
+
+def _statistics_entry(
+    call: Call, sums: dict[str, Any], arrays: Sequence[Array], pivot: Array
+) -> Entry:
+    """The entry of the statistics; arrays: in the order of the block's fields."""
+    named = dict(zip(_ARRAYS, arrays, strict=True))
+    block = _STATISTICS.pack(
+        **sums,
+        **named,
+        pivot=pivot,
+        pivot_step=pivot.strides[0],
+        epsilon=call.attributes["epsilon"],
+        momentum=call.attributes["momentum"],
+    )
+    return bind(_statistics, block)
 
 
 @variant("batch_norm_inference", "numba")
@@ -182,9 +183,15 @@ def batch_norm_inference(call: Call) -> Entry | None:
     apply = by_channel(SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if apply is None:
         return None
-    epsilon = float(call.attributes["epsilon"])
-    first = bind(_inference, 0, x.shape[1], 0, 0, 0, epsilon, 0, vectors, scale, shift)
-    return sequence([first, apply])
+    arrays = dict(zip(("gamma", "beta", "mean", "variance"), vectors, strict=True))
+    block = _INFERENCE.pack(
+        channels=x.shape[1],
+        **arrays,
+        scale=scale,
+        shift=shift,
+        epsilon=call.attributes["epsilon"],
+    )
+    return sequence([bind(_inference, block), apply])
 
 
 @variant("batch_norm_grad", "numba")
@@ -199,8 +206,9 @@ def batch_norm_grad(call: Call) -> Entry | None:
     apply = by_channel(SLOPES, [dy, x], [mean, a, b, d], dx, call.threads)
     if sums.entry is None or apply is None:
         return None
-    middle = bind(_slopes, sums.words(), 0, 0, gamma, rstd, dgamma, dbeta, a, b, d)
-    return sequence([sums.entry, middle, apply])
+    factors = {"dgamma": dgamma, "dbeta": dbeta, "a": a, "b": b, "d": d}
+    block = _SLOPES.pack(**sums.fields(), gamma=gamma, rstd=rstd, **factors)
+    return sequence([sums.entry, bind(_slopes, block), apply])
 
 
 def _sums(call: Call, u: Array, v: Array, pivot: Array, centred: bool) -> Entry | None:
@@ -212,7 +220,8 @@ def _sums(call: Call, u: Array, v: Array, pivot: Array, centred: bool) -> Entry 
     sums = ChannelSums(u, v, pivot, call.threads, centred=centred)
     if sums.entry is None:
         return None
-    return sequence([sums.entry, bind(_store_sums, sums.words(), out, out.strides[0])])
+    block = _STORE.pack(**sums.fields(), to=out, step=out.strides[0])
+    return sequence([sums.entry, bind(_store_sums, block)])
 
 
 @variant("batch_norm_sums", "numba")
@@ -229,22 +238,23 @@ def batch_norm_grad_sums(call: Call) -> Entry | None:
     return _sums(call, dy, x, mean, False)
 
 
+def _whole(call: Call, sums: Array) -> dict[str, Any]:
+    """What a block says of sums (2, channels) of all parts."""
+    count = max(call.attributes["count"], 1)
+    return {"sums": sums, "channels": sums.shape[1], "padded": 0, "parts": 0, "count": count}
+
+
 @variant("batch_norm_statistics", "numba")
 def batch_norm_statistics(call: Call) -> Entry | None:
     """Statistics, and the scale and shift of y, from the sums."""
     sums, first, *vectors = call.inputs
     scale, shift, *results = call.outputs
-    channels = sums.shape[1]
     if not is_float32(sums, first) or not sums.flags.c_contiguous or first.size == 0:
         return None
-    if not _vectors((*vectors, *call.outputs), channels):
+    if not _vectors((*vectors, *call.outputs), sums.shape[1]):
         return None
-    at = call.attributes
-    pivot = _pivot(first)
-    head = sums, channels, 0, 0, float(max(at["count"], 1))
-    numbers = float(at["epsilon"]), float(at["momentum"])
-    arrays = vectors, results, scale, shift, pivot, pivot.strides[0]
-    return bind(_statistics_of_sums, *head, *numbers, *arrays)
+    arrays = (*vectors, *results, scale, shift)
+    return _statistics_entry(call, _whole(call, sums), arrays, _pivot(first))
 
 
 @variant("batch_norm_slopes", "numba")
@@ -255,6 +265,6 @@ def batch_norm_slopes(call: Call) -> Entry | None:
         return None
     if not _vectors((gamma, rstd, *call.outputs), sums.shape[1]):
         return None
-    dgamma, dbeta, *factors = call.outputs
-    head = sums, sums.shape[1], 0, 0, float(max(call.attributes["count"], 1))
-    return bind(_slopes_of_sums, *head, 0, 0, gamma, rstd, dgamma, dbeta, *factors)
+    made = dict(zip(("dgamma", "dbeta", "a", "b", "d"), call.outputs, strict=True))
+    block = _SLOPES.pack(**_whole(call, sums), gamma=gamma, rstd=rstd, **made)
+    return bind(_slopes, block)

@@ -15,10 +15,11 @@ from soapstone.kernels.cpu.elementwise.machine import bind_program
 from soapstone.kernels.cpu.elementwise.programs import Node, compile_program
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
-from soapstone.native.memory import aligned_array, pack
-from soapstone.native.moves import row_offset
+from soapstone.native.intrinsics import f32p, f64p, i64p, stack
+from soapstone.native.memory import aligned_array
+from soapstone.native.moves import row_at
 from soapstone.native.simd import choose, load, load_doubles, splat, store, sum_lanes, widen
 from soapstone.native.walks import walk
 
@@ -93,53 +94,58 @@ def _rows(totals: int, products: int, u: int, v: int, m: int, places: Any, n: in
     store(products, 48, load_doubles(products, 48) + widen(b3))
 
 
-# Words: 0 u, 1 v, 2 pivot, 3 sums (images, parts, 2, padded), 4 channels, 5 channels padded,
-# 6 parts, 7 rows of an image, 8 run, 9 rank, 10 stride of channels of u, 11 of v, 12 of the pivot,
-# 13 whether u is centred, 14-16 strides of images; 17 extents, strides of u, strides of v.
+# sums: (images, parts, 2, padded) of channels; rows: of an image, of `run` positions each; step:
+# along channels; images: strides of images. Then the walk of an image's rows in u and v.
+_SUMS = Fields(
+    "u v pivot sums channels padded parts rows run rank step(u v pivot) centred image(u v pivot)"
+)
+_sums_of, _table_of = _SUMS.at, _SUMS.table
+
+
 @native("body")
 def _sums_by_channel(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    n, rank = w[8], w[9]
+    w, table = _sums_of(block), _table_of(block)
+    n, rank = w.run, w.rank
     sums = stack(256)
     for item in range(begin, end):
-        image, channel = item // w[4], item % w[4]
+        image, channel = item // w.channels, item % w.channels
         for i in range(32):
             f64p(sums)[i] = 0.0
-        pivot: Any = f32p(w[2] + channel * w[12] + image * w[16])[0]
-        less: Any = pivot if w[13] != 0 else np.float32(0.0)
-        at_u = w[0] + channel * w[10] + image * w[14]
-        at_v = w[1] + channel * w[11] + image * w[15]
-        for row in range(w[7]):
-            u = at_u + row_offset(w, 17, 17 + rank, rank, row)
-            v = at_v + row_offset(w, 17, 17 + 2 * rank, rank, row)
+        pivot: Any = f32p(w.pivot + channel * w.step_pivot + image * w.image_pivot)[0]
+        less: Any = pivot if w.centred != 0 else np.float32(0.0)
+        at_u = w.u + channel * w.step_u + image * w.image_u
+        at_v = w.v + channel * w.step_v + image * w.image_v
+        for row in range(w.rows):
+            u = at_u + row_at(table, rank, 0, row)
+            v = at_v + row_at(table, rank, 1, row)
             _run(sums, u, v, less, pivot, n)
-        out = f64p(w[3] + image * w[5] * 16)
+        out = f64p(w.sums + image * w.padded * 16)
         out[channel] = sum_lanes(load_doubles(sums, 0))
-        out[w[5] + channel] = sum_lanes(load_doubles(sums, 16))
+        out[w.padded + channel] = sum_lanes(load_doubles(sums, 16))
     return 0
 
 
 @native("body")
 def _sums_by_row(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, rank, padded = w[7], w[9], w[5]
-    inner = w[17 + rank - 1]
+    w, table = _sums_of(block), _table_of(block)
+    rows, rank, padded = w.rows, w.rank, w.padded
+    inner = table[rank - 1]
     places = i64p(stack(64))
-    places[0], places[1] = w[17 + 2 * rank - 1], w[17 + 3 * rank - 1]
-    places[3] = w[13]
+    places[0], places[1] = table[2 * rank - 1], table[3 * rank - 1]
+    places[3] = w.centred
     for item in range(begin, end):
-        image, part = item // w[6], item % w[6]
-        sums = w[3] + item * padded * 16
+        image, part = item // w.parts, item % w.parts
+        sums = w.sums + item * padded * 16
         for i in range(2 * padded):
             f64p(sums)[i] = 0.0
-        row, last = part * rows // w[6], (part + 1) * rows // w[6]
+        row, last = part * rows // w.parts, (part + 1) * rows // w.parts
         while row < last:
             n = min(64, last - row, inner - row % inner)
-            u = w[0] + image * w[14] + row_offset(w, 17, 17 + rank, rank, row)
-            v = w[1] + image * w[15] + row_offset(w, 17, 17 + 2 * rank, rank, row)
-            pivot = w[2] + image * w[16]
-            for c in range(0, w[4], 64):
-                places[2] = w[4] - c
+            u = w.u + image * w.image_u + row_at(table, rank, 0, row)
+            v = w.v + image * w.image_v + row_at(table, rank, 1, row)
+            pivot = w.pivot + image * w.image_pivot
+            for c in range(0, w.channels, 64):
+                places[2] = w.channels - c
                 at = sums + c * 8
                 _rows(at, at + padded * 8, u + c * 4, v + c * 4, pivot + c * 4, places, n)
             row += n
@@ -179,19 +185,35 @@ class ChannelSums:
                 return
             run, extents, strides = extents[-1], extents[:-1], tuple(s[:-1] for s in strides)
         self.sums = aligned_array((self.images, self.parts, 2, self.padded), np.float64, zero=True)
-        block = pack(
-            (u, v, pivot, self.sums, c, self.padded, self.parts, self.count // run, run),
-            (len(extents), u.strides[1], v.strides[1], pivot.strides[-1], centred),
-            (u.strides[0], v.strides[0], pivot.strides[0] if each else 0),
-            (extents, strides),
+        block = _SUMS.pack(
+            *(extents, strides),
+            u=u,
+            v=v,
+            pivot=pivot,
+            sums=self.sums,
+            channels=c,
+            padded=self.padded,
+            parts=self.parts,
+            rows=self.count // run,
+            run=run,
+            rank=len(extents),
+            step=(u.strides[1], v.strides[1], pivot.strides[-1]),
+            centred=centred,
+            image=(u.strides[0], v.strides[0], pivot.strides[0] if each else 0),
         )
         kernel: Native = _sums_by_row if by_row else _sums_by_channel
         items = self.images * (self.parts if by_row else c)
         self.entry = parallel_for(kernel, block, items, threads)
 
-    def words(self) -> tuple[Any, ...]:
-        """The head of a block that uses the sums: they, channels, padded, parts, count."""
-        return (self.sums, self.channels, self.padded, self.parts, float(self.count))
+    def fields(self) -> dict[str, Any]:
+        """What a block that uses the sums says of them: count is the elements of a channel."""
+        return {
+            "sums": self.sums,
+            "channels": self.channels,
+            "padded": self.padded,
+            "parts": self.parts,
+            "count": self.count,
+        }
 
 
 # On images, then factors by channel: y = x * scale + shift, and dx = a * dy + b * (x - mean) + d.

@@ -18,11 +18,11 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.spans import span, span_at, span_step, spans
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
-from soapstone.native.intrinsics import as_float, i64p, words
+from soapstone.native.intrinsics import i64p
 from soapstone.native.lanes import F32, I64, LANES, Lanes, where
-from soapstone.native.memory import pack
 from soapstone.native.simd import vectorised
 
 # SplitMix64's finaliser on a weighted sum, as in `ir.ops.normalization.dropout.random_bits`.
@@ -49,19 +49,23 @@ def _drop(
     loop(builder, n, body, 2 * LANES)
 
 
+# Weighted sums are constant + step * step_weight + index * index_weight; step: an address.
+_BLOCK = Fields("spans x y step constant step_weight index_weight threshold", reals="scale")
+_block_of = _BLOCK.at
+
+
 @native("body")
 def _dropout(block: Any, begin: int, end: int) -> int:
-    # w: table of spans, x, y, step, weights of the seed, the step and the index, threshold, scale
-    w = words(block)
-    t = words(w[0])
-    weight, threshold, scale = w[6], w[7], as_float(w[8])
-    base = w[4] + i64p(w[3])[0] * w[5]
+    w = _block_of(block)
+    t = w.spans
+    weight, threshold, scale = w.index_weight, w.threshold, w.scale
+    base = w.constant + i64p(w.step)[0] * w.step_weight
     stride = span_step(t, 3, 2)
     for item in range(begin, end):
         row, stop, column, n = span(t, item)
         while row < stop:
-            x = w[1] + span_at(t, 0, row) + column * 4
-            y = w[2] + span_at(t, 1, row) + column * 4
+            x = w.x + span_at(t, 0, row) + column * 4
+            y = w.y + span_at(t, 1, row) + column * 4
             index = span_at(t, 2, row) + column * stride
             _drop(y, x, n, base + index * weight, stride * weight, threshold, scale)
             row += 1
@@ -93,6 +97,16 @@ def dropout(call: Call) -> Entry | None:
     constant = (a["seed"] * _SEED + first * _INDEX) & _MASK
     threshold = math.ceil(a["rate"] * 2**32)
     made = spans(x.shape, (x, y), numbers=[steps])
-    block = pack((made.block, x, y, step, constant, _STEP, _INDEX, threshold, 1 / (1 - a["rate"])))
+    block = _BLOCK.pack(
+        spans=made.block,
+        x=x,
+        y=y,
+        step=step,
+        constant=constant,
+        step_weight=_STEP,
+        index_weight=_INDEX,
+        threshold=threshold,
+        scale=1 / (1 - a["rate"]),
+    )
     threads = useful_threads(call.threads, 4 * x.nbytes)
     return parallel_for(_dropout, block, made.items, threads)

@@ -19,101 +19,108 @@ from soapstone.kernels.cpu.normalization.channel_sums import (
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import bind, native, routine, sequence
-from soapstone.native.intrinsics import as_float, f32p, f64p, words
+from soapstone.native.intrinsics import f32p, f64p
 from soapstone.native.memory import aligned_array
 
-# Words: 0 sums, 1 channels, 2 padded channels, 3 parts, 4 elements of a channel, 5 epsilon,
-# 6 samples, 7 groups, 8 gamma, 9 beta, 10 x, 11-12 its strides of samples and channels, 13 mean and
-# 14 rstd (samples, groups), 15-17 arrays (samples, channels): scale and shift, or a, b and d;
-# 18 pivots (samples, channels), 19 dgamma, 20 dbeta.
+# mean and rstd: (samples, groups); pivots, scale and shift, or means, a, b and d: (samples,
+# channels); step: of x.
+_SUMS = "sums channels padded parts samples groups gamma mean rstd"
+_STATISTICS = Fields(
+    f"{_SUMS} beta scale shift pivots x step(sample channel)", reals="count epsilon"
+)
+_SLOPES = Fields(f"{_SUMS} means dgamma dbeta a b d", reals="count")
+_statistics_of, _slopes_of = _STATISTICS.at, _SLOPES.at
 
 
 @routine
 def _sum_of(w: Any, sample: int, which: int, c: int) -> float:
     total = 0.0
-    for part in range(w[3]):
-        total += f64p(w[0])[((sample * w[3] + part) * 2 + which) * w[2] + c]
+    for part in range(w.parts):
+        total += f64p(w.sums)[((sample * w.parts + part) * 2 + which) * w.padded + c]
     return total
 
 
 @native()
 def _pivots(block: Any) -> int:
     """The first value of each channel of each sample."""
-    w = words(block)
-    for sample in range(w[6]):
-        for c in range(w[1]):
-            f32p(w[18])[sample * w[1] + c] = f32p(w[10] + sample * w[11] + c * w[12])[0]
+    w = _statistics_of(block)
+    for sample in range(w.samples):
+        for c in range(w.channels):
+            f32p(w.pivots)[sample * w.channels + c] = f32p(
+                w.x + sample * w.step_sample + c * w.step_channel
+            )[0]
     return 0
 
 
 @native()
 def _statistics(block: Any) -> int:
     """Mean and rstd of each group, and the scale and shift of each channel of each sample."""
-    w = words(block)
-    channels, count = w[1], as_float(w[4])
-    inner = channels // w[7]
-    for sample in range(w[6]):
-        for group in range(w[7]):
+    w = _statistics_of(block)
+    channels, count = w.channels, w.count
+    inner = channels // w.groups
+    for sample in range(w.samples):
+        for group in range(w.groups):
             mean = 0.0
             for c in range(group * inner, (group + 1) * inner):
-                pivot = np.float64(f32p(w[18])[sample * channels + c])
+                pivot = np.float64(f32p(w.pivots)[sample * channels + c])
                 mean += pivot + _sum_of(w, sample, 0, c) / count
             mean /= inner
             square = 0.0
             for c in range(group * inner, (group + 1) * inner):
                 away = _sum_of(w, sample, 0, c) / count
-                own = np.float64(f32p(w[18])[sample * channels + c]) + away
+                own = np.float64(f32p(w.pivots)[sample * channels + c]) + away
                 within = _sum_of(w, sample, 1, c) / count - away * away
                 square += max(within, 0.0) + (own - mean) * (own - mean)
-            rstd = 1.0 / np.sqrt(square / inner + as_float(w[5]))
-            f32p(w[13])[sample * w[7] + group] = mean
-            f32p(w[14])[sample * w[7] + group] = rstd
+            rstd = 1.0 / np.sqrt(square / inner + w.epsilon)
+            f32p(w.mean)[sample * w.groups + group] = mean
+            f32p(w.rstd)[sample * w.groups + group] = rstd
             for c in range(group * inner, (group + 1) * inner):
-                scale = f32p(w[8])[c] * rstd
-                f32p(w[15])[sample * channels + c] = scale
-                f32p(w[16])[sample * channels + c] = f32p(w[9])[c] - mean * scale
+                scale = f32p(w.gamma)[c] * rstd
+                f32p(w.scale)[sample * channels + c] = scale
+                f32p(w.shift)[sample * channels + c] = f32p(w.beta)[c] - mean * scale
     return 0
 
 
 @native()
 def _means(block: Any) -> int:
     """The mean of its group for each channel of each sample."""
-    w = words(block)
-    inner = w[1] // w[7]
-    for sample in range(w[6]):
-        for c in range(w[1]):
-            f32p(w[18])[sample * w[1] + c] = f32p(w[13])[sample * w[7] + c // inner]
+    w = _slopes_of(block)
+    inner = w.channels // w.groups
+    for sample in range(w.samples):
+        for c in range(w.channels):
+            f32p(w.means)[sample * w.channels + c] = f32p(w.mean)[sample * w.groups + c // inner]
     return 0
 
 
 @native()
 def _slopes(block: Any) -> int:
     """dgamma, dbeta, and the factors of dx = a * dy + b * (x - mean) + d."""
-    w = words(block)
-    channels, count = w[1], as_float(w[4])
-    inner = channels // w[7]
+    w = _slopes_of(block)
+    channels, count = w.channels, w.count
+    inner = channels // w.groups
     for c in range(channels):
         first = second = 0.0
-        for sample in range(w[6]):
+        for sample in range(w.samples):
             first += _sum_of(w, sample, 0, c)
-            rstd = f32p(w[14])[sample * w[7] + c // inner]
+            rstd = f32p(w.rstd)[sample * w.groups + c // inner]
             second += _sum_of(w, sample, 1, c) * rstd
-        f32p(w[19])[c] = second
-        f32p(w[20])[c] = first
-    for sample in range(w[6]):
-        for group in range(w[7]):
-            rstd = np.float64(f32p(w[14])[sample * w[7] + group])
+        f32p(w.dgamma)[c] = second
+        f32p(w.dbeta)[c] = first
+    for sample in range(w.samples):
+        for group in range(w.groups):
+            rstd = np.float64(f32p(w.rstd)[sample * w.groups + group])
             p = q = 0.0
             for c in range(group * inner, (group + 1) * inner):
-                gamma = np.float64(f32p(w[8])[c])
+                gamma = np.float64(f32p(w.gamma)[c])
                 p += gamma * _sum_of(w, sample, 0, c)
                 q += gamma * _sum_of(w, sample, 1, c)
             total = count * inner
             for c in range(group * inner, (group + 1) * inner):
-                f32p(w[15])[sample * channels + c] = f32p(w[8])[c] * rstd
-                f32p(w[16])[sample * channels + c] = -rstd * rstd * rstd * q / total
-                f32p(w[17])[sample * channels + c] = -rstd * p / total
+                f32p(w.a)[sample * channels + c] = f32p(w.gamma)[c] * rstd
+                f32p(w.b)[sample * channels + c] = -rstd * rstd * rstd * q / total
+                f32p(w.d)[sample * channels + c] = -rstd * p / total
     return 0
 
 
@@ -140,9 +147,22 @@ def group_norm(call: Call) -> Entry | None:
     apply = by_channel(SCALE_AND_SHIFT, [x], [scale, shift], y, call.threads)
     if sums.entry is None or apply is None:
         return None
-    given = float(call.attributes["epsilon"]), x.shape[0], groups, gamma, beta, x, x.strides[:2]
-    block = *sums.words(), *given, mean, rstd, scale, shift, 0, pivots
-    return sequence([bind(_pivots, *block), sums.entry, bind(_statistics, *block), apply])
+    block = _STATISTICS.pack(
+        **sums.fields(),
+        samples=x.shape[0],
+        groups=groups,
+        gamma=gamma,
+        beta=beta,
+        mean=mean,
+        rstd=rstd,
+        scale=scale,
+        shift=shift,
+        pivots=pivots,
+        x=x,
+        step=x.strides[:2],
+        epsilon=call.attributes["epsilon"],
+    )
+    return sequence([bind(_pivots, block), sums.entry, bind(_statistics, block), apply])
 
 
 @variant(("group_norm_grad", "instance_norm_grad"), "numba")
@@ -158,6 +178,18 @@ def group_norm_grad(call: Call) -> Entry | None:
     apply = by_channel(SLOPES, [dy, x], [means, a, b, d], dx, call.threads)
     if sums.entry is None or apply is None:
         return None
-    given = 0, x.shape[0], groups, gamma, 0, x, x.strides[:2]
-    block = *sums.words(), *given, mean, rstd, a, b, d, means, dgamma, dbeta
-    return sequence([bind(_means, *block), sums.entry, bind(_slopes, *block), apply])
+    block = _SLOPES.pack(
+        **sums.fields(),
+        samples=x.shape[0],
+        groups=groups,
+        gamma=gamma,
+        mean=mean,
+        rstd=rstd,
+        means=means,
+        dgamma=dgamma,
+        dbeta=dbeta,
+        a=a,
+        b=b,
+        d=d,
+    )
+    return sequence([bind(_means, block), sums.entry, bind(_slopes, block), apply])

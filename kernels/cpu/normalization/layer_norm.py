@@ -10,10 +10,11 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.rows import over_last_axis
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, noop, parallel_for, sequence, useful_threads
-from soapstone.native.intrinsics import as_float, f32p, f64p, words
-from soapstone.native.memory import Block, aligned_array, pack
-from soapstone.native.moves import row_offset
+from soapstone.native.intrinsics import f32p, f64p
+from soapstone.native.memory import aligned_array
+from soapstone.native.moves import row_at
 from soapstone.native.simd import (
     load,
     load_doubles,
@@ -26,21 +27,24 @@ from soapstone.native.simd import (
 )
 from soapstone.native.walks import walk
 
-# Words of the blocks: 0 channels, 1 rank of the rows' walk, 2 epsilon, 3 gamma, 4 beta (backward:
-# how many vectors of partial sums a part has), 5 these sums, 6 parts, 7 rows, 8.. addresses of what
-# has rows, 13, 14 of the vectors' gradients; then from 16 the extents and one table of strides an
-# array that has rows.
+# Each is followed by the walk of the rows, of `rank` dims, in what has rows, in the order in which
+# they are named. mean and beta, with their gradients: 0 where there are none.
+FORWARD = Fields("channels rank gamma beta x y mean rstd", reals="epsilon")
+# vectors: gradients of which a part has sums of its own, dgamma and perhaps dbeta
+BACKWARD = Fields("channels rank rows parts gamma sums vectors dy x mean rstd dx dgamma dbeta")
+_forward_of, _forward_table = FORWARD.at, FORWARD.table
+_backward_of, _backward_table = BACKWARD.at, BACKWARD.table
 
 
 @native("body")
 def _forward(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    c, rank, epsilon, gamma, beta = w[0], w[1], as_float(w[2]), w[3], w[4]
+    w, table = _forward_of(block), _forward_table(block)
+    c, rank, epsilon, gamma, beta = w.channels, w.rank, w.epsilon, w.gamma, w.beta
     full = c & -64
     bulk = c & -16
     for row in range(begin, end):
-        x = w[8] + row_offset(w, 16, 16 + rank, rank, row)
-        y = w[9] + row_offset(w, 16, 16 + 2 * rank, rank, row)
+        x = w.x + row_at(table, rank, 0, row)
+        y = w.y + row_at(table, rank, 1, row)
         a = b = d = e = splat(0.0)
         for i in range(0, full, 64):
             a += load(x, i)
@@ -77,30 +81,30 @@ def _forward(block: Any, begin: int, end: int) -> int:
             n = c - bulk
             v = (load_first(x, bulk, n) - m) * s * load_first(gamma, bulk, n)
             store_first(y, bulk, v + load_first(beta, bulk, n), n)
-        f32p(w[10] + row_offset(w, 16, 16 + 3 * rank, rank, row))[0] = mean
-        f32p(w[11] + row_offset(w, 16, 16 + 4 * rank, rank, row))[0] = rstd
+        f32p(w.mean + row_at(table, rank, 2, row))[0] = mean
+        f32p(w.rstd + row_at(table, rank, 3, row))[0] = rstd
     return 0
 
 
 @native("body")
 def _backward(block: Any, begin: int, end: int) -> int:
     # An item is a part of the rows: each has its own partial sums of dgamma and dbeta.
-    w = words(block)
-    c, rank, gamma = w[0], w[1], w[3]
+    w, table = _backward_of(block), _backward_table(block)
+    c, rank, gamma = w.channels, w.rank, w.gamma
     bulk = c & -16
     tail = c - bulk
     wide = (c + 15) & -16
     for part in range(begin, end):
-        dgamma = w[5] + part * wide * 16
+        dgamma = w.sums + part * wide * 16
         dbeta = dgamma + wide * 8
         for i in range(2 * wide):
             f64p(dgamma)[i] = 0.0
-        for row in range(part * w[7] // w[6], (part + 1) * w[7] // w[6]):
-            dy = w[8] + row_offset(w, 16, 16 + rank, rank, row)
-            x = w[9] + row_offset(w, 16, 16 + 2 * rank, rank, row)
-            mean = f32p(w[10] + row_offset(w, 16, 16 + 3 * rank, rank, row))[0]
-            rstd = f32p(w[11] + row_offset(w, 16, 16 + 4 * rank, rank, row))[0]
-            dx = w[12] + row_offset(w, 16, 16 + 5 * rank, rank, row)
+        for row in range(part * w.rows // w.parts, (part + 1) * w.rows // w.parts):
+            dy = w.dy + row_at(table, rank, 0, row)
+            x = w.x + row_at(table, rank, 1, row)
+            mean = f32p(w.mean + row_at(table, rank, 2, row))[0]
+            rstd = f32p(w.rstd + row_at(table, rank, 3, row))[0]
+            dx = w.dx + row_at(table, rank, 4, row)
             m, s = splat(mean), splat(rstd)
             first, second = splat(0.0), splat(0.0)
             for i in range(0, bulk, 16):
@@ -134,16 +138,16 @@ def _backward(block: Any, begin: int, end: int) -> int:
 @native()
 def _join(block: Any) -> int:
     """Fold the parts of the vectors' gradients, in order."""
-    w = words(block)
-    c, vectors, parts = w[0], w[4], w[6]
+    w = _backward_of(block)
+    c, vectors, parts = w.channels, w.vectors, w.parts
     wide = (c + 15) & -16
-    sums = f64p(w[5])
+    sums = f64p(w.sums)
     for vector in range(vectors):
         for i in range(c):
             total = 0.0
             for part in range(parts):
                 total += sums[(part * vectors + vector) * wide + i]
-            f32p(w[13 + vector])[i] = total
+            f32p(w.dgamma if vector == 0 else w.dbeta)[i] = total
     return 0
 
 
@@ -161,12 +165,17 @@ def forward(call: Call, body: Native, statistics: tuple[Array, ...]) -> Entry | 
         return noop() if statistics[0].size == 0 else None
     c = x.shape[-1]
     made = walk(statistics[0].shape, [x[..., 0], y[..., 0], *statistics])
-    head = (c, len(made.extents), float(call.attributes["epsilon"]), *vectors)
-    places = (x, y, *statistics)
-    block = pack(
-        (*head, *(0,) * (8 - len(head))),
-        (*places, *(0,) * (8 - len(places))),
-        (made.extents, made.strides),
+    block = FORWARD.pack(
+        *made,
+        channels=c,
+        rank=len(made.extents),
+        epsilon=call.attributes["epsilon"],
+        gamma=vectors[0],
+        beta=vectors[1] if len(vectors) > 1 else 0,
+        x=x,
+        y=y,
+        mean=statistics[0] if len(statistics) > 1 else 0,
+        rstd=statistics[-1],
     )
     return parallel_for(body, block, x.size // c, useful_threads(call.threads, 2 * x.nbytes))
 
@@ -185,11 +194,22 @@ def backward(call: Call, body: Native) -> Entry | None:
     ways = walk(statistics[0].shape, arrays)
     threads = min(rows, useful_threads(call.threads, 3 * x.nbytes))
     sums = aligned_array((threads * len(made) * ((c + 15) // 16 * 16),), np.float64, zero=True)
-    places = (dy, x, *statistics, dx)
-    block: Block = pack(
-        (c, len(ways.extents), 0, gamma, len(made), sums, threads, rows),
-        (*places, *(0,) * (5 - len(places)), *made, *(0,) * (3 - len(made))),
-        (ways.extents, ways.strides),
+    block = BACKWARD.pack(
+        *ways,
+        channels=c,
+        rank=len(ways.extents),
+        rows=rows,
+        parts=threads,
+        gamma=gamma,
+        sums=sums,
+        vectors=len(made),
+        dy=dy,
+        x=x,
+        mean=statistics[0] if len(statistics) > 1 else 0,
+        rstd=statistics[-1],
+        dx=dx,
+        dgamma=made[0],
+        dbeta=made[1] if len(made) > 1 else 0,
     )
     entry = parallel_for(body, block, threads, threads)
     return sequence([entry, Entry(_join.address, block)])

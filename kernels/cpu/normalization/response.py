@@ -11,17 +11,21 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import power
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import as_float, f32p, stack, words
-from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.intrinsics import f32p, stack
+from soapstone.native.moves import row_at, row_offset
 from soapstone.native.simd import load, splat, store, vectorised, vsqrt
 from soapstone.native.walks import merge
 
-# Words: 0 channels of x, 1 first and 2 count of the channels made, 3 low, 4 high reach, 5 alpha /
-# size, 6 beta, 7 bias, 8-10 strides of channels of x, of dy, of the output, 11 offset of dy in x
-# and 12 its channels; 13 x, 14 dy, 15 output, 16 rank; 17 extents, then strides of x, dy, the
-# output. By rows of positions, the last extent is a run, no longer a dim of the items.
+# A window reaches from `low` channels before to `high` after. first, count: of the channels made;
+# step: along channels; offset: of dy in x; given: channels of dy; share: alpha / size. Then the
+# walk of the positions, of `rank` dims, in x, dy and the output. By rows of positions, its last
+# extent is a run, no longer a dim of the items.
+_BLOCK = Fields(
+    "channels first count low high step(x dy y) offset given x dy y rank", reals="share beta bias"
+)
+_block_of, _table_of = _BLOCK.at, _BLOCK.table
 MOST_CHANNELS = 4000
 
 vpower = vectorised(power)
@@ -41,10 +45,10 @@ def _power(scale: Any, beta: float) -> Any:
 @helper
 def _scale(w: Any, x: int, c: int) -> Any:
     total = 0.0
-    for k in range(max(0, c - w[3]), min(w[0], c + w[4] + 1)):
-        v = np.float64(f32p(x + k * w[8])[0])
+    for k in range(max(0, c - w.low), min(w.channels, c + w.high + 1)):
+        v = np.float64(f32p(x + k * w.step_x)[0])
         total += v * v
-    return as_float(w[7]) + as_float(w[5]) * total
+    return w.bias + w.share * total
 
 
 @helper
@@ -59,26 +63,26 @@ def _powers(scale: Any, beta: float) -> Any:
 @native("body")
 def _by_channel(block: Any, begin: int, end: int) -> int:
     """Items: positions. Lanes: channels, which are contiguous."""
-    w = words(block)
-    rank, low, size = w[16], w[3], w[3] + w[4] + 1
-    share, beta, bias = splat(as_float(w[5])), as_float(w[6]), splat(as_float(w[7]))
+    w, table = _block_of(block), _table_of(block)
+    rank, low, size = w.rank, w.low, w.low + w.high + 1
+    share, beta, bias = splat(w.share), w.beta, splat(w.bias)
     squares = stack(16384)
-    channels = w[0]
-    for i in range(low + channels + w[4] + 16):
+    channels = w.channels
+    for i in range(low + channels + w.high + 16):
         f32p(squares)[i] = 0.0
     for item in range(begin, end):
-        x = w[13] + row_offset(w, 17, 17 + rank, rank, item)
-        y = w[15] + row_offset(w, 17, 17 + 3 * rank, rank, item)
+        x = w.x + row_at(table, rank, 0, item)
+        y = w.y + row_at(table, rank, 2, item)
         for c in range(0, channels, 16):
             mask = first_lanes(channels - c)
             v = load_where(x, c, mask)
             store_where(squares, low + c, v * v, mask)
-        for c in range(0, w[2], 16):
-            mask = first_lanes(w[2] - c)
+        for c in range(0, w.count, 16):
+            mask = first_lanes(w.count - c)
             total = splat(0.0)
             for k in range(size):
-                total += load(squares, w[1] + c + k)
-            v = load_where(x, w[1] + c, mask)
+                total += load(squares, w.first + c + k)
+            v = load_where(x, w.first + c, mask)
             store_where(y, c, v * _powers(bias + share * total, beta), mask)
     return 0
 
@@ -86,67 +90,67 @@ def _by_channel(block: Any, begin: int, end: int) -> int:
 @native("body")
 def _by_position(block: Any, begin: int, end: int) -> int:
     """Items: runs of positions. Lanes: positions, which are contiguous; channels go by."""
-    w = words(block)
-    rank, low, size = w[16] - 1, w[3], w[3] + w[4] + 1
-    share, beta, bias = splat(as_float(w[5])), as_float(w[6]), splat(as_float(w[7]))
+    w, table = _block_of(block), _table_of(block)
+    rank, low, size = w.rank - 1, w.low, w.low + w.high + 1
+    share, beta, bias = splat(w.share), w.beta, splat(w.bias)
     squares = stack(262144)
-    channels, run = w[0], w[17 + rank]
+    channels, run = w.channels, table[rank]
     for i in range(low):
         store(squares, 16 * i, splat(0.0))
-    for i in range(w[4]):
+    for i in range(w.high):
         store(squares, 16 * (low + channels + i), splat(0.0))
     wide = rank + 1
     for item in range(begin, end):
-        x = w[13] + row_offset(w, 17, 17 + wide, rank, item)
-        y = w[15] + row_offset(w, 17, 17 + 3 * wide, rank, item)
+        x = w.x + row_offset(table, 0, wide, rank, item)
+        y = w.y + row_offset(table, 0, 3 * wide, rank, item)
         for p in range(0, run, 16):
             mask = first_lanes(run - p)
             for c in range(channels):
-                v = load_where(x + c * w[8], p, mask)
+                v = load_where(x + c * w.step_x, p, mask)
                 store(squares, 16 * (low + c), v * v)
-            for c in range(w[2]):
+            for c in range(w.count):
                 total = splat(0.0)
                 for k in range(size):
-                    total += load(squares, 16 * (w[1] + c + k))
-                v = load_where(x + (w[1] + c) * w[8], p, mask)
-                store_where(y + c * w[10], p, v * _powers(bias + share * total, beta), mask)
+                    total += load(squares, 16 * (w.first + c + k))
+                v = load_where(x + (w.first + c) * w.step_x, p, mask)
+                store_where(y + c * w.step_y, p, v * _powers(bias + share * total, beta), mask)
     return 0
 
 
 @native("body")
 def _forward(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank, beta = w[16], as_float(w[6])
+    w, table = _block_of(block), _table_of(block)
+    rank, beta = w.rank, w.beta
     for item in range(begin, end):
-        x = w[13] + row_offset(w, 17, 17 + rank, rank, item)
-        y = w[15] + row_offset(w, 17, 17 + 3 * rank, rank, item)
+        x = w.x + row_at(table, rank, 0, item)
+        y = w.y + row_at(table, rank, 2, item)
         # A running sum would drift; windows are short.
-        for c in range(w[2]):
-            at = w[1] + c
+        for c in range(w.count):
+            at = w.first + c
             scale = _scale(w, x, at)
-            f32p(y + c * w[10])[0] = f32p(x + at * w[8])[0] * _power(scale, beta)
+            f32p(y + c * w.step_y)[0] = f32p(x + at * w.step_x)[0] * _power(scale, beta)
     return 0
 
 
 @native("body")
 def _backward(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank, beta = w[16], as_float(w[6])
+    w, table = _block_of(block), _table_of(block)
+    rank, beta = w.rank, w.beta
     for item in range(begin, end):
-        x = w[13] + row_offset(w, 17, 17 + rank, rank, item)
-        dy = w[14] + row_offset(w, 17, 17 + 2 * rank, rank, item)
-        dx = w[15] + row_offset(w, 17, 17 + 3 * rank, rank, item)
-        for c in range(w[2]):
-            at = w[1] + c
+        x = w.x + row_at(table, rank, 0, item)
+        dy = w.dy + row_at(table, rank, 1, item)
+        dx = w.y + row_at(table, rank, 2, item)
+        for c in range(w.count):
+            at = w.first + c
             inner = own = 0.0
-            for k in range(max(w[11], at - w[4]), min(w[11] + w[12], at + w[3] + 1)):
+            for k in range(max(w.offset, at - w.high), min(w.offset + w.given, at + w.low + 1)):
                 scale = _scale(w, x, k)
-                g = f32p(dy + (k - w[11]) * w[9])[0] * _power(scale, beta)
-                inner += g * f32p(x + k * w[8])[0] / scale
+                g = f32p(dy + (k - w.offset) * w.step_dy)[0] * _power(scale, beta)
+                inner += g * f32p(x + k * w.step_x)[0] / scale
                 if k == at:
                     own = g
-            factor = 2.0 * as_float(w[5]) * beta * f32p(x + at * w[8])[0]
-            f32p(dx + c * w[10])[0] = own - factor * inner
+            factor = 2.0 * w.share * beta * f32p(x + at * w.step_x)[0]
+            f32p(dx + c * w.step_y)[0] = own - factor * inner
     return 0
 
 
@@ -160,10 +164,23 @@ def _bind(call: Call, x: Array, dy: Array, out: Array) -> Entry | None:
     first, count = at.get("channels", (0, x.shape[1]))
     rest = [np.moveaxis(a, 1, 0)[0] for a in (x, dy, out)]
     extents, strides = merge(rest[0].shape, [a.strides for a in rest])
-    block = pack(
-        (x.shape[1], first, count, (size - 1) // 2, size // 2, float(at["alpha"]) / size),
-        (float(at["beta"]), float(at["bias"]), x.strides[1], dy.strides[1], out.strides[1]),
-        (int(at.get("offset", 0)), dy.shape[1], x, dy, out, len(extents), extents, strides),
+    block = _BLOCK.pack(
+        *(extents, strides),
+        channels=x.shape[1],
+        first=first,
+        count=count,
+        low=(size - 1) // 2,
+        high=size // 2,
+        step=(x.strides[1], dy.strides[1], out.strides[1]),
+        offset=at.get("offset", 0),
+        given=dy.shape[1],
+        x=x,
+        dy=dy,
+        y=out,
+        rank=len(extents),
+        share=float(at["alpha"]) / size,
+        beta=at["beta"],
+        bias=at["bias"],
     )
     threads = useful_threads(call.threads, 8 * x.nbytes)
     items = rest[0].size

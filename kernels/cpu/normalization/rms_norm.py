@@ -6,26 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.kernels.cpu.normalization.layer_norm import backward, forward
+from soapstone.kernels.cpu.normalization.layer_norm import BACKWARD, FORWARD, backward, forward
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
 from soapstone.kernels.cpu.substrate.rows import over_last_axis
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.entries import native
-from soapstone.native.intrinsics import as_float, f32p, f64p, words
-from soapstone.native.moves import row_offset
+from soapstone.native.intrinsics import f32p, f64p
+from soapstone.native.moves import row_at
 from soapstone.native.simd import load_doubles, splat, store, sum_lanes, widen
 
-# Blocks are those of layer_norm.py, with one vector.
+_forward_of, _forward_table = FORWARD.at, FORWARD.table
+_backward_of, _backward_table = BACKWARD.at, BACKWARD.table
 
 
 @native("body")
 def _forward(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    c, rank, epsilon, gamma = w[0], w[1], as_float(w[2]), w[3]
+    w, table = _forward_of(block), _forward_table(block)
+    c, rank, epsilon, gamma = w.channels, w.rank, w.epsilon, w.gamma
     for row in range(begin, end):
-        x = w[8] + row_offset(w, 16, 16 + rank, rank, row)
-        y = w[9] + row_offset(w, 16, 16 + 2 * rank, rank, row)
+        x = w.x + row_at(table, rank, 0, row)
+        y = w.y + row_at(table, rank, 1, row)
         square = splat(0.0)
         for i in range(0, c, 16):
             v = load_where(x, i, first_lanes(c - i))
@@ -35,25 +36,25 @@ def _forward(block: Any, begin: int, end: int) -> int:
         for i in range(0, c, 16):
             mask = first_lanes(c - i)
             store_where(y, i, load_where(x, i, mask) * s * load_where(gamma, i, mask), mask)
-        f32p(w[10] + row_offset(w, 16, 16 + 3 * rank, rank, row))[0] = rstd
+        f32p(w.rstd + row_at(table, rank, 2, row))[0] = rstd
     return 0
 
 
 @native("body")
 def _backward(block: Any, begin: int, end: int) -> int:
     # An item is a part of the rows: each has its own partial sums of dgamma.
-    w = words(block)
-    c, rank, gamma = w[0], w[1], w[3]
+    w, table = _backward_of(block), _backward_table(block)
+    c, rank, gamma = w.channels, w.rank, w.gamma
     wide = (c + 15) & -16
     for part in range(begin, end):
-        sums = w[5] + part * wide * 8
+        sums = w.sums + part * wide * 8
         for i in range(wide):
             f64p(sums)[i] = 0.0
-        for row in range(part * w[7] // w[6], (part + 1) * w[7] // w[6]):
-            dy = w[8] + row_offset(w, 16, 16 + rank, rank, row)
-            x = w[9] + row_offset(w, 16, 16 + 2 * rank, rank, row)
-            rstd = f32p(w[10] + row_offset(w, 16, 16 + 3 * rank, rank, row))[0]
-            dx = w[11] + row_offset(w, 16, 16 + 4 * rank, rank, row)
+        for row in range(part * w.rows // w.parts, (part + 1) * w.rows // w.parts):
+            dy = w.dy + row_at(table, rank, 0, row)
+            x = w.x + row_at(table, rank, 1, row)
+            rstd = f32p(w.rstd + row_at(table, rank, 2, row))[0]
+            dx = w.dx + row_at(table, rank, 3, row)
             s = splat(rstd)
             total = splat(0.0)
             for i in range(0, c, 16):

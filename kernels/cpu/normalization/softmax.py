@@ -26,18 +26,18 @@ from soapstone.kernels.cpu.substrate.rowmath import (
 )
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import words
-from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.moves import row_at
 from soapstone.native.simd import load_first, splat, store_first, vmax
 from soapstone.native.walks import merge
 
 _KINDS = {"softmax": 0, "log_softmax": 1, "softmax_grad": 2, "log_softmax_grad": 3}
 
-# Words of the block: 0 kind, 1 extent of the axis, 2-4 its strides, 5 columns, 6 blocks of columns,
-# 7 rank, 8-10 addresses of x (or dy), y (of gradients) and the result, 11.. extents and strides.
-_TABLE = 11
+# extent: of the axis, with the steps along it; blocks: of columns; x: dy of gradients, whose y is
+# the result forward; then the walk of the rows, of `rank` dims, in x, y and the target.
+_BLOCK = Fields("kind extent step(x y to) columns blocks rank x y to")
+_block_of, _table_of = _BLOCK.at, _BLOCK.table
 
 
 @routine
@@ -52,12 +52,12 @@ def _log_gradient_row(to: int, dy: int, y: int, n: int, total: float) -> None:
 
 @native("body")
 def _rows(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    kind, n, rank = w[0], w[1], w[7]
+    w, table = _block_of(block), _table_of(block)
+    kind, n, rank = w.kind, w.extent, w.rank
     for row in range(begin, end):
-        x = w[8] + row_offset(w, _TABLE, _TABLE + rank, rank, row)
-        y = w[9] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, row)
-        to = w[10] + row_offset(w, _TABLE, _TABLE + 3 * rank, rank, row)
+        x = w.x + row_at(table, rank, 0, row)
+        y = w.y + row_at(table, rank, 1, row)
+        to = w.to + row_at(table, rank, 2, row)
         if kind == 0:
             total = exp_sum_into(to, x, row_max(x, n), n)
             scale_row(to, to, n, 1.0 / total)
@@ -73,14 +73,15 @@ def _rows(block: Any, begin: int, end: int) -> int:
 
 @native("body")
 def _columns(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    kind, n, sx, sy, st, columns, blocks, rank = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+    w, table = _block_of(block), _table_of(block)
+    kind, n, rank, blocks = w.kind, w.extent, w.rank, w.blocks
+    sx, sy, st = w.step_x, w.step_y, w.step_to
     for item in range(begin, end):
         row, first = item // blocks, (item % blocks) * 16
-        m = min(16, columns - first)
-        x = w[8] + row_offset(w, _TABLE, _TABLE + rank, rank, row) + first * 4
-        y = w[9] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, row) + first * 4
-        to = w[10] + row_offset(w, _TABLE, _TABLE + 3 * rank, rank, row) + first * 4
+        m = min(16, w.columns - first)
+        x = w.x + row_at(table, rank, 0, row) + first * 4
+        y = w.y + row_at(table, rank, 1, row) + first * 4
+        to = w.to + row_at(table, rank, 2, row) + first * 4
         total = splat(0.0)
         if kind < 2:
             largest = splat(-float("inf"))
@@ -135,9 +136,17 @@ def softmax(call: Call) -> Entry | None:
         columns = extents[-1]
         extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
     blocks = -(-columns // 16)
-    block = pack(
-        (_KINDS[call.operator], extent, *(a.strides[axis] for a in arrays), columns, blocks),
-        (len(extents), *arrays, extents, strides),
+    block = _BLOCK.pack(
+        *(extents, strides),
+        kind=_KINDS[call.operator],
+        extent=extent,
+        step=[a.strides[axis] for a in arrays],
+        columns=columns,
+        blocks=blocks,
+        rank=len(extents),
+        x=x,
+        y=y,
+        to=to,
     )
     items = math.prod(extents) * blocks
     threads = useful_threads(call.threads, 4 * x.nbytes)

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from soapstone.kernels.entry import Array
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper
-from soapstone.native.memory import Block, pack
-from soapstone.native.moves import row_offset
+from soapstone.native.memory import Block
+from soapstone.native.moves import row_at
 from soapstone.native.walks import merge
 
 FLOATS = 8192  # of each array, in one item
-_HEADER = 6  # words: rows, length, rows an item, columns an item, items across, rank
+# A table: group: rows an item; columns: of an item; across: items beside each other. Then a walk of
+# `rank` dims, and the steps along a row.
+_SPANS = Fields("rows length group columns across rank")
+_spans_of, _walk_of = _SPANS.at, _SPANS.table
 
 
 class Spans(NamedTuple):
@@ -47,31 +51,35 @@ def spans(
     columns = min(length, FLOATS)
     across = -(-length // columns)
     rows_an_item = max(1, FLOATS // length)
-    block = pack(
-        (rows, length, rows_an_item, columns, across, len(outer)),
-        outer,
-        [s[:-1] or (0,) for s in strides],
-        [s[-1] for s in strides],
+    block = _SPANS.pack(
+        *(outer, [s[:-1] or (0,) for s in strides], [s[-1] for s in strides]),
+        rows=rows,
+        length=length,
+        group=rows_an_item,
+        columns=columns,
+        across=across,
+        rank=len(outer),
     )
     return Spans(block, -(-rows // rows_an_item) * across)
 
 
 @helper
-def span(t: Any, item: int) -> tuple[int, int, int, int]:
+def span(table: int, item: int) -> tuple[int, int, int, int]:
     """The first row and the one after the last, the first column and how many, of an item."""
-    group = item // t[4]
-    column = (item % t[4]) * t[3]
-    return group * t[2], min(t[0], (group + 1) * t[2]), column, min(t[3], t[1] - column)
+    t = _spans_of(table)
+    group = item // t.across
+    column = (item % t.across) * t.columns
+    n = min(t.columns, t.length - column)
+    return group * t.group, min(t.rows, (group + 1) * t.group), column, n
 
 
 @helper
-def span_at(t: Any, array: int, row: int) -> Any:
+def span_at(table: int, array: int, row: int) -> Any:
     """The offset of a row in array (or table of numbers) `array`, counted from 0."""
-    rank = t[5]
-    return row_offset(t, _HEADER, _HEADER + rank * (1 + array), rank, row)
+    return row_at(_walk_of(table), _spans_of(table).rank, array, row)
 
 
 @helper
-def span_step(t: Any, count: int, array: int) -> Any:
+def span_step(table: int, count: int, array: int) -> Any:
     """What a step along the row adds to array `array` of `count`: bytes, or a number."""
-    return t[_HEADER + t[5] * (1 + count) + array]
+    return _walk_of(table)[_spans_of(table).rank * (1 + count) + array]

@@ -6,7 +6,6 @@ items are added in order, so that the bits do not depend on the threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from soapstone.kernels.cpu.substrate.rowmath import (
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import (
     bind,
     helper,
@@ -34,23 +34,29 @@ from soapstone.native.entries import (
     sequence,
     useful_threads,
 )
-from soapstone.native.intrinsics import as_float, f32p, f64p, i32p, i64p, words
+from soapstone.native.intrinsics import f32p, f64p, i32p, i64p
 from soapstone.native.lanes import F32, Lanes
-from soapstone.native.memory import aligned_array, pack
+from soapstone.native.memory import Block, aligned_array
 from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 _FLOATS = 8192  # of logits, in one item
 _RANGE = {1: "label out of range"}
 
-# Words of the blocks: 0 rows, 1 classes, 2 rows an item, 3 partial sums, 4 scale, 5 dloss,
-# 6 whether labels are int64; then the address and the stride in bytes of the rows of 8 logits,
-# 10 labels or targets, 12 lse, 14 dlogits.
+# group: rows an item; sums: a float64 an item; expected: labels, `wide` where they are int64, or
+# targets; step: bytes between rows.
+_BLOCK = Fields(
+    "rows classes group sums dloss wide logits expected lse dlogits"
+    " step(logits expected lse dlogits)",
+    reals="scale",
+)
+_TOTAL = Fields("sums count to", reals="scale")
+_block_of, _total_of = _BLOCK.at, _TOTAL.at
 
 
 @helper
 def _label(w: Any, row: int) -> Any:
-    place = w[10] + row * w[11]
-    return i64p(place)[0] if w[6] != 0 else np.int64(i32p(place)[0])
+    place = w.expected + row * w.step_expected
+    return i64p(place)[0] if w.wide != 0 else np.int64(i32p(place)[0])
 
 
 @routine
@@ -96,77 +102,77 @@ def _lse(x: int, n: int) -> Any:
 
 @native("body")
 def _sparse(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, n = w[0], w[1]
+    w = _block_of(block)
+    rows, n = w.rows, w.classes
     for item in range(begin, end):
         total = 0.0
-        for row in range(item * w[2], min(rows, (item + 1) * w[2])):
-            x = w[8] + row * w[9]
+        for row in range(item * w.group, min(rows, (item + 1) * w.group)):
+            x = w.logits + row * w.step_logits
             label = _label(w, row)
             if label < 0 or label >= n:
                 return 1
             lse = _lse(x, n)
-            f32p(w[12] + row * w[13])[0] = lse
+            f32p(w.lse + row * w.step_lse)[0] = lse
             total += np.float64(lse - f32p(x)[label])
-        f64p(w[3])[item] = total
+        f64p(w.sums)[item] = total
     return 0
 
 
 @native("body")
 def _dense(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, n = w[0], w[1]
+    w = _block_of(block)
+    rows, n = w.rows, w.classes
     for item in range(begin, end):
         total = 0.0
-        for row in range(item * w[2], min(rows, (item + 1) * w[2])):
-            x = w[8] + row * w[9]
+        for row in range(item * w.group, min(rows, (item + 1) * w.group)):
+            x = w.logits + row * w.step_logits
             lse = _lse(x, n)
-            f32p(w[12] + row * w[13])[0] = lse
-            total += np.float64(_below(w[10] + row * w[11], x, lse, n))
-        f64p(w[3])[item] = total
+            f32p(w.lse + row * w.step_lse)[0] = lse
+            total += np.float64(_below(w.expected + row * w.step_expected, x, lse, n))
+        f64p(w.sums)[item] = total
     return 0
 
 
 @native("body")
 def _sparse_grad(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, n = w[0], w[1]
-    scale = np.float32(f32p(w[5])[0] * as_float(w[4]))
-    for row in range(begin * w[2], min(rows, end * w[2])):
+    w = _block_of(block)
+    rows, n = w.rows, w.classes
+    scale = np.float32(f32p(w.dloss)[0] * w.scale)
+    for row in range(begin * w.group, min(rows, end * w.group)):
         label = _label(w, row)
         if label < 0 or label >= n:
             return 1
-        to = w[14] + row * w[15]
-        _scaled_exp(to, w[8] + row * w[9], n, f32p(w[12] + row * w[13])[0], scale)
+        to = w.dlogits + row * w.step_dlogits
+        _scaled_exp(to, w.logits + row * w.step_logits, n, f32p(w.lse + row * w.step_lse)[0], scale)
         f32p(to)[label] -= scale
     return 0
 
 
 @native("body")
 def _dense_grad(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, n = w[0], w[1]
-    scale = f32p(w[5])[0] * as_float(w[4])
-    for row in range(begin * w[2], min(rows, end * w[2])):
-        targets = w[10] + row * w[11]
-        lse = f32p(w[12] + row * w[13])[0]
-        x, to = w[8] + row * w[9], w[14] + row * w[15]
+    w = _block_of(block)
+    rows, n = w.rows, w.classes
+    scale = f32p(w.dloss)[0] * w.scale
+    for row in range(begin * w.group, min(rows, end * w.group)):
+        targets = w.expected + row * w.step_expected
+        lse = f32p(w.lse + row * w.step_lse)[0]
+        x, to = w.logits + row * w.step_logits, w.dlogits + row * w.step_dlogits
         _dense_row(to, x, targets, n, lse, row_sum(targets, n), scale)
     return 0
 
 
 @native("body")
 def _correct(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, n = w[0], w[1]
+    w = _block_of(block)
+    rows, n = w.rows, w.classes
     for item in range(begin, end):
         total = 0
-        for row in range(item * w[2], min(rows, (item + 1) * w[2])):
+        for row in range(item * w.group, min(rows, (item + 1) * w.group)):
             label = _label(w, row)
             if label < 0 or label >= n:
                 continue
-            x = f32p(w[8] + row * w[9])
-            largest = row_max(w[8] + row * w[9], n)
+            x = f32p(w.logits + row * w.step_logits)
+            largest = row_max(w.logits + row * w.step_logits, n)
             i = 0
             if largest != largest:  # as in NumPy, the first NaN is the largest
                 while x[i] == x[i]:
@@ -176,19 +182,26 @@ def _correct(block: Any, begin: int, end: int) -> int:
                     i += 1
             if i == label:
                 total += 1
-        f64p(w[3])[item] = np.float64(total)
+        f64p(w.sums)[item] = np.float64(total)
     return 0
 
 
 @native()
-def add_partials(block: Any) -> int:
-    """Add float64 sums in order. Words: 0 the sums, 1 how many, 2 a factor, 3 the result."""
-    w = words(block)
+def _add_partials(block: Any) -> int:
+    """Add float64 sums in order, and scale the total."""
+    w = _total_of(block)
     total = 0.0
-    for i in range(w[1]):
-        total += f64p(w[0])[i]
-    f32p(w[3])[0] = total * as_float(w[2])
+    for i in range(w.count):
+        total += f64p(w.sums)[i]
+    f32p(w.to)[0] = total * w.scale
     return 0
+
+
+def total_of(sums: Array | None, scale: float, to: Array) -> Entry:
+    """Return the entry of `to`, the total of float64 sums (none: 0), scaled."""
+    count = 0 if sums is None else sums.size
+    block = _TOTAL.pack(sums=0 if sums is None else sums, count=count, to=to, scale=scale)
+    return bind(_add_partials, block)
 
 
 def _rows_contiguous(*arrays: Array) -> bool:
@@ -208,14 +221,23 @@ def _items(logits: Array) -> tuple[int, int]:
     return group, -(-rows // group)
 
 
-def _table(
-    logits: Array, expected: Array, lse: Array, to: Array, head: Sequence[Any]
-) -> tuple[Any, ...]:
-    group, _ = _items(logits)
-    pairs = [(a, a.strides[0]) for a in (logits, expected, lse, to)]
-    partials, scale, dloss = head
-    wide = expected.dtype == np.int64
-    return (*logits.shape, group, partials, scale, dloss, wide, 0, pairs)
+def _pack(
+    logits: Array, expected: Array, lse: Array, to: Array, *, sums: Any = 0, **gradient: Any
+) -> Block:
+    rows, classes = logits.shape
+    return _BLOCK.pack(
+        rows=rows,
+        classes=classes,
+        group=_items(logits)[0],
+        sums=sums,
+        wide=expected.dtype == np.int64,
+        logits=logits,
+        expected=expected,
+        lse=lse,
+        dlogits=to,
+        step=[a.strides[0] for a in (logits, expected, lse, to)],
+        **{"dloss": 0, "scale": 0.0} | gradient,
+    )
 
 
 @variant(("cross_entropy", "cross_entropy_dense"), "numba")
@@ -228,12 +250,12 @@ def cross_entropy(call: Call) -> Entry | None:
     if not (_is_integer(expected) if sparse else _rows_contiguous(expected)):
         return None
     _, items = _items(logits)
-    partials = aligned_array((max(items, 1),), np.float64, zero=True)
-    block = pack(_table(logits, expected, lse, lse, (partials, 0, 0)))
+    sums = aligned_array((items,), np.float64, zero=True)
+    block = _pack(logits, expected, lse, lse, sums=sums)
     threads = useful_threads(call.threads, 4 * logits.nbytes)
     scale = 1.0 / (call.attributes["count"] or max(logits.shape[0], 1))
     rows = parallel_for(_sparse if sparse else _dense, block, items, threads, _RANGE)
-    return sequence([rows, bind(add_partials, partials, items, scale, loss)])
+    return sequence([rows, total_of(sums, scale, loss)])
 
 
 @variant(("cross_entropy_grad", "cross_entropy_dense_grad"), "numba")
@@ -248,7 +270,7 @@ def cross_entropy_grad(call: Call) -> Entry | None:
     if dlogits.size == 0 and not (sparse and logits.shape[0]):
         return noop()
     scale = 1.0 / (call.attributes["count"] or max(logits.shape[0], 1))
-    block = pack(_table(logits, expected, lse, dlogits, (0, scale, dloss)))
+    block = _pack(logits, expected, lse, dlogits, scale=scale, dloss=dloss)
     threads = useful_threads(call.threads, 4 * logits.nbytes)
     body = _sparse_grad if sparse else _dense_grad
     return parallel_for(body, block, _items(logits)[1], threads, _RANGE)
@@ -261,8 +283,8 @@ def correct(call: Call) -> Entry | None:
     if not _rows_contiguous(logits) or not is_float32(count) or not _is_integer(labels):
         return None
     _, items = _items(logits)
-    partials = aligned_array((max(items, 1),), np.float64, zero=True)
-    block = pack(_table(logits, labels, logits, logits, (partials, 0, 0)))
+    sums = aligned_array((items,), np.float64, zero=True)
+    block = _pack(logits, labels, logits, logits, sums=sums)
     threads = useful_threads(call.threads, logits.nbytes)
     rows = parallel_for(_correct, block, items, threads)
-    return sequence([rows, bind(add_partials, partials, items, 1.0, count)])
+    return sequence([rows, total_of(sums, 1.0, count)])

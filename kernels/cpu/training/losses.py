@@ -14,9 +14,10 @@ from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.cpu.substrate.mathematics import exp, log, sigmoid
 from soapstone.kernels.cpu.substrate.rowmath import load_wide, splat_wide
 from soapstone.kernels.cpu.substrate.spans import span, span_at, spans
-from soapstone.kernels.cpu.training.cross_entropy import add_partials
+from soapstone.kernels.cpu.training.cross_entropy import total_of
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import (
     bind,
     native,
@@ -26,9 +27,9 @@ from soapstone.native.entries import (
     sequence,
     useful_threads,
 )
-from soapstone.native.intrinsics import as_float, f32p, f64p, u8p, words
+from soapstone.native.intrinsics import f32p, f64p, u8p
 from soapstone.native.lanes import F32, LANES, Lanes, first, load_lanes, load_some, where
-from soapstone.native.memory import aligned_array, pack
+from soapstone.native.memory import aligned_array
 from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 _CLIP = float(np.float32(1e-7))
@@ -102,17 +103,23 @@ _entropy_row = _summed(_entropy_wide, _entropy_rest)
 _logits_row = _summed(_logits_wide, _logits_rest)
 
 
+_SUM = Fields("kind spans prediction target sums")
+_SLOPE = Fields("kind spans prediction target to dloss", reals="scale")
+_FINITE = Fields("spans x sums")
+_ALL = Fields("sums count to")
+_sum_of, _slope_of, _finite_of, _all_of = (fields.at for fields in (_SUM, _SLOPE, _FINITE, _ALL))
+
+
 @native("body")
 def _sum(block: Any, begin: int, end: int) -> int:
-    # w: kind, table of spans, prediction, target, partial sums
-    w = words(block)
-    kind, t = w[0], words(w[1])
+    w = _sum_of(block)
+    kind, t = w.kind, w.spans
     for item in range(begin, end):
         total = 0.0
         row, stop, column, n = span(t, item)
         while row < stop:
-            p = w[2] + span_at(t, 0, row) + column * 4
-            q = w[3] + span_at(t, 1, row) + column * 4
+            p = w.prediction + span_at(t, 0, row) + column * 4
+            q = w.target + span_at(t, 1, row) + column * 4
             if kind == 0:
                 total += np.float64(_square_row(p, q, n))
             elif kind == 1:
@@ -120,7 +127,7 @@ def _sum(block: Any, begin: int, end: int) -> int:
             else:
                 total += np.float64(_logits_row(p, q, n))
             row += 1
-        f64p(w[4])[item] = total
+        f64p(w.sums)[item] = total
     return 0
 
 
@@ -157,16 +164,15 @@ _slope_4 = _mapped(lambda x, t: -x)
 
 @native("body")
 def _slope(block: Any, begin: int, end: int) -> int:
-    # w: kind, table of spans, prediction, target, result, dloss, scale
-    w = words(block)
-    kind, t = w[0], words(w[1])
-    scale = f32p(w[5])[0] * as_float(w[6])
+    w = _slope_of(block)
+    kind, t = w.kind, w.spans
+    scale = f32p(w.dloss)[0] * w.scale
     for item in range(begin, end):
         row, stop, column, n = span(t, item)
         while row < stop:
-            p = w[2] + span_at(t, 0, row) + column * 4
-            q = w[3] + span_at(t, 1, row) + column * 4
-            to = w[4] + span_at(t, 2, row) + column * 4
+            p = w.prediction + span_at(t, 0, row) + column * 4
+            q = w.target + span_at(t, 1, row) + column * 4
+            to = w.to + span_at(t, 2, row) + column * 4
             if kind == 0:
                 _slope_0(to, p, q, n, scale)
             elif kind == 1:
@@ -189,13 +195,13 @@ def loss(call: Call) -> Entry | None:
         return None
     scale = 1.0 / (call.attributes["count"] or max(p.size, 1))
     if p.size == 0:
-        return bind(add_partials, 0, 0, scale, to)
+        return total_of(None, scale, to)
     made = spans(p.shape, (p, t))
     partials = aligned_array((made.items,), np.float64, zero=True)
     kind = 0 if call.operator == "mse" else 1 + call.attributes["from_logits"]
-    block = pack(kind, made.block, p, t, partials)
+    block = _SUM.pack(kind=kind, spans=made.block, prediction=p, target=t, sums=partials)
     sums = parallel_for(_sum, block, made.items, useful_threads(call.threads, 2 * p.nbytes))
-    return sequence([sums, bind(add_partials, partials, made.items, scale, to)])
+    return sequence([sums, total_of(partials, scale, to)])
 
 
 @variant(("mse_grad", "bce_grad", "bce_target_grad"), "numba")
@@ -212,7 +218,9 @@ def loss_grad(call: Call) -> Entry | None:
     else:
         kind = 1 + call.attributes["from_logits"] + 2 * (call.operator == "bce_target_grad")
     made = spans(p.shape, (p, t, to))
-    block = pack(kind, made.block, p, t, to, dloss, scale)
+    block = _SLOPE.pack(
+        kind=kind, spans=made.block, prediction=p, target=t, to=to, dloss=dloss, scale=scale
+    )
     threads = useful_threads(call.threads, 3 * p.nbytes)
     return parallel_for(_slope, block, made.items, threads)
 
@@ -233,27 +241,25 @@ def _zero_if_finite(x: int, n: int) -> Any:
 
 @native("body")
 def _finite(block: Any, begin: int, end: int) -> int:
-    # w: table of spans, x, sums
-    w = words(block)
-    t = words(w[0])
+    w = _finite_of(block)
+    t = w.spans
     for item in range(begin, end):
         total = 0.0
         row, stop, column, n = span(t, item)
         while row < stop:
-            total += np.float64(_zero_if_finite(w[1] + span_at(t, 0, row) + column * 4, n))
+            total += np.float64(_zero_if_finite(w.x + span_at(t, 0, row) + column * 4, n))
             row += 1
-        f64p(w[2])[item] = total
+        f64p(w.sums)[item] = total
     return 0
 
 
 @native()
 def _all_finite(block: Any) -> int:
-    # w: sums, how many, result
-    w = words(block)
+    w = _all_of(block)
     total = 0.0
-    for i in range(w[1]):
-        total += f64p(w[0])[i]
-    u8p(w[2])[0] = 1 if total == 0.0 else 0
+    for i in range(w.count):
+        total += f64p(w.sums)[i]
+    u8p(w.to)[0] = 1 if total == 0.0 else 0
     return 0
 
 
@@ -264,9 +270,10 @@ def is_finite(call: Call) -> Entry | None:
     if not is_float32(x) or to.dtype != np.bool_:
         return None
     if x.size == 0:
-        return bind(_all_finite, 0, 0, to)
+        return bind(_all_finite, _ALL.pack(sums=0, count=0, to=to))
     made = spans(x.shape, (x,))
     sums = aligned_array((made.items,), np.float64, zero=True)
-    block = pack(made.block, x, sums)
+    block = _FINITE.pack(spans=made.block, x=x, sums=sums)
     entry = parallel_for(_finite, block, made.items, useful_threads(call.threads, x.nbytes))
-    return sequence([entry, bind(_all_finite, sums, made.items, to)])
+    last = bind(_all_finite, _ALL.pack(sums=sums, count=made.items, to=to))
+    return sequence([entry, last])

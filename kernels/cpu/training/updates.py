@@ -13,19 +13,23 @@ import numpy as np
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
-from soapstone.native.entries import native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import as_float, f32p, i32p, i64p, u8p, words
-from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import Native, native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import f32p, i32p, i64p, u8p
+from soapstone.native.moves import row_at
 from soapstone.native.simd import Lanes, load, load_first, splat, store, store_first, vectorised
 from soapstone.native.walks import walk
 
 CHUNK = 4096  # floats of a row that one item covers
 
-# Words of the blocks: 0 rank of the rows' walk, 1 floats in a row, 2 chunks in a row, 3 ok,
-# 4 learning rate, 5 step, 6 whether the step is int32, 8.. parameters, 16.. addresses; then from 24
-# the extents and one table of strides an array.
-_TABLE = 24
+# p: the parameter, g its gradient; to_p and so on: the results. Then the walk of the rows, of
+# `rank` dims, in the arrays, in the order in which they are named.
+_COMMON = "rank length chunks ok rate"
+_SGD = Fields(f"{_COMMON} nesterov has_state p g v to_p to_v", reals="momentum decay")
+_ADAM = Fields(
+    f"{_COMMON} step narrow decoupled p g m v to_p to_m to_v", reals="beta1 beta2 epsilon decay"
+)
+_sgd_of, _sgd_table, _adam_of, _adam_table = _SGD.at, _SGD.table, _ADAM.at, _ADAM.table
 
 
 @vectorised
@@ -35,20 +39,20 @@ def _root(x: Lanes) -> Lanes:
 
 @native("body")
 def _sgd(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank, length, chunks = w[0], w[1], w[2]
-    ok = u8p(w[3])[0] != 0
-    rate = splat(np.float64(f32p(w[4])[0]))
-    momentum, decay = splat(as_float(w[8])), splat(as_float(w[9]))
-    nesterov, has_state = w[10] != 0, w[11] != 0
+    w, table = _sgd_of(block), _sgd_table(block)
+    rank, length, chunks = w.rank, w.length, w.chunks
+    ok = u8p(w.ok)[0] != 0
+    rate = splat(np.float64(f32p(w.rate)[0]))
+    momentum, decay = splat(w.momentum), splat(w.decay)
+    nesterov, has_state = w.nesterov != 0, w.has_state != 0
     for item in range(begin, end):
         row, first = item // chunks, (item % chunks) * CHUNK
         n = min(length - first, CHUNK)
-        p = w[16] + row_offset(w, _TABLE, _TABLE + rank, rank, row) + first * 4
-        g = w[17] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, row) + first * 4
-        v = w[18] + row_offset(w, _TABLE, _TABLE + 3 * rank, rank, row) + first * 4
-        to_p = w[19] + row_offset(w, _TABLE, _TABLE + 4 * rank, rank, row) + first * 4
-        to_v = w[20] + row_offset(w, _TABLE, _TABLE + 5 * rank, rank, row) + first * 4
+        p = w.p + row_at(table, rank, 0, row) + first * 4
+        g = w.g + row_at(table, rank, 1, row) + first * 4
+        v = w.v + row_at(table, rank, 2, row) + first * 4
+        to_p = w.to_p + row_at(table, rank, 3, row) + first * 4
+        to_v = w.to_v + row_at(table, rank, 4, row) + first * 4
         bulk = n & -16
         rest = n - bulk
         if not ok:
@@ -88,28 +92,28 @@ def _sgd(block: Any, begin: int, end: int) -> int:
 
 @native("body")
 def _adam(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank, length, chunks = w[0], w[1], w[2]
-    ok = u8p(w[3])[0] != 0
-    rate = np.float64(f32p(w[4])[0])
-    step = max(np.int64(i32p(w[5])[0]) if w[6] != 0 else i64p(w[5])[0], 1)
-    beta1, beta2, decay = as_float(w[8]), as_float(w[9]), as_float(w[11])
-    epsilon = splat(as_float(w[10]))
+    w, table = _adam_of(block), _adam_table(block)
+    rank, length, chunks = w.rank, w.length, w.chunks
+    ok = u8p(w.ok)[0] != 0
+    rate = np.float64(f32p(w.rate)[0])
+    step = max(np.int64(i32p(w.step)[0]) if w.narrow != 0 else i64p(w.step)[0], 1)
+    beta1, beta2, decay = w.beta1, w.beta2, w.decay
+    epsilon = splat(w.epsilon)
     b1, c1, b2, c2 = splat(beta1), splat(1 - beta1), splat(beta2), splat(1 - beta2)
     scale = splat(rate / (1 - beta1**step))
     correction = splat(1 / (1 - beta2**step))
-    penalty = splat(0.0 if w[12] != 0 else decay)
-    shrink = splat(1 - rate * decay if w[12] != 0 else 1.0)
+    penalty = splat(0.0 if w.decoupled != 0 else decay)
+    shrink = splat(1 - rate * decay if w.decoupled != 0 else 1.0)
     for item in range(begin, end):
         row, first = item // chunks, (item % chunks) * CHUNK
         n = min(length - first, CHUNK)
-        p = w[16] + row_offset(w, _TABLE, _TABLE + rank, rank, row) + first * 4
-        g = w[17] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, row) + first * 4
-        m = w[18] + row_offset(w, _TABLE, _TABLE + 3 * rank, rank, row) + first * 4
-        v = w[19] + row_offset(w, _TABLE, _TABLE + 4 * rank, rank, row) + first * 4
-        to_p = w[20] + row_offset(w, _TABLE, _TABLE + 5 * rank, rank, row) + first * 4
-        to_m = w[21] + row_offset(w, _TABLE, _TABLE + 6 * rank, rank, row) + first * 4
-        to_v = w[22] + row_offset(w, _TABLE, _TABLE + 7 * rank, rank, row) + first * 4
+        p = w.p + row_at(table, rank, 0, row) + first * 4
+        g = w.g + row_at(table, rank, 1, row) + first * 4
+        m = w.m + row_at(table, rank, 2, row) + first * 4
+        v = w.v + row_at(table, rank, 3, row) + first * 4
+        to_p = w.to_p + row_at(table, rank, 4, row) + first * 4
+        to_m = w.to_m + row_at(table, rank, 5, row) + first * 4
+        to_v = w.to_v + row_at(table, rank, 6, row) + first * 4
         bulk = n & -16
         rest = n - bulk
         if not ok:
@@ -139,34 +143,26 @@ def _adam(block: Any, begin: int, end: int) -> int:
 
 
 def _entry(
-    body: Any,
-    arrays: list[Array],
-    scalars: tuple[Any, ...],
-    parameters: tuple[Any, ...],
-    threads: int,
+    body: Native, fields: Fields, arrays: dict[str, Array], threads: int, **values: Any
 ) -> Entry | None:
     """Return the entry over arrays of one shape, or None unless they share contiguous rows."""
-    if not is_float32(*arrays):
+    if not is_float32(*arrays.values()):
         return None
-    shape = arrays[0].shape
-    if arrays[0].size == 0:
+    shape = arrays["p"].shape
+    if arrays["p"].size == 0:
         return noop()
-    extents, strides = walk(shape, arrays)
+    extents, strides = walk(shape, [*arrays.values()])
     if extents[-1] > 1 and any(table[-1] != 4 for table in strides):
         return None
     length = extents[-1]
     outer = extents[:-1] or (1,)
     tables = [table[:-1] or (0,) for table in strides]
     chunks = -(-length // CHUNK)
-    block = pack(
-        (len(outer), length, chunks, *scalars),
-        (0,) * (8 - 3 - len(scalars)),
-        (*parameters, *(0,) * (8 - len(parameters))),
-        (*arrays, *(0,) * (8 - len(arrays))),
-        (outer, *tables),
+    block = fields.pack(
+        *(outer, tables), rank=len(outer), length=length, chunks=chunks, **arrays, **values
     )
     items = math.prod(outer) * chunks
-    nbytes = sum(array.nbytes for array in arrays)
+    nbytes = sum(array.nbytes for array in arrays.values())
     return parallel_for(body, block, items, useful_threads(threads, nbytes))
 
 
@@ -176,11 +172,18 @@ def sgd(call: Call) -> Entry | None:
     w, g, *velocity, rate, ok = call.inputs
     if not is_float32(rate) or ok.dtype != np.bool_:
         return None
-    state = velocity or [w]
-    arrays = [w, g, *state, call.outputs[0], *(call.outputs[1:] or call.outputs)]
+    (v,), to = velocity or [w], call.outputs
+    arrays = {"p": w, "g": g, "v": v, "to_p": to[0], "to_v": to[-1]}
     a = call.attributes
-    parameters = (float(a["momentum"]), float(a["weight_decay"]), a["nesterov"], len(velocity))
-    return _entry(_sgd, arrays, (ok, rate), parameters, call.threads)
+    return _entry(
+        *(_sgd, _SGD, arrays, call.threads),
+        ok=ok,
+        rate=rate,
+        nesterov=a["nesterov"],
+        has_state=len(velocity),
+        momentum=a["momentum"],
+        decay=a["weight_decay"],
+    )
 
 
 @variant("adam", "numba")
@@ -190,9 +193,14 @@ def adam(call: Call) -> Entry | None:
     if not is_float32(rate) or ok.dtype != np.bool_ or step.dtype.name not in ("int32", "int64"):
         return None
     a = call.attributes
-    parameters = (
-        *(float(a[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")),
-        bool(a["decoupled"]),
+    to = dict(zip(("to_p", "to_m", "to_v"), call.outputs))
+    return _entry(
+        *(_adam, _ADAM, {"p": w, "g": g, "m": m, "v": v} | to, call.threads),
+        ok=ok,
+        rate=rate,
+        step=step,
+        narrow=step.dtype == np.int32,
+        decoupled=a["decoupled"],
+        decay=a["weight_decay"],
+        **{name: a[name] for name in ("beta1", "beta2", "epsilon")},
     )
-    scalars = (ok, rate, step, step.dtype == np.int32)
-    return _entry(_adam, [w, g, m, v, *call.outputs], scalars, parameters, call.threads)
