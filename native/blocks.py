@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from soapstone.native.memory import Block, pack
+from soapstone.native.memory import Block, Entry, pack
 
 _BYTES = ir.IntType(8).as_pointer()
 _NAME = re.compile(r"(\w+)(?:\(([\w ]+)\))?")
@@ -64,6 +64,9 @@ class Fields:
         row: list[Any] = []
         for name, words in self.groups.items():
             value = values[name]
+            if isinstance(value, Entry) and len(words) == 2:  # its function and block
+                row.append(value)
+                continue
             each = (value,) if words == (name,) else tuple(value)
             if len(each) != len(words) or any(isinstance(one, tuple | list) for one in each):
                 raise TypeError(f"block: {name} is {value!r}, words {' '.join(words)} needed")

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, noop, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import call_body, words
+from soapstone.native.intrinsics import call_body
 from soapstone.native.lanes import (
     I8,
     I32,
@@ -30,7 +30,7 @@ from soapstone.native.lanes import (
     store_some,
 )
 from soapstone.native.memory import Array, Block, Entry, address, pack
-from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_offset, strided_run
+from soapstone.native.moves import copy_bytes, copy_small, fill_run, row_at, strided_run
 from soapstone.native.simd import vectorised
 from soapstone.native.walks import merge
 
@@ -47,18 +47,15 @@ _WHOLE, _FILL, _STRIDED, _SMALL = range(4)
 _ROWS = Fields(
     "source target size mode rows length source_step target_step columns across group rank"
 )
-_rows_of = _ROWS.at
-_TABLE = _ROWS.words
+_rows_of, _rows_table = _ROWS.at, _ROWS.table
 
 
 @native("body")
 def _copy_rows(block: Any, begin: int, end: int) -> int:
-    w, table = _rows_of(block), words(block)
+    w, table = _rows_of(block), _rows_table(block)
     size, mode, rank = w.size, w.mode, w.rank
     x_step, to_step, columns = w.source_step, w.target_step, w.columns
-    extents, x_strides, to_strides = _TABLE, _TABLE + rank, _TABLE + 2 * rank
-    last, x_row = table[extents + rank - 1], table[x_strides + rank - 1]
-    to_row = table[to_strides + rank - 1]
+    last, x_row, to_row = table[rank - 1], table[2 * rank - 1], table[3 * rank - 1]
     for item in range(begin, end):
         column = item % w.across * columns
         n = min(columns, w.length - column)
@@ -66,8 +63,8 @@ def _copy_rows(block: Any, begin: int, end: int) -> int:
         stop = min(w.rows, row + w.group)
         while row < stop:  # rows along the last of the other dims lie at equal steps
             run = min(stop - row, last - row % last)
-            x = w.source + row_offset(table, extents, x_strides, rank, row) + column * x_step
-            to = w.target + row_offset(table, extents, to_strides, rank, row) + column * to_step
+            x = w.source + row_at(table, rank, 0, row) + column * x_step
+            to = w.target + row_at(table, rank, 1, row) + column * to_step
             row += run
             if mode == _SMALL:
                 for _ in range(run):
@@ -168,13 +165,12 @@ _SQUARES = Fields(
     "source target size extent_a extent_b source_step target_step tiles_a tiles_b side_a side_b"
     " a_first rank"
 )
-_squares_of = _SQUARES.at
-_REST = _SQUARES.words
+_squares_of, _squares_table = _SQUARES.at, _SQUARES.table
 
 
 @native("body")
 def _copy_squares(block: Any, begin: int, end: int) -> int:
-    w, table = _squares_of(block), words(block)
+    w, table = _squares_of(block), _squares_table(block)
     size, rank, a_first = w.size, w.rank, w.a_first != 0
     x_step, to_step = w.source_step, w.target_step
     for item in range(begin, end):
@@ -182,8 +178,8 @@ def _copy_squares(block: Any, begin: int, end: int) -> int:
         b = item // w.tiles_a % w.tiles_b * w.side_b
         row = item // w.tiles_a // w.tiles_b
         na, nb = min(w.side_a, w.extent_a - a), min(w.side_b, w.extent_b - b)
-        x = w.source + row_offset(table, _REST, _REST + rank, rank, row) + a * x_step + b * size
-        to = w.target + row_offset(table, _REST, _REST + 2 * rank, rank, row)
+        x = w.source + row_at(table, rank, 0, row) + a * x_step + b * size
+        to = w.target + row_at(table, rank, 1, row)
         to += b * to_step + a * size
         if size == 4:
             _square_4(to, to_step, x, x_step, na, nb, a_first)
@@ -199,13 +195,15 @@ def _copy_squares(block: Any, begin: int, end: int) -> int:
 _ONE = Fields("body block start")
 _one_at = _ONE.at
 _ONE_BYTES = 8 * _ONE.words
+_SEVERAL = Fields("table count")
+_several_of = _SEVERAL.at
 
 
 @native("body")
 def _copy_several(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    for i in range(w[1]):
-        one, following = _one_at(w[0] + i * _ONE_BYTES), _one_at(w[0] + (i + 1) * _ONE_BYTES)
+    w = _several_of(block)
+    for i in range(w.count):
+        one, following = _one_at(w.table + i * _ONE_BYTES), _one_at(w.table + (i + 1) * _ONE_BYTES)
         if one.start < end and begin < following.start:
             low, high = max(begin, one.start), min(end, following.start)
             call_body(one.body, one.block, low - one.start, high - one.start)
@@ -249,7 +247,8 @@ def copies(pairs: Sequence[tuple[Array, Array]], threads: int) -> Entry | None:
         _ONE.row(body=one.body.address, block=one.block, start=at) for one, at in zip(work, starts)
     ]
     table.append(_ONE.row(body=0, block=0, start=starts[-1]))
-    block = pack(pack(table), len(work), keep=tuple(one.body for one in work))
+    keep = tuple(one.body for one in work)
+    block = _SEVERAL.pack(table=pack(table), count=len(work), keep=keep)
     return parallel_for(_copy_several, block, starts[-1], threads)
 
 

@@ -30,7 +30,6 @@ from soapstone.native.intrinsics import (
     i32p,
     i64p,
     u8p,
-    words,
 )
 from soapstone.native.memory import NO_ARGUMENTS, NO_STATUSES, Block, Entry, Statuses, pack
 
@@ -73,7 +72,7 @@ def native(kind: Kind = "entry") -> Callable[[Callable[..., Any]], Native]:
     """Return a decorator that makes a module-level function a lazily compiled native kernel.
 
     "entry": `f(block) -> status`. "body": `f(block, begin, end) -> status`, one part of a
-    `parallel_for`. The block is an untyped pointer: `words(block)[3]` is its fourth word.
+    `parallel_for`. The block is an untyped pointer, whose words `Fields.at` names.
     """
 
     def wrap(function: Callable[..., Any]) -> Native:
@@ -114,6 +113,12 @@ def run_entries(table: int, count: int) -> Any:
     return np.int32(0)
 
 
+_SEQUENCE = Fields("entries count")
+_CHOICE = Fields("flag first(function block) second(function block)")
+_WHOLE = Fields("body block items")
+_sequence_of, _choice_of, _whole_of = _SEQUENCE.at, _CHOICE.at, _WHOLE.at
+
+
 @native()
 def _nothing(block: Any) -> int:
     return 0
@@ -121,21 +126,22 @@ def _nothing(block: Any) -> int:
 
 @native()
 def _in_order(block: Any) -> Any:
-    w = words(block)
-    return run_entries(w[0], w[1])
+    w = _sequence_of(block)
+    return run_entries(w.entries, w.count)
 
 
 @native()
 def _either(block: Any) -> Any:
-    w = words(block)
-    which = 1 if u8p(w[0])[0] != 0 else 3
-    return call_entry(w[which], w[which + 1])
+    w = _choice_of(block)
+    if u8p(w.flag)[0] != 0:
+        return call_entry(w.first_function, w.first_block)
+    return call_entry(w.second_function, w.second_block)
 
 
 @native()
 def _whole(block: Any) -> Any:
-    w = words(block)
-    return call_body(w[0], w[1], 0, w[2])
+    w = _whole_of(block)
+    return call_body(w.body, w.block, 0, w.items)
 
 
 # A team's statuses, one of each part, lie apart: its members write them.
@@ -178,13 +184,15 @@ def sequence(entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
     statuses = {code: text for entry in entries for code, text in entry.statuses.items()}
-    return bind(_in_order, pack(list(entries)), len(entries), statuses=statuses)
+    block = _SEQUENCE.pack(entries=pack(list(entries)), count=len(entries))
+    return bind(_in_order, block, statuses=statuses)
 
 
 def either(flag: np.ndarray[Any, Any], first: Entry, second: Entry) -> Entry:
     """Return one entry that runs the first where the flag, a bool scalar, is true when it runs."""
     statuses = {**second.statuses, **first.statuses}
-    return bind(_either, flag, first, second, statuses=statuses)
+    block = _CHOICE.pack(flag=flag, first=first, second=second)
+    return bind(_either, block, statuses=statuses)
 
 
 class OpenMP(NamedTuple):
@@ -223,7 +231,8 @@ def parallel_for(
     parts = min(threads, items)
     team = openmp()
     if parts <= 1 or team is None:
-        return Entry(_whole.address, pack(body.address, block, items, keep=(body,)), statuses)
+        whole = _WHOLE.pack(body=body.address, block=block, items=items, keep=(body,))
+        return Entry(_whole.address, whole, statuses)
     packed = _TEAM.pack(
         parallel=team.parallel,
         member=_member.address,

@@ -14,7 +14,7 @@ from numba import from_dtype
 
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, native, routine
-from soapstone.native.intrinsics import address_of, i64p, pointer_cast, words
+from soapstone.native.intrinsics import address_of, pointer_cast
 from soapstone.native.moves import copy_run, row_offset
 from soapstone.native.walks import FIRST, IDENTITY
 
@@ -24,8 +24,11 @@ SUM, PROD, MAX, MIN = range(4)
 # One stage of a fold: then the extents of its axes, the strides of the output, and of each part its
 # address and strides (bytes). The last axis is the inner loop.
 STAGE = Fields("mode parts axes output")
-_stage_at = STAGE.at
-_TABLE = STAGE.words
+_stage_at, _table_at = STAGE.at, STAGE.table
+_STAGE_BYTES = 8 * STAGE.words
+COUNT = Fields("stages")  # what a fold's block begins with
+_count_of = COUNT.at
+_COUNT_BYTES = 8 * COUNT.words
 
 
 @cache
@@ -80,18 +83,17 @@ def fold_kernel(dtype: str, reduction: str, start: Any) -> Native:
 
     @native()
     def fold(block: Any) -> int:
-        stages = words(block)[0]
-        base = address_of(block) + 8
-        for _stage in range(stages):
-            stage, table = _stage_at(base), i64p(base)
+        base = address_of(block) + _COUNT_BYTES
+        for _stage in range(_count_of(block).stages):
+            stage, table = _stage_at(base), _table_at(base)
             mode, parts, axes = stage.mode, stage.parts, stage.axes
             outer = 1
             for axis in range(axes - 1):
-                outer *= table[_TABLE + axis]
-            n, to = table[_TABLE + axes - 1], table[_TABLE + 2 * axes - 1]
-            first = _TABLE + 2 * axes
+                outer *= table[axis]
+            n, to = table[axes - 1], table[2 * axes - 1]
+            first = 2 * axes
             for row in range(outer):
-                out = stage.output + row_offset(table, _TABLE, _TABLE + axes, axes - 1, row)
+                out = stage.output + row_offset(table, 0, axes, axes - 1, row)
                 for low in range(0, n, _CHUNK):
                     m = min(_CHUNK, n - low)
                     if mode == IDENTITY:
@@ -100,12 +102,12 @@ def fold_kernel(dtype: str, reduction: str, start: Any) -> Native:
                     for part in range(parts):
                         at = first + part * (1 + axes)
                         by = table[at + axes]
-                        x = table[at] + row_offset(table, _TABLE, at + 1, axes - 1, row) + low * by
+                        x = table[at] + row_offset(table, 0, at + 1, axes - 1, row) + low * by
                         if part == 0 and mode == FIRST:
                             copy_run(item, out + low * to, to, x, by, m)
                         else:
                             combine(out + low * to, to, x, by, m)
-            base += 8 * (first + parts * (1 + axes))
+            base += _STAGE_BYTES + 8 * (first + parts * (1 + axes))
         return 0
 
     return fold

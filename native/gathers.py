@@ -11,15 +11,14 @@ from numba import from_dtype
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native, helper, native, routine
 from soapstone.native.folds import combined
-from soapstone.native.intrinsics import i32p, i64p, words
+from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.moves import copy_run, row_offset
 
 # Where the rows of each side begin: at offsets from the first (an address of int64 bytes), or at
 # equal steps where that is 0. Then `axes` extents of a row, and its strides in target and source;
 # the last axis is the inner loop.
 ROWS = Fields("rows unit target source target_at target_step source_at source_step axes")
-_rows_of = ROWS.at
-_TABLE = ROWS.words
+_rows_of, _table_of = ROWS.at, ROWS.table
 
 
 @helper
@@ -50,12 +49,12 @@ _gather_8, _scatter_8 = _element_loops(i64p)
 @native()
 def move_rows(block: Any) -> int:
     """Copy rows; those of one element have loops of their own."""
-    w, table = _rows_of(block), words(block)
+    w, table = _rows_of(block), _table_of(block)
     rows, unit, axes = w.rows, w.unit, w.axes
     outer = 1
     for axis in range(axes - 1):
-        outer *= table[_TABLE + axis]
-    n, to, by = table[_TABLE + axes - 1], table[_TABLE + 2 * axes - 1], table[_TABLE + 3 * axes - 1]
+        outer *= table[axis]
+    n, to, by = table[axes - 1], table[2 * axes - 1], table[3 * axes - 1]
     if axes == 1 and n == 1 and (unit == 4 or unit == 8):
         if w.target_at == 0 and w.source_at != 0 and w.target_step == unit:
             if unit == 4:
@@ -73,8 +72,8 @@ def move_rows(block: Any) -> int:
         target = _place(w.target, w.target_at, w.target_step, row)
         source = _place(w.source, w.source_at, w.source_step, row)
         for line in range(outer):
-            there = target + row_offset(table, _TABLE, _TABLE + axes, axes - 1, line)
-            here = source + row_offset(table, _TABLE, _TABLE + 2 * axes, axes - 1, line)
+            there = target + row_offset(table, 0, axes, axes - 1, line)
+            here = source + row_offset(table, 0, 2 * axes, axes - 1, line)
             copy_run(unit, there, to, here, by, n)
     return 0
 
@@ -86,19 +85,19 @@ def combine_rows(dtype: str, reduction: str) -> Native:
 
     @native()
     def combine(block: Any) -> int:
-        w, table = _rows_of(block), words(block)
+        w, table = _rows_of(block), _table_of(block)
         axes = w.axes
         outer = 1
         for axis in range(axes - 1):
-            outer *= table[_TABLE + axis]
-        n, to = table[_TABLE + axes - 1], table[_TABLE + 2 * axes - 1]
-        by = table[_TABLE + 3 * axes - 1]
+            outer *= table[axis]
+        n, to = table[axes - 1], table[2 * axes - 1]
+        by = table[3 * axes - 1]
         for row in range(w.rows):
             target = _place(w.target, w.target_at, w.target_step, row)
             source = _place(w.source, w.source_at, w.source_step, row)
             for line in range(outer):
-                there = target + row_offset(table, _TABLE, _TABLE + axes, axes - 1, line)
-                here = source + row_offset(table, _TABLE, _TABLE + 2 * axes, axes - 1, line)
+                there = target + row_offset(table, 0, axes, axes - 1, line)
+                here = source + row_offset(table, 0, 2 * axes, axes - 1, line)
                 fold(there, to, here, by, n)
         return 0
 

@@ -2,18 +2,6 @@
 
 Each part of the work copies a head's operands into dense buffers of its own, on which
 products are fastest, and its scores stay in the cache between the products that make and read them.
-
-A product's record is its entry: function and block. A part's record: how many products it has, then
-the buffers 1 scores, 2 their gradients (forward: the sum of each row), 3 gradients of
-keys and 4 of values, 5 queries, 6 keys, 7 values, 8 gradients of y (forward: y), 9 gradients of
-queries; then its products.
-
-A block: 0 free, 1 parts, 2 items, 3 heads, 4 queries at a time, 5 how often, 6 tq, 7 tk, 8 d,
-9 dv, 10 scale, 11 how many keys after its own place a query sees; then the operands, four words
-each (address, bytes a sample, position and head): q, k, v, y and, backward, dy, dq, dk, dv; then
-mask (address or 0, bytes a sample, head, query and key), lse (address, bytes a sample, head and
-query), for each block of queries its first product and how many keys it sees, and the parts'
-records.
 """
 
 from __future__ import annotations
@@ -40,8 +28,9 @@ from soapstone.kernels.cpu.substrate.rowmath import (
     splat_wide,
     store_wide,
 )
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
-from soapstone.native.intrinsics import as_float, call_entry, f32p, words
+from soapstone.native.intrinsics import address_of, call_entry, f32p, i64p
 from soapstone.native.lanes import Lanes
 from soapstone.native.simd import (
     load_first,
@@ -54,30 +43,65 @@ from soapstone.native.simd import (
     vmax,
 )
 
-RECORD = 2  # words of a product
-PART = 10  # words of a part before its products
-PLACES = 12  # words of a block before its operands
+# rows: queries at a time, in so many blocks; ahead: how many keys after its own place a query sees;
+# mask (0: none) and lse, with their steps; stretches: a table of the blocks of queries; records:
+# addresses of the parts'. Then the operands: q, k, v, y and, backward, dy, dq, dk, dv.
+BLOCK = Fields(
+    "parts items heads rows blocks tq tk d dv ahead mask mask_step(b h q k) lse lse_step(b h q)"
+    " stretches records",
+    reals="scale",
+)
+OPERAND = Fields("place sample position head")  # an address, and bytes from one to the next
+Q, K, V, Y, DY, DQ, DK, DV = range(8)
+STRETCH = Fields("product keys")  # a block's first product, and how many keys it sees
+# A part's buffers: of scores; their gradients (forward: the sum of each row); gradients of keys and
+# values; queries, keys, values; results (gradients of y); gradients of queries. Then its products.
+PART = Fields("scores grads key_share value_share queries keys values results query_grads")
+_PRODUCT = Fields("function block")
+_block_of, _operands_of, _operand_of = BLOCK.at, BLOCK.table, OPERAND.at
+_stretch_of, _part_of, _products_of, _product_of = (
+    *(STRETCH.at, PART.at),
+    *(PART.table, _PRODUCT.at),
+)
+_OPERAND_BYTES, _STRETCH_BYTES, _PRODUCT_BYTES = (
+    8 * fields.words for fields in (OPERAND, STRETCH, _PRODUCT)
+)
 LEAST = -3.4e38  # stands for the maximum of a row of which every score is minus infinity
 
 
 @helper
-def _at(w: Any, operand: int, b: int, t: int, h: int) -> Any:
-    i = PLACES + 4 * operand
-    return w[i] + b * w[i + 1] + t * w[i + 2] + h * w[i + 3]
+def _at(operands: int, operand: int, b: int, t: int, h: int) -> Any:
+    o = _operand_of(operands + operand * _OPERAND_BYTES)
+    return o.place + b * o.sample + t * o.position + h * o.head
 
 
 @helper
-def _product(w: Any, part: Any, which: int) -> Any:
+def _product(part: int, which: int) -> Any:
     """Run a part's product on its buffers."""
-    at = PART + RECORD * which
-    return call_entry(part[at], part[at + 1])
+    one = _product_of(address_of(_products_of(part)) + which * _PRODUCT_BYTES)
+    return call_entry(one.function, one.block)
 
 
 @helper
-def _collect(to: int, w: Any, operand: int, b: int, first: int, h: int, count: int, n: int) -> None:
+def _stretch(w: Any, number: int) -> Any:
+    """The first product and the keys of a block of queries."""
+    return _stretch_of(w.stretches + number * _STRETCH_BYTES)
+
+
+@helper
+def _mask_at(w: Any, b: int, h: int, query: int) -> Any:
+    """The address of a query's row of the mask, 0 where there is none."""
+    offset = b * w.mask_step_b + h * w.mask_step_h + query * w.mask_step_q
+    return w.mask + offset if w.mask != 0 else np.int64(0)
+
+
+@helper
+def _collect(
+    to: int, operands: int, operand: int, b: int, first: int, h: int, count: int, n: int
+) -> None:
     """Copy `count` positions of a head of an operand into a dense buffer."""
     for t in range(count):
-        copy_floats(to + t * n * 4, _at(w, operand, b, first + t, h), n)
+        copy_floats(to + t * n * 4, _at(operands, operand, b, first + t, h), n)
 
 
 @routine
@@ -134,65 +158,62 @@ def _floor(top: float) -> Any:
 
 
 @helper
-def _part(w: Any, at: int, begin: int) -> Any:
-    """The record of the part whose first item is `begin`."""
+def _part(w: Any, begin: int) -> Any:
+    """The address of the record of the part whose first item is `begin`."""
     part = 0
-    while part + 1 < w[1] and (part * w[2]) // w[1] != begin:
+    while part + 1 < w.parts and (part * w.items) // w.parts != begin:
         part += 1
-    return words(w[at + part])
+    return i64p(w.records)[part]
 
 
 @helper
 def _visible(w: Any, keys: int, query: int) -> Any:
     """How many of a block's keys a query sees."""
-    return max(0, min(keys, query + 1 + w[11]))
+    return max(0, min(keys, query + 1 + w.ahead))
 
 
 @native("body")
 def forward(block: Any, begin: int, end: int) -> Any:
     """Attention of the items (sample, head, block of queries)."""
-    w = words(block)
-    rows, blocks, tq, d, dv = w[4], w[5], w[6], w[8], w[9]
-    scale = np.float32(as_float(w[10]))
-    mask_at, lse_at, table = PLACES + 16, PLACES + 21, PLACES + 25
-    part = _part(w, table + 2 * blocks, begin)
+    w, operands = _block_of(block), address_of(_operands_of(block))
+    rows, blocks, tq, d, dv = w.rows, w.blocks, w.tq, w.d, w.dv
+    scale = np.float32(w.scale)
+    record = _part(w, begin)
+    part = _part_of(record)
     for item in range(begin, end):
-        b, h, number = item // blocks // w[3], item // blocks % w[3], item % blocks
+        b, h, number = item // blocks // w.heads, item // blocks % w.heads, item % blocks
         first = number * rows
         count = min(rows, tq - first)
-        which, tk = w[table + 2 * number], w[table + 2 * number + 1]
-        _collect(part[5], w, 0, b, first, h, count, d)
-        _collect(part[6], w, 1, b, 0, h, tk, d)
-        _collect(part[7], w, 2, b, 0, h, tk, dv)
-        status = _product(w, part, which)
+        which, tk = _stretch(w, number).product, _stretch(w, number).keys
+        _collect(part.queries, operands, Q, b, first, h, count, d)
+        _collect(part.keys, operands, K, b, 0, h, tk, d)
+        _collect(part.values, operands, V, b, 0, h, tk, dv)
+        status = _product(record, which)
         if status != 0:
             return status
         for i in range(count):
             query = first + i
-            row = part[1] + i * tk * 4
+            row = part.scores + i * tk * 4
             n = _visible(w, tk, query)
-            mask = np.int64(0)
-            if w[mask_at] != 0:
-                offset = b * w[mask_at + 1] + h * w[mask_at + 2] + query * w[mask_at + 3]
-                mask = w[mask_at] + offset
+            mask = _mask_at(w, b, h, query)
             total = np.float32(0.0)
             if mask == 0 and scale > 0.0:
                 top = _floor(row_max(row, n) * scale)
                 total = _powers(row, scale, top, n)
             else:
-                top = _floor(_scaled(row, mask, w[mask_at + 4], scale, n))
+                top = _floor(_scaled(row, mask, w.mask_step_k, scale, n))
                 total = _powers(row, np.float32(1.0), top, n)
-            f32p(part[2])[i] = total
+            f32p(part.grads)[i] = total
             fill_floats(row + n * 4, np.float32(0.0), tk - n)
-            at = w[lse_at] + b * w[lse_at + 1] + h * w[lse_at + 2] + query * w[lse_at + 3]
+            at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
             f32p(at)[0] = top + logarithm(total)
-        status = _product(w, part, which + 1)
+        status = _product(record, which + 1)
         if status != 0:
             return status
         for i in range(count):
-            total = f32p(part[2])[i]
+            total = f32p(part.grads)[i]
             factor = np.float32(0.0) if total == 0.0 else np.float32(1.0) / total
-            scale_row(_at(w, 3, b, first + i, h), part[8] + i * dv * 4, dv, factor)
+            scale_row(_at(operands, Y, b, first + i, h), part.results + i * dv * 4, dv, factor)
     return 0
 
 
@@ -227,11 +248,11 @@ def _plain_score_grad(
 
 @helper
 def _share(
-    w: Any, operand: int, b: int, h: int, share: int, keys: int, n: int, fresh: bool
+    w: Any, operands: int, operand: int, b: int, h: int, share: int, keys: int, n: int, fresh: bool
 ) -> None:
     """Add one block's share (keys, n) to the gradient of keys or values."""
-    for t in range(w[7]):
-        to = _at(w, operand, b, t, h)
+    for t in range(w.tk):
+        to = _at(operands, operand, b, t, h)
         if t >= keys:
             if fresh:
                 fill_floats(to, np.float32(0.0), n)
@@ -244,38 +265,35 @@ def _share(
 @native("body")
 def backward(block: Any, begin: int, end: int) -> Any:
     """The gradients of attention of the items (sample, head)."""
-    w = words(block)
-    rows, blocks, tq, d, dv = w[4], w[5], w[6], w[8], w[9]
-    scale = np.float32(as_float(w[10]))
-    mask_at, lse_at, table = PLACES + 32, PLACES + 37, PLACES + 41
-    part = _part(w, table + 2 * blocks, begin)
+    w, operands = _block_of(block), address_of(_operands_of(block))
+    rows, blocks, tq, d, dv = w.rows, w.blocks, w.tq, w.d, w.dv
+    scale = np.float32(w.scale)
+    record = _part(w, begin)
+    part = _part_of(record)
     for item in range(begin, end):
-        b, h = item // w[3], item % w[3]
-        seen = w[table + 2 * blocks - 1]  # by the last block, the most
-        _collect(part[6], w, 1, b, 0, h, seen, d)
-        _collect(part[7], w, 2, b, 0, h, seen, dv)
+        b, h = item // w.heads, item % w.heads
+        seen = _stretch(w, blocks - 1).keys  # by the last block, the most
+        _collect(part.keys, operands, K, b, 0, h, seen, d)
+        _collect(part.values, operands, V, b, 0, h, seen, dv)
         for number in range(blocks):
             first = number * rows
             count = min(rows, tq - first)
-            which, tk = w[table + 2 * number], w[table + 2 * number + 1]
-            _collect(part[5], w, 0, b, first, h, count, d)
-            _collect(part[8], w, 4, b, first, h, count, dv)
-            status = _product(w, part, which)
-            status |= _product(w, part, which + 1)
+            which, tk = _stretch(w, number).product, _stretch(w, number).keys
+            _collect(part.queries, operands, Q, b, first, h, count, d)
+            _collect(part.results, operands, DY, b, first, h, count, dv)
+            status = _product(record, which)
+            status |= _product(record, which + 1)
             if status != 0:
                 return status
             for i in range(count):
                 query = first + i
-                row, to = part[1] + i * tk * 4, part[2] + i * tk * 4
+                row, to = part.scores + i * tk * 4, part.grads + i * tk * 4
                 n = _visible(w, tk, query)
-                mask = np.int64(0)
-                if w[mask_at] != 0:
-                    offset = b * w[mask_at + 1] + h * w[mask_at + 2] + query * w[mask_at + 3]
-                    mask = w[mask_at] + offset
-                at = w[lse_at] + b * w[lse_at + 1] + h * w[lse_at + 2] + query * w[lse_at + 3]
+                mask = _mask_at(w, b, h, query)
+                at = w.lse + b * w.lse_step_b + h * w.lse_step_h + query * w.lse_step_q
                 shift = _floor(f32p(at)[0])
-                mean = row_dot(part[8] + i * dv * 4, _at(w, 3, b, query, h), dv)
-                if mask != 0 and w[mask_at + 4] != 0:
+                mean = row_dot(part.results + i * dv * 4, _at(operands, Y, b, query, h), dv)
+                if mask != 0 and w.mask_step_k != 0:
                     _score_grad(row, to, mask, scale, shift, mean, n)
                 else:
                     if mask != 0:
@@ -284,11 +302,11 @@ def backward(block: Any, begin: int, end: int) -> Any:
                 fill_floats(row + n * 4, np.float32(0.0), tk - n)
                 fill_floats(to + n * 4, np.float32(0.0), tk - n)
             for k in range(2, 5):
-                status |= _product(w, part, which + k)
+                status |= _product(record, which + k)
             if status != 0:
                 return status
             for i in range(count):
-                copy_floats(_at(w, 5, b, first + i, h), part[9] + i * d * 4, d)
-            _share(w, 6, b, h, part[3], tk, d, number == 0)
-            _share(w, 7, b, h, part[4], tk, dv, number == 0)
+                copy_floats(_at(operands, DQ, b, first + i, h), part.query_grads + i * d * 4, d)
+            _share(w, operands, DK, b, h, part.key_share, tk, d, number == 0)
+            _share(w, operands, DV, b, h, part.value_share, tk, dv, number == 0)
     return 0

@@ -6,12 +6,20 @@ Heads are shared out over the threads; on each of them products run single-threa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from soapstone.kernels.cpu.attention.heads import (
+    BLOCK,
+    OPERAND,
+    PART,
+    STRETCH,
+    backward,
+    forward,
+)
 from soapstone.kernels.cpu.products.forms import Form, default_form
 from soapstone.kernels.cpu.recurrent.layers import Bind, in_rows
 from soapstone.kernels.cpu.substrate.layout import private
@@ -21,31 +29,28 @@ from soapstone.native.entries import Native, noop, parallel_for
 from soapstone.native.memory import Block, pack
 
 LIMIT = 1 << 17  # scores of one block of queries, at most
-# The operands of a product: for each its rows, its columns, its buffer (see heads.py), and whether
-# it is taken transposed.
-Matrix = tuple[int, int, int, bool]
+# The operands of a product: for each its rows, its columns, its buffer (see `PART`), and whether it
+# is taken transposed.
+Matrix = tuple[int, int, str, bool]
 Matrices = tuple[Matrix, Matrix, Matrix]
 Part = tuple[Block, list[Entry]]
-_SCORES, _GRADS, _KEY_SHARE, _VALUE_SHARE, _QUERIES, _KEYS, _VALUES, _RESULTS, _QUERY_GRADS = range(
-    1, 10
-)
 
 
-def _view(matrix: Matrix, buffers: Sequence[Array]) -> Array:
+def _view(matrix: Matrix, buffers: Mapping[str, Array]) -> Array:
     """Return the operand in its buffer, of which it takes the beginning."""
-    height, width, index, turned = matrix
-    view = buffers[index - 1][: height * width].reshape(height, width)
+    height, width, name, turned = matrix
+    view = buffers[name][: height * width].reshape(height, width)
     return view.T if turned else view
 
 
 def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
     """Return a part's record: its buffers and its products on them; None where one fails."""
-    sizes = [1] * _QUERY_GRADS
+    sizes = dict.fromkeys(PART.names, 1)
+    sizes["grads"] = rows  # forward: the sums of a block's rows
     for matrices in products:
-        for height, width, index, _ in matrices:
-            sizes[index - 1] = max(sizes[index - 1], height * width)
-    sizes[_GRADS - 1] = max(sizes[_GRADS - 1], rows)  # forward: the sums of a block's rows
-    buffers = [private(size) for size in sizes]
+        for height, width, name, _ in matrices:
+            sizes[name] = max(sizes[name], height * width)
+    buffers = {name: private(size) for name, size in sizes.items()}
     entries = []
     for matrices in products:
         a, b, y = (_view(matrix, buffers) for matrix in matrices)
@@ -53,7 +58,7 @@ def _part(products: Sequence[Matrices], rows: int, form: Form) -> Part | None:
         if entry is None:
             return None
         entries.append(entry)
-    return pack(len(entries), buffers, entries), entries
+    return PART.pack(*entries, **buffers), entries
 
 
 def _ahead(call: Call, keys: int) -> int:
@@ -70,16 +75,16 @@ def _blocks(call: Call, tq: int, tk: int, rows: int) -> list[tuple[int, int]]:
     return [(hi - i * rows, max(1, min(tk, hi + ahead))) for i, hi in enumerate(ends)]
 
 
-def _mask_words(call: Call, first: int, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
-    """Return the words of the mask, input `first`, or None if its rows have gaps."""
+def _mask_fields(call: Call, first: int, shape: tuple[int, ...]) -> dict[str, Any] | None:
+    """Return what a block says of the mask, input `first`, or None if its rows have gaps."""
     if len(call.inputs) <= first:
-        return (0, 0, 0, 0, 0)
+        return {"mask": 0, "mask_step": (0, 0, 0, 0)}
     mask = call.inputs[first]
     spread = np.broadcast_to(mask, shape)
     step = 4 if shape[3] == 1 else spread.strides[3]
     if step not in (0, 4):
         return None
-    return (mask, *spread.strides[:3], step)
+    return {"mask": mask, "mask_step": (*spread.strides[:3], step)}
 
 
 def _bind(
@@ -87,7 +92,7 @@ def _bind(
     body: Native,
     operands: Sequence[Array],
     lse: Array,
-    mask: tuple[Any, ...],
+    mask: dict[str, Any],
     rows: int,
     blocks: Sequence[tuple[int, int]],
     products: Sequence[Matrices],
@@ -97,7 +102,7 @@ def _bind(
     q, k, v = operands[:3]
     kinds = list(dict.fromkeys(blocks))
     each = len(products) // len(kinds)
-    table = [(each * kinds.index(block), block[1]) for block in blocks]
+    stretches = [STRETCH.row(product=each * kinds.index(block), keys=block[1]) for block in blocks]
     given = call.attributes["scale"]
     scale = 1 / math.sqrt(q.shape[3]) if given is None else float(given)
     threads = call.threads if items * rows * k.shape[1] * q.shape[3] > 1 << 16 else 1
@@ -106,15 +111,28 @@ def _bind(
     records = [part for part in made if part is not None]
     if len(records) < parts:
         return None
-    block = pack(
-        0,
-        (parts, items, q.shape[2], rows, len(blocks), q.shape[1], k.shape[1]),
-        (q.shape[3], v.shape[3], scale, _ahead(call, k.shape[1])),
-        [(array, array.strides[:3]) for array in operands],
-        mask,
-        (lse, lse.strides),
-        table,
-        [record for record, _ in records],
+    table = []
+    for array in operands:
+        sample, position, head, _ = array.strides
+        table.append(OPERAND.row(place=array, sample=sample, position=position, head=head))
+    block = BLOCK.pack(
+        *table,
+        parts=parts,
+        items=items,
+        heads=q.shape[2],
+        rows=rows,
+        blocks=len(blocks),
+        tq=q.shape[1],
+        tk=k.shape[1],
+        d=q.shape[3],
+        dv=v.shape[3],
+        ahead=_ahead(call, k.shape[1]),
+        **mask,
+        lse=lse,
+        lse_step=lse.strides,
+        stretches=pack(stretches),
+        records=pack([record for record, _ in records]),
+        scale=scale,
     )
     statuses = {code: text for entry in records[0][1] for code, text in entry.statuses.items()}
     return parallel_for(body, block, items, parts, statuses)
@@ -135,15 +153,13 @@ def _products(operator: str) -> Callable[[Bind], Bind]:
 @_products("attention")
 def attention(call: Call, form: Form) -> Entry | None:
     """Return the entry of attention of all heads."""
-    from soapstone.kernels.cpu.attention.heads import forward
-
     q, k, v = call.inputs[:3]
     y, lse = call.outputs
     samples, tq, heads, _ = q.shape
     tk = k.shape[1]
     if y.size == 0 and lse.size == 0:
         return noop()
-    mask = _mask_words(call, 3, (samples, heads, tq, tk))
+    mask = _mask_fields(call, 3, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
     rows = _rows(call, tq, tk, LIMIT)
@@ -153,9 +169,9 @@ def attention(call: Call, form: Form) -> Entry | None:
     d, dv = q.shape[3], v.shape[3]
     products: list[Matrices] = []
     for count, seen in dict.fromkeys(blocks):
-        scores = (count, seen, _SCORES, False)
-        products.append(((count, d, _QUERIES, False), (seen, d, _KEYS, True), scores))
-        products.append((scores, (seen, dv, _VALUES, False), (count, dv, _RESULTS, False)))
+        scores = (count, seen, "scores", False)
+        products.append(((count, d, "queries", False), (seen, d, "keys", True), scores))
+        products.append((scores, (seen, dv, "values", False), (count, dv, "results", False)))
     items = samples * heads * len(blocks)
     return _bind(call, forward, (q, k, v, y), lse, mask, rows, blocks, products, items, form)
 
@@ -163,13 +179,11 @@ def attention(call: Call, form: Form) -> Entry | None:
 @_products("attention_grad")
 def attention_grad(call: Call, form: Form) -> Entry | None:
     """Return the entry of the gradients of queries, keys and values."""
-    from soapstone.kernels.cpu.attention.heads import backward
-
     dy, q, k, v, y, lse = call.inputs[:6]
     dq, dk, dv = call.outputs
     samples, tq, heads, d = q.shape
     tk = k.shape[1]
-    mask = _mask_words(call, 6, (samples, heads, tq, tk))
+    mask = _mask_fields(call, 6, (samples, heads, tq, tk))
     if mask is None or not all(array.size for array in (*call.inputs, *call.outputs)):
         return None
     rows = _rows(call, tq, tk, LIMIT // 2)
@@ -177,13 +191,13 @@ def attention_grad(call: Call, form: Form) -> Entry | None:
     dv_width = v.shape[3]
     products: list[Matrices] = []
     for count, seen in dict.fromkeys(blocks):
-        scores, grads = (count, seen, _SCORES, False), (count, seen, _GRADS, False)
-        queries, results = (count, d, _QUERIES, False), (count, dv_width, _RESULTS, False)
-        products.append((queries, (seen, d, _KEYS, True), scores))
-        products.append((results, (seen, dv_width, _VALUES, True), grads))
-        products.append((grads, (seen, d, _KEYS, False), (count, d, _QUERY_GRADS, False)))
-        products.append(((*grads[:3], True), queries, (seen, d, _KEY_SHARE, False)))
-        products.append(((*scores[:3], True), results, (seen, dv_width, _VALUE_SHARE, False)))
+        scores, grads = (count, seen, "scores", False), (count, seen, "grads", False)
+        queries, results = (count, d, "queries", False), (count, dv_width, "results", False)
+        products.append((queries, (seen, d, "keys", True), scores))
+        products.append((results, (seen, dv_width, "values", True), grads))
+        products.append((grads, (seen, d, "keys", False), (count, d, "query_grads", False)))
+        products.append(((*grads[:3], True), queries, (seen, d, "key_share", False)))
+        products.append(((*scores[:3], True), results, (seen, dv_width, "value_share", False)))
     operands = (q, k, v, y, dy, dq, dk, dv)
     items = samples * heads
     return _bind(call, backward, operands, lse, mask, rows, blocks, products, items, form)

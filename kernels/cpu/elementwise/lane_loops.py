@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 
 from soapstone.kernels.cpu.elementwise.formulas import WIDE as WIDE
 from soapstone.kernels.cpu.elementwise.formulas import instruction_of, of_code
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import Native
-from soapstone.native.intrinsics import as_float, words
 from soapstone.native.lanes import (
     I64,
     LANES,
@@ -116,20 +116,23 @@ def _lanes_loop(
     return types.void(code, *[types.int64] * 8, types.float64, types.float64), emit
 
 
+# What an instruction runs on: n floats. Operand a is read at i & turn_a: -1 for an array, 0 for
+# `WIDE` copies of one number.
+FRAME = Fields("to a b c turn_a turn_b turn_c n", reals="p q")
+_frame_of = FRAME.at
+
+
 @cache
 def instruction(name: str) -> Native:
-    """Return the kernel that runs an instruction over the chunk that a frame of words describes.
-
-    Operand a is read at i & turn_a: -1 for an array, 0 for `WIDE` copies of one number.
-    """
+    """Return the kernel that runs an instruction over the chunk that a frame describes."""
     made = instruction_of(name)
     assert made is not None  # programs hold no other
     code = made.code
 
     def run(frame: Any) -> int:
-        w = words(frame)
-        p, q = as_float(w[8]), as_float(w[9])
-        _lanes_loop(code, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], p, q)
+        w = _frame_of(frame)
+        turns = w.turn_a, w.turn_b, w.turn_c
+        _lanes_loop(code, w.to, w.a, w.b, w.c, *turns, w.n, w.p, w.q)
         return 0
 
     # Names of its own: compiled code is cached, and found again, by name.

@@ -21,31 +21,41 @@ from soapstone.kernels.cpu.elementwise.conversions import (
     read_number,
     unpack_rows,
 )
-from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.lane_loops import WIDE, fill_floats
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
+from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import call_entry, stack, words
+from soapstone.native.intrinsics import i64p, stack, words
 from soapstone.native.memory import pack
 from soapstone.native.walks import walk
 
 _DIRECT, _SPLAT, _PACK = 0, 1, 2
-_HEADER, _RECORD, _STEP = 12, 8, 7
 _MAX_OUTER, _MAX_REGISTERS = 8, 60
 _REGISTER_FLOATS = 6144  # of registers, in all: 24 KB of a 32 KB cache
 _STAGGER = 32  # between registers, which would else compete for the same sets of the cache
 _SHORT_ROW = 256  # rows shorter than this are packed several to a chunk
 
+# group, columns: rows and columns of a chunk; spacing: floats from register to register; outer:
+# dims outside the rows, of such extents; records: of the externals, each with its strides along them.
+_MACHINE = Fields(
+    "externals steps length rows group columns outer spacing extents records width program"
+    " registers"
+)
+# inner, down: strides along a row and from row to row; kind: how it is reached; slot: of the
+# register it is packed in; item: bytes an element, of a type.
+_EXTERNAL = Fields("place inner down kind slot written type item")
+_machine_of, _external_of, _strides_of = _MACHINE.at, _EXTERNAL.at, _EXTERNAL.table
+
 
 @native("body")
 def _machine(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    externals, steps = w[0], w[1]
-    length, rows, rows_a_chunk, columns_a_chunk = w[2], w[3], w[4], w[5]
-    outer, spacing = w[6], w[7]
-    extents, records, program = w[8], w[9], w[10]
-    width = _RECORD + outer
+    w = _machine_of(block)
+    externals, outer, spacing = w.externals, w.outer, w.spacing
+    length, rows, rows_a_chunk, columns_a_chunk = w.length, w.rows, w.group, w.columns
+    extents, records, width = i64p(w.extents), w.records, w.width
     registers = stack(24576)
     place = words(stack(1536))
     filled = words(stack(1536))
@@ -53,12 +63,11 @@ def _machine(block: Any, begin: int, end: int) -> int:
     turn = words(stack(1536))
     counter = words(stack(64))
     frame = stack(128)
-    given = words(frame)
-    for r in range(w[11]):
+    for r in range(w.registers):
         place[externals + r] = registers + r * spacing * 4
         turn[externals + r] = -1
     for e in range(externals):
-        turn[e] = 0 if w[records + e * width + 3] == _SPLAT else -1
+        turn[e] = 0 if _external_of(records + e * width).kind == _SPLAT else -1
         filled[e] = 0
     column_chunks = (length + columns_a_chunk - 1) // columns_a_chunk
     row_chunks = (rows + rows_a_chunk - 1) // rows_a_chunk
@@ -67,8 +76,8 @@ def _machine(block: Any, begin: int, end: int) -> int:
     row = rest % row_chunks
     rest = rest // row_chunks
     for d in range(outer - 1, -1, -1):
-        counter[d] = rest % w[extents + d]
-        rest = rest // w[extents + d]
+        counter[d] = rest % extents[d]
+        rest = rest // extents[d]
     for _ in range(begin, end):
         r0 = row * rows_a_chunk
         c0 = column * columns_a_chunk
@@ -76,43 +85,32 @@ def _machine(block: Any, begin: int, end: int) -> int:
         nc = min(columns_a_chunk, length - c0)
         n = nr * nc
         for e in range(externals):
-            at = records + e * width
-            inner, down = w[at + 1], w[at + 2]
-            address = w[at] + r0 * down + c0 * inner
+            x, strides = _external_of(records + e * width), _strides_of(records + e * width)
+            inner, down = x.inner, x.down
+            address = x.place + r0 * down + c0 * inner
             for d in range(outer):
-                address += counter[d] * w[at + _RECORD + d]
-            if w[at + 3] == _DIRECT:
+                address += counter[d] * strides[d]
+            if x.kind == _DIRECT:
                 place[e] = address
             else:
-                target = registers + w[at + 4] * spacing * 4
+                target = registers + x.slot * spacing * 4
                 place[e] = target
-                if w[at + 5] != 0:
+                if x.written != 0:
                     filled[e] = address
-                elif w[at + 3] == _SPLAT:
+                elif x.kind == _SPLAT:
                     if filled[e] != address:
-                        fill_floats(target, read_number(w[at + 6], address), WIDE)
+                        fill_floats(target, read_number(x.type, address), WIDE)
                         filled[e] = address
                 elif down != 0 or filled[e] != address or reach[e] < n:
                     # Rows that repeat one another are packed once.
-                    pack_rows(w[at + 6], w[at + 7], target, address, inner, down, nr, nc)
+                    pack_rows(x.type, x.item, target, address, inner, down, nr, nc)
                     filled[e] = address
                     reach[e] = n
-        for s in range(steps):
-            at = program + s * _STEP
-            given[0] = place[w[at + 1]]
-            for k in range(3):
-                operand = w[at + 2 + k]
-                given[1 + k] = place[operand]
-                given[4 + k] = turn[operand]
-            given[7] = n
-            given[8] = w[at + 5]
-            given[9] = w[at + 6]
-            call_entry(w[at], frame)
+        run_steps(w.program, w.steps, frame, place, turn, n)
         for e in range(externals):
-            at = records + e * width
-            if w[at + 5] != 0 and w[at + 3] != _DIRECT:
-                down = w[at + 2]
-                unpack_rows(w[at + 6], w[at + 7], filled[e], place[e], w[at + 1], down, nr, nc)
+            x = _external_of(records + e * width)
+            if x.written != 0 and x.kind != _DIRECT:
+                unpack_rows(x.type, x.item, filled[e], place[e], x.inner, x.down, nr, nc)
         column += 1
         if column == column_chunks:
             column = 0
@@ -121,7 +119,7 @@ def _machine(block: Any, begin: int, end: int) -> int:
                 row = 0
                 for d in range(outer - 1, -1, -1):
                     counter[d] += 1
-                    if counter[d] < w[extents + d]:
+                    if counter[d] < extents[d]:
                         break
                     counter[d] = 0
     return 0
@@ -194,39 +192,36 @@ def bind_program(
     def place(number: int) -> int:
         return number if number >= 0 else first_register - 1 - number
 
-    width = _RECORD + len(outer)
-    extents_at = _HEADER
-    records_at = extents_at + len(outer)
-    steps_at = records_at + width * len(arrays)
     records = [
         (
-            a,
-            s[-1],
-            s[-2],
-            kinds[e],
-            slots.get(e, 0),
-            int(e >= len(inputs)),
-            KINDS[kind],
-            ITEM_BYTES[kind],
-            tuple(s[:-2]),
+            _EXTERNAL.row(
+                place=a,
+                inner=s[-1],
+                down=s[-2],
+                kind=kinds[e],
+                slot=slots.get(e, 0),
+                written=e >= len(inputs),
+                type=KINDS[kind],
+                item=ITEM_BYTES[kind],
+            ),
+            s[:-2],
         )
         for e, (a, s, kind) in enumerate(zip(arrays, strides, program.types))
     ]
-    steps = [
-        (
-            instruction(s.name).address,
-            *(place(number) for number in (s.to, s.a, s.b, s.c)),
-            float(s.p),
-            float(s.q),
-        )
-        for s in program.steps
-    ]
-    block = pack(
-        (len(arrays), len(steps), length, rows, rows_a_chunk, columns_a_chunk, len(outer)),
-        (capacity + _STAGGER, extents_at, records_at, steps_at, registers),
-        outer,
-        records,
-        steps,
+    block = _MACHINE.pack(
+        externals=len(arrays),
+        steps=len(program.steps),
+        length=length,
+        rows=rows,
+        group=rows_a_chunk,
+        columns=columns_a_chunk,
+        outer=len(outer),
+        spacing=capacity + _STAGGER,
+        extents=pack(outer),
+        records=pack(records),
+        width=8 * (_EXTERNAL.words + len(outer)),
+        program=pack(step_rows(program, place)),
+        registers=registers,
     )
     chunks = -(-length // columns_a_chunk) * -(-rows // rows_a_chunk) * math.prod(outer)
     # Arithmetic in the cache costs less than memory traffic: one thread does up to 100 KB.

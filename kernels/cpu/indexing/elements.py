@@ -25,56 +25,58 @@ from soapstone.kernels.cpu.indexing.slices import (
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import native, noop, parallel_for, sequence, useful_threads
-from soapstone.native.intrinsics import words
-from soapstone.native.memory import Block, Statuses, pack
-from soapstone.native.moves import move, row_offset
+from soapstone.native.memory import Block, Statuses
+from soapstone.native.moves import move, row_at
 from soapstone.native.walks import merge
 
+# x: the array that is indexed, y the other; wide: ids are int64; size: bytes an element; how: they
+# are combined; length: of a line, step: along it; base, held: the tile's first element and how many
+# it has, of `total`; zero: an address. Then the walk of the lines, of `rank` dims, in x, y and ids.
+_LINES = Fields("x y ids wide size how length step(x y ids) base held total zero rank")
+_lines_of, _table_of = _LINES.at, _LINES.table
 
-# Words: 0 array that is indexed, 1 the other, 2 ids, 3 whether they are int64, 4 bytes an element,
-# 5 how elements are combined, 6 length of a line, 7, 8 and 9 steps of the arrays along it, 10 first
-# element of the tile, 11 how many it has, 12 how many the axis has, 13 address of a zero, 14 rank,
-# 15.. extents of the lines, strides of the three arrays.
+
 @native("body")
 def _gather_lines(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank, size = w[14], w[4]
+    w, table = _lines_of(block), _table_of(block)
+    rank, size = w.rank, w.size
     for line in range(begin, end):
-        x = w[0] + row_offset(w, 15, 15 + rank, rank, line)
-        y = w[1] + row_offset(w, 15, 15 + 2 * rank, rank, line)
-        ids = w[2] + row_offset(w, 15, 15 + 3 * rank, rank, line)
-        for i in range(w[6]):
-            index = index_at(ids + i * w[9], w[3], w[12])
+        x = w.x + row_at(table, rank, 0, line)
+        y = w.y + row_at(table, rank, 1, line)
+        ids = w.ids + row_at(table, rank, 2, line)
+        for i in range(w.length):
+            index = index_at(ids + i * w.step_ids, w.wide, w.total)
             if index < 0:
                 return 1
-            index -= w[10]
-            if index >= 0 and index < w[11]:
-                move(size, y + i * w[8], x + index * w[7])
+            index -= w.base
+            if index >= 0 and index < w.held:
+                move(size, y + i * w.step_y, x + index * w.step_x)
             else:
-                move(size, y + i * w[8], w[13])
+                move(size, y + i * w.step_y, w.zero)
     return 0
 
 
 @native("body")
 def _scatter_lines(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank, size, how = w[14], w[4], w[5]
+    w, table = _lines_of(block), _table_of(block)
+    rank, size, how = w.rank, w.size, w.how
     for line in range(begin, end):
-        y = w[0] + row_offset(w, 15, 15 + rank, rank, line)
-        updates = w[1] + row_offset(w, 15, 15 + 2 * rank, rank, line)
-        ids = w[2] + row_offset(w, 15, 15 + 3 * rank, rank, line)
-        for i in range(w[6]):
-            index = index_at(ids + i * w[9], w[3], w[12])
+        y = w.x + row_at(table, rank, 0, line)
+        updates = w.y + row_at(table, rank, 1, line)
+        ids = w.ids + row_at(table, rank, 2, line)
+        for i in range(w.length):
+            index = index_at(ids + i * w.step_ids, w.wide, w.total)
             if index < 0:
                 return 1
-            index -= w[10]
-            if index >= 0 and index < w[11]:
+            index -= w.base
+            if index >= 0 and index < w.held:
                 if how == PUT:
-                    move(size, y + index * w[7], updates + i * w[8])
+                    move(size, y + index * w.step_x, updates + i * w.step_y)
                 else:
-                    combine(how, y + index * w[7], updates + i * w[8])
+                    combine(how, y + index * w.step_x, updates + i * w.step_y)
     return 0
 
 
@@ -90,11 +92,21 @@ def _lines(
 
     arrays = (indexed, other, ids)
     extents, strides = merge(but(ids.shape), [but(array.strides) for array in arrays])
-    block = pack(
-        (indexed, other, ids, ids.dtype == np.int64, indexed.itemsize, how, ids.shape[axis]),
-        [array.strides[axis] for array in arrays],
-        (call.attributes.get("base", 0), indexed.shape[axis], total),
-        (np.zeros(1, np.int64), len(extents), extents, strides),
+    block = _LINES.pack(
+        *(extents, strides),
+        x=indexed,
+        y=other,
+        ids=ids,
+        wide=ids.dtype == np.int64,
+        size=indexed.itemsize,
+        how=how,
+        length=ids.shape[axis],
+        step=[array.strides[axis] for array in arrays],
+        base=call.attributes.get("base", 0),
+        held=indexed.shape[axis],
+        total=total,
+        zero=np.zeros(1, np.int64),
+        rank=len(extents),
     )
     return block, math.prod(extents), outside(call.operator, positions, ids, total, axis)
 

@@ -13,37 +13,40 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     fill_floats,
 )
 from soapstone.kernels.cpu.indexing.slices import outside
-from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import i32p, i64p, words
-from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.intrinsics import i32p, i64p
+from soapstone.native.memory import Block
+from soapstone.native.moves import row_at
 from soapstone.native.walks import merge
 
-# Words of the blocks: 0 ids, 1 whether they are int64, 2 y or dy, 3 table, 4 its row's bytes,
-# 5 its rows, 6 floats a row, 7 number of its first row, 8 whether other rows lie elsewhere, 9 ids,
-# 10 their rank, 11 rows of all tiles, 12.. extents, strides of ids, strides of y.
-_TABLE = 12
+# wide: ids are int64; y: or dy; step: bytes of a row of the table, which has `rows` of n floats,
+# the first of them number `base` of `total`; partial: the others lie elsewhere. Then the walk of
+# the ids, of `rank` dims, in ids and y.
+ROWS = Fields("ids wide count y table step rows n base partial rank total", reals="factor")
+_rows_of, _table_of = ROWS.at, ROWS.table
 
 
 @helper
-def _row_of(w: Any, place: int) -> Any:
-    at = w[0] + row_offset(w, _TABLE, _TABLE + w[10], w[10], place)
-    return (i64p(at)[0] if w[1] != 0 else np.int64(i32p(at)[0])) - w[7]
+def row_of(w: Any, table: Any, place: int) -> Any:
+    """The row of the table that the id at a place names, counted from the tile's first."""
+    at = w.ids + row_at(table, w.rank, 0, place)
+    return (i64p(at)[0] if w.wide != 0 else np.int64(i32p(at)[0])) - w.base
 
 
 @native("body")
 def _embedding(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, n, rank = w[5], w[6], w[10]
+    w, table = _rows_of(block), _table_of(block)
+    rows, n, rank = w.rows, w.n, w.rank
     for place in range(begin, end):
-        row = _row_of(w, place)
-        to = w[2] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, place)
+        row = row_of(w, table, place)
+        to = w.y + row_at(table, rank, 1, place)
         if row >= 0 and row < rows:
-            copy_floats(to, w[3] + row * w[4], n)
-        elif w[8] != 0 and row + w[7] >= 0 and row + w[7] < w[11]:
+            copy_floats(to, w.table + row * w.step, n)
+        elif w.partial != 0 and row + w.base >= 0 and row + w.base < w.total:
             fill_floats(to, np.float32(0.0), n)
         else:
             return 1
@@ -54,40 +57,41 @@ def _embedding(block: Any, begin: int, end: int) -> int:
 def _embedding_grad(block: Any, begin: int, end: int) -> int:
     # Each part owns a stretch of the table and looks at all ids, in order: the sums have the same
     # bits however it is cut.
-    w = words(block)
-    n, rank = w[6], w[10]
+    w, table = _rows_of(block), _table_of(block)
+    n, rank = w.n, w.rank
     for row in range(begin, end):
-        fill_floats(w[3] + row * w[4], np.float32(0.0), n)
-    for place in range(w[9]):
-        row = _row_of(w, place)
+        fill_floats(w.table + row * w.step, np.float32(0.0), n)
+    for place in range(w.count):
+        row = row_of(w, table, place)
         if begin <= row and row < end:
-            dy = w[2] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, place)
-            add_floats(w[3] + row * w[4], dy, n)
+            dy = w.y + row_at(table, rank, 1, place)
+            add_floats(w.table + row * w.step, dy, n)
     return 0
 
 
-def _rows_contiguous(array: Array) -> bool:
-    held = array.size > 0 and array.shape[-1] > 1
-    return is_float32(array) and (not held or array.strides[-1] == 4)
-
-
-def _words(call: Call, ids: Array, y: Array, table: Array) -> tuple[Any, ...] | None:
+def rows_block(call: Call, ids: Array, y: Array, table: Array, factor: float = 1.0) -> Block | None:
+    """Return the block of ids and what they name rows of; None where kernels do not serve them."""
     if ids.dtype not in (np.int32, np.int64) or not ids.flags.aligned:
         return None
-    if not (_rows_contiguous(y) and _rows_contiguous(table)):
+    if not is_float32(y, table) or not rows_contiguous(y, table):
         return None
     a = call.attributes
     extents, strides = merge(ids.shape, [ids.strides, y.strides[:-1]])
-    head = ids, ids.dtype == np.int64, y, table, table.strides[0], *table.shape
-    return (
-        *head,
-        a.get("base", 0),
-        a.get("partial", False),
-        ids.size,
-        len(extents),
-        a.get("total", 1 << 62),
-        extents,
-        strides,
+    return ROWS.pack(
+        *(extents, strides),
+        ids=ids,
+        wide=ids.dtype == np.int64,
+        count=ids.size,
+        y=y,
+        table=table,
+        step=table.strides[0],
+        rows=table.shape[0],
+        n=table.shape[1],
+        base=a.get("base", 0),
+        partial=a.get("partial", False),
+        rank=len(extents),
+        total=a.get("total", 1 << 62),
+        factor=factor,
     )
 
 
@@ -95,24 +99,24 @@ def _words(call: Call, ids: Array, y: Array, table: Array) -> tuple[Any, ...] | 
 def embedding(call: Call) -> Entry | None:
     """The rows that the ids name; zeros for rows of other tiles of the table."""
     (ids, table), (y,) = call.inputs, call.outputs
-    values = _words(call, ids, y, table)
-    if values is None:
+    block = rows_block(call, ids, y, table)
+    if block is None:
         return None
     if ids.size == 0:
         return noop()
     threads = useful_threads(call.threads, 2 * y.nbytes)
     status = outside(call.operator, held_rows, call.attributes, ids, len(table))
-    return parallel_for(_embedding, pack(*values), ids.size, threads, status)
+    return parallel_for(_embedding, block, ids.size, threads, status)
 
 
 @variant("embedding_grad", "numba")
 def embedding_grad(call: Call) -> Entry | None:
     """The rows of dy added up by the row of the table they came from."""
     (dy, ids), (dtable,) = call.inputs, call.outputs
-    values = _words(call, ids, dy, dtable)
-    if values is None:
+    block = rows_block(call, ids, dy, dtable)
+    if block is None:
         return None
     if dtable.size == 0:
         return noop()
     threads = useful_threads(call.threads, 2 * dy.nbytes + dtable.nbytes)
-    return parallel_for(_embedding_grad, pack(*values), dtable.shape[0], threads)
+    return parallel_for(_embedding_grad, block, dtable.shape[0], threads)

@@ -16,15 +16,14 @@ from soapstone.kernels.cpu.elementwise.lane_loops import (
     put,
 )
 from soapstone.kernels.cpu.indexing.slices import outside
-from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
-from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
 from soapstone.kernels.cpu.substrate.rowmath import scale_row
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import as_float, i32p, i64p, words
+from soapstone.native.intrinsics import i32p, i64p
 from soapstone.native.lanes import Lanes, maximum
-from soapstone.native.memory import pack
 from soapstone.native.simd import vectorised
 
 
@@ -36,30 +35,34 @@ def _raise(to: Lanes, x: Lanes, n: Lanes) -> None:
     loop(n.builder, n, body)
 
 
-# Words: 0 ids, 1 whether they are int64, 2 bytes a bag, 3 bytes an id, 4 ids a bag, 5 y, 6 its
-# row's bytes, 7 table, 8 its row's bytes, 9 its rows, 10 floats a row, 11 number of its first row,
-# 12 rows of all tiles, 13 whether the maximum, 14 factor, 15 what no row gives.
+# wide: ids are int64; id_step: along bags and ids; length: ids a bag; the table has `rows` of n
+# floats, the first of them number `base` of `total`; nothing: what no row gives.
+_BAGS = Fields(
+    "ids wide id_step(bag id) length y y_step table table_step rows n base total largest",
+    reals="factor nothing",
+)
+_bags_of = _BAGS.at
 
 
 @native("body")
 def _bags(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    n = w[10]
-    factor, nothing = np.float32(as_float(w[14])), np.float32(as_float(w[15]))
+    w = _bags_of(block)
+    n = w.n
+    factor, nothing = np.float32(w.factor), np.float32(w.nothing)
     for bag in range(begin, end):
-        to = w[5] + bag * w[6]
+        to = w.y + bag * w.y_step
         held = 0
-        for i in range(w[4]):
-            at = w[0] + bag * w[2] + i * w[3]
-            row = (i64p(at)[0] if w[1] != 0 else np.int64(i32p(at)[0])) - w[11]
-            if row < 0 or row >= w[9]:
-                if row + w[11] < 0 or row + w[11] >= w[12]:
+        for i in range(w.length):
+            at = w.ids + bag * w.id_step_bag + i * w.id_step_id
+            row = (i64p(at)[0] if w.wide != 0 else np.int64(i32p(at)[0])) - w.base
+            if row < 0 or row >= w.rows:
+                if row + w.base < 0 or row + w.base >= w.total:
                     return 1
                 continue
-            source = w[7] + row * w[8]
+            source = w.table + row * w.table_step
             if held == 0:
                 copy_floats(to, source, n)
-            elif w[13] != 0:
+            elif w.largest != 0:
                 _raise(to, source, n)
             else:
                 add_floats(to, source, n)
@@ -85,10 +88,23 @@ def embedding_bag(call: Call) -> Entry | None:
     kind, length = a["reduction"], a.get("length", ids.shape[1])
     factor = 1 / max(length, 1) if kind == "mean" else 1.0
     nothing = float("-inf") if kind == "max" and "length" in a else 0.0
-    block = pack(
-        (ids, ids.dtype == np.int64, *ids.strides, ids.shape[1], y, y.strides[0]),
-        (table, table.strides[0], *table.shape, a.get("base", 0), a.get("total", len(table))),
-        (kind == "max", factor, nothing),
+    rows, n = table.shape
+    block = _BAGS.pack(
+        ids=ids,
+        wide=ids.dtype == np.int64,
+        id_step=ids.strides,
+        length=ids.shape[1],
+        y=y,
+        y_step=y.strides[0],
+        table=table,
+        table_step=table.strides[0],
+        rows=rows,
+        n=n,
+        base=a.get("base", 0),
+        total=a.get("total", rows),
+        largest=kind == "max",
+        factor=factor,
+        nothing=nothing,
     )
     threads = useful_threads(call.threads, 4 * ids.size * table.shape[1] + y.nbytes)
     status = outside(call.operator, held_rows, call.attributes, ids, len(table))

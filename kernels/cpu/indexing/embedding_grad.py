@@ -12,22 +12,15 @@ import numpy as np
 from llvmlite import ir
 
 from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, get, loop, put
-from soapstone.kernels.cpu.recurrent.gates import rows_contiguous
-from soapstone.kernels.cpu.substrate.layout import is_float32
+from soapstone.kernels.cpu.indexing.embedding import ROWS, row_of, rows_block
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import as_float, i32p, i64p, words
 from soapstone.native.lanes import F32, Lanes
-from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.moves import row_at
 from soapstone.native.simd import vectorised
-from soapstone.native.walks import merge
 
-# Words: 0 ids, 1 whether they are int64, 2 how many, 3 dy, 4 table, 5 its row's bytes, 6 floats a
-# row, 7 number of its first row, 8 factor on dy, 9 rank of the ids, 10.. extents, strides of the
-# ids and of dy.
-_TABLE = 10
+_rows_of, _table_of = ROWS.at, ROWS.table
 
 
 @vectorised
@@ -58,20 +51,19 @@ def _clear(at: int, nbytes: int) -> None:
 
 @native("body")
 def _rows(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    n, rank = w[6], w[9]
-    factor = np.float32(as_float(w[8]))
-    if w[5] == n * 4:
-        _clear(w[4] + begin * w[5], (end - begin) * w[5])
+    w, table = _rows_of(block), _table_of(block)
+    n, rank = w.n, w.rank
+    factor = np.float32(w.factor)
+    if w.step == n * 4:
+        _clear(w.table + begin * w.step, (end - begin) * w.step)
     else:
         for row in range(begin, end):
-            fill_floats(w[4] + row * w[5], np.float32(0.0), n)
-    for place in range(w[2]):
-        at = w[0] + row_offset(w, _TABLE, _TABLE + rank, rank, place)
-        row = (i64p(at)[0] if w[1] != 0 else np.int64(i32p(at)[0])) - w[7]
+            fill_floats(w.table + row * w.step, np.float32(0.0), n)
+    for place in range(w.count):
+        row = row_of(w, table, place)
         if begin <= row and row < end:
-            dy = w[3] + row_offset(w, _TABLE, _TABLE + 2 * rank, rank, place)
-            _add(w[4] + row * w[5], dy, n, factor)
+            dy = w.y + row_at(table, rank, 1, place)
+            _add(w.table + row * w.step, dy, n, factor)
     return 0
 
 
@@ -92,17 +84,10 @@ def embedding_bag_grad(call: Call) -> Entry | None:
 
 def _bind(call: Call, dy: Array, ids: Array, factor: float) -> Entry | None:
     (table,) = call.outputs
-    if ids.dtype not in (np.int32, np.int64) or not ids.flags.aligned:
-        return None
-    if not is_float32(dy, table) or not rows_contiguous(dy, table):
+    block = rows_block(call, ids, dy, table, factor)
+    if block is None:
         return None
     if table.size == 0:
         return noop()
-    extents, strides = merge(ids.shape, [ids.strides, dy.strides[:-1]])
-    block = pack(
-        (ids, ids.dtype == np.int64, ids.size, dy, table, table.strides[0], table.shape[1]),
-        (call.attributes.get("base", 0), factor, len(extents)),
-        (extents, strides),
-    )
     threads = useful_threads(call.threads, 8 * dy.size + table.nbytes)
     return parallel_for(_rows, block, table.shape[0], threads)

@@ -15,10 +15,10 @@ from soapstone.kernels.cpu.indexing.selection import lines_along
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
-from soapstone.native.memory import pack
-from soapstone.native.moves import copy_run, row_offset, zero_run
+from soapstone.native.intrinsics import f32p, f64p, i64p, stack
+from soapstone.native.moves import copy_run, row_at, zero_run
 from soapstone.native.walks import merge
 
 _CHUNK = 256  # neighbouring lines that are gone through together
@@ -50,39 +50,42 @@ def _row_sums(totals: Any, x: Any, y: Any, n: int, exclusive: bool) -> None:
             y[j] = total
 
 
-# Words: 0 x, 1 y, 2 length, 3 and 4 steps along the axis, 5 whether it leaves out the element, 6
-# whether it begins at the end, 7 columns, 8 and 9 steps from one to the next, 10 chunks of them,
-# 11 rank, 12.. extents, strides of both.
+# step: along the axis; across: from one of the columns to the next; chunks: of columns. Then the
+# walk of the other dims, of `rank`, in x and y.
+_SUMS = Fields("x y length step(x y) exclusive reverse columns across(x y) chunks rank")
+_sums_of, _sums_table = _SUMS.at, _SUMS.table
+
+
 @native("body")
 def _cumsum(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    length, exclusive, rank = w[2], w[5] != 0, w[11]
-    x_step, y_step = (-w[3], -w[4]) if w[6] != 0 else (w[3], w[4])
+    w, table = _sums_of(block), _sums_table(block)
+    length, exclusive, rank = w.length, w.exclusive != 0, w.rank
+    x_step, y_step = (-w.step_x, -w.step_y) if w.reverse != 0 else (w.step_x, w.step_y)
     totals = f64p(stack(2048))
     for item in range(begin, end):
-        row, column = item // w[10], item % w[10] * 256
-        n = min(256, w[7] - column)
-        x = w[0] + row_offset(w, 12, 12 + rank, rank, row) + column * w[8]
-        y = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, row) + column * w[9]
-        if w[6] != 0:
-            x += (length - 1) * w[3]
-            y += (length - 1) * w[4]
+        row, column = item // w.chunks, item % w.chunks * _CHUNK
+        n = min(_CHUNK, w.columns - column)
+        x = w.x + row_at(table, rank, 0, row) + column * w.across_x
+        y = w.y + row_at(table, rank, 1, row) + column * w.across_y
+        if w.reverse != 0:
+            x += (length - 1) * w.step_x
+            y += (length - 1) * w.step_y
         if n == 1:
             _sums(x, x_step, y, y_step, length, exclusive)
             continue
         for j in range(n):
             totals[j] = 0.0
         for _ in range(length):
-            if w[8] == 4 and w[9] == 4:
+            if w.across_x == 4 and w.across_y == 4:
                 _row_sums(totals, f32p(x), f32p(y), n, exclusive)
                 x += x_step
                 y += y_step
                 continue
             for j in range(n):
                 before = totals[j]
-                total = before + f32p(x + j * w[8])[0]
+                total = before + f32p(x + j * w.across_x)[0]
                 totals[j] = total
-                f32p(y + j * w[9])[0] = before if exclusive else total
+                f32p(y + j * w.across_y)[0] = before if exclusive else total
             x += x_step
             y += y_step
     return 0
@@ -90,17 +93,17 @@ def _cumsum(block: Any, begin: int, end: int) -> int:
 
 @native("body")
 def _cumsum_integers(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    length, exclusive, rank = w[2], w[5] != 0, w[11]
-    x_step, y_step = (-w[3], -w[4]) if w[6] != 0 else (w[3], w[4])
+    w, table = _sums_of(block), _sums_table(block)
+    length, exclusive, rank = w.length, w.exclusive != 0, w.rank
+    x_step, y_step = (-w.step_x, -w.step_y) if w.reverse != 0 else (w.step_x, w.step_y)
     for item in range(begin, end):
-        row, column = item // w[10], item % w[10] * 256
-        for j in range(column, min(w[7], column + 256)):
-            x = w[0] + row_offset(w, 12, 12 + rank, rank, row) + j * w[8]
-            y = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, row) + j * w[9]
-            if w[6] != 0:
-                x += (length - 1) * w[3]
-                y += (length - 1) * w[4]
+        row, column = item // w.chunks, item % w.chunks * _CHUNK
+        for j in range(column, min(w.columns, column + _CHUNK)):
+            x = w.x + row_at(table, rank, 0, row) + j * w.across_x
+            y = w.y + row_at(table, rank, 1, row) + j * w.across_y
+            if w.reverse != 0:
+                x += (length - 1) * w.step_x
+                y += (length - 1) * w.step_y
             total = 0
             for _ in range(length):
                 before = total
@@ -125,37 +128,51 @@ def cumsum(call: Call) -> Entry | None:
     axis = a["axis"]
     lines = lines_along(x.shape, [x, y], axis)
     chunks = -(-lines.columns // _CHUNK)
-    block = pack(
-        (x, y, x.shape[axis], x.strides[axis], y.strides[axis], a["exclusive"], a["reverse"]),
-        (lines.columns, lines.steps, chunks, lines.rank, lines.table),
+    block = _SUMS.pack(
+        lines.table,
+        x=x,
+        y=y,
+        length=x.shape[axis],
+        step=(x.strides[axis], y.strides[axis]),
+        exclusive=a["exclusive"],
+        reverse=a["reverse"],
+        columns=lines.columns,
+        across=lines.steps,
+        chunks=chunks,
+        rank=lines.rank,
     )
     threads = useful_threads(call.threads, x.nbytes + y.nbytes)
     return parallel_for(body, block, lines.rows * chunks, threads)
 
 
 # ------------------------------------------------------------------------------------------ trilu
-# Words: 0 x, 1 y, 2 bytes an element, 3 rows of a matrix, 4 its columns, 5 and 6 steps of both from
-# row to row, 7 and 8 along a row, 9 diagonal, 10 whether the upper part stays,
-# 11 rank of the other dims, 12.. extents, strides of both.
+# size: bytes an element; rows, columns: of a matrix; down: from row to row; step: along a row;
+# upper: whether that part stays. Then the walk of the other dims, of `rank`, in x and y.
+_TRIANGLES = Fields("x y size rows columns down(x y) step(x y) diagonal upper rank")
+_triangles_of, _triangles_table = _TRIANGLES.at, _TRIANGLES.table
+
+
 @native("body")
 def _trilu(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    size, rows, columns, rank = w[2], w[3], w[4], w[11]
+    w, table = _triangles_of(block), _triangles_table(block)
+    size, rows, columns, rank = w.size, w.rows, w.columns, w.rank
     for item in range(begin, end):
         matrix = item // rows
         row = item - matrix * rows
-        x = w[0] + row_offset(w, 12, 12 + rank, rank, matrix) + row * w[5]
-        y = w[1] + row_offset(w, 12, 12 + 2 * rank, rank, matrix) + row * w[6]
+        x = w.x + row_at(table, rank, 0, matrix) + row * w.down_x
+        y = w.y + row_at(table, rank, 1, matrix) + row * w.down_y
         first, last = 0, columns
-        if w[10] != 0:
-            first = max(0, min(columns, row + w[9]))
+        if w.upper != 0:
+            first = max(0, min(columns, row + w.diagonal))
         else:
-            last = max(0, min(columns, row + w[9] + 1))
+            last = max(0, min(columns, row + w.diagonal + 1))
         if first < last:
-            copy_run(size, y + first * w[8], w[8], x + first * w[7], w[7], last - first)
-        zero_run(size, y, w[8], first)
+            copy_run(
+                size, y + first * w.step_y, w.step_y, x + first * w.step_x, w.step_x, last - first
+            )
+        zero_run(size, y, w.step_y, first)
         if last < columns:
-            zero_run(size, y + last * w[8], w[8], columns - last)
+            zero_run(size, y + last * w.step_y, w.step_y, columns - last)
     return 0
 
 
@@ -169,9 +186,19 @@ def trilu(call: Call) -> Entry | None:
     if y.size == 0:
         return noop()
     extents, strides = merge(x.shape[:-2], [x.strides[:-2], y.strides[:-2]])
-    block = pack(
-        (x, y, size, x.shape[-2:], x.strides[-2], y.strides[-2], x.strides[-1], y.strides[-1]),
-        (a["k"], a["upper"], len(extents), extents, strides),
+    rows, columns = x.shape[-2:]
+    block = _TRIANGLES.pack(
+        *(extents, strides),
+        x=x,
+        y=y,
+        size=size,
+        rows=rows,
+        columns=columns,
+        down=(x.strides[-2], y.strides[-2]),
+        step=(x.strides[-1], y.strides[-1]),
+        diagonal=a["k"],
+        upper=a["upper"],
+        rank=len(extents),
     )
     threads = useful_threads(call.threads, 2 * y.nbytes)
-    return parallel_for(_trilu, block, x.shape[-2] * math.prod(extents), threads)
+    return parallel_for(_trilu, block, rows * math.prod(extents), threads)

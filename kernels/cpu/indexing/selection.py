@@ -16,11 +16,11 @@ from soapstone.kernels.cpu.elementwise.lane_loops import get, loop, put
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import f32p, i32p, i64p, stack, words
+from soapstone.native.intrinsics import f32p, i32p, i64p, stack
 from soapstone.native.lanes import load_lanes, load_some
-from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.moves import row_at
 from soapstone.native.simd import (
     F32,
     I32,
@@ -132,23 +132,26 @@ def _take_each(
     loop(b, n, body, LANES)
 
 
-# Words: 0 x, 1 y, 2 length, 3 x's step along the axis, 4 whether the minimum is sought, 5 whether
-# the last of equals is, 6 columns, 7 and 8 steps of both from one to the next, 9 chunks of them,
-# 10 rank, 11.. extents, strides of both.
+# step: of x along the axis; least: the minimum is sought; last: of equals; across: from one of the
+# columns to the next; chunks: of columns. Then the walk of the other dims, of `rank`, in x and y.
+_ARG = Fields("x y length step least last columns across(x y) chunks rank")
+_arg_of, _arg_table = _ARG.at, _ARG.table
+
+
 @native("body")
 def _arg(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    length, step, last, rank = w[2], w[3], w[5], w[10]
-    sign = np.float32(-1.0) if w[4] != 0 else np.float32(1.0)
+    w, table = _arg_of(block), _arg_table(block)
+    length, step, last, rank = w.length, w.step, w.last, w.rank
+    sign = np.float32(-1.0) if w.least != 0 else np.float32(1.0)
     tops, places = stack(1024), stack(1024)
     best, place = f32p(tops), i32p(places)
     for item in range(begin, end):
-        row, column = item // w[9], item % w[9] * 256
-        n = min(256, w[6] - column)
-        x = w[0] + row_offset(w, 11, 11 + rank, rank, row) + column * w[7]
-        y = w[1] + row_offset(w, 11, 11 + 2 * rank, rank, row) + column * w[8]
+        row, column = item // w.chunks, item % w.chunks * _CHUNK
+        n = min(_CHUNK, w.columns - column)
+        x = w.x + row_at(table, rank, 0, row) + column * w.across_x
+        y = w.y + row_at(table, rank, 1, row) + column * w.across_y
         if n == 1 and step == 4 and length >= 64:
-            i64p(y)[0] = _run_takes(x, length, w[4], last)
+            i64p(y)[0] = _run_takes(x, length, w.least, last)
             continue
         if n == 1:
             top, index = f32p(x)[0] * sign, 0
@@ -159,20 +162,20 @@ def _arg(block: Any, begin: int, end: int) -> int:
             i64p(y)[0] = index
             continue
         for j in range(n):
-            best[j] = f32p(x + j * w[7])[0] * sign
+            best[j] = f32p(x + j * w.across_x)[0] * sign
             place[j] = 0
         for i in range(1, length):
             x += step
-            if w[7] == 4:
+            if w.across_x == 4:
                 _take_each(tops, places, x, sign, last, i, n)
                 continue
             for j in range(n):
-                value = f32p(x + j * w[7])[0] * sign
+                value = f32p(x + j * w.across_x)[0] * sign
                 if _takes(value, best[j], last):
                     best[j] = value
                     place[j] = np.int32(i)
         for j in range(n):
-            i64p(y + j * w[8])[0] = np.int64(place[j])
+            i64p(y + j * w.across_y)[0] = np.int64(place[j])
     return 0
 
 
@@ -188,9 +191,18 @@ def arg(call: Call) -> Entry | None:
     kept = y if a["keepdims"] else np.expand_dims(y, axis)
     lines = lines_along(x.shape, [x, kept], axis)
     chunks = -(-lines.columns // _CHUNK)
-    block = pack(
-        (x, y, x.shape[axis], x.strides[axis], call.operator == "argmin", a["select_last_index"]),
-        (lines.columns, lines.steps, chunks, lines.rank, lines.table),
+    block = _ARG.pack(
+        lines.table,
+        x=x,
+        y=y,
+        length=x.shape[axis],
+        step=x.strides[axis],
+        least=call.operator == "argmin",
+        last=a["select_last_index"],
+        columns=lines.columns,
+        across=lines.steps,
+        chunks=chunks,
+        rank=lines.rank,
     )
     threads = useful_threads(call.threads, x.nbytes)
     return parallel_for(_arg, block, lines.rows * chunks, threads)
@@ -252,25 +264,30 @@ def _sort_heap(keys: int, key_step: int, ids: int, id_step: int, n: int) -> None
         _sift(keys, key_step, ids, id_step, 0, last)
 
 
-# Words: 0 x, 1 values, 2 indices, 3 length, 4 k, 5, 6 and 7 steps along the axis, 8 whether the
-# greatest are sought, 9 whether they are sorted, 10 rank, 11.. extents, strides of the three.
+# step: along the axis; largest: the greatest are sought. Then the walk of the other dims, of
+# `rank`, in x, values and ids.
+_TOP = Fields("x values ids length k step(x values ids) largest sorted rank")
+_top_of, _top_table = _TOP.at, _TOP.table
+
+
 @native("body")
 def _top_k(block: Any, begin: int, end: int) -> int:
     # The outputs themselves are the heap; keys stand where values will.
-    w = words(block)
-    k, step, key_step, id_step, largest, rank = w[4], w[5], w[6], w[7], w[8], w[10]
+    w, table = _top_of(block), _top_table(block)
+    k, largest, rank = w.k, w.largest, w.rank
+    step, key_step, id_step = w.step_x, w.step_values, w.step_ids
     place = stack(64)
     for row in range(begin, end):
-        x = w[0] + row_offset(w, 11, 11 + rank, rank, row)
-        keys = w[1] + row_offset(w, 11, 11 + 2 * rank, rank, row)
-        ids = w[2] + row_offset(w, 11, 11 + 3 * rank, rank, row)
+        x = w.x + row_at(table, rank, 0, row)
+        keys = w.values + row_at(table, rank, 1, row)
+        ids = w.ids + row_at(table, rank, 2, row)
         for i in range(k):
             key = _key(f32p(x + i * step)[0], place, largest)
             i32p(keys + i * key_step)[0] = np.int32(key)
             i64p(ids + i * id_step)[0] = i
         _heap(keys, key_step, ids, id_step, k)
         limit = f32p(x + i64p(ids)[0] * step)[0]
-        for i in range(k, w[3]):
+        for i in range(k, w.length):
             value = f32p(x + i * step)[0]
             if (value <= limit) if largest != 0 else (value >= limit):
                 continue  # most are; NaN is not
@@ -280,7 +297,7 @@ def _top_k(block: Any, begin: int, end: int) -> int:
                 i64p(ids)[0] = i
                 _sift(keys, key_step, ids, id_step, 0, k)
                 limit = f32p(x + i64p(ids)[0] * step)[0]
-        if w[9] == 0:  # in order of index: all keys alike
+        if w.sorted == 0:  # in order of index: all keys alike
             for i in range(k):
                 i32p(keys + i * key_step)[0] = 0
             _heap(keys, key_step, ids, id_step, k)
@@ -304,9 +321,17 @@ def top_k(call: Call) -> Entry | None:
     extents, strides = merge(
         [x.shape[d] for d in dims], [[v.strides[d] for d in dims] for v in arrays]
     )
-    block = pack(
-        (x, values, indices, x.shape[axis], a["k"], [v.strides[axis] for v in arrays]),
-        (a["largest"], a["sorted"], len(extents), extents, strides),
+    block = _TOP.pack(
+        *(extents, strides),
+        x=x,
+        values=values,
+        ids=indices,
+        length=x.shape[axis],
+        k=a["k"],
+        step=[v.strides[axis] for v in arrays],
+        largest=a["largest"],
+        sorted=a["sorted"],
+        rank=len(extents),
     )
     threads = useful_threads(call.threads, x.nbytes)
     return parallel_for(_top_k, block, math.prod(extents), threads)

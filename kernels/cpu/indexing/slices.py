@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from soapstone.ir.ops.indexing.gather import nd_positions, positions
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
 from soapstone.native.entries import (
     helper,
@@ -28,9 +29,9 @@ from soapstone.native.entries import (
     sequence,
     useful_threads,
 )
-from soapstone.native.intrinsics import f32p, i32p, i64p, words
-from soapstone.native.memory import Statuses, pack
-from soapstone.native.moves import copy_run, move, row_offset, zero_run
+from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.memory import Block, Statuses, pack
+from soapstone.native.moves import copy_run, move, row_at, zero_run
 from soapstone.native.walks import merge
 
 PUT, ADD, MULTIPLY, MAXIMUM, MINIMUM = range(5)
@@ -74,31 +75,48 @@ def combine_run(how: int, to: int, to_step: int, x: int, x_step: int, n: int) ->
         combine(how, to + i * to_step, x + i * x_step)
 
 
-# Words of a slice's table: 0 rows, 1 length, 2 and 3 steps of both arrays along it, 4 rank of the
-# other dims, 5.. extents, strides of both arrays.
-_SLICE_HEAD = 5
+# step: along a row, then the walk of the rows, of `rank` dims, in x and the target.
+_SLICE = Fields("rows length step(x to) rank")
+_slice_of, _slice_table = _SLICE.at, _SLICE.table
 
 
-def slice_table(shape: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> list[Any]:
-    """Return the words by which `slice_run` walks two arrays of one shape."""
-    order = sorted(range(len(shape)), key=lambda d: -abs(strides[1][d]))
-    extents, (xs, ys) = merge([shape[d] for d in order], [[s[d] for d in order] for s in strides])
-    if len(extents) == 1 and extents[0] == 1:
-        xs = ys = (size,)
-    outer = extents[:-1] or (1,)
-    table = [math.prod(outer), extents[-1], xs[-1], ys[-1], len(outer), *outer]
-    return [*table, *(xs[:-1] or (0,)), *(ys[:-1] or (0,))]
+class Slice(NamedTuple):
+    """Two arrays of one shape: `length` elements each, in so many rows, walked by the block."""
+
+    block: Block
+    rows: int
+    length: int
+
+    @staticmethod
+    def of(shape: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> Slice:
+        """Return the slices of this shape in a source and a target of these strides."""
+        order = sorted(range(len(shape)), key=lambda d: -abs(strides[1][d]))
+        extents, (xs, ys) = merge(
+            [shape[d] for d in order], [[s[d] for d in order] for s in strides]
+        )
+        if len(extents) == 1 and extents[0] == 1:
+            xs = ys = (size,)
+        outer = extents[:-1] or (1,)
+        rows = math.prod(outer)
+        block = _SLICE.pack(
+            *(outer, xs[:-1] or (0,), ys[:-1] or (0,)),
+            rows=rows,
+            length=extents[-1],
+            step=(xs[-1], ys[-1]),
+            rank=len(outer),
+        )
+        return Slice(block, rows, extents[-1])
 
 
 @helper
-def slice_run(w: Any, at: int, size: int, how: int, to: int, x: int, first: int, last: int) -> None:
-    """Copy or combine the elements first to last of a slice, whose table is at word `at`.
+def slice_run(place: int, size: int, how: int, to: int, x: int, first: int, last: int) -> None:
+    """Copy or combine the elements first to last of a slice, whose block is at an address.
 
     `first` and `last` are multiples of the length of a row, or lie in its only row.
     """
-    length, rank = w[at + 1], w[at + 4]
-    x_step, to_step = w[at + 2], w[at + 3]
-    if w[at] == 1:
+    w, table = _slice_of(place), _slice_table(place)
+    length, rank, x_step, to_step = w.length, w.rank, w.step_x, w.step_to
+    if w.rows == 1:
         target, source, n = to + first * to_step, x + first * x_step, last - first
         if how == PUT:
             copy_run(size, target, to_step, source, x_step, n)
@@ -109,8 +127,8 @@ def slice_run(w: Any, at: int, size: int, how: int, to: int, x: int, first: int,
     begin = first - row * length
     while first < last:
         n = min(last - first, length - begin)
-        source = x + row_offset(w, at + 5, at + 5 + rank, rank, row) + begin * x_step
-        target = to + row_offset(w, at + 5, at + 5 + 2 * rank, rank, row) + begin * to_step
+        source = x + row_at(table, rank, 0, row) + begin * x_step
+        target = to + row_at(table, rank, 1, row) + begin * to_step
         if how == PUT:
             copy_run(size, target, to_step, source, x_step, n)
         else:
@@ -121,28 +139,34 @@ def slice_run(w: Any, at: int, size: int, how: int, to: int, x: int, first: int,
 
 
 # ----------------------------------------------------------------------------------------- gather
-# Words: 0 x, 1 y, 2 ids, 3 whether they are int64, 4 bytes an element, 5 x's step along the axis,
-# 6 first element of the tile, 7 how many it has, 8 how many the axis has, 9 ids, 10 their rank,
-# 11 outer rank, 12 elements of a slice, 13 where its table is, 14 address of a zero,
-# 15.. extents of the ids, their strides, y's; outer extents, x's and y's strides; table of a slice.
+# wide: ids are int64; size: bytes an element; step: of x along the axis; base, held: the tile's
+# first element and how many it has, of `total`; elements: of a slice; each, none: blocks of a
+# slice of x, and of zeros; zero: an address; outer: the walk of what lies before the axis, in x and
+# y. Then the walk of the ids, of `rank` dims, in ids and y.
+_GATHER = Fields(
+    "x y ids wide size step base held total count rank outer_rank outer elements each none zero"
+)
+_gather_of, _gather_table = _GATHER.at, _GATHER.table
+
+
 @native("body")
 def _gather(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    size, count, ids_rank, outer_rank = w[4], w[9], w[10], w[11]
-    wide, step, base, held, total = w[3], w[5], w[6], w[7], w[8]
-    single = w[12] == 1
-    outer = 15 + 3 * ids_rank
+    w, table = _gather_of(block), _gather_table(block)
+    size, count, ids_rank, outer_rank = w.size, w.count, w.rank, w.outer_rank
+    wide, step, base, held, total = w.wide, w.step, w.base, w.held, w.total
+    single = w.elements == 1
+    outer = i64p(w.outer)
     item = begin
     while item < end:
         row = item // count
         place = item - row * count
-        x = w[0] + row_offset(w, outer, outer + outer_rank, outer_rank, row)
-        y = w[1] + row_offset(w, outer, outer + 2 * outer_rank, outer_rank, row)
+        x = w.x + row_at(outer, outer_rank, 0, row)
+        y = w.y + row_at(outer, outer_rank, 1, row)
         stop = min(count, place + end - item)
         item += stop - place
         for j in range(place, stop):
-            at = w[2] + row_offset(w, 15, 15 + ids_rank, ids_rank, j)
-            to = y + row_offset(w, 15, 15 + 2 * ids_rank, ids_rank, j)
+            at = w.ids + row_at(table, ids_rank, 0, j)
+            to = y + row_at(table, ids_rank, 1, j)
             index = index_at(at, wide, total)
             if index < 0:
                 return 1
@@ -151,12 +175,11 @@ def _gather(block: Any, begin: int, end: int) -> int:
                 if single:
                     move(size, to, x + index * step)
                 else:
-                    slice_run(w, w[13], size, PUT, to, x + index * step, 0, w[12])
+                    slice_run(w.each, size, PUT, to, x + index * step, 0, w.elements)
             elif single:  # an element of another tile
                 zero_run(size, to, size, 1)
             else:
-                table = w[13] + 5 + 3 * w[w[13] + 4]
-                slice_run(w, table, size, PUT, to, w[14], 0, w[12])
+                slice_run(w.none, size, PUT, to, w.zero, 0, w.elements)
     return 0
 
 
@@ -185,14 +208,26 @@ def gather(call: Call) -> Entry | None:
     ids_extents, ids_strides = merge(ids.shape, [ids.strides, y.strides[axis : axis + rank]])
     outer, outer_strides = merge(x.shape[:axis], [x.strides[:axis], y.strides[:axis]])
     rest = x.shape[after:]
-    table = slice_table(rest, [x.strides[after:], y.strides[axis + rank :]], size)
-    zeros = slice_table(rest, [(0,) * len(rest), y.strides[axis + rank :]], size)
-    head = 15 + 3 * len(ids_extents) + 3 * len(outer)
-    block = pack(
-        (x, y, ids, ids.dtype == np.int64, size, x.strides[axis]),
-        (a.get("base", 0), x.shape[axis], total, ids.size, len(ids_extents), len(outer)),
-        (math.prod(rest), head, np.zeros(1, np.int64)),
-        (ids_extents, ids_strides, outer, outer_strides, table, zeros),
+    to = y.strides[axis + rank :]
+    block = _GATHER.pack(
+        *(ids_extents, ids_strides),
+        x=x,
+        y=y,
+        ids=ids,
+        wide=ids.dtype == np.int64,
+        size=size,
+        step=x.strides[axis],
+        base=a.get("base", 0),
+        held=x.shape[axis],
+        total=total,
+        count=ids.size,
+        rank=len(ids_extents),
+        outer_rank=len(outer),
+        outer=pack(outer, outer_strides),
+        elements=math.prod(rest),
+        each=Slice.of(rest, [x.strides[after:], to], size).block,
+        none=Slice.of(rest, [(0,) * len(rest), to], size).block,
+        zero=np.zeros(1, np.int64),
     )
     items = ids.size * math.prod(outer)
     threads = useful_threads(call.threads, 2 * y.nbytes)
@@ -219,29 +254,31 @@ def outside(operator: str, check: Callable[..., object], *arguments: Any) -> Sta
 
 
 # ---------------------------------------------------------------------------- gather's gradient
-# Words: 0 dy, 1 dx, 2 ids, 3 whether they are int64, 4 dx's step along the axis, 5 first element of
-# the tile, 6 how many the axis has, 7 ids, 8 their rank, 9 outer rows, 10 outer rank, 11 elements
-# of a slice, 12 where its table is, 13.. extents of the ids, their strides, dy's; outer extents,
-# dy's and dx's strides; table of a slice.
+# step: of dx along the axis; base: the tile's first element, of `total`; outer: the walk of the
+# `rows` before the axis, in dy and dx; elements, each: of a slice, and its block. Then the walk of
+# the ids, of `rank` dims, in ids and dy.
+_GRAD = Fields("dy dx ids wide step base total count rank rows outer_rank outer elements each")
+_grad_of, _grad_table = _GRAD.at, _GRAD.table
+
+
 @native("body")
 def _gather_grad(block: Any, begin: int, end: int) -> int:
     # Each part owns a stretch of the axis and looks at all ids, in order: the sums have the same
     # bits however it is cut.
-    w = words(block)
-    count, ids_rank, rows, rank = w[7], w[8], w[9], w[10]
-    outer = 13 + 3 * ids_rank
-    for place in range(count):
-        index = index_at(w[2] + row_offset(w, 13, 13 + ids_rank, ids_rank, place), w[3], w[6])
+    w, table = _grad_of(block), _grad_table(block)
+    rank, outer = w.outer_rank, i64p(w.outer)
+    for place in range(w.count):
+        index = index_at(w.ids + row_at(table, w.rank, 0, place), w.wide, w.total)
         if index < 0:
             return 1
-        index -= w[5]
+        index -= w.base
         if index < begin or index >= end:
             continue
-        at = w[0] + row_offset(w, 13, 13 + 2 * ids_rank, ids_rank, place)
-        for row in range(rows):
-            dy = at + row_offset(w, outer, outer + rank, rank, row)
-            dx = w[1] + row_offset(w, outer, outer + 2 * rank, rank, row) + index * w[4]
-            slice_run(w, w[12], 4, ADD, dx, dy, 0, w[11])
+        at = w.dy + row_at(table, w.rank, 1, place)
+        for row in range(w.rows):
+            dy = at + row_at(outer, rank, 0, row)
+            dx = w.dx + row_at(outer, rank, 1, row) + index * w.step
+            slice_run(w.each, 4, ADD, dx, dy, 0, w.elements)
     return 0
 
 
@@ -257,13 +294,23 @@ def gather_grad(call: Call) -> Entry | None:
     extents, strides = merge(ids.shape, [ids.strides, dy.strides[axis : axis + rank]])
     outer, outer_strides = merge(dx.shape[:axis], [dy.strides[:axis], dx.strides[:axis]])
     rest = dx.shape[axis + 1 :]
-    table = slice_table(rest, [dy.strides[axis + rank :], dx.strides[axis + 1 :]], 4)
     total = a.get("total", a["extent"])
-    block = pack(
-        (dy, dx, ids, ids.dtype == np.int64, dx.strides[axis], a.get("base", 0), total),
-        (ids.size, len(extents), math.prod(outer), len(outer), math.prod(rest)),
-        (13 + 3 * len(extents) + 3 * len(outer)),
-        (extents, strides, outer, outer_strides, table),
+    block = _GRAD.pack(
+        *(extents, strides),
+        dy=dy,
+        dx=dx,
+        ids=ids,
+        wide=ids.dtype == np.int64,
+        step=dx.strides[axis],
+        base=a.get("base", 0),
+        total=total,
+        count=ids.size,
+        rank=len(extents),
+        rows=math.prod(outer),
+        outer_rank=len(outer),
+        outer=pack(outer, outer_strides),
+        elements=math.prod(rest),
+        each=Slice.of(rest, [dy.strides[axis + rank :], dx.strides[axis + 1 :]], 4).block,
     )
     zero = fill(dx, 0.0, call.threads)
     threads = useful_threads(call.threads, 2 * dy.nbytes)
@@ -273,53 +320,53 @@ def gather_grad(call: Call) -> Entry | None:
 
 
 # ------------------------------------------------------------------- several indices to a slice
-# Words: 0 array that is indexed, 1 the other, 2 ids, 3 whether they are int64, 4 bytes an element,
-# 5 how slices are combined, 6 whether the indexed array is written, 7 indices, 8 how many make one,
-# 9 step of the ids from one to the next, 10 rank, 11 elements of a slice, 12 where its table is,
-# 13.. extent and stride of each indexed axis; extents of the indices, strides of the ids, of the
-# indexed array (along batch dims) and of the other; table of a slice.
+# x: the array that is indexed, y the other; how: slices are combined; count: indices to slices,
+# each of `depth` ids at equal steps; axes: extent and step of each indexed axis; elements, each: of
+# a slice, and its block; chunk: how many of them an item has. Then the walk of the indices, of
+# `rank` dims, in ids, in x (along batch dims) and in y.
+_SLICES = Fields("x y ids wide size how count depth step axes rank elements each chunk")
+_AXIS = Fields("extent step")
+_slices_of, _slices_table, _axis_of = _SLICES.at, _SLICES.table, _AXIS.at
+_AXIS_BYTES = 8 * _AXIS.words
+
+
 @helper
-def _place(w: Any, number: int) -> Any:
+def _place(w: Any, table: Any, number: int) -> Any:
     """The offset of slice `number` in the indexed array, or a negative number: not there."""
-    each, rank = w[8], w[10]
-    table = 13 + 2 * each
-    at = w[2] + row_offset(w, table, table + rank, rank, number)
-    offset = row_offset(w, table, table + 2 * rank, rank, number)
-    for k in range(each):
-        index = index_at(at + k * w[9], w[3], w[13 + 2 * k])
+    at = w.ids + row_at(table, w.rank, 0, number)
+    offset = row_at(table, w.rank, 1, number)
+    for k in range(w.depth):
+        axis = _axis_of(w.axes + k * _AXIS_BYTES)
+        index = index_at(at + k * w.step, w.wide, axis.extent)
         if index < 0:
             return -1
-        offset += index * w[14 + 2 * k]
+        offset += index * axis.step
     return offset
 
 
 @native("body")
 def _gather_slices(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    table = 13 + 2 * w[8]
+    w, table = _slices_of(block), _slices_table(block)
     for number in range(begin, end):
-        offset = _place(w, number)
+        offset = _place(w, table, number)
         if offset < 0:
             return 1
-        y = w[1] + row_offset(w, table, table + 3 * w[10], w[10], number)
-        slice_run(w, w[12], w[4], PUT, y, w[0] + offset, 0, w[11])
+        y = w.y + row_at(table, w.rank, 2, number)
+        slice_run(w.each, w.size, PUT, y, w.x + offset, 0, w.elements)
     return 0
 
 
 @native("body")
 def _scatter_slices(block: Any, begin: int, end: int) -> int:
     # Each part owns a stretch of the slices and puts it for all indices, in order.
-    w = words(block)
-    table = 13 + 2 * w[8]
-    length = w[w[12] + 1]
-    chunk = length if w[w[12]] > 1 else 4096
-    first, last = begin * chunk, min(end * chunk, w[11])
-    for number in range(w[7]):
-        offset = _place(w, number)
+    w, table = _slices_of(block), _slices_table(block)
+    first, last = begin * w.chunk, min(end * w.chunk, w.elements)
+    for number in range(w.count):
+        offset = _place(w, table, number)
         if offset < 0:
             return 1
-        updates = w[1] + row_offset(w, table, table + 3 * w[10], w[10], number)
-        slice_run(w, w[12], w[4], w[5], w[0] + offset, updates, first, last)
+        updates = w.y + row_at(table, w.rank, 2, number)
+        slice_run(w.each, w.size, w.how, w.x + offset, updates, first, last)
     return 0
 
 
@@ -333,22 +380,33 @@ def _slices(
     size = indexed.itemsize
     fixed = indexed.strides[:batch] + (0,) * (lead - batch)
     extents, strides = merge(ids.shape[:-1], [ids.strides[:-1], fixed, other.strides[:lead]])
-    axes = list(zip(indexed.shape[batch:], indexed.strides[batch:]))[:each]
+    axes = zip(indexed.shape[batch : batch + each], indexed.strides[batch:])
     rest = indexed.shape[batch + each :]
     sides = [indexed.strides[batch + each :], other.strides[lead:]]
-    table = slice_table(rest, sides[::-1] if written else sides, size)
+    one = Slice.of(rest, sides[::-1] if written else sides, size)
     count = math.prod(ids.shape[:-1])
-    block = pack(
-        (indexed, other, ids, ids.dtype == np.int64, size, how, written, count, each),
-        (ids.strides[-1], len(extents), math.prod(rest)),
-        (13 + 2 * each + 4 * len(extents)),
-        (axes, extents, strides, table),
+    block = _SLICES.pack(
+        *(extents, strides),
+        x=indexed,
+        y=other,
+        ids=ids,
+        wide=ids.dtype == np.int64,
+        size=size,
+        how=how,
+        count=count,
+        depth=each,
+        step=ids.strides[-1],
+        axes=pack([_AXIS.row(extent=extent, step=step) for extent, step in axes]),
+        rank=len(extents),
+        elements=math.prod(rest),
+        each=one.block,
+        chunk=one.length if one.rows > 1 else _CHUNK,
     )
     status = outside(call.operator, nd_positions, ids, indexed.shape, batch)
     threads = useful_threads(call.threads, 2 * other.nbytes)
     if not written:
         return parallel_for(_gather_slices, block, count, threads, status)
-    items = table[0] if table[0] > 1 else -(-table[1] // _CHUNK)
+    items = one.rows if one.rows > 1 else -(-one.length // _CHUNK)
     return parallel_for(_scatter_slices, block, items, threads, status)
 
 

@@ -15,34 +15,39 @@ from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import as_float, f32p, i64p, stack, words
-from soapstone.native.memory import pack
+from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.simd import splat, store
 
 ROW_FLOATS = 16384
 
-# Words: 0 rows and 1 columns made, 2 channels, 3 columns given; 4 x, 5 y, 6-9 strides of x, 10-13
-# of y (n c h w); 14-15 taps of a row and a column; by output 16-17 their offsets along h and w, in
-# bytes (of a column of plain rows: in floats), 18-19 their weights, 20-21 whether they lie outside;
-# 22 the value there, 23 whether a column does.
+# rows, columns: made; wide: columns given; taps: of an output, along h and w; by output offset: in
+# bytes (of a column of plain rows: in floats), weight, outside: whether it lies there, where the
+# value is; beyond: whether a column does.
+_BLOCK = Fields(
+    "rows columns channels wide x y x_step(n c h w) y_step(n c h w) taps(h w) offset(h w)"
+    " weight(h w) outside(h w) beyond",
+    reals="value",
+)
+_block_of = _BLOCK.at
 
 
 @native("body")
 def _by_channel(block: Any, begin: int, end: int) -> int:
     """Items: rows of every image. Lanes: channels."""
-    w = words(block)
-    taps_h, taps_w, value = w[14], w[15], as_float(w[22])
+    w = _block_of(block)
+    taps_h, taps_w, value = w.taps_h, w.taps_w, w.value
     for item in range(begin, end):
-        n, oh = item // w[0], item % w[0]
-        x, y = w[4] + n * w[6], w[5] + n * w[10] + oh * w[12]
-        down, down_by = w[16] + oh * taps_h * 8, f32p(w[18] + oh * taps_h * 4)
-        for ow in range(w[1]):
-            along, along_by = w[17] + ow * taps_w * 8, f32p(w[19] + ow * taps_w * 4)
-            to = y + ow * w[13]
-            outside = i64p(w[20])[oh] + i64p(w[21])[ow] > 0
-            for c in range(0, w[2], 16):
-                mask = first_lanes(w[2] - c)
+        n, oh = item // w.rows, item % w.rows
+        x, y = w.x + n * w.x_step_n, w.y + n * w.y_step_n + oh * w.y_step_h
+        down, down_by = w.offset_h + oh * taps_h * 8, f32p(w.weight_h + oh * taps_h * 4)
+        for ow in range(w.columns):
+            along, along_by = w.offset_w + ow * taps_w * 8, f32p(w.weight_w + ow * taps_w * 4)
+            to = y + ow * w.y_step_w
+            outside = i64p(w.outside_h)[oh] + i64p(w.outside_w)[ow] > 0
+            for c in range(0, w.channels, 16):
+                mask = first_lanes(w.channels - c)
                 total = splat(0.0)
                 if outside:
                     total = splat(value)
@@ -59,8 +64,8 @@ def _by_channel(block: Any, begin: int, end: int) -> int:
 @routine
 def _pick(w: Any, source: Any, y: int, share: float) -> None:
     """One row of outputs from the blended row."""
-    columns, taps, step = w[1], w[15], w[13]
-    at, by, outside = i64p(w[17]), f32p(w[19]), i64p(w[21])
+    columns, taps, step = w.columns, w.taps_w, w.y_step_w
+    at, by, outside = i64p(w.offset_w), f32p(w.weight_w), i64p(w.outside_w)
     if taps == 1:
         for ow in range(columns):
             f32p(y + ow * step)[0] = source[at[ow]] * by[ow] * share
@@ -74,23 +79,23 @@ def _pick(w: Any, source: Any, y: int, share: float) -> None:
             for j in range(taps):
                 total += source[at[ow * taps + j]] * by[ow * taps + j]
             f32p(y + ow * step)[0] = total * share
-    for ow in range(columns if w[23] != 0 else 0):
+    for ow in range(columns if w.beyond != 0 else 0):
         if outside[ow] > 0:
-            f32p(y + ow * step)[0] = as_float(w[22])
+            f32p(y + ow * step)[0] = w.value
 
 
 @native("body")
 def _by_row(block: Any, begin: int, end: int) -> int:
     """Items: rows of every channel of every image, contiguous in x."""
-    w = words(block)
-    taps_h, wide, value = w[14], w[3], as_float(w[22])
+    w = _block_of(block)
+    taps_h, wide, value = w.taps_h, w.wide, w.value
     blended = stack(65536)
     for item in range(begin, end):
-        oh, plane = item % w[0], item // w[0]
-        n, c = plane // w[2], plane % w[2]
-        x = w[4] + n * w[6] + c * w[7]
-        y = w[5] + n * w[10] + c * w[11] + oh * w[12]
-        down, down_by = i64p(w[16] + oh * taps_h * 8), f32p(w[18] + oh * taps_h * 4)
+        oh, plane = item % w.rows, item // w.rows
+        n, c = plane // w.channels, plane % w.channels
+        x = w.x + n * w.x_step_n + c * w.x_step_c
+        y = w.y + n * w.y_step_n + c * w.y_step_c + oh * w.y_step_h
+        down, down_by = i64p(w.offset_h + oh * taps_h * 8), f32p(w.weight_h + oh * taps_h * 4)
         source = f32p(x + down[0])
         if taps_h > 1:
             for k in range(0, wide, 16):
@@ -101,9 +106,9 @@ def _by_row(block: Any, begin: int, end: int) -> int:
                 store(blended, k, total)
             source = f32p(blended)
         one: Any = np.float32(1.0)
-        if i64p(w[20])[oh] > 0:
-            for ow in range(w[1]):
-                f32p(y + ow * w[13])[0] = value
+        if i64p(w.outside_h)[oh] > 0:
+            for ow in range(w.columns):
+                f32p(y + ow * w.y_step_w)[0] = value
         else:
             _pick(w, source, y, down_by[0] if taps_h == 1 else one)
     return 0
@@ -141,12 +146,22 @@ def resize(call: Call) -> Entry | None:
         return None
     down = _table(taps[2], x.strides[2])
     along = _table(taps[3], x.strides[3] if by_channel else 1)
-    block = pack(
-        (rows, columns, c, wide, x, y, x.strides, y.strides),
-        (down[0].shape[1], along[0].shape[1]),
-        *zip(down, along),
-        float(call.attributes["extrapolation_value"]),
-        bool(taps[3].outside.any()),
+    offset, weight, outside = zip(down, along)
+    block = _BLOCK.pack(
+        rows=rows,
+        columns=columns,
+        channels=c,
+        wide=wide,
+        x=x,
+        y=y,
+        x_step=x.strides,
+        y_step=y.strides,
+        taps=[each.shape[1] for each in offset],
+        offset=offset,
+        weight=weight,
+        outside=outside,
+        beyond=taps[3].outside.any(),
+        value=call.attributes["extrapolation_value"],
     )
     threads = useful_threads(call.threads, x.nbytes + y.nbytes)
     if by_channel:

@@ -28,41 +28,45 @@ from soapstone.kernels.cpu.substrate.layout import float32, merged, private
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.kernels.select import select
+from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
 from soapstone.native.entries import Native, native, noop, parallel_for, routine
-from soapstone.native.intrinsics import i64p, stack, words
-from soapstone.native.memory import pack
+from soapstone.native.intrinsics import i64p, stack
 
 _BLOCK_BYTES = 1 << 18  # of gathered windows: they stay in a core's cache
 _MOST_POSITIONS = 1024
 _FLOPS = 200_000  # that a thread must have to be worth waking
 
 
-# Words of all three kernels. 0 parts, 1 items; addresses of 2 x, 3 filters, 4 y; 5 images; extents:
-# 6-8 x, 9-11 window, 12-14 y; 15-17 stride, 18-20 padding before, 21-23 dilation; 24 groups,
-# 25 channels and 26 filters of a group; bytes between 27 images and 28-30 positions of x; between
-# 31 images, 32 positions and 33 channels of y; 34 the parts' buffers, 35 bytes of each;
-# 36 positions of a block, 37 blocks of an image; 38 pieces of an item's taps or channels, 39 of its
-# filters; 40 cblas_sgemm.
+# y: what is made of x and the filters, or its gradient; x, window, count: extents of x, filters and
+# y; low: padding before; channels, filters: of a group; along, across: bytes between positions and
+# channels of y; buffers: the parts', of so many bytes each; rows: positions of a block, blocks:
+# of an image; pieces: of an item's taps or channels; shares: of its filters.
+_BLOCK = Fields(
+    "parts items x weights y images size(d h w) window(d h w) count(d h w) stride(d h w) low(d h w)"
+    " dilation(d h w) groups channels filters x_image x_step(d h w) y_image along across buffers"
+    " bytes rows blocks pieces shares sgemm"
+)
+_block_of = _BLOCK.at
+
+
 @routine
 def _input(w: Any, position: int, tap: int) -> int:
     """Bytes from an image's first pixel to the one that a tap sees at a position; -1: padding."""
-    offset = 0
-    for axis in range(2, -1, -1):
-        at = position % w[12 + axis] * w[15 + axis] - w[18 + axis]
-        at += tap % w[9 + axis] * w[21 + axis]
-        if at < 0 or at >= w[6 + axis]:
-            return -1
-        offset += at * w[28 + axis]
-        position //= w[12 + axis]
-        tap //= w[9 + axis]
-    return offset
+    v = position % w.count_w * w.stride_w - w.low_w + tap % w.window_w * w.dilation_w
+    position, tap = position // w.count_w, tap // w.window_w
+    h = position % w.count_h * w.stride_h - w.low_h + tap % w.window_h * w.dilation_h
+    position, tap = position // w.count_h, tap // w.window_h
+    d = position % w.count_d * w.stride_d - w.low_d + tap % w.window_d * w.dilation_d
+    if v < 0 or v >= w.size_w or h < 0 or h >= w.size_h or d < 0 or d >= w.size_d:
+        return -1
+    return v * w.x_step_w + h * w.x_step_h + d * w.x_step_d
 
 
 @routine
 def _gather(w: Any, image: int, to: int, first: int, count: int, taps: Any) -> None:
     """Put what taps see at positions, rows of channels, one after another. taps: first, end."""
-    n = w[25]
+    n = w.channels
     for position in range(first, first + count):
         for tap in range(taps[0], taps[1]):
             offset = _input(w, position, tap)
@@ -75,63 +79,67 @@ def _gather(w: Any, image: int, to: int, first: int, count: int, taps: Any) -> N
 
 @native("body")
 def _forward(block: Any, begin: int, end: int) -> int:
-    w = words(block)
+    w = _block_of(block)
     taps = i64p(stack(16))
-    taps[0], taps[1] = 0, w[9] * w[10] * w[11]
-    depth, positions = taps[1] * w[25], w[12] * w[13] * w[14]
+    taps[0], taps[1] = 0, w.window_d * w.window_h * w.window_w
+    depth, positions = taps[1] * w.channels, w.count_d * w.count_h * w.count_w
     for part in range(begin, end):
-        held = w[34] + part * w[35]
-        for item in range(part * w[1] // w[0], (part + 1) * w[1] // w[0]):
-            first = item % w[37] * w[36]
-            group = item // w[37] % w[24]
-            image = item // w[37] // w[24]
-            count = min(w[36], positions - first)
-            x = w[2] + image * w[27] + group * w[25] * 4
+        held = w.buffers + part * w.bytes
+        for item in range(part * w.items // w.parts, (part + 1) * w.items // w.parts):
+            first = item % w.blocks * w.rows
+            group = item // w.blocks % w.groups
+            image = item // w.blocks // w.groups
+            count = min(w.rows, positions - first)
+            x = w.x + image * w.x_image + group * w.channels * 4
             _gather(w, x, held, first, count, taps)
-            filters = w[3] + group * w[26] * depth * 4
-            y = w[4] + image * w[31] + group * w[26] * w[33] + first * w[32]
-            if w[33] == 4:
-                lead = max(1, w[32] // 4)
-                sgemm(w[40], 0, 1, count, w[26], depth, held, depth, filters, depth, 0, y, lead)
+            filters = w.weights + group * w.filters * depth * 4
+            y = w.y + image * w.y_image + group * w.filters * w.across + first * w.along
+            if w.across == 4:
+                lead = max(1, w.along // 4)
+                sgemm(
+                    w.sgemm, 0, 1, count, w.filters, depth, held, depth, filters, depth, 0, y, lead
+                )
             else:
-                lead = max(1, w[33] // 4)
-                sgemm(w[40], 0, 1, w[26], count, depth, filters, depth, held, depth, 0, y, lead)
+                lead = max(1, w.across // 4)
+                sgemm(
+                    w.sgemm, 0, 1, w.filters, count, depth, filters, depth, held, depth, 0, y, lead
+                )
     return 0
 
 
 @native("body")
 def _grad_weight(block: Any, begin: int, end: int) -> int:
-    w = words(block)
+    w = _block_of(block)
     taps = i64p(stack(16))
-    window, positions = w[9] * w[10] * w[11], w[12] * w[13] * w[14]
-    whole = window * w[25]
+    window, positions = w.window_d * w.window_h * w.window_w, w.count_d * w.count_h * w.count_w
+    whole = window * w.channels
     for part in range(begin, end):
-        held = w[34] + part * w[35]
-        for item in range(part * w[1] // w[0], (part + 1) * w[1] // w[0]):
-            piece, rest = item % w[38], item // w[38]
-            share, group = rest % w[39], rest // w[39]
-            taps[0], taps[1] = piece * window // w[38], (piece + 1) * window // w[38]
-            low, high = share * w[26] // w[39], (share + 1) * w[26] // w[39]
-            depth = (taps[1] - taps[0]) * w[25]
-            to = w[3] + ((group * w[26] + low) * whole + taps[0] * w[25]) * 4
+        held = w.buffers + part * w.bytes
+        for item in range(part * w.items // w.parts, (part + 1) * w.items // w.parts):
+            piece, rest = item % w.pieces, item // w.pieces
+            share, group = rest % w.shares, rest // w.shares
+            taps[0], taps[1] = piece * window // w.pieces, (piece + 1) * window // w.pieces
+            low, high = share * w.filters // w.shares, (share + 1) * w.filters // w.shares
+            depth = (taps[1] - taps[0]) * w.channels
+            to = w.weights + ((group * w.filters + low) * whole + taps[0] * w.channels) * 4
             more = 0
-            for image in range(w[5]):
-                x = w[2] + image * w[27] + group * w[25] * 4
-                y = w[4] + image * w[31] + (group * w[26] + low) * w[33]
-                for first in range(0, positions, w[36]):
-                    count = min(w[36], positions - first)
+            for image in range(w.images):
+                x = w.x + image * w.x_image + group * w.channels * 4
+                y = w.y + image * w.y_image + (group * w.filters + low) * w.across
+                for first in range(0, positions, w.rows):
+                    count = min(w.rows, positions - first)
                     _gather(w, x, held, first, count, taps)
-                    dy = y + first * w[32]
-                    if w[33] == 4:
-                        lead = max(1, w[32] // 4)
+                    dy = y + first * w.along
+                    if w.across == 4:
+                        lead = max(1, w.along // 4)
                         sgemm(
-                            *(w[40], 1, 0, high - low, depth, count),
+                            *(w.sgemm, 1, 0, high - low, depth, count),
                             *(dy, lead, held, depth, more, to, whole),
                         )
                     else:
-                        lead = max(1, w[33] // 4)
+                        lead = max(1, w.across // 4)
                         sgemm(
-                            *(w[40], 0, 0, high - low, depth, count),
+                            *(w.sgemm, 0, 0, high - low, depth, count),
                             *(dy, lead, held, depth, more, to, whole),
                         )
                     more = 1
@@ -140,30 +148,35 @@ def _grad_weight(block: Any, begin: int, end: int) -> int:
 
 @native("body")
 def _grad_input(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    window, positions = w[9] * w[10] * w[11], w[12] * w[13] * w[14]
-    pixels = w[6] * w[7] * w[8]
+    w = _block_of(block)
+    window, positions = w.window_d * w.window_h * w.window_w, w.count_d * w.count_h * w.count_w
+    pixels = w.size_d * w.size_h * w.size_w
     for part in range(begin, end):
-        held = w[34] + part * w[35]
-        for item in range(part * w[1] // w[0], (part + 1) * w[1] // w[0]):
-            piece, rest = item % w[38], item // w[38]
-            group, image = rest % w[24], rest // w[24]
-            low, high = piece * w[25] // w[38], (piece + 1) * w[25] // w[38]
+        held = w.buffers + part * w.bytes
+        for item in range(part * w.items // w.parts, (part + 1) * w.items // w.parts):
+            piece, rest = item % w.pieces, item // w.pieces
+            group, image = rest % w.groups, rest // w.groups
+            low, high = piece * w.channels // w.pieces, (piece + 1) * w.channels // w.pieces
             n = high - low
-            dx = w[2] + image * w[27] + (group * w[25] + low) * 4
+            dx = w.x + image * w.x_image + (group * w.channels + low) * 4
             for pixel in range(pixels):
-                at = pixel // w[8] // w[7] * w[28] + pixel // w[8] % w[7] * w[29]
-                fill_floats(dx + at + pixel % w[8] * w[30], np.float32(0.0), n)
-            for first in range(0, positions, w[36]):
-                count = min(w[36], positions - first)
-                dy = w[4] + image * w[31] + group * w[26] * w[33] + first * w[32]
+                at = (
+                    pixel // w.size_w // w.size_h * w.x_step_d
+                    + pixel // w.size_w % w.size_h * w.x_step_h
+                )
+                fill_floats(dx + at + pixel % w.size_w * w.x_step_w, np.float32(0.0), n)
+            for first in range(0, positions, w.rows):
+                count = min(w.rows, positions - first)
+                dy = w.y + image * w.y_image + group * w.filters * w.across + first * w.along
                 for tap in range(window):
-                    filters = w[3] + ((group * window + tap) * w[26] * w[25] + low) * 4
-                    turned = 0 if w[33] == 4 else 1
-                    lead = max(1, (w[32] if w[33] == 4 else w[33]) // 4)
+                    filters = (
+                        w.weights + ((group * window + tap) * w.filters * w.channels + low) * 4
+                    )
+                    turned = 0 if w.across == 4 else 1
+                    lead = max(1, (w.along if w.across == 4 else w.across) // 4)
                     sgemm(
-                        *(w[40], turned, 0, count, n, w[26]),
-                        *(dy, lead, filters, w[25], 0, held, n),
+                        *(w.sgemm, turned, 0, count, n, w.filters),
+                        *(dy, lead, filters, w.channels, 0, held, n),
                     )
                     for row in range(count):
                         offset = _input(w, first + row, tap)
@@ -276,11 +289,34 @@ def _run(
     parts = max(1, min(p.threads, items, flops // _FLOPS))
     nbytes = -(-held * row * 4 // 64) * 64
     buffers = private(parts, nbytes // 4)
-    block = pack(
-        (parts, items, p.x, filters, p.y, p.x.shape[0]),
-        (p.x.shape[2:], p.w.shape[2:], p.y.shape[2:], p.stride, p.low, p.dilation),
-        (p.groups, p.channels, p.filters, p.x.strides[0], p.x.strides[2:], p.y.strides[0], flat),
-        (buffers, nbytes, held, blocks, pieces, library.sgemm),
+    block = _BLOCK.pack(
+        parts=parts,
+        items=items,
+        x=p.x,
+        weights=filters,
+        y=p.y,
+        images=p.x.shape[0],
+        size=p.x.shape[2:],
+        window=p.w.shape[2:],
+        count=p.y.shape[2:],
+        stride=p.stride,
+        low=p.low,
+        dilation=p.dilation,
+        groups=p.groups,
+        channels=p.channels,
+        filters=p.filters,
+        x_image=p.x.strides[0],
+        x_step=p.x.strides[2:],
+        y_image=p.y.strides[0],
+        along=flat[0],
+        across=flat[1],
+        buffers=buffers,
+        bytes=nbytes,
+        rows=held,
+        blocks=blocks,
+        pieces=pieces[0],
+        shares=pieces[1],
+        sgemm=library.sgemm,
     )
     return parallel_for(body, block, parts, parts)
 

@@ -16,11 +16,12 @@ from numba import types
 from soapstone.kernels.cpu.openblas.library import attempt
 from soapstone.kernels.cpu.substrate.layout import merged
 from soapstone.kernels.entry import Array, Entry
+from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy, fill
 from soapstone.native.entries import native, noop, parallel_for, sequence
-from soapstone.native.intrinsics import fixed_arity, words
-from soapstone.native.memory import aligned_array, pack
-from soapstone.native.moves import row_offset
+from soapstone.native.intrinsics import fixed_arity
+from soapstone.native.memory import aligned_array
+from soapstone.native.moves import row_at
 
 _ROW_MAJOR, _PLAIN, _TURNED = 101, 111, 112  # values of CBLAS's enumerations
 _PART_FLOPS = 200_000  # that a thread must have to be worth waking
@@ -67,27 +68,38 @@ sgemm: Any = _gemm(ir.FloatType(), types.float32)
 _dgemm: Any = _gemm(ir.DoubleType(), types.float64)
 
 
-# Words: 0 function, 1 bytes an element; 2, 3 whether a and b are turned; 4, 5, 6 rows, columns and
-# depth; 7, 8, 9 leading dimensions of a, b, y; 10, 11, 12 their addresses; 13 rows an item,
-# 14 items down; 15 columns an item, 16 items across; bytes from one row of a (17) and y (18) to the
-# next, and from one column of b (19) and y (20); 21 whether to add; 22 rank of the batch, 23.. its
-# extents, strides of a, b and y.
+# size: bytes an element; turned: whether a and b are; lead: leading dimensions; down, across: items
+# of so many rows and columns; a_row and so on: bytes from one to the next; more: whether to add.
+# Then the walk of the batch, of `rank` dims, in a, b and y.
+_PRODUCTS = Fields(
+    "gemm size turned(a b) m n k lead(a b y) a b y rows down columns across a_row y_row b_column"
+    " y_column more rank"
+)
+_products_of, _batch_of = _PRODUCTS.at, _PRODUCTS.table
+
+
 @native("body")
 def _products(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rank = w[22]
+    w, table = _products_of(block), _batch_of(block)
+    rank = w.rank
     for item in range(begin, end):
-        column = item % w[16] * w[15]
-        row = item // w[16] % w[14] * w[13]
-        matrix = item // w[16] // w[14]
-        rows, columns = min(w[13], w[4] - row), min(w[15], w[5] - column)
-        a = w[10] + row_offset(w, 23, 23 + rank, rank, matrix) + row * w[17]
-        b = w[11] + row_offset(w, 23, 23 + 2 * rank, rank, matrix) + column * w[19]
-        y = w[12] + row_offset(w, 23, 23 + 3 * rank, rank, matrix) + row * w[18] + column * w[20]
-        if w[1] == 4:
-            sgemm(w[0], w[2], w[3], rows, columns, w[6], a, w[7], b, w[8], w[21], y, w[9])
+        column = item % w.across * w.columns
+        row = item // w.across % w.down * w.rows
+        matrix = item // w.across // w.down
+        rows, columns = min(w.rows, w.m - row), min(w.columns, w.n - column)
+        a = w.a + row_at(table, rank, 0, matrix) + row * w.a_row
+        b = w.b + row_at(table, rank, 1, matrix) + column * w.b_column
+        y = w.y + row_at(table, rank, 2, matrix) + row * w.y_row + column * w.y_column
+        if w.size == 4:
+            sgemm(
+                *(w.gemm, w.turned_a, w.turned_b, rows, columns, w.k),
+                *(a, w.lead_a, b, w.lead_b, w.more, y, w.lead_y),
+            )
         else:
-            _dgemm(w[0], w[2], w[3], rows, columns, w[6], a, w[7], b, w[8], w[21], y, w[9])
+            _dgemm(
+                *(w.gemm, w.turned_a, w.turned_b, rows, columns, w.k),
+                *(a, w.lead_a, b, w.lead_b, w.more, y, w.lead_y),
+            )
     return 0
 
 
@@ -146,11 +158,28 @@ def product(a: Array, b: Array, y: Array, threads: int, more: bool = False) -> E
     parts = -(-threads // count)
     rows, columns = (-(-m // parts), n) if m >= n else (m, -(-n // parts))
     down, across = -(-m // rows), -(-n // columns)
-    block = pack(
-        (library.sgemm if y.itemsize == 4 else library.dgemm, y.itemsize),
-        ([turned for turned, _ in known[:2]], m, n, k, [lead for _, lead in known], a, b, y),
-        (rows, down, columns, across, a.strides[-2], y.strides[-2], b.strides[-1]),
-        (y.strides[-1], more, y.ndim - 2, y.shape[:-2], [x.strides[:-2] for x in (a, b, y)]),
+    block = _PRODUCTS.pack(
+        *(y.shape[:-2], [x.strides[:-2] for x in (a, b, y)]),
+        gemm=library.sgemm if y.itemsize == 4 else library.dgemm,
+        size=y.itemsize,
+        turned=[turned for turned, _ in known[:2]],
+        m=m,
+        n=n,
+        k=k,
+        lead=[lead for _, lead in known],
+        a=a,
+        b=b,
+        y=y,
+        rows=rows,
+        down=down,
+        columns=columns,
+        across=across,
+        a_row=a.strides[-2],
+        y_row=y.strides[-2],
+        b_column=b.strides[-1],
+        y_column=y.strides[-1],
+        more=more,
+        rank=y.ndim - 2,
     )
     made = parallel_for(_products, block, count * down * across, threads)
     entries = [entry for entry in (*before, made, *after) if entry is not None]

@@ -3,8 +3,6 @@
 First the rows of a window become one, in runs that know no pixels; then its columns. Nine elements
 of a 3x3 window thus cost six reads, or fewer. Maxima look for NaN in the first pass only: a row
 that has one, as in a diverged step alone, is done again by windows.
-
-Blocks are those of `pooling_windows`; word 38 is the floats of a row of x, 39 of a pixel.
 """
 
 from __future__ import annotations
@@ -15,15 +13,18 @@ import numpy as np
 
 from soapstone.kernels.cpu.pooling.window_loops import (
     any_lane,
+    block_of,
     larger,
     max_rows_of_windows,
     output_row,
+    row_share,
     unordered,
+    window,
     window_rows,
 )
 from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where, store_where
 from soapstone.native.entries import native, routine
-from soapstone.native.intrinsics import f32p, i64p, stack, words
+from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.simd import load, splat, store
 
 MOST_FLOATS = 65536  # of a row of x
@@ -150,15 +151,15 @@ def _add_across(to: int, at: int, n: int, taps: int, step: int, share: float) ->
 @routine
 def _alike(w: Any, ow: int) -> int:
     """How many windows from `ow` on read one pixel after the other, all of the same kernel."""
-    along = i64p(w[30])
+    along = w.windows_w
     last = ow + 1
-    if w[16] != 4 * w[39]:
+    if w.y_step_w != 4 * w.channels:
         return 1
     while (
-        last < w[2]
-        and along[3 * last] == along[3 * last - 3] + 1
-        and along[3 * last + 1] == along[3 * ow + 1]
-        and along[3 * last + 2] == along[3 * ow + 2]
+        last < w.count_w
+        and window(along, last).start == window(along, last - 1).start + 1
+        and window(along, last).first == window(along, ow).first
+        and window(along, last).last == window(along, ow).last
     ):
         last += 1
     return last - ow
@@ -167,28 +168,30 @@ def _alike(w: Any, ow: int) -> int:
 @native("body")
 def max_rows(block: Any, begin: int, end: int) -> int:
     """Items: pooled rows of every image."""
-    w = words(block)
+    w = block_of(block)
     rows, places = i64p(stack(8192)), i64p(stack(8192))
     row = stack(262144)
-    along, channels = i64p(w[30]), w[39]
+    along, channels = w.windows_w, w.channels
     pixel = 4 * channels
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        if count == 0 or _max_down(row, rows, count, w[38]):
+        if count == 0 or _max_down(row, rows, count, w.row):
             max_rows_of_windows(block, item, item + 1)
             continue
-        y = w[5] + output_row(w, item, 12)
+        y = output_row(w, item)
         ow = 0
-        while ow < w[2]:
+        while ow < w.count_w:
             alike = _alike(w, ow)
-            taps = along[3 * ow + 2] - along[3 * ow + 1]
-            to = y + ow * w[16]
+            taps = window(along, ow).last - window(along, ow).first
+            to = y + ow * w.y_step_w
             if taps == 0:
                 for c in range(channels * alike):
                     f32p(to)[c] = -np.inf
             else:
-                at = row + (along[3 * ow] + along[3 * ow + 1] * w[27]) * pixel
-                _max_across(to, at, channels * alike, taps, w[27] * pixel)
+                at = (
+                    row + (window(along, ow).start + window(along, ow).first * w.dilation_w) * pixel
+                )
+                _max_across(to, at, channels * alike, taps, w.dilation_w * pixel)
             ow += alike
     return 0
 
@@ -196,22 +199,22 @@ def max_rows(block: Any, begin: int, end: int) -> int:
 @native("body")
 def average_rows(block: Any, begin: int, end: int) -> int:
     """Items: pooled rows of every image."""
-    w = words(block)
+    w = block_of(block)
     rows, places = i64p(stack(8192)), i64p(stack(8192))
     row = stack(262144)
-    along, channels = i64p(w[30]), w[39]
+    along, channels = w.windows_w, w.channels
     pixel = 4 * channels
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        y = w[5] + output_row(w, item, 12)
-        share = f32p(w[31])[item // w[1] % w[0]] * f32p(w[32])[item % w[1]]
+        y = output_row(w, item)
+        share = row_share(w, item)
         if count > 0:
-            _add_down(row, rows, count, w[38])
+            _add_down(row, rows, count, w.row)
         ow = 0
-        while ow < w[2]:
+        while ow < w.count_w:
             alike = _alike(w, ow)
-            taps = along[3 * ow + 2] - along[3 * ow + 1]
-            to = y + ow * w[16]
+            taps = window(along, ow).last - window(along, ow).first
+            to = y + ow * w.y_step_w
             if taps == 0 or count == 0:
                 for c in range(channels * alike):
                     f32p(to)[c] = 0.0
@@ -219,10 +222,10 @@ def average_rows(block: Any, begin: int, end: int) -> int:
                 continue
             # Averages that count the padding's end differ although the kernels inside do not.
             whole = 1
-            while whole < alike and f32p(w[33])[ow + whole] == f32p(w[33])[ow]:
+            while whole < alike and f32p(w.share_w)[ow + whole] == f32p(w.share_w)[ow]:
                 whole += 1
-            at = row + (along[3 * ow] + along[3 * ow + 1] * w[27]) * pixel
-            each = share * f32p(w[33])[ow]
-            _add_across(to, at, channels * whole, taps, w[27] * pixel, each)
+            at = row + (window(along, ow).start + window(along, ow).first * w.dilation_w) * pixel
+            each = share * f32p(w.share_w)[ow]
+            _add_across(to, at, channels * whole, taps, w.dilation_w * pixel, each)
             ow += whole
     return 0

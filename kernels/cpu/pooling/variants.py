@@ -12,6 +12,7 @@ from soapstone.kernels.cpu.pooling.loops import (
     AVERAGE,
     INDEXED,
     MAX,
+    PLANES,
     ROW_FLOATS,
     pool_last_grad,
     pool_plain,
@@ -20,6 +21,7 @@ from soapstone.kernels.cpu.pooling.loops import (
 )
 from soapstone.kernels.cpu.pooling.rows import MOST_FLOATS, average_rows, max_rows
 from soapstone.kernels.cpu.pooling.window_loops import (
+    BLOCK,
     MOST_TAPS,
     average_last,
     indexed_last,
@@ -32,7 +34,7 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.entries import Native, noop, parallel_for, useful_threads
 from soapstone.native.lanes import LANES
-from soapstone.native.memory import aligned_array, pack
+from soapstone.native.memory import aligned_array
 
 _RANKS = (1, 2, 3)
 _BY_ROW: dict[int, Native] = {MAX: max_rows, INDEXED: indexed_last, AVERAGE: average_rows}
@@ -112,18 +114,24 @@ class _Pool:
         )
 
     def block(self) -> Any:
-        """The block of the kernels of `pooling_windows`."""
-        index = self.index
-        return pack(
-            *(self.pooled.shape[2:], self.image.shape[1]),
-            *(self.image, self.pooled, 0 if index is None else index),
-            *(self.image.strides, self.pooled.strides),
-            (0,) * 5 if index is None else index.strides,
-            *(tuple(axis.kernel for axis in self.axes), tuple(axis.dilation for axis in self.axes)),
-            tuple(axis.table() for axis in self.axes),
-            tuple(axis.shares(self.whole) for axis in self.axes),
-            *(self.mode, self.image.shape[2:]),
-            *(self.image.shape[4] * self.image.shape[1], self.image.shape[1]),
+        """The block of the kernels of `window_loops`."""
+        image, pooled, index = self.image, self.pooled, self.index
+        return BLOCK.pack(
+            count=pooled.shape[2:],
+            channels=image.shape[1],
+            x=image,
+            y=pooled,
+            index=0 if index is None else index,
+            x_step=image.strides,
+            y_step=pooled.strides,
+            index_step=(0,) * 5 if index is None else index.strides,
+            kernel=[axis.kernel for axis in self.axes],
+            dilation=[axis.dilation for axis in self.axes],
+            windows=[axis.table() for axis in self.axes],
+            share=[axis.shares(self.whole) for axis in self.axes],
+            mode=self.mode,
+            size=image.shape[2:],
+            row=image.shape[4] * image.shape[1],
         )
 
 
@@ -160,14 +168,14 @@ def _pool(call: Call, image: Array, pooled: Array, index: Array | None, mode: in
 
 
 def _plane_block(pool: _Pool, *, by_channel: bool) -> Any | None:
-    """The block of the kernels of `pooling_kernels`, or None where rows are too long."""
-    (top, left), (down, along) = (axis.low for axis in pool.axes[1:]), pool.axes[1:]
+    """The block of the kernels of `loops`, or None where rows are too long."""
+    down, along = pool.axes[1:]
     image, pooled, index = (
         None if a is None else a[:, :, 0] for a in (pool.image, pool.pooled, pool.index)
     )
     if image is None or pooled is None:
         return None
-    space = ((along.size + left + along.kernel) // along.stride + 48) // 16 * 16
+    space = ((along.size + along.low + along.kernel) // along.stride + 48) // 16 * 16
     too_long = space * along.stride > ROW_FLOATS or along.count > ROW_FLOATS // 2 - 16
     if not by_channel and too_long:
         return None
@@ -175,15 +183,27 @@ def _plane_block(pool: _Pool, *, by_channel: bool) -> Any | None:
     first[: along.count] = np.maximum(0, -along.starts)
     offsets = np.arange(down.kernel)[:, None] * image.strides[2]
     offsets = (offsets + np.arange(along.kernel) * image.strides[3]).ravel()
-    return pack(
-        *(pool.mode, down.kernel, along.kernel, down.stride, along.stride, top, left),
-        *(image.shape[2:], pooled.shape[2:], image.shape[1], image, pooled),
-        0 if index is None else index,
-        *(image.strides, pooled.strides),
-        (0, 0, 0, 0) if index is None else index.strides,
-        (down.shares(pool.whole), along.shares(pool.whole), first, space),
-        (down.holders(), along.holders()),
-        (image.shape[1] if by_channel else 1, offsets),
+    both = (down, along)
+    return PLANES.pack(
+        mode=pool.mode,
+        kernel=[axis.kernel for axis in both],
+        stride=[axis.stride for axis in both],
+        low=[axis.low for axis in both],
+        size=image.shape[2:],
+        count=pooled.shape[2:],
+        channels=image.shape[1],
+        x=image,
+        y=pooled,
+        index=0 if index is None else index,
+        x_step=image.strides,
+        y_step=pooled.strides,
+        index_step=(0,) * 4 if index is None else index.strides,
+        share=[axis.shares(pool.whole) for axis in both],
+        first=first,
+        space=space,
+        holders=[axis.holders() for axis in both],
+        group=image.shape[1] if by_channel else 1,
+        offsets=offsets,
     )
 
 

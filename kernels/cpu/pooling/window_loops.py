@@ -1,10 +1,4 @@
-"""The loops of forward pooling over windows of any rank: by channels, or element by element.
-
-Words of every block: 0-2 windows along d h w, 3 channels; 4 x, 5 y, 6 index; 7-11, 12-16, 17-21
-their strides (n c d h w) in bytes; 22-24 kernel, 25-27 dilation; 28-30 tables by output position
-along d h w: the first input position, and the first and the last kernel positions inside x;
-31-33 shares: one over the positions that an average counts along d h w; 34 mode, 35-37 size of x.
-"""
+"""The loops of forward pooling over windows of any rank: by channels, or element by element."""
 
 from __future__ import annotations
 
@@ -20,11 +14,29 @@ from soapstone.kernels.cpu.pooling.windows import (
     store_bytes_where,
     store_where,
 )
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
-from soapstone.native.intrinsics import f32p, i64p, stack, u8p, words
+from soapstone.native.intrinsics import f32p, i64p, stack, u8p
 from soapstone.native.simd import Lanes, choose, load, splat, store, vectorised, where
 
 MOST_TAPS = 1024
+
+# A window along one axis: the first input position, and the first and the last tap inside x.
+WINDOW = Fields("start first last")
+# count: of windows; x, y and index with their steps; windows: tables of them; share: one over the
+# positions that the average of each counts; row: floats of a row of x.
+BLOCK = Fields(
+    "count(d h w) channels x y index x_step(n c d h w) y_step(n c d h w) index_step(n c d h w)"
+    " kernel(d h w) dilation(d h w) windows(d h w) share(d h w) mode size(d h w) row"
+)
+block_of, _window_of = BLOCK.at, WINDOW.at
+_WINDOW_BYTES = 8 * WINDOW.words
+
+
+@helper
+def window(table: int, number: int) -> Any:
+    """A window of those along an axis."""
+    return _window_of(table + number * _WINDOW_BYTES)
 
 
 def _larger(a: Lanes, b: Lanes) -> Lanes:
@@ -44,41 +56,57 @@ not_a_number = vectorised(lambda mask, v: where(mask, float("nan"), v))
 
 
 @helper
+def _row(w: Any, item: int) -> tuple[int, int, int]:
+    """The numbers of an item: n, od, oh."""
+    rest = item // w.count_h
+    return rest // w.count_d, rest % w.count_d, item % w.count_h
+
+
+@helper
 def window_rows(w: Any, item: int, rows: Any, places: Any) -> int:
     """The addresses of the window rows of an item (n, od, oh) and the places of their first tap."""
-    oh = item % w[1]
-    od = item // w[1] % w[0]
-    n = item // (w[0] * w[1])
-    down, deep = i64p(w[29]), i64p(w[28])
+    n, od, oh = _row(w, item)
+    down, deep = w.windows_h, w.windows_d
     count = 0
-    for kd in range(deep[3 * od + 1], deep[3 * od + 2]):
-        d = deep[3 * od] + kd * w[25]
-        for kh in range(down[3 * oh + 1], down[3 * oh + 2]):
-            h = down[3 * oh] + kh * w[26]
-            rows[count] = w[4] + n * w[7] + d * w[9] + h * w[10]
-            places[count] = (kd * w[23] + kh) * w[24]
+    for kd in range(window(deep, od).first, window(deep, od).last):
+        d = window(deep, od).start + kd * w.dilation_d
+        for kh in range(window(down, oh).first, window(down, oh).last):
+            h = window(down, oh).start + kh * w.dilation_h
+            rows[count] = w.x + n * w.x_step_n + d * w.x_step_d + h * w.x_step_h
+            places[count] = (kd * w.kernel_h + kh) * w.kernel_w
             count += 1
     return count
 
 
 @helper
-def output_row(w: Any, item: int, first: int) -> Any:
-    """The address of the item's row of the output whose strides begin at word `first`."""
-    oh = item % w[1]
-    od = item // w[1] % w[0]
-    n = item // (w[0] * w[1])
-    return n * w[first] + od * w[first + 2] + oh * w[first + 3]
+def output_row(w: Any, item: int) -> Any:
+    """The address of the item's row of y."""
+    n, od, oh = _row(w, item)
+    return w.y + n * w.y_step_n + od * w.y_step_d + oh * w.y_step_h
+
+
+@helper
+def _index_row(w: Any, item: int) -> Any:
+    n, od, oh = _row(w, item)
+    return w.index + n * w.index_step_n + od * w.index_step_d + oh * w.index_step_h
+
+
+@helper
+def row_share(w: Any, item: int) -> Any:
+    """The share of the item's row: one over the positions that count along d and h."""
+    _, od, oh = _row(w, item)
+    return f32p(w.share_d)[od] * f32p(w.share_h)[oh]
 
 
 @helper
 def _taps(w: Any, ow: int, count: int, rows: Any, taps: Any) -> int:
     """The addresses of the elements that window `ow` of the rows holds, in order."""
-    along = i64p(w[30])
-    first, last = along[3 * ow + 1], along[3 * ow + 2]
-    step = w[27] * w[11]
+    along = window(w.windows_w, ow)
+    first, last = along.first, along.last
+    step = w.dilation_w * w.x_step_w
     held = 0
     for row in range(count):
-        at = rows[row] + along[3 * ow] * w[11]
+        at = rows[row] + along.start * w.x_step_w
         for kw in range(first, last):
             taps[held] = at + kw * step
             held += 1
@@ -88,16 +116,16 @@ def _taps(w: Any, ow: int, count: int, rows: Any, taps: Any) -> int:
 @routine
 def max_rows_of_windows(block: Any, begin: int, end: int) -> None:
     """Pool rows by maximum. Lanes: channels. NaN wins."""
-    w = words(block)
+    w = block_of(block)
     rows, places, taps = i64p(stack(8192)), i64p(stack(8192)), i64p(stack(8208))
-    channels = w[3]
+    channels = w.channels
     full = channels & -64
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        y = w[5] + output_row(w, item, 12)
-        for ow in range(w[2]):
+        y = output_row(w, item)
+        for ow in range(w.count_w):
             held = _taps(w, ow, count, rows, taps)
-            to = y + ow * w[16]
+            to = y + ow * w.y_step_w
             if held == 0:
                 for c in range(channels):
                     f32p(to)[c] = -np.inf
@@ -203,17 +231,17 @@ def _indexed(x: Any, ids: Any, held: int, to: int, index: int, c: int, left: int
 @native("body")
 def indexed_last(block: Any, begin: int, end: int) -> int:
     """As `max_last`, with the place of each maximum in its window: the first, or the first NaN."""
-    w = words(block)
+    w = block_of(block)
     rows, places, taps = i64p(stack(8192)), i64p(stack(8192)), i64p(stack(8208))
     ids = i64p(stack(8192))
-    channels = w[3]
-    along = i64p(w[30])
+    channels = w.channels
+    along = w.windows_w
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        y, index = w[5] + output_row(w, item, 12), w[6] + output_row(w, item, 17)
-        for ow in range(w[2]):
+        y, index = output_row(w, item), _index_row(w, item)
+        for ow in range(w.count_w):
             held = _taps(w, ow, count, rows, taps)
-            to, at = y + ow * w[16], index + ow * w[21]
+            to, at = y + ow * w.y_step_w, index + ow * w.index_step_w
             if held == 0:
                 for c in range(channels):
                     f32p(to)[c] = -np.inf
@@ -221,7 +249,7 @@ def indexed_last(block: Any, begin: int, end: int) -> int:
                 continue
             tap = 0
             for row in range(count):
-                for kw in range(along[3 * ow + 1], along[3 * ow + 2]):
+                for kw in range(window(along, ow).first, window(along, ow).last):
                     ids[tap] = places[row] + kw
                     tap += 1
             for c in range(0, channels, 64):
@@ -232,18 +260,18 @@ def indexed_last(block: Any, begin: int, end: int) -> int:
 @native("body")
 def average_last(block: Any, begin: int, end: int) -> int:
     """Items: pooled rows of every image. Lanes: channels."""
-    w = words(block)
+    w = block_of(block)
     rows, places, taps = i64p(stack(8192)), i64p(stack(8192)), i64p(stack(8208))
-    channels = w[3]
+    channels = w.channels
     full = channels & -64
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        y = w[5] + output_row(w, item, 12)
-        share = f32p(w[31])[item // w[1] % w[0]] * f32p(w[32])[item % w[1]]
-        for ow in range(w[2]):
+        y = output_row(w, item)
+        share = row_share(w, item)
+        for ow in range(w.count_w):
             held = _taps(w, ow, count, rows, taps)
-            to = y + ow * w[16]
-            s = splat(share * f32p(w[33])[ow])
+            to = y + ow * w.y_step_w
+            s = splat(share * f32p(w.share_w)[ow])
             for c in range(0, full, 64):
                 a0 = a1 = a2 = a3 = splat(0.0)
                 for tap in range(held):
@@ -274,13 +302,13 @@ def average_last(block: Any, begin: int, end: int) -> int:
 @helper
 def _pool_one(w: Any, mode: int, count: int, rows: Any, places: Any, shift: int, ow: int) -> Any:
     """One window's value and place: mode 0 and 1 the maximum, 2 the sum."""
-    along = i64p(w[30])
+    along = w.windows_w
     best = np.float32(0.0) if mode == 2 else np.float32(-np.inf)
     place = -1
     for row in range(count):
-        at = rows[row] + shift + along[3 * ow] * w[11]
-        for kw in range(along[3 * ow + 1], along[3 * ow + 2]):
-            v = f32p(at + kw * w[27] * w[11])[0]
+        at = rows[row] + shift + window(along, ow).start * w.x_step_w
+        for kw in range(window(along, ow).first, window(along, ow).last):
+            v = f32p(at + kw * w.dilation_w * w.x_step_w)[0]
             if mode == 2:
                 best += v
             elif place < 0 or v > best or (v != v and best == best):
@@ -291,56 +319,62 @@ def _pool_one(w: Any, mode: int, count: int, rows: Any, places: Any, shift: int,
 @native("body")
 def pool_any(block: Any, begin: int, end: int) -> int:
     """Items: pooled rows of every image, in any layout."""
-    w = words(block)
+    w = block_of(block)
     rows, places = i64p(stack(8192)), i64p(stack(8192))
-    mode = w[34]
+    mode = w.mode
     for item in range(begin, end):
         count = window_rows(w, item, rows, places)
-        y, index = w[5] + output_row(w, item, 12), w[6] + output_row(w, item, 17)
-        share = f32p(w[31])[item // w[1] % w[0]] * f32p(w[32])[item % w[1]]
-        for c in range(w[3]):
-            for ow in range(w[2]):
-                value, place = _pool_one(w, mode, count, rows, places, c * w[8], ow)
+        y, index = output_row(w, item), _index_row(w, item)
+        share = row_share(w, item)
+        for c in range(w.channels):
+            for ow in range(w.count_w):
+                value, place = _pool_one(w, mode, count, rows, places, c * w.x_step_c, ow)
                 if mode == 2:
-                    value *= share * f32p(w[33])[ow]
-                f32p(y + c * w[13] + ow * w[16])[0] = value
+                    value *= share * f32p(w.share_w)[ow]
+                f32p(y + c * w.y_step_c + ow * w.y_step_w)[0] = value
                 if mode == 1:
-                    u8p(index + c * w[18] + ow * w[21])[0] = place
+                    u8p(index + c * w.index_step_c + ow * w.index_step_w)[0] = place
     return 0
 
 
 @native("body")
 def pool_any_grad(block: Any, begin: int, end: int) -> int:
     """Items: channels of every image, in any layout; all of dx is written."""
-    w = words(block)
-    mode = w[34]
-    deep, down, along = i64p(w[28]), i64p(w[29]), i64p(w[30])
+    w = block_of(block)
+    mode = w.mode
+    deep, down, along = w.windows_d, w.windows_h, w.windows_w
     for item in range(begin, end):
-        n, c = item // w[3], item % w[3]
-        dx = w[4] + n * w[7] + c * w[8]
-        for d in range(w[35]):
-            for h in range(w[36]):
-                for v in range(w[37]):
-                    f32p(dx + d * w[9] + h * w[10] + v * w[11])[0] = 0.0
-        for od in range(w[0]):
-            for oh in range(w[1]):
-                share = f32p(w[31])[od] * f32p(w[32])[oh]
-                dy = w[5] + n * w[12] + c * w[13] + od * w[14] + oh * w[15]
-                index = w[6] + n * w[17] + c * w[18] + od * w[19] + oh * w[20]
-                for ow in range(w[2]):
-                    g = f32p(dy + ow * w[16])[0]
+        n, c = item // w.channels, item % w.channels
+        dx = w.x + n * w.x_step_n + c * w.x_step_c
+        for d in range(w.size_d):
+            for h in range(w.size_h):
+                for v in range(w.size_w):
+                    f32p(dx + d * w.x_step_d + h * w.x_step_h + v * w.x_step_w)[0] = 0.0
+        for od in range(w.count_d):
+            for oh in range(w.count_h):
+                share = f32p(w.share_d)[od] * f32p(w.share_h)[oh]
+                dy = w.y + n * w.y_step_n + c * w.y_step_c + od * w.y_step_d + oh * w.y_step_h
+                index = (
+                    w.index
+                    + n * w.index_step_n
+                    + c * w.index_step_c
+                    + od * w.index_step_d
+                    + oh * w.index_step_h
+                )
+                for ow in range(w.count_w):
+                    g = f32p(dy + ow * w.y_step_w)[0]
                     place = np.int64(0)
                     if mode == 2:
-                        g *= share * f32p(w[33])[ow]
+                        g *= share * f32p(w.share_w)[ow]
                     else:
-                        place = np.int64(u8p(index + ow * w[21])[0])
-                    for kd in range(deep[3 * od + 1], deep[3 * od + 2]):
-                        d = deep[3 * od] + kd * w[25]
-                        for kh in range(down[3 * oh + 1], down[3 * oh + 2]):
-                            h = down[3 * oh] + kh * w[26]
-                            at = dx + d * w[9] + h * w[10]
-                            for kw in range(along[3 * ow + 1], along[3 * ow + 2]):
-                                v = along[3 * ow] + kw * w[27]
-                                if mode == 2 or (kd * w[23] + kh) * w[24] + kw == place:
-                                    f32p(at + v * w[11])[0] += g
+                        place = np.int64(u8p(index + ow * w.index_step_w)[0])
+                    for kd in range(window(deep, od).first, window(deep, od).last):
+                        d = window(deep, od).start + kd * w.dilation_d
+                        for kh in range(window(down, oh).first, window(down, oh).last):
+                            h = window(down, oh).start + kh * w.dilation_h
+                            at = dx + d * w.x_step_d + h * w.x_step_h
+                            for kw in range(window(along, ow).first, window(along, ow).last):
+                                v = window(along, ow).start + kw * w.dilation_w
+                                if mode == 2 or (kd * w.kernel_h + kh) * w.kernel_w + kw == place:
+                                    f32p(at + v * w.x_step_w)[0] += g
     return 0

@@ -14,9 +14,10 @@ from soapstone.kernels.cpu.pooling.windows import first_lanes, load_where
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import f32p, i64p, stack, words
-from soapstone.native.memory import aligned_array, pack
+from soapstone.native.intrinsics import f32p, i64p, stack
+from soapstone.native.memory import aligned_array
 from soapstone.native.simd import load, splat, store
 
 _BLOCK = 64  # channels an item
@@ -42,46 +43,57 @@ def _row(total: int, x: int, dy: int, places: Any, n: int) -> None:
     store(total, 48, load(total, 48) + a3)
 
 
-# Words: 0 x, 1 dy, 2 dw, 3 totals (blocks, window, 64), 4 channels; extents: 5 images, 6-7 of x,
-# 8-9 of dy, 10-11 of the window; 12-13 stride, 14-15 padding before, 16-17 dilation; bytes between:
-# 18 images, 19 rows, 20 columns of x, 21-23 of dy, 24 channels, 25 rows, 26 columns of dw.
+# totals: (blocks, window, 64); size: of x, count: of dy; low: padding before; step: bytes between
+# images, rows and columns, or channels, rows and columns.
+_BLOCK = Fields(
+    "x dy dw totals channels images size(h w) count(h w) window(h w) stride(h w) low(h w)"
+    " dilation(h w) x_step(n h w) dy_step(n h w) dw_step(c h w)"
+)
+_block_of = _BLOCK.at
+
+
 @native("body")
 def _grad_weight(block: Any, begin: int, end: int) -> int:
-    w = words(block)
+    w = _block_of(block)
     places = i64p(stack(64))
-    places[0], places[1] = w[13] * w[20], w[23]
-    taps = w[10] * w[11]
+    places[0], places[1] = w.stride_w * w.x_step_w, w.dy_step_w
+    taps = w.window_h * w.window_w
     for item in range(begin, end):
         first = item * 64
-        channels = min(64, w[4] - first)
+        channels = min(64, w.channels - first)
         places[2] = channels
-        totals = w[3] + item * taps * 256
+        totals = w.totals + item * taps * 256
         for k in range(taps * 64):
             f32p(totals)[k] = 0.0
-        for image in range(w[5]):
-            for i in range(w[8]):
-                dy = w[1] + first * 4 + image * w[21] + i * w[22]
-                for ky in range(w[10]):
-                    row = i * w[12] + ky * w[16] - w[14]
-                    if row < 0 or row >= w[6]:
+        for image in range(w.images):
+            for i in range(w.count_h):
+                dy = w.dy + first * 4 + image * w.dy_step_n + i * w.dy_step_h
+                for ky in range(w.window_h):
+                    row = i * w.stride_h + ky * w.dilation_h - w.low_h
+                    if row < 0 or row >= w.size_h:
                         continue
-                    x = w[0] + first * 4 + image * w[18] + row * w[19]
-                    for kx in range(w[11]):
-                        shift = kx * w[17] - w[15]  # the column of x under the first of dy
-                        start = max(0, (w[13] - 1 - shift) // w[13])
-                        stop = min(w[9], (w[7] - 1 - shift) // w[13] + 1)
+                    x = w.x + first * 4 + image * w.x_step_n + row * w.x_step_h
+                    for kx in range(w.window_w):
+                        shift = kx * w.dilation_w - w.low_w  # the column of x under the first of dy
+                        start = max(0, (w.stride_w - 1 - shift) // w.stride_w)
+                        stop = min(w.count_w, (w.size_w - 1 - shift) // w.stride_w + 1)
                         if start < stop:
                             _row(
-                                totals + (ky * w[11] + kx) * 256,
-                                x + (start * w[13] + shift) * w[20],
-                                dy + start * w[23],
+                                totals + (ky * w.window_w + kx) * 256,
+                                x + (start * w.stride_w + shift) * w.x_step_w,
+                                dy + start * w.dy_step_w,
                                 places,
                                 stop - start,
                             )
         for tap in range(taps):
-            to = w[2] + first * w[24] + tap // w[11] * w[25] + tap % w[11] * w[26]
+            to = (
+                w.dw
+                + first * w.dw_step_c
+                + tap // w.window_w * w.dw_step_h
+                + tap % w.window_w * w.dw_step_w
+            )
             for c in range(channels):
-                f32p(to + c * w[24])[0] = f32p(totals)[tap * 64 + c]
+                f32p(to + c * w.dw_step_c)[0] = f32p(totals)[tap * 64 + c]
     return 0
 
 
@@ -104,11 +116,22 @@ def conv2d_grad_weight(call: Call) -> Entry | None:
     channels = x.shape[1]
     blocks = -(-channels // _BLOCK)
     totals = aligned_array((blocks, *dw.shape[2:], _BLOCK), np.float32)
-    block = pack(
-        (x, dy, dw, totals, channels, x.shape[0], *x.shape[2:], *dy.shape[2:], *dw.shape[2:]),
-        (*at["stride"], *at["padding"][:2], *at["dilation"]),
-        (x.strides[0], *x.strides[2:], dy.strides[0], *dy.strides[2:]),
-        (dw.strides[0], *dw.strides[2:]),
+    block = _BLOCK.pack(
+        x=x,
+        dy=dy,
+        dw=dw,
+        totals=totals,
+        channels=channels,
+        images=x.shape[0],
+        size=x.shape[2:],
+        count=dy.shape[2:],
+        window=dw.shape[2:],
+        stride=at["stride"],
+        low=at["padding"][:2],
+        dilation=at["dilation"],
+        x_step=(x.strides[0], *x.strides[2:]),
+        dy_step=(dy.strides[0], *dy.strides[2:]),
+        dw_step=(dw.strides[0], *dw.strides[2:]),
     )
     threads = useful_threads(call.threads, x.nbytes + dy.nbytes)
     return parallel_for(_grad_weight, block, blocks, threads)

@@ -16,15 +16,17 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats, instruction
+from soapstone.kernels.cpu.elementwise.lane_loops import fill_floats
 from soapstone.kernels.cpu.elementwise.programs import Node, Program, compile_program
+from soapstone.kernels.cpu.elementwise.steps import run_steps, step_rows
 from soapstone.kernels.cpu.products.panels_lanes import PRODUCTS
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.copies import copy
 from soapstone.native.entries import helper, native, parallel_for, sequence, useful_threads
-from soapstone.native.intrinsics import call_entry, f32p, stack, words
+from soapstone.native.intrinsics import f32p, stack, words
 from soapstone.native.memory import Address, address, aligned_array, pack
 
 _ROWS = 4
@@ -62,45 +64,47 @@ def _product(rows: int, width: int, x: int, depth: int, weights: int, to: int) -
         _by_16(rows, x, depth, weights, to)
 
 
-# Words: 0 rows, 1 depth, 2 columns, 3 first column and width of each panel, 4 weights, 5 addresses
-# of the rows of x, 6 externals of the program (the product, operands, y), 7 its registers, 8 the
-# records of the externals but the first, 9 steps, 10 their words. A record: whether columns lie
-# side by side (else one number serves them all), then the addresses of the rows. A step: its
-# instruction, to, a, b, c, p, q.
+# cuts: first column and width of each panel; x: addresses of its rows; externals: of the program:
+# the product, operands, y; records: of these but the first; steps: the program's, at an address.
+_PANELS = Fields("rows depth columns cuts weights x externals registers records count steps")
+_CUT = Fields("column width")
+# wide: columns lie side by side, else one number serves them all; then the addresses of the rows.
+_EXTERNAL = Fields("wide")
+_panels_of, _cut_of, _external_of, _places_of = (
+    *(_PANELS.at, _CUT.at),
+    *(_EXTERNAL.at, _EXTERNAL.table),
+)
+_CUT_BYTES, _EXTERNAL_BYTES = 8 * _CUT.words, 8 * (_EXTERNAL.words + _ROWS)
+
+
 @helper
 def _finish(w: Any, row: int, product: int, column: int, count: int) -> None:
     """Run the program on the first `count` results of a row of a panel."""
     frame, places, turns, room = stack(128), stack(256), stack(256), stack(8192)
-    given, place, turn = words(frame), words(places), words(turns)
-    externals, records, steps = w[6], words(w[8]), words(w[10])
-    for e in range(externals + w[7]):
+    place, turn = words(places), words(turns)
+    for e in range(w.externals + w.registers):
         place[e], turn[e] = room + e * 256, -1
     place[0] = product
-    for e in range(1, externals):
-        record = (e - 1) * 5
-        if records[record] != 0:
-            place[e] = records[record + 1 + row] + column * 4
+    for e in range(1, w.externals):
+        record = w.records + (e - 1) * _EXTERNAL_BYTES
+        at = _places_of(record)[row]
+        if _external_of(record).wide != 0:
+            place[e] = at + column * 4
         else:
             turn[e] = 0
-            fill_floats(place[e], f32p(records[record + 1 + row])[0], 64)
-    for s in range(w[9]):
-        step = s * 7
-        given[0] = place[steps[step + 1]]
-        for k in range(3):
-            operand = steps[step + 2 + k]
-            given[1 + k], given[4 + k] = place[operand], turn[operand]
-        given[7], given[8], given[9] = count, steps[step + 5], steps[step + 6]
-        call_entry(steps[step], frame)
+            fill_floats(place[e], f32p(at)[0], 64)
+    run_steps(w.steps, w.count, frame, place, turn, count)
 
 
 @native("body")
 def _panels(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    rows, depth, columns, cuts = w[0], w[1], w[2], w[3]
+    w = _panels_of(block)
+    rows, depth, columns = w.rows, w.depth, w.columns
     product = stack(1024)
     for panel in range(begin, end):
-        column, width = words(cuts)[2 * panel], words(cuts)[2 * panel + 1]
-        _product(rows, width, w[5], depth, w[4] + column * depth * 4, product)
+        cut = _cut_of(w.cuts + panel * _CUT_BYTES)
+        column, width = cut.column, cut.width
+        _product(rows, width, w.x, depth, w.weights + column * depth * 4, product)
         for row in range(rows):
             _finish(w, row, product + row * 256, column, min(width, columns - column))
     return 0
@@ -210,19 +214,22 @@ def _entry(x: Array, w: Array, externals: list[Array], program: Program, threads
     def place(number: int) -> int:
         return number if number >= 0 else count - 1 - number
 
-    records = [(int(a.strides[-1] == 4 or columns == 1), _rows(a)) for a in externals]
-    steps = [
-        (
-            instruction(step.name).address,
-            *(place(number) for number in (step.to, step.a, step.b, step.c)),
-            (float(step.p), float(step.q)),
-        )
-        for step in program.steps
+    records = [
+        (_EXTERNAL.row(wide=a.strides[-1] == 4 or columns == 1), _rows(a)) for a in externals
     ]
     cuts = _cuts(columns, width)
-    block = pack(
-        *(x.size // depth, depth, columns, pack(*cuts), packed.array, pack(_rows(x))),
-        *(count, program.registers, pack(records), len(steps), pack(steps)),
+    block = _PANELS.pack(
+        rows=x.size // depth,
+        depth=depth,
+        columns=columns,
+        cuts=pack([_CUT.row(column=column, width=wide) for column, wide in cuts]),
+        weights=packed.array,
+        x=pack(_rows(x)),
+        externals=count,
+        registers=program.registers,
+        records=pack(records),
+        count=len(program.steps),
+        steps=pack(step_rows(program, place)),
         keep=(packed,),
     )
     return parallel_for(_panels, block, len(cuts), threads)

@@ -1,7 +1,7 @@
 """Gates of recurrent layers, forward and backward, and the loop over their steps.
 
 A step of a recurrence is a few entries: products, then the gates. `repeat` runs them once a step
-and writes the step's number into the first word of the gates' blocks, so that neither blocks nor
+and writes the step's number into the gates' blocks, so that neither blocks nor
 entries grow with the number of steps. Gates stand side by side in a row: column j of gate k is at
 k h + j. States that the products read and write are dense and private to the entry.
 
@@ -37,8 +37,9 @@ from soapstone.ir.ops.recurrent.cells import (
 from soapstone.kernels.cpu.elementwise.formulas import FUNCTIONS
 from soapstone.kernels.cpu.elementwise.lane_loops import copy_floats, get, loop, put
 from soapstone.kernels.entry import Array, Entry
-from soapstone.native.entries import Native, bind, native, parallel_for, useful_threads
-from soapstone.native.intrinsics import call_entry, i64p, stack, words
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import Native, bind, native, parallel_for, run_entries, useful_threads
+from soapstone.native.intrinsics import address_of, i64p, stack, words
 from soapstone.native.lanes import I64, LANES, Lanes
 from soapstone.native.memory import Block, pack
 from soapstone.native.simd import vectorised
@@ -47,18 +48,29 @@ NARROW = 32  # lanes of a formula with many operands
 _COLUMNS = 256  # of a row, in one item of work
 
 
+# blocks: addresses of gates' blocks; entries: functions and blocks.
+_REPEAT = Fields("count first stride blocks block_count entries entry_count")
+_COPY = Fields("outer rows n source source_step(outer row) target target_step(outer row)")
+_ADD = Fields("rows n x x_step y y_step target target_step")
+# across: items a row, of so many columns.
+_GATES = Fields("step width columns across turns stride")
+# place: an address, with the bytes from step to step and from row to row; shift: of the step;
+# start: what stands in for steps outside, 0 where they begin again.
+_OPERAND = Fields("place step row steps shift start start_row")
+_repeat_of, _copy_of, _add_of = _REPEAT.at, _COPY.at, _ADD.at
+_gates_of, _operands_of, _operand_of = _GATES.at, _GATES.table, _OPERAND.at
+_OPERAND_BYTES = 8 * _OPERAND.words
+
+
 @native()
 def _repeat(block: Any) -> Any:
-    w = words(block)
-    blocks, entries = w[3], w[4]
-    for turn in range(w[0]):
-        for k in range(blocks):
-            i64p(w[5 + k])[0] = w[1] + turn * w[2]
-        for k in range(entries):
-            at = 5 + blocks + 2 * k
-            status = call_entry(w[at], w[at + 1])
-            if status != 0:
-                return status
+    w = _repeat_of(block)
+    for turn in range(w.count):
+        for k in range(w.block_count):
+            _gates_of(i64p(w.blocks)[k]).step = w.first + turn * w.stride
+        status = run_entries(w.entries, w.entry_count)
+        if status != 0:
+            return status
     return 0
 
 
@@ -67,20 +79,29 @@ def repeat(
 ) -> Entry:
     """Return the entry that runs the entries `count` times, for steps first, first + stride, ….
 
-    The step's number is written into the first word of each block.
+    The step's number is written into each block.
     """
     statuses = {code: text for entry in entries for code, text in entry.statuses.items()}
-    head = (count, first, stride, len(blocks), len(entries))
-    return bind(_repeat, head, list(blocks), list(entries), statuses=statuses)
+    block = _REPEAT.pack(
+        count=count,
+        first=first,
+        stride=stride,
+        blocks=pack(list(blocks)),
+        block_count=len(blocks),
+        entries=pack(list(entries)),
+        entry_count=len(entries),
+    )
+    return bind(_repeat, block, statuses=statuses)
 
 
 @native()
 def _copy(block: Any) -> int:
-    w = words(block)
-    for outer in range(w[0]):
-        for row in range(w[1]):
-            source = w[3] + outer * w[4] + row * w[5]
-            copy_floats(w[6] + outer * w[7] + row * w[8], source, w[2])
+    w = _copy_of(block)
+    for outer in range(w.outer):
+        for row in range(w.rows):
+            source = w.source + outer * w.source_step_outer + row * w.source_step_row
+            target = w.target + outer * w.target_step_outer + row * w.target_step_row
+            copy_floats(target, source, w.n)
     return 0
 
 
@@ -88,8 +109,10 @@ def copy(source: Array, target: Array) -> Entry:
     """Return the entry that copies rows of contiguous floats, (n, h) or (t, n, h)."""
     if source.ndim == 2:
         source, target = source[None], target[None]
-    ends = (source, source.strides[:2], target, target.strides[:2])
-    return bind(_copy, source.shape, ends)
+    outer, rows, n = source.shape
+    steps = {"source_step": source.strides[:2], "target_step": target.strides[:2]}
+    block = _COPY.pack(outer=outer, rows=rows, n=n, source=source, target=target, **steps)
+    return bind(_copy, block)
 
 
 @vectorised
@@ -102,26 +125,20 @@ def _add_row(to: Lanes, x: Lanes, y: Lanes, n: Lanes) -> None:
 
 @native()
 def _add(block: Any) -> int:
-    w = words(block)
-    for row in range(w[0]):
-        _add_row(w[6] + row * w[7], w[2] + row * w[3], w[4] + row * w[5], w[1])
+    w = _add_of(block)
+    for row in range(w.rows):
+        x, y = w.x + row * w.x_step, w.y + row * w.y_step
+        _add_row(w.target + row * w.target_step, x, y, w.n)
     return 0
 
 
 def add(x: Array, y: Array, target: Array) -> Entry:
     """Return the entry of target = x + y, by rows (n, h) of contiguous floats."""
-    return bind(_add, x.shape, [(array, array.strides[0]) for array in (x, y, target)])
+    rows, n = x.shape
+    steps = {"x_step": x.strides[0], "y_step": y.strides[0], "target_step": target.strides[0]}
+    return bind(_add, _ADD.pack(rows=rows, n=n, x=x, y=y, target=target, **steps))
 
 
-def rows_contiguous(*arrays: Array) -> bool:
-    """Whether the last axis of each array is contiguous."""
-    return all(a.size == 0 or a.shape[-1] == 1 or a.strides[-1] == a.itemsize for a in arrays)
-
-
-# Words of a gates' block: step, h, columns an item, items a row, turns and their stride, then a
-# record an operand: address, bytes a step, bytes a row, steps, the shift of the step, and the
-# address and bytes a row of what stands in for steps outside, 0 where they begin again.
-_HEAD, _RECORD = 6, 7
 _ALL = 1 << 40  # steps of what is the same at every step
 
 Record = tuple[Any, ...]
@@ -135,14 +152,16 @@ def operand(array: Array) -> Record:
 
     Of t steps that a longer recurrence fills again and again, each stands at its number modulo t.
     """
-    if array.ndim < 3:
-        return (array, 0, array.strides[0] if array.ndim == 2 else 0, _ALL, 0, 0, 0)
-    return (array, array.strides[0], array.strides[1], len(array), 0, 0, 0)
+    step, row = array.strides[:2] if array.ndim >= 3 else (0, *array.strides[:-1], 0)[:2]
+    steps = len(array) if array.ndim >= 3 else _ALL
+    return _OPERAND.row(place=array, step=step, row=row, steps=steps, shift=0, start=0, start_row=0)
 
 
 def before(array: Array, first: Array, stride: int) -> Record:
     """Return the record of the values a step before: `first` (n, h) before the first one."""
-    return (array, *array.strides[:2], len(array), -stride, first, first.strides[0])
+    step, row = array.strides[:2]
+    outside = {"start": first, "start_row": first.strides[0]}
+    return _OPERAND.row(place=array, step=step, row=row, steps=len(array), shift=-stride, **outside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,25 +199,25 @@ class Kernel:
         code, count = self.code, len(self.operands)
 
         def run(block: Any, begin: int, end: int) -> int:
-            w = words(block)
-            h = w[1]
+            w, operands = _gates_of(block), address_of(_operands_of(block))
+            h = w.width
             at = words(stack(256))
             for item in range(begin, end):
-                row, first = item // w[3], (item % w[3]) * w[2]
-                for turn in range(w[4]):
-                    step = w[0] + turn * w[5]
+                row, first = item // w.across, (item % w.across) * w.columns
+                for turn in range(w.turns):
+                    step = w.step + turn * w.stride
                     for k in range(count):
-                        r = _HEAD + _RECORD * k
-                        s = step + w[r + 4]
-                        place = w[r] + row * w[r + 2]
-                        if s >= 0 and s < w[r + 3]:
-                            place += s * w[r + 1]
-                        elif w[r + 5] != 0:
-                            place = w[r + 5] + row * w[r + 6]
+                        o = _operand_of(operands + k * _OPERAND_BYTES)
+                        s = step + o.shift
+                        place = o.place + row * o.row
+                        if s >= 0 and s < o.steps:
+                            place += s * o.step
+                        elif o.start != 0:
+                            place = o.start + row * o.start_row
                         else:
-                            place += s % w[r + 3] * w[r + 1]
+                            place += s % o.steps * o.step
                         at[k] = place + first * 4
-                    _row(code, at, h, min(w[2], h - first))
+                    _row(code, at, h, min(w.columns, h - first))
             return 0
 
         # A name of its own: compiled code is cached, and found again, by name.
@@ -223,7 +242,17 @@ class Kernel:
             for each in (operands[name] for name in self.operands)
         ]
         items = -(-width // _COLUMNS)
-        block = pack(turns[0], width, columns, items, turns[1:], records, keep=(self.native,))
+        first, count, stride = turns
+        block = _GATES.pack(
+            *records,
+            step=first,
+            width=width,
+            columns=columns,
+            across=items,
+            turns=count,
+            stride=stride,
+            keep=(self.native,),
+        )
         useful = useful_threads(threads, 64 * rows * width)
         return block, parallel_for(self.native, block, rows * items, useful)
 

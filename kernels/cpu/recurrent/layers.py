@@ -16,8 +16,8 @@ import numpy as np
 from soapstone.kernels.cpu.products.forms import Form, Weights
 from soapstone.kernels.cpu.products.forms import forms as all_forms
 from soapstone.kernels.cpu.recurrent import gates
-from soapstone.kernels.cpu.recurrent.gates import copy, repeat, rows_contiguous
-from soapstone.kernels.cpu.substrate.layout import float32, private, rows
+from soapstone.kernels.cpu.recurrent.gates import copy, repeat
+from soapstone.kernels.cpu.substrate.layout import float32, private, rows, rows_contiguous
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native import copies

@@ -33,10 +33,11 @@ from soapstone.kernels.cpu.substrate.runs import (
 )
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, sequence, useful_threads
-from soapstone.native.intrinsics import as_float, f32p, f64p, stack, words
+from soapstone.native.intrinsics import f32p, f64p, i64p, stack, words
 from soapstone.native.memory import aligned_array, pack
-from soapstone.native.moves import row_offset
+from soapstone.native.moves import row_at
 from soapstone.native.simd import (
     load_doubles,
     max_lanes,
@@ -63,7 +64,15 @@ _MONOIDS = {
 _IDENTITIES = {MAX: -math.inf, MIN: math.inf, PRODUCT: 1.0}
 _COLUMNS = 1024  # totals of a row: 8 KB of the cache
 _SEGMENT = 4096  # floats of a run between two looks at the counter
-_HEADER = 20
+# inner_kept: the run is kept, else reduced; inner, y_inner: steps along it; chunk: columns of an
+# item, of which there are `chunks`; partials: of the parts, `outputs` each; kept, reduced: walks of
+# the other dims, of such ranks: of the former in x, y and tops; last: what is done to a total.
+_REDUCE = Fields(
+    "monoid x y inner_kept length inner y_inner chunk chunks parts partials outputs kept reduced"
+    " kept_rank reduced_rank reduced_rows last tops group",
+    reals="scale identity",
+)
+_reduce_of = _REDUCE.at
 _HUGE = 3.4028234663852886e38  # as in `runs`: an infinite top is taken for this
 
 _product_lanes = vectorised(lambda v: v.fold(lambda a, b: a * b))
@@ -106,18 +115,13 @@ def _finish(last: int, total: float, top: int) -> Any:
 @native("body")
 def _reduce(block: Any, begin: int, end: int) -> int:
     # An item is (kept row, chunk of columns, part of the reduced rows).
-    w = words(block)
-    monoid, scale, identity = w[0], as_float(w[1]), as_float(w[2])
-    x, y, inner_kept, length, inner, y_inner = w[3], w[4], w[5], w[6], w[7], w[8]
-    chunk, chunks, parts, partials, outputs = w[9], w[10], w[11], w[12], w[13]
-    kept, reduced, reduced_rows = w[14], w[15], w[16]
-    last_step, tops, group = w[17], w[18], w[19]
-    kept_extents = 20
-    kept_x = kept_extents + kept
-    kept_y = kept_x + kept
-    kept_top = kept_y + kept
-    reduced_extents = kept_top + kept
-    reduced_x = reduced_extents + reduced
+    w = _reduce_of(block)
+    monoid, scale, identity = w.monoid, w.scale, w.identity
+    inner_kept, length, inner, y_inner = w.inner_kept, w.length, w.inner, w.y_inner
+    chunk, chunks, parts, partials, outputs = w.chunk, w.chunks, w.parts, w.partials, w.outputs
+    kept, kept_rank, last_step = i64p(w.kept), w.kept_rank, w.last
+    down, rank, reduced_rows = i64p(w.reduced), w.reduced_rank, w.reduced_rows
+    extent, step = down[rank - 1], down[2 * rank - 1]  # of the last reduced dim
     totals = stack(8192)
     buffer = stack(16384)
     counter = words(stack(512))
@@ -126,9 +130,9 @@ def _reduce(block: Any, begin: int, end: int) -> int:
         part = item % parts
         column = item // parts % chunks * chunk
         row = item // parts // chunks
-        source = x + row_offset(w, kept_extents, kept_x, kept, row)
-        target = y + row_offset(w, kept_extents, kept_y, kept, row)
-        top = tops + row_offset(w, kept_extents, kept_top, kept, row)
+        source = w.x + row_at(kept, kept_rank, 0, row)
+        target = w.y + row_at(kept, kept_rank, 1, row)
+        top = w.tops + row_at(kept, kept_rank, 2, row)
         first = part * reduced_rows // parts
         last = (part + 1) * reduced_rows // parts
         if inner_kept != 0:
@@ -136,18 +140,15 @@ def _reduce(block: Any, begin: int, end: int) -> int:
             for i in range((n + 15) & -16):
                 t[i] = identity
             if inner == 4 and monoid != POWERS:
-                extent = w[reduced_x - 1]
                 number = first
                 while number < last:  # rows along the last reduced dim lie at equal steps
-                    count = min(min(last - number, extent - number % extent), group)
-                    at = source + column * 4
-                    at += row_offset(w, reduced_extents, reduced_x, reduced, number)
-                    reduce_rows(monoid, totals, at, w[reduced_x + reduced - 1], count, n)
+                    count = min(min(last - number, extent - number % extent), w.group)
+                    at = source + column * 4 + row_at(down, rank, 0, number)
+                    reduce_rows(monoid, totals, at, step, count, n)
                     number += count
             else:
-                start(w, reduced_extents, reduced, counter, first)
-                at = source + column * inner
-                at += row_offset(w, reduced_extents, reduced_x, reduced, first)
+                start(down, rank, counter, first)
+                at = source + column * inner + row_at(down, rank, 0, first)
                 for _ in range(first, last):
                     run = gather(buffer, at, inner, n)
                     if monoid == POWERS:
@@ -155,7 +156,7 @@ def _reduce(block: Any, begin: int, end: int) -> int:
                         reduce_row(SUM, totals, buffer, n)
                     else:
                         reduce_row(monoid, totals, run, n)
-                    at = advance(w, reduced_extents, reduced_x, reduced, counter, at)
+                    at = advance(down, rank, counter, at)
             if parts > 1:
                 to = f64p(partials)
                 for i in range(n):
@@ -172,13 +173,13 @@ def _reduce(block: Any, begin: int, end: int) -> int:
             for i in range(64):
                 t[i] = identity
             # Reduced rows are cut into segments, so that one long run can be shared too.
-            segments = (length + 4095) // 4096
+            segments = (length + _SEGMENT - 1) // _SEGMENT
             begin_row, segment = first // segments, first % segments
-            start(w, reduced_extents, reduced, counter, begin_row)
-            at = source + row_offset(w, reduced_extents, reduced_x, reduced, begin_row)
+            start(down, rank, counter, begin_row)
+            at = source + row_at(down, rank, 0, begin_row)
             for _ in range(first, last):
-                n = min(4096, length - segment * 4096)
-                run = gather(buffer, at + segment * 4096 * inner, inner, n)
+                n = min(_SEGMENT, length - segment * _SEGMENT)
+                run = gather(buffer, at + segment * _SEGMENT * inner, inner, n)
                 if monoid == POWERS:
                     powers_below(buffer, run, _within(np.float64(f32p(top)[0])), n)
                     reduce_run(SUM, totals, buffer, n)
@@ -187,7 +188,7 @@ def _reduce(block: Any, begin: int, end: int) -> int:
                 segment += 1
                 if segment == segments:
                     segment = 0
-                    at = advance(w, reduced_extents, reduced_x, reduced, counter, at)
+                    at = advance(down, rank, counter, at)
             value = _fold(monoid, totals)
             if parts > 1:
                 f64p(partials)[part * outputs + row] = value
@@ -199,16 +200,15 @@ def _reduce(block: Any, begin: int, end: int) -> int:
 @native()
 def _join(block: Any) -> int:
     """Fold the parts, in order."""
-    w = words(block)
-    monoid, scale = w[0], as_float(w[1])
-    y, length, y_inner, parts, outputs, kept = w[4], w[6], w[8], w[11], w[13], w[14]
-    partials = f64p(w[12])
-    last_step, tops = w[17], w[18]
-    if w[5] == 0:
+    w = _reduce_of(block)
+    monoid, scale, last_step = w.monoid, w.scale, w.last
+    length, y_inner, parts, outputs = w.length, w.y_inner, w.parts, w.outputs
+    partials, kept = f64p(w.partials), i64p(w.kept)
+    if w.inner_kept == 0:
         length = 1
     for row in range(outputs // length):
-        target = y + row_offset(w, 20, 20 + 2 * kept, kept, row)
-        top = tops + row_offset(w, 20, 20 + 3 * kept, kept, row)
+        target = w.y + row_at(kept, w.kept_rank, 1, row)
+        top = w.tops + row_at(kept, w.kept_rank, 2, row)
         for i in range(length):
             total = partials[row * length + i]
             for part in range(1, parts):
@@ -324,21 +324,29 @@ def reduce_into(
         reduced_rows *= -(-length // _SEGMENT)
     parts = 1 if kept_rows * chunks >= threads else min(threads, max(1, reduced_rows))
     partials = aligned_array((outputs * parts if parts > 1 else 1,), np.float64, zero=True)
-    block = pack(
-        (
-            monoid,
-            float(scale),
-            _IDENTITIES.get(monoid, 0.0),
-            x,
-            y,
-            inner_kept,
-            length,
-            inner,
-            y_inner,
-        ),
-        (chunk, chunks, parts, partials, outputs, len(kept_extents), len(reduced_extents)),
-        (reduced_rows, last, top, max(16, 8192 // length)),
-        (kept_extents, kept_strides, reduced_extents, reduced_strides),
+    block = _REDUCE.pack(
+        monoid=monoid,
+        x=x,
+        y=y,
+        inner_kept=inner_kept,
+        length=length,
+        inner=inner,
+        y_inner=y_inner,
+        chunk=chunk,
+        chunks=chunks,
+        parts=parts,
+        partials=partials,
+        outputs=outputs,
+        kept=pack(kept_extents, kept_strides),
+        reduced=pack(reduced_extents, reduced_strides),
+        kept_rank=len(kept_extents),
+        reduced_rank=len(reduced_extents),
+        reduced_rows=reduced_rows,
+        last=last,
+        tops=top,
+        group=max(16, 8192 // length),
+        scale=scale,
+        identity=_IDENTITIES.get(monoid, 0.0),
     )
     entry = parallel_for(_reduce, block, kept_rows * chunks * parts, threads)
     if parts == 1:

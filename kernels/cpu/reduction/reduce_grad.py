@@ -13,10 +13,11 @@ import numpy as np
 from soapstone.kernels.cpu.substrate.layout import is_float32
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import native, noop, parallel_for, routine, useful_threads
-from soapstone.native.intrinsics import f32p, stack, words
+from soapstone.native.intrinsics import f32p, i64p, stack
 from soapstone.native.memory import pack
-from soapstone.native.moves import row_offset
+from soapstone.native.moves import row_at
 from soapstone.native.walks import merge
 
 _CHUNK = 256
@@ -60,61 +61,64 @@ def _give_each(dx: Any, x: Any, y: Any, shares: Any, n: int) -> None:
         dx[j] = shares[j] if x[j] == y[j] else np.float32(0.0)
 
 
-# Words: 0 dy, 1 x, 2 y, 3 dx, 4 whether a run is kept, 5 its length, 6.. steps of the four along
-# it, 10 chunks of it, 11 and 12 ranks of the other kept and the other reduced dims, 13 rows of the
-# latter, 14.. extents and strides of the four along kept dims; extents, strides of x and dx along
-# reduced ones.
+# inner_kept: a run of `length` is kept, else reduced; step: along it; kept, reduced: walks of the
+# other dims, of such ranks: of the former in dy, x, y and dx; of the latter, of so many rows, in x
+# and dx.
+_BLOCK = Fields(
+    "dy x y dx inner_kept length step(dy x y dx) chunks kept_rank reduced_rank rows kept reduced"
+)
+_block_of = _BLOCK.at
+
+
 @native("body")
 def _reduce_max_grad(block: Any, begin: int, end: int) -> int:
-    w = words(block)
-    length, kept, reduced, rows = w[5], w[11], w[12], w[13]
-    down = 14 + 5 * kept
+    w = _block_of(block)
+    length, rows, kept = w.length, w.rows, i64p(w.kept)
+    rank, down = w.reduced_rank, i64p(w.reduced)
     ties = f32p(stack(1024))
     for item in range(begin, end):
-        row = item // w[10]
-        dy = w[0] + row_offset(w, 14, 14 + kept, kept, row)
-        x = w[1] + row_offset(w, 14, 14 + 2 * kept, kept, row)
-        y = w[2] + row_offset(w, 14, 14 + 3 * kept, kept, row)
-        dx = w[3] + row_offset(w, 14, 14 + 4 * kept, kept, row)
-        if w[4] == 0:
+        row = item // w.chunks
+        dy = w.dy + row_at(kept, w.kept_rank, 0, row)
+        x = w.x + row_at(kept, w.kept_rank, 1, row)
+        y = w.y + row_at(kept, w.kept_rank, 2, row)
+        dx = w.dx + row_at(kept, w.kept_rank, 3, row)
+        if w.inner_kept == 0:
             found = 0
             for r in range(rows):
-                found += _count(
-                    x + row_offset(w, down, down + reduced, reduced, r), w[7], y, length
-                )
+                found += _count(x + row_at(down, rank, 0, r), w.step_x, y, length)
             share = f32p(dy)[0] / np.float32(max(found, 1))
             for r in range(rows):
-                at = x + row_offset(w, down, down + reduced, reduced, r)
-                to = dx + row_offset(w, down, down + 2 * reduced, reduced, r)
-                _give(to, w[9], at, w[7], y, share, length)
+                at = x + row_at(down, rank, 0, r)
+                to = dx + row_at(down, rank, 1, r)
+                _give(to, w.step_dx, at, w.step_x, y, share, length)
             continue
-        column = item % w[10] * 256
-        n = min(256, length - column)
-        dy += column * w[6]
-        x += column * w[7]
-        y += column * w[8]
-        dx += column * w[9]
+        column = item % w.chunks * _CHUNK
+        n = min(_CHUNK, length - column)
+        dy += column * w.step_dy
+        x += column * w.step_x
+        y += column * w.step_y
+        dx += column * w.step_dx
         for j in range(n):
             ties[j] = np.float32(0.0)
         for r in range(rows):
-            at = x + row_offset(w, down, down + reduced, reduced, r)
-            if w[7] == 4 and w[8] == 4:
+            at = x + row_at(down, rank, 0, r)
+            if w.step_x == 4 and w.step_y == 4:
                 _count_each(ties, f32p(at), f32p(y), n)
                 continue
             for j in range(n):
-                equal = f32p(at + j * w[7])[0] == f32p(y + j * w[8])[0]
+                equal = f32p(at + j * w.step_x)[0] == f32p(y + j * w.step_y)[0]
                 ties[j] += np.float32(1.0) if equal else np.float32(0.0)
         for j in range(n):
-            ties[j] = f32p(dy + j * w[6])[0] / max(ties[j], np.float32(1.0))
+            ties[j] = f32p(dy + j * w.step_dy)[0] / max(ties[j], np.float32(1.0))
         for r in range(rows):
-            at = x + row_offset(w, down, down + reduced, reduced, r)
-            to = dx + row_offset(w, down, down + 2 * reduced, reduced, r)
-            if w[7] == 4 and w[8] == 4 and w[9] == 4:
+            at = x + row_at(down, rank, 0, r)
+            to = dx + row_at(down, rank, 1, r)
+            if w.step_x == 4 and w.step_y == 4 and w.step_dx == 4:
                 _give_each(f32p(to), f32p(at), f32p(y), ties, n)
                 continue
             for j in range(n):
-                equal = f32p(at + j * w[7])[0] == f32p(y + j * w[8])[0]
-                f32p(to + j * w[9])[0] = ties[j] if equal else np.float32(0.0)
+                equal = f32p(at + j * w.step_x)[0] == f32p(y + j * w.step_y)[0]
+                f32p(to + j * w.step_dx)[0] = ties[j] if equal else np.float32(0.0)
     return 0
 
 
@@ -147,9 +151,17 @@ def reduce_max_grad(call: Call) -> Entry | None:
         extents, strides = extents[:-1] or (1,), tuple(s[:-1] or (0,) for s in strides)
     else:
         down, down_strides = down[:-1] or (1,), tuple(s[:-1] or (0,) for s in down_strides)
-    block = pack(
-        (*arrays, inner_kept, length, steps, chunks, len(extents), len(down), math.prod(down)),
-        (extents, strides, down, down_strides),
+    block = _BLOCK.pack(
+        **dict(zip(("dy", "x", "y", "dx"), arrays)),
+        inner_kept=inner_kept,
+        length=length,
+        step=steps,
+        chunks=chunks,
+        kept_rank=len(extents),
+        reduced_rank=len(down),
+        rows=math.prod(down),
+        kept=pack(extents, strides),
+        reduced=pack(down, down_strides),
     )
     threads = useful_threads(call.threads, x.nbytes + dx.nbytes)
     return parallel_for(_reduce_max_grad, block, math.prod(extents) * chunks, threads)

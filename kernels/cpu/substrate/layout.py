@@ -30,6 +30,11 @@ def dense(array: Array) -> bool:
     return is_float32(array) and array.flags.c_contiguous
 
 
+def rows_contiguous(*arrays: Array) -> bool:
+    """Whether the last axis of each array is contiguous."""
+    return all(a.size == 0 or a.shape[-1] == 1 or a.strides[-1] == a.itemsize for a in arrays)
+
+
 def private(*shape: int) -> Array:
     """Return an uninitialised private float32 array on a cache line's bound."""
     return aligned_array(shape, np.float32)

@@ -32,24 +32,24 @@ _HUGE = 3.4028234663852886e38  # the greatest float32: of an infinity, x - top w
 
 
 @helper
-def advance(w: Any, extents: int, strides: int, rank: int, counter: Any, offset: int) -> int:
-    """The offset of the row after the one that the counter is at."""
+def advance(t: Any, rank: int, counter: Any, offset: int) -> int:
+    """The offset of the row after the one that the counter is at, in the first array of a walk."""
     for d in range(rank - 1, -1, -1):
         counter[d] += 1
-        offset += w[strides + d]
-        if counter[d] < w[extents + d]:
+        offset += t[rank + d]
+        if counter[d] < t[d]:
             break
-        offset -= w[strides + d] * counter[d]
+        offset -= t[rank + d] * counter[d]
         counter[d] = 0
     return offset
 
 
 @helper
-def start(w: Any, extents: int, rank: int, counter: Any, index: int) -> None:
-    """Set the counter to row number `index`."""
+def start(t: Any, rank: int, counter: Any, index: int) -> None:
+    """Set the counter to row number `index` of a walk: see `row_at`."""
     for d in range(rank - 1, -1, -1):
-        counter[d] = index % w[extents + d]
-        index = index // w[extents + d]
+        counter[d] = index % t[d]
+        index = index // t[d]
 
 
 @routine

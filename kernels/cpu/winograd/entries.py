@@ -10,6 +10,7 @@ import numpy as np
 
 from soapstone.kernels.cpu.substrate.layout import is_float32, overlaps
 from soapstone.kernels.cpu.winograd.loops import (
+    BLOCK,
     panels_of_weights,
     parts_of_panels,
     parts_of_tiles,
@@ -19,7 +20,7 @@ from soapstone.kernels.cpu.winograd.transforms import PANEL, ROWS, filter_transf
 from soapstone.kernels.entry import Array, Entry
 from soapstone.native.copies import copy
 from soapstone.native.entries import parallel_for, sequence, useful_threads
-from soapstone.native.memory import Block, aligned_array, pack
+from soapstone.native.memory import Block, aligned_array
 
 _LANES = 16
 _FEWEST = 16  # channels and filters
@@ -198,15 +199,43 @@ def _block(
     x, y, added = problem.x, problem.y, problem.finish.added
     finish, filters, channels = problem.finish, y.shape[1], x.shape[1]
     across, down = _ceil(y.shape[3], size), _ceil(y.shape[2], size)
-    return pack(
-        *(tiles[1], across, across * down, x.shape[2:], channels, y.shape[2:], filters),
-        *(problem.padding, x, _steps(x), y, _steps(y)),
-        *((0, (0, 0, 0)) if added is None else (added, _steps(added))),
-        *(bias, finish.before, finish.low, finish.high),
-        *(buffers.weights, buffers.values, buffers.products, buffers.strides),
-        *(_ceil(channels, _LANES), _ceil(filters, PANEL), plan.rows, parts, size),
-        *(buffers.sizes[:2], plan.group, buffers.steps),
-        *(problem.w, problem.w.strides[0], problem.turned, buffers.sizes[2], tiles[0]),
+    value_step, product_step = buffers.strides[:2], buffers.strides[2:]
+    return BLOCK.pack(
+        tiles=tiles[1],
+        first=tiles[0],
+        across=across,
+        each=across * down,
+        x_size=x.shape[2:],
+        channels=channels,
+        y_size=y.shape[2:],
+        filters=filters,
+        padding=problem.padding,
+        x=x,
+        x_step=_steps(x),
+        y=y,
+        y_step=_steps(y),
+        added=0 if added is None else added,
+        added_step=(0, 0, 0) if added is None else _steps(added),
+        bias=bias,
+        weights=buffers.weights,
+        values=buffers.values,
+        products=buffers.products,
+        value_step=value_step,
+        product_step=product_step,
+        weight_step=buffers.steps,
+        deep=_ceil(channels, _LANES),
+        panels=_ceil(filters, PANEL),
+        rows=plan.rows,
+        parts=parts,
+        size=size,
+        part=buffers.sizes,
+        group=plan.group,
+        given=problem.w,
+        given_step=problem.w.strides[0],
+        turned=problem.turned,
+        before=finish.before,
+        low=finish.low,
+        high=finish.high,
     )
 
 

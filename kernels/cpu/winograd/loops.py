@@ -1,17 +1,5 @@
 """The loops of Winograd's convolution: tiles to points, products at each point, points to tiles.
 
-Words of the block: 0 tiles, 1 tiles across, 2 tiles of an image; 3-4 rows and columns of x, 5 its
-channels; 6-7 rows and columns of y, 8 its channels; 9-10 padding (top, left); 11-14 x and its
-strides along n, h, w in bytes; 15-18 y and its own; 19-22 the operand that is added (or 0) and its
-own; 23 bias, padded to whole panels; 24 the floor before the addition, 25-26 bounds of the result;
-27 weights, 28 values at the points, 29 products; 30-31 the strides of the values along points and
-channel blocks, 32-33 those of the products along points and filter blocks; 34 channel blocks,
-35 panels of filters, 36 tiles of a block, 37 parts, 38 the size of a tile: 2 or 4; 39-40 bytes
-between the values, and the products, of two parts; 41 blocks of a group; 42-43 the strides of the
-weights along points and panels; 44-46 weights as they are given, the stride along co, and whether
-the call is a gradient; 47 bytes between the weights of two parts;
-48 the first tile of a pass.
-
 Values are (points, channel blocks, tiles, 16), products (points, filter blocks, tiles, 16), weights
 (points, panels, channels, 32). Tiles are taken by groups of blocks, of which each panel of weights
 at a point is read once.
@@ -37,9 +25,26 @@ from soapstone.kernels.cpu.winograd.transforms import (
     product14,
 )
 from soapstone.kernels.cpu.winograd.weights import weights_of_panel
+from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, routine
-from soapstone.native.intrinsics import as_float, stack, words
+from soapstone.native.intrinsics import stack
 from soapstone.native.simd import load, load_first, splat, store, store_first
+
+# tiles: of a pass, from `first` to before this one; across: of a row, each: of an image; filters:
+# of y; added: the operand that is added, or 0; bias: padded to whole panels; before: the floor
+# before the addition; low, high: bounds of the result; weights, values, products: at the points,
+# with their steps along points, panels and blocks of channels and filters; deep: blocks of
+# channels; panels: of filters; rows: tiles of a block; size: of a tile, 2 or 4; part: bytes
+# between those of two parts; group: blocks that are taken together; given: the weights as they
+# are, their step along co, and whether the call is a gradient.
+BLOCK = Fields(
+    "tiles first across each x_size(h w) channels y_size(h w) filters padding(top left) x"
+    " x_step(n h w) y y_step(n h w) added added_step(n h w) bias weights values products"
+    " value_step(point block) product_step(point block) weight_step(point panel) deep panels rows"
+    " parts size part(values products weights) group given given_step turned",
+    reals="before low high",
+)
+_block_of = BLOCK.at
 
 
 @helper
@@ -54,48 +59,50 @@ def _copy(source: int, target: int, count: int) -> None:
 @helper
 def _gather(w: Any, buffer: int, x: int, top: int, left: int, channels: int) -> None:
     """Copy a tile of x to the buffer, with zeros where it has no pixels or channels."""
-    width = w[38] + 2
+    width = w.size + 2
     for i in range(width * width):
         store(buffer, i * 16, splat(0.0))
-    first, last = max(0, -left), min(width, w[4] - left)
-    for i in range(max(0, -top), min(width, w[3] - top)):
+    first, last = max(0, -left), min(width, w.x_size_w - left)
+    for i in range(max(0, -top), min(width, w.x_size_h - top)):
         place = buffer + (i * width + first) * 64
         for j in range(first, last):
-            _copy(x + i * w[13] + j * w[14], place, channels)
+            _copy(x + i * w.x_step_h + j * w.x_step_w, place, channels)
             place += 64
 
 
 @routine
 def _input_tiles(w: Any, values: int, begin: int, count: int) -> None:
     """Transform `count` tiles from number `begin` on."""
-    size = w[38]
+    size = w.size
     width = size + 2
     buffer = stack(2304)
-    image, rest = begin // w[2], begin % w[2]
-    start, first, last = w[11] + image * w[12], rest // w[1] * size, rest % w[1] * size
-    for block in range(w[34]):
-        channels = w[5] - block * 16
+    image, rest = begin // w.each, begin % w.each
+    start, first, last = w.x + image * w.x_step_n, rest // w.across * size, rest % w.across * size
+    for block in range(w.deep):
+        channels = w.channels - block * 16
         x, down, along = start + block * 64, first, last
-        v = values + block * w[31]
+        v = values + block * w.value_step_block
         for _ in range(count):
-            top, left = down - w[9], along - w[10]
-            row, column, source = w[13], w[14], x + top * w[13] + left * w[14]
-            inside = top >= 0 and left >= 0 and top + width <= w[3] and left + width <= w[4]
+            top, left = down - w.padding_top, along - w.padding_left
+            row, column, source = w.x_step_h, w.x_step_w, x + top * w.x_step_h + left * w.x_step_w
+            inside = (
+                top >= 0 and left >= 0 and top + width <= w.x_size_h and left + width <= w.x_size_w
+            )
             if not inside or channels < 16:
                 _gather(w, buffer, source, top, left, channels)
                 row, column, source = width * 64, 64, buffer
             if size == 4:
-                input4(source, row, column, v, w[30])
+                input4(source, row, column, v, w.value_step_point)
             else:
-                input2(source, row, column, v, w[30])
+                input2(source, row, column, v, w.value_step_point)
             v += 64
             along += size
-            if along >= w[7]:
+            if along >= w.y_size_w:
                 along = 0
                 down += size
-                if down >= w[6]:
+                if down >= w.y_size_h:
                     down = 0
-                    x += w[12]
+                    x += w.x_step_n
 
 
 @routine
@@ -103,100 +110,132 @@ def _output_tiles(
     w: Any, products: int, begin: int, count: int, first_block: int, last_block: int
 ) -> None:
     """Write the results of `count` tiles from number `begin` on, of these filter blocks."""
-    size = w[38]
+    size = w.size
     buffer = stack(1024)
     added = stack(1024)
-    before, low, high = as_float(w[24]), as_float(w[25]), as_float(w[26])
-    image, rest = begin // w[2], begin % w[2]
-    first, last = rest // w[1] * size, rest % w[1] * size
-    for block in range(first_block, min((w[8] + 15) // 16, last_block)):
-        filters = w[8] - block * 16
-        y, r = w[15] + image * w[16] + block * 64, w[19] + image * w[20] + block * 64
+    before, low, high = w.before, w.low, w.high
+    image, rest = begin // w.each, begin % w.each
+    first, last = rest // w.across * size, rest % w.across * size
+    for block in range(first_block, min((w.filters + 15) // 16, last_block)):
+        filters = w.filters - block * 16
+        y, r = w.y + image * w.y_step_n + block * 64, w.added + image * w.added_step_n + block * 64
         down, along = first, last
-        m, bias = products + (block - first_block) * w[33], w[23] + block * 64
+        m, bias = products + (block - first_block) * w.product_step_block, w.bias + block * 64
         for _ in range(count):
-            to, other = y + down * w[17] + along * w[18], r + down * w[21] + along * w[22]
-            row, column, target = w[17], w[18], to
-            row_r, column_r, source = w[21], w[22], other
-            rows, columns = min(size, w[6] - down), min(size, w[7] - along)
+            to, other = (
+                y + down * w.y_step_h + along * w.y_step_w,
+                r + down * w.added_step_h + along * w.added_step_w,
+            )
+            row, column, target = w.y_step_h, w.y_step_w, to
+            row_r, column_r, source = w.added_step_h, w.added_step_w, other
+            rows, columns = min(size, w.y_size_h - down), min(size, w.y_size_w - along)
             whole = rows == size and columns == size and filters >= 16
             if not whole:
                 row, column, target = size * 64, 64, buffer
-                if w[19] != 0:
+                if w.added != 0:
                     row_r, column_r, source = size * 64, 64, added
                     for i in range(rows):
                         for j in range(columns):
                             place = added + (i * size + j) * 64
-                            _copy(other + i * w[21] + j * w[22], place, filters)
-            if w[19] == 0:
+                            _copy(other + i * w.added_step_h + j * w.added_step_w, place, filters)
+            if w.added == 0:
                 if size == 4:
-                    output4(m, w[32], bias, target, row, column, low, high)
+                    output4(m, w.product_step_point, bias, target, row, column, low, high)
                 else:
-                    output2(m, w[32], bias, target, row, column, low, high)
+                    output2(m, w.product_step_point, bias, target, row, column, low, high)
             elif size == 4:
                 output4_add(
-                    m, w[32], bias, target, row, column, low, high, source, row_r, column_r, before
+                    m,
+                    w.product_step_point,
+                    bias,
+                    target,
+                    row,
+                    column,
+                    low,
+                    high,
+                    source,
+                    row_r,
+                    column_r,
+                    before,
                 )
             else:
                 output2_add(
-                    m, w[32], bias, target, row, column, low, high, source, row_r, column_r, before
+                    m,
+                    w.product_step_point,
+                    bias,
+                    target,
+                    row,
+                    column,
+                    low,
+                    high,
+                    source,
+                    row_r,
+                    column_r,
+                    before,
                 )
             if not whole:
                 for i in range(rows):
                     for j in range(columns):
-                        _copy(buffer + (i * size + j) * 64, to + i * w[17] + j * w[18], filters)
+                        _copy(
+                            buffer + (i * size + j) * 64,
+                            to + i * w.y_step_h + j * w.y_step_w,
+                            filters,
+                        )
             m += 64
             along += size
-            if along >= w[7]:
+            if along >= w.y_size_w:
                 along = 0
                 down += size
-                if down >= w[6]:
+                if down >= w.y_size_h:
                     down = 0
-                    y += w[16]
-                    r += w[20]
+                    y += w.y_step_n
+                    r += w.added_step_n
 
 
 @routine
 def _multiply(w: Any, values: int, b: int, products: int, blocks: int) -> None:
     """Multiply blocks of tiles by one panel at one point."""
-    rows, rounds = w[36], w[34] * 4
+    rows, rounds = w.rows, w.deep * 4
     for block in range(blocks):
         a, m = values + block * rows * 64, products + block * rows * 64
         if rows == 14:
-            product14(a, w[31], b, rounds, m, w[33])
+            product14(a, w.value_step_block, b, rounds, m, w.product_step_block)
         elif rows == 13:
-            product13(a, w[31], b, rounds, m, w[33])
+            product13(a, w.value_step_block, b, rounds, m, w.product_step_block)
         elif rows == 12:
-            product12(a, w[31], b, rounds, m, w[33])
+            product12(a, w.value_step_block, b, rounds, m, w.product_step_block)
         elif rows == 10:
-            product10(a, w[31], b, rounds, m, w[33])
+            product10(a, w.value_step_block, b, rounds, m, w.product_step_block)
         elif rows == 8:
-            product8(a, w[31], b, rounds, m, w[33])
+            product8(a, w.value_step_block, b, rounds, m, w.product_step_block)
         elif rows == 7:
-            product7(a, w[31], b, rounds, m, w[33])
+            product7(a, w.value_step_block, b, rounds, m, w.product_step_block)
         else:
-            product4(a, w[31], b, rounds, m, w[33])
+            product4(a, w.value_step_block, b, rounds, m, w.product_step_block)
 
 
 @native("body")
 def parts_of_tiles(block: Any, begin: int, end: int) -> int:
     """Items: parts of the tiles. Each goes all the way with one group of tiles after another."""
-    w = words(block)
-    size, rows, parts, panels, group = w[38], w[36], w[37], w[35], w[41]
-    blocks = (w[0] + rows - 1) // rows
+    w = _block_of(block)
+    size, rows, parts, panels, group = w.size, w.rows, w.parts, w.panels, w.group
+    blocks = (w.tiles + rows - 1) // rows
     for part in range(begin, end):
-        values, products = w[28] + part * w[39], w[29] + part * w[40]
+        values, products = w.values + part * w.part_values, w.products + part * w.part_products
         index, last = part * blocks // parts, (part + 1) * blocks // parts
         while index < last:
             taken, first = min(group, last - index), index * rows
-            count = min(taken * rows, w[0] - first)
+            count = min(taken * rows, w.tiles - first)
             _input_tiles(w, values, first, count)
             for point in range((size + 2) * (size + 2)):
-                weights, m = w[27] + point * w[42], products + point * w[32]
+                weights, m = (
+                    w.weights + point * w.weight_step_point,
+                    products + point * w.product_step_point,
+                )
                 for _ in range(panels):
-                    _multiply(w, values + point * w[30], weights, m, taken)
-                    weights += w[43]
-                    m += 2 * w[33]
+                    _multiply(w, values + point * w.value_step_point, weights, m, taken)
+                    weights += w.weight_step_panel
+                    m += 2 * w.product_step_block
             _output_tiles(w, products, first, count, 0, 2 * panels)
             index += taken
     return 0
@@ -205,23 +244,25 @@ def parts_of_tiles(block: Any, begin: int, end: int) -> int:
 @native("body")
 def panels_of_weights(block: Any, begin: int, end: int) -> int:
     """Items: sixteen channels of a panel of weights, which are put where the products want them."""
-    w = words(block)
-    filters, channels, deep = w[8], w[5], w[34]
+    w = _block_of(block)
+    filters, channels, deep = w.filters, w.channels, w.deep
     for item in range(begin, end):
         panel, part = item // deep, item % deep
-        to = w[27] + panel * w[43] + part * 2048
-        weights_of_panel(w[44], w[45], w[46], filters, channels, panel, part, to, w[42])
+        to = w.weights + panel * w.weight_step_panel + part * 2048
+        weights_of_panel(
+            w.given, w.given_step, w.turned, filters, channels, panel, part, to, w.weight_step_point
+        )
     return 0
 
 
 @native("body")
 def values_of_tiles(block: Any, begin: int, end: int) -> int:
     """Items: parts of the tiles of a pass, whose values at the points are computed."""
-    w = words(block)
-    tiles = w[0] - w[48]
+    w = _block_of(block)
+    tiles = w.tiles - w.first
     for part in range(begin, end):
-        first, last = part * tiles // w[37], (part + 1) * tiles // w[37]
-        _input_tiles(w, w[28] + first * 64, w[48] + first, last - first)
+        first, last = part * tiles // w.parts, (part + 1) * tiles // w.parts
+        _input_tiles(w, w.values + first * 64, w.first + first, last - first)
     return 0
 
 
@@ -231,24 +272,37 @@ def parts_of_panels(block: Any, begin: int, end: int) -> int:
 
     The values of the pass's tiles are there already.
     """
-    w = words(block)
-    rows, group, filters, channels, deep = w[36], w[41], w[8], w[5], w[34]
-    tiles = w[0] - w[48]
+    w = _block_of(block)
+    rows, group, filters, channels, deep = w.rows, w.group, w.filters, w.channels, w.deep
+    tiles = w.tiles - w.first
     blocks = (tiles + rows - 1) // rows
     for part in range(begin, end):
-        weights, products = w[27] + part * w[47], w[29] + part * w[40]
-        for panel in range(part * w[35] // w[37], (part + 1) * w[35] // w[37]):
+        weights, products = w.weights + part * w.part_weights, w.products + part * w.part_products
+        for panel in range(part * w.panels // w.parts, (part + 1) * w.panels // w.parts):
             for k in range(deep):
                 to = weights + k * 2048
-                weights_of_panel(w[44], w[45], w[46], filters, channels, panel, k, to, w[42])
+                weights_of_panel(
+                    w.given,
+                    w.given_step,
+                    w.turned,
+                    filters,
+                    channels,
+                    panel,
+                    k,
+                    to,
+                    w.weight_step_point,
+                )
             index = 0
             while index < blocks:
                 taken, first = min(group, blocks - index), index * rows
-                values = w[28] + first * 64
+                values = w.values + first * 64
                 for point in range(16):
-                    place, m = weights + point * w[42], products + point * w[32]
-                    _multiply(w, values + point * w[30], place, m, taken)
+                    place, m = (
+                        weights + point * w.weight_step_point,
+                        products + point * w.product_step_point,
+                    )
+                    _multiply(w, values + point * w.value_step_point, place, m, taken)
                 count = min(taken * rows, tiles - first)
-                _output_tiles(w, products, w[48] + first, count, 2 * panel, 2 * panel + 2)
+                _output_tiles(w, products, w.first + first, count, 2 * panel, 2 * panel + 2)
                 index += taken
     return 0
