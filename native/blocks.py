@@ -47,7 +47,7 @@ class Fields:
         more = [(word, np.float64) for group in floats.values() for word in group]
         self.dtype = np.dtype([*kinds, *more])
 
-    def pack(self, *table: Any, keep: tuple[Any, ...] = (), **values: Any) -> Block:
+    def pack(self, *table: Any, keep: Any = (), **values: Any) -> Block:
         """Return the block of the values, and of what follows them; see `memory.pack`.
 
         Raises: TypeError for values that are not just those of the fields.

@@ -39,7 +39,8 @@ _STAGGER = 32  # between registers, which would else compete for the same sets o
 _SHORT_ROW = 256  # rows shorter than this are packed several to a chunk
 
 # group, columns: rows and columns of a chunk; spacing: floats from register to register; outer:
-# dims outside the rows, of such extents; records: of the externals, each with its strides along them.
+# dims outside the rows, of such extents; records: of the externals, each followed by its strides
+# along those.
 _MACHINE = Fields(
     "externals steps length rows group columns outer spacing extents records width program"
     " registers"

@@ -1,4 +1,4 @@
-"""The steps of a program as a table that compiled code runs: the machine's, and those of products."""
+"""The steps of a program as a table that compiled code runs, in the machine and after products."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _block_of = _BLOCK.at
 
 
 @routine
-def _input(w: Any, position: int, tap: int) -> int:
+def _input(w: Any, position: int, tap: int) -> Any:
     """Bytes from an image's first pixel to the one that a tap sees at a position; -1: padding."""
     v = position % w.count_w * w.stride_w - w.low_w + tap % w.window_w * w.dilation_w
     position, tap = position // w.count_w, tap // w.window_w

@@ -45,11 +45,11 @@ def _row(total: int, x: int, dy: int, places: Any, n: int) -> None:
 
 # totals: (blocks, window, 64); size: of x, count: of dy; low: padding before; step: bytes between
 # images, rows and columns, or channels, rows and columns.
-_BLOCK = Fields(
+_GRADIENT = Fields(
     "x dy dw totals channels images size(h w) count(h w) window(h w) stride(h w) low(h w)"
     " dilation(h w) x_step(n h w) dy_step(n h w) dw_step(c h w)"
 )
-_block_of = _BLOCK.at
+_block_of = _GRADIENT.at
 
 
 @native("body")
@@ -116,7 +116,7 @@ def conv2d_grad_weight(call: Call) -> Entry | None:
     channels = x.shape[1]
     blocks = -(-channels // _BLOCK)
     totals = aligned_array((blocks, *dw.shape[2:], _BLOCK), np.float32)
-    block = _BLOCK.pack(
+    block = _GRADIENT.pack(
         x=x,
         dy=dy,
         dw=dw,
