@@ -40,11 +40,14 @@ class Fields:
     def __init__(self, names: str, *, reals: str = "") -> None:
         integers, floats = _groups(names), _groups(reals)
         self.groups: _Groups = integers | floats
-        self.reals = floats.keys()
+        self.reals = [word for group in floats.values() for word in group]
+        self._counts = [
+            (name, 0 if group == (name,) else len(group)) for name, group in self.groups.items()
+        ]
         self.names = tuple(word for group in self.groups.values() for word in group)
         self.words = len(self.names)
         kinds = [(word, np.int64) for group in integers.values() for word in group]
-        more = [(word, np.float64) for group in floats.values() for word in group]
+        more = [(word, np.float64) for word in self.reals]
         self.dtype = np.dtype([*kinds, *more])
 
     def pack(self, *table: Any, keep: Any = (), **values: Any) -> Block:
@@ -62,16 +65,22 @@ class Fields:
         if values.keys() != self.groups.keys():
             raise TypeError(f"block: fields {sorted(values)} found, {sorted(self.groups)} needed")
         row: list[Any] = []
-        for name, words in self.groups.items():
+        for name, count in self._counts:
             value = values[name]
-            if isinstance(value, Entry) and len(words) == 2:  # its function and block
+            if count == 0:  # a number, an address, an array
                 row.append(value)
-                continue
-            each = (value,) if words == (name,) else tuple(value)
-            if len(each) != len(words) or any(isinstance(one, tuple | list) for one in each):
-                raise TypeError(f"block: {name} is {value!r}, words {' '.join(words)} needed")
-            row += map(float, each) if name in self.reals else each
-        return tuple(row)
+                fits = not isinstance(value, tuple | list)
+            elif isinstance(value, Entry):  # its function and block
+                row.append(value)
+                fits = count == 2
+            else:
+                row += value
+                fits = len(value) == count
+            if not fits:
+                needed = " ".join(self.groups[name])
+                raise TypeError(f"block: {name} is {value!r}, words {needed} needed")
+        first = len(row) - len(self.reals)
+        return *row[:first], *map(float, row[first:])
 
     @cached_property
     def at(self) -> Any:

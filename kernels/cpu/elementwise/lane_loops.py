@@ -131,8 +131,7 @@ def instruction(name: str) -> Native:
 
     def run(frame: Any) -> int:
         w = _frame_of(frame)
-        turns = w.turn_a, w.turn_b, w.turn_c
-        _lanes_loop(code, w.to, w.a, w.b, w.c, *turns, w.n, w.p, w.q)
+        _lanes_loop(code, w.to, w.a, w.b, w.c, w.turn_a, w.turn_b, w.turn_c, w.n, w.p, w.q)
         return 0
 
     # Names of its own: compiled code is cached, and found again, by name.
