@@ -134,7 +134,7 @@ def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
         own = np.arange(int(classes.max(initial=-1)) + 1)
         zero = np.zeros(problem.coordinates, np.int64)
         found.operators.append(
-            Table((i,), (len(own),), (own,), ("operator", i), key, *parts, *_UNFILLED, zero, many=1)
+            _leaf((i,), (len(own),), (own,), ("operator", i), key, parts, zero, 1)
         )
     for number, edge in enumerate(problem.edges):
         sides = []
@@ -149,11 +149,24 @@ def leaves(problem: Problem, alive: Sequence[Array] | None = None) -> Leaves:
         key = digest(key, row_of, column_of)
         scope, shape = (edge.writer, edge.reader), (len(rows), len(columns))
         found.edges.append(
-            Table(
-                scope, shape, (row_of, column_of), ("edge", number), key, *parts, *_UNFILLED, zero
-            )
+            _leaf(scope, shape, (row_of, column_of), ("edge", number), key, parts, zero, 0)
         )
     return found
+
+
+def _leaf(
+    scope: tuple[int, ...],
+    shape: tuple[int, ...],
+    maps: tuple[Array, ...],
+    of: tuple[str, int],
+    key: bytes,
+    parts: Parts,
+    slack: Array,
+    many: int,
+) -> Table:
+    """Return a table that is no join."""
+    start, costs, origins = parts
+    return Table(scope, shape, maps, of, key, start, costs, origins, *_UNFILLED, slack, many)
 
 
 def _operator(costs: Array, live: Array, keys: list[Array]) -> tuple[Array, Parts]:

@@ -279,7 +279,7 @@ class Pruning:
     def _magnitudes(self) -> Array:
         """Return about what each total may come to."""
         tables = [each.costs for each in self.problem.operators]
-        tables += [each.costs for each in self.problem.edges]
+        tables += [each.costs for each in self.problem.edges if each.costs.size]
         least = [
             np.median(np.where(costs < INFEASIBLE, costs, 0).reshape(-1, costs.shape[-1]), 0)
             for costs in tables

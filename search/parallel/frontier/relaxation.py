@@ -269,7 +269,7 @@ class Relaxation:
         least = call(passed, n, own, tables, messages, np.int64(sweeps), bounds, chosen)
         return least, bounds, chosen
 
-    def points(self, chosen: Array, weights: Array) -> list[Array] | None:
+    def points(self, chosen: Array, weights: Array) -> list[Any] | None:
         """Return the least point of each table, operators, then edges; None: infeasible."""
         found = []
         for op, table in enumerate(self.leaves.operators):

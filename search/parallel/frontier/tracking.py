@@ -236,8 +236,7 @@ class Tracker:
                 found += costs.min(1)[edge.rows]
             if edge.reader == op:
                 found += costs.min(0)[edge.columns]
-        most: Array = found @ self.problem.summing + 1.0
-        return most
+        return np.asarray(found @ self.problem.summing + 1.0)
 
     def _dive(self, near: float, few: int) -> None:
         """Learn points: those of the configurations that were tried, in all combinations."""
@@ -296,8 +295,7 @@ class Tracker:
         tables = [table.costs for table in (*made.operators, *made.edges) if len(table.costs)]
         least = np.array([costs.min(0) for costs in tables]).reshape(-1, self.problem.coordinates)
         adds = [monoid == "sum" for monoid in self.problem.monoids]
-        folded: Array = np.where(adds, least.sum(0), least.max(0, initial=0))
-        return folded
+        return np.asarray(np.where(adds, least.sum(0), least.max(0, initial=0)))
 
     def _thin(self, table: Table, cells: Cells) -> None:
         """Leave out points that cannot become points of the frontier that are not known."""
@@ -375,8 +373,8 @@ def _evenly(start: Array, few: int) -> Array:
     rank = np.arange(start[-1]) - np.repeat(start[:-1], counts)
     steps = np.repeat(np.maximum(counts - 1, 1), counts)
     share = np.minimum(steps, few - 1)
-    kept: Array = (rank * share // steps != (rank - 1) * share // steps) | (rank == 0)
-    return kept
+    keep: Array = (rank * share // steps != (rank - 1) * share // steps) | (rank == 0)
+    return keep
 
 
 def order(
