@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from soapstone.frontend.model import Model, Tensor
     from soapstone.frontend.onnx import from_onnx, to_onnx
     from soapstone.frontend.optimization.optimize import OptimizeResult, optimize
+    from soapstone.frontend.strategies.preferences import find_strategy
     from soapstone.frontend.training.checkpoint import CheckpointError
     from soapstone.frontend.training.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training.trainer import NonFiniteLoss
@@ -35,6 +36,7 @@ _NAMES = {
     "soapstone.frontend.model": ("Model", "Tensor"),
     "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),
     "soapstone.frontend.optimization.optimize": ("OptimizeResult", "optimize"),
+    "soapstone.frontend.strategies.preferences": ("find_strategy",),
     "soapstone.frontend.training.checkpoint": ("CheckpointError",),
     "soapstone.frontend.training.optimizers": ("SGD", "Adam", "AdamW"),
     "soapstone.frontend.training.trainer": ("NonFiniteLoss",),

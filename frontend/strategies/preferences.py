@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from soapstone.frontend.strategies.finding import graph_of, machine_of
+from soapstone.frontend.strategies.finding import graph_of, machine_of, measure_tasks
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
@@ -128,6 +128,8 @@ def find_strategy(
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
         recompute: whether values may be made again for the backward pass instead of kept.
 
+    On this computer the graph's tasks are measured first, which takes minutes once.
+
     Raises:
         ParallelError: an argument is out of range, or the graph has nothing to split.
         MachineError, GraphError, AppError: machine or model cannot be had.
@@ -145,6 +147,7 @@ def find_strategy(
     chosen = None
     for each in _machines(machine, option, devices):
         count = len(each.processors)
+        measure_tasks(graph, each)
         frontiers[count] = cost_frontier(
             graph, each, eps=eps, recompute=recompute, progress=progress
         )
