@@ -80,6 +80,7 @@ __all__ = [
     "StrategyError",
     "Tensor",
     "digits",
+    "find_strategy",
     "from_onnx",
     "load_graph",
     "load_layouts",
