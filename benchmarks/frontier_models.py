@@ -1,11 +1,11 @@
-"""Cost frontiers of models: on described clusters, and against steps that run here (TensorOpt, section 5).
+"""Cost frontiers of models: on described clusters, and against steps that run (TensorOpt, 5).
 
     python benchmarks/frontier_models.py [--only apps,fidelity] [--devices 16] [--samples 6]
 
 | | |
 |---|---|
-| `apps` | points, ends, turning point, baselines and seconds on described V100s (Figure 6, Table 3) |
-| `fidelity` | sampled points with recomputation, on one processor here: what a step takes and holds (Table 2) |
+| `apps` | points, ends, turning point and seconds on described V100s (Figure 6, Table 3) |
+| `fidelity` | points with recomputation, on one processor here: what a step takes and holds |
 """
 
 from __future__ import annotations
