@@ -31,7 +31,7 @@ from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation.simulate import Simulation, simulate
 
-MEMORY, TIME = 0, 1  # coordinates
+MEMORY, TIME, PASSING = 0, 1, 2  # coordinates; the last is held while a block is gone through
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,9 @@ def problem_of(model: Model, costs: Costs, recompute: bool = False) -> Problem:
             rows = twice(rows, 0 if a in ends else len(between.ahead))
             columns = twice(columns, between.ahead.shape[1])
         edges.append(Edge(number[a], number[b], rows, columns, moving[id(between)]))
-    return Problem(operators, edges, ("sum", "sum", "max") if recompute else ("sum", "sum"))
+    if not recompute:
+        return Problem(operators, edges)
+    return Problem(operators, edges, ("sum", "sum", "max"), totals=((MEMORY, PASSING), (TIME,)))
 
 
 def bounds(costs: Costs) -> set[int]:
@@ -290,7 +292,7 @@ def cost_frontier(
     free = sorted(costs.own)
     points = [maker.point(dict(zip(free, each.configurations)), each.costs) for each in result]
     return CostFrontier(
-        points=_best(points) if recompute else tuple(points),
+        points=tuple(points),
         exact=result.exact,
         error=result.error,
         eliminations=result.eliminations,
@@ -302,15 +304,6 @@ def cost_frontier(
         tables_s=made - began,
         seconds=ended - made,
     )
-
-
-def _best(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """Return points that none is better than, when what blocks hold has become memory."""
-    found: list[FrontierPoint] = []
-    for point in sorted(points, key=lambda each: (each.memory_bytes, each.time_us)):
-        if not found or point.time_us < found[-1].time_us:
-            found.append(point)
-    return tuple(found)
 
 
 class _Points:
@@ -337,7 +330,7 @@ class _Points:
         return memory, time_ns
 
     def point(self, rows: Rows, costs: Sequence[int]) -> FrontierPoint:
-        """Return a point. costs: memory and time, and what blocks hold besides."""
+        """Return a point. costs: memory and time."""
         compute, made = 0, {}
         again: list[int] = []
         for op, number in rows.items():
@@ -348,7 +341,7 @@ class _Points:
             if number >= len(chosen):
                 again.append(op)
                 compute += int(own.ahead[row])
-        memory = costs[MEMORY] + sum(costs[TIME + 1 :])
+        memory = costs[MEMORY]
         return FrontierPoint(
             memory_bytes=memory,
             time_us=costs[TIME] / 1e3,
