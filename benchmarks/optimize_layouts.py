@@ -50,7 +50,7 @@ class Way:
 
 def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
     """Return what each strategy makes of a model."""
-    from soapstone.engine.lower import plain
+    from soapstone.engine.lower import boundary_orders
     from soapstone.frontend.onnx import from_onnx
     from soapstone.frontend.optimization.optimize import all_orders, settled
     from soapstone.search.cost import ExecutorCost, Weights
@@ -64,7 +64,7 @@ def ways(name: str, options: argparse.Namespace) -> dict[str, Way]:
     rules = rulefile.load()
     book, none = rulebook(rules), rulebook(rules, 0)
     chosen = ExecutorCost(options.threads, weights=Weights.of(weights))
-    flat = ExecutorCost(options.threads, weights=Weights.of(weights), rule=plain)
+    flat = ExecutorCost(options.threads, weights=Weights.of(weights), rule=boundary_orders)
     limits = {"seconds": options.seconds}
 
     def way(found: Any, orders: Layouts | None = None) -> Way:

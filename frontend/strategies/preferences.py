@@ -127,6 +127,8 @@ def find_strategy(
             such has the devices that it has.
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
         recompute: whether values may be made again for the backward pass instead of kept.
+        batch_size: samples of a step of an app, all devices together; default: the app's own.
+        progress: called with joins of tables done, how many there are, and points of the last one.
 
     On this computer the graph's tasks are measured first, which takes minutes once.
 

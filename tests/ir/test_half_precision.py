@@ -84,8 +84,8 @@ def judge(made: Sequence[Array], exact: Sequence[Array], where: str) -> None:
             atol=HALF_ULP * scale + 1e-7,
             err_msg=where,
         )
-        finite = np.isfinite(value[~inside])
-        assert not np.isfinite(np.asarray(one)[~inside][finite]).any() or scale == 0, where
+        beyond = np.isfinite(value) & (np.abs(value) > 65536)  # what is nearer may round down
+        assert not np.isfinite(np.asarray(one)[beyond]).any() or scale == 0, where
 
 
 def native_halves(spec: OpSpec, attributes: Mapping[str, object], given: tuple[Array, ...]) -> None:

@@ -192,7 +192,7 @@ def test_an_index_outside_its_axis_is_an_error(
     arrays = [np.ones(i) if isinstance(i, tuple) else np.array(i) for i in inputs]
     if name == "embedding":
         arrays.reverse()
-    with pytest.raises(GraphError, match=f"{name}: index -?[345] found"):
+    with pytest.raises(GraphError, match=f"{name}: operand .*: index -?[345] found"):
         run(name, *arrays, **attributes)
 
 

@@ -219,7 +219,7 @@ class Relaxation:
         sizes = [table.shape[0] for table in operators]
         ends = np.array([table.scope for table in edges], np.int64).reshape(-1, 2)
         shapes = np.array([table.shape for table in edges], np.int64).reshape(-1, 2)
-        self.distinct = {table.start.ctypes.data: table for table in edges}
+        self.distinct = {id(table.start): table for table in edges}
         at, tables = 0, {}
         for key, table in self.distinct.items():
             tables[key] = at
@@ -237,7 +237,7 @@ class Relaxation:
             operators=np.cumsum([0, *sizes]),
             ends=ends,
             shapes=shapes,
-            tables=np.array([tables[t.start.ctypes.data] for t in edges], np.int64),
+            tables=np.array([tables[id(t.start)] for t in edges], np.int64),
             maps=lengths[:-1].reshape(-1, 2),
             places=np.concatenate([np.zeros(0, np.int64), *places]),
             messages=messages[:-1].reshape(-1, 2),
