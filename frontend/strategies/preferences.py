@@ -111,7 +111,7 @@ def find_strategy(
     memory: int | None = None,
     devices: int | Sequence[int] | None = None,
     eps: float = 0.01,
-    recompute: bool = True,
+    recompute: bool = False,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
@@ -126,7 +126,8 @@ def find_strategy(
             2, 4, ... up to a node, or up to the number that is given. A machine that was given as
             such has the devices that it has.
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
-        recompute: whether values may be made again for the backward pass instead of kept.
+        recompute: whether values may be made again for the backward pass instead of kept; models
+            of many configurations take minutes then.
         batch_size: samples of a step of an app, all devices together; default: the app's own.
         progress: called with joins of tables done, how many there are, and points of the last one.
 

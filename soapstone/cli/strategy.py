@@ -214,7 +214,7 @@ def frontier(
     ] = 0.01,
     recompute: Annotated[
         bool, typer.Option(help="Values may be made again for the backward pass.")
-    ] = True,
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
