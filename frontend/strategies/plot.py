@@ -35,11 +35,10 @@ def plot(found: Preferred, title: str) -> str:
         return chart(title, "devices", "ms a step", curves)
     frontier = found.frontiers[found.devices or max(found.frontiers)]
     points = frontier.points
-    names = (("sums", "time_us", "memory_bytes"), ("simulated", "simulated_us", "simulated_bytes"))
-    curves = []
-    for (name, time, memory), colour in zip(names, _COLOURS):
-        where = [(getattr(p, memory) / 1e9, getattr(p, time) / 1e3) for p in points]
-        curves.append((name, colour, where, name == "sums"))
+    simulated = [each for each in points if not each.recomputed]
+    sums = [(p.memory_bytes / 1e9, p.time_us / 1e3) for p in points]
+    steps = [(p.simulated_bytes / 1e9, p.simulated_us / 1e3) for p in simulated]
+    curves = [("sums", _COLOURS[0], sums, True), ("simulated", _COLOURS[1], steps, False)]
     for part, colour in (("network", _COLOURS[2]), ("compute", _COLOURS[3])):
         where = [(p.memory_bytes / 1e9, getattr(p, f"{part}_us") / 1e3) for p in points]
         curves.append((f"{part} (of sums)", colour, where, True))

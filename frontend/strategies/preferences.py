@@ -18,7 +18,7 @@ from soapstone.runtime import Machine
 from soapstone.search.parallel import ParallelError
 from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
 
-Progress = Callable[[int, int, int], None]
+Progress = Callable[[str, int, int | None], None]  # a stage, how much is done, and of how much
 
 
 class Option(StrEnum):
@@ -129,7 +129,7 @@ def find_strategy(
         recompute: whether values may be made again for the backward pass instead of kept; models
             of many configurations take minutes then.
         batch_size: samples of a step of an app, all devices together; default: the app's own.
-        progress: called with joins of tables done, how many there are, and points of the last one.
+        progress: called with the stage, how much of it is done, and of how much.
 
     On this computer the graph's tasks are measured first, which takes minutes once.
 
@@ -150,15 +150,25 @@ def find_strategy(
     chosen = None
     for each in _machines(machine, option, devices):
         count = len(each.processors)
-        measure_tasks(graph, each)
+        measure_tasks(graph, each, progress)
         frontiers[count] = cost_frontier(
-            graph, each, eps=eps, recompute=recompute, progress=progress
+            graph, each, eps=eps, recompute=recompute, progress=_joins(count, progress)
         )
         fastest[count] = frontiers[count].fastest(memory)
         if fastest[count] is not None and option is not Option.PROFILING:
             chosen = count
             break
     return Preferred(option, memory, frontiers, fastest, chosen)
+
+
+def _joins(devices: int, progress: Progress | None) -> Callable[[int, int, int], None]:
+    """Return what says how far the frontier of so many devices is."""
+
+    def say(done: int, total: int, _points: int) -> None:
+        if progress is not None:
+            progress(f"frontier of {devices} devices", done, total)
+
+    return say
 
 
 def _machines(

@@ -223,15 +223,24 @@ def frontier(
 ) -> None:
     """Find all best trade-offs of memory and time, and choose one."""
     from soapstone.files import check_targets
+    from soapstone.frontend.progress import staged
     from soapstone.frontend.strategies import finding
     from soapstone.frontend.strategies.plot import save_plot
     from soapstone.frontend.strategies.preferences import find_strategy
 
     check_targets(output, plot)
     graph = finding.graph_of(model, batch_size, sizes=finding.parse_sizes(size))
-    result = find_strategy(
-        graph, machine, option, memory=memory, devices=devices, eps=eps, recompute=recompute
-    )
+    with staged() as stages:
+        result = find_strategy(
+            graph,
+            machine,
+            option,
+            memory=memory,
+            devices=devices,
+            eps=eps,
+            recompute=recompute,
+            progress=stages,
+        )
     if plot is not None:
         save_plot(result, graph.name, plot)
     if output is not None or option != "profiling":

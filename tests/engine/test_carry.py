@@ -172,22 +172,24 @@ def test_what_an_update_writes_over_it_reads_itself() -> None:
         replace(WHOLE, reshards=path).check(step)
 
 
+def deep_model(layers: int) -> Model:
+    """A chain of dense layers of 32, each with its tanh, on 256 samples."""
+    model = Model("deep", seed=0)
+    x = model.input("x", (256, 32))
+    for layer in range(layers):
+        x = model.tanh(model.dense(x, 32, name=f"fc{layer}"), name=f"tanh{layer}")
+    model.output(model.dense(x, 3, name="last"))
+    return model
+
+
 def test_offloaded_values_leave_a_memory_that_is_too_small_for_them() -> None:
     """Six layers whose activations do not fit beside each other, but do one after the other."""
 
     def deep(change: dict[str, Keep], machine: Machine) -> tuple[dict[str, np.ndarray], int, int]:
-        def made() -> Model:
-            model = Model("deep", seed=0)
-            x = model.input("x", (256, 32))
-            for layer in range(6):
-                x = model.tanh(model.dense(x, 32, name=f"fc{layer}"), name=f"tanh{layer}")
-            model.output(model.dense(x, 3, name="last"))
-            return model
-
-        with made() as model:
+        with deep_model(6) as model:
             model.compile(SGD(0.1), machine=machine)
             strategy = model.strategy
-        with made() as model:
+        with deep_model(6) as model:
             model.compile(SGD(0.1), machine=machine, strategy=replace(strategy, tensors=change))
             memories = trace_of(model).describe()["memories"]
             x = np.random.default_rng(0).standard_normal((256, 32), np.float32)
@@ -351,21 +353,13 @@ def test_the_peak_of_memory_falls(cpus: int) -> None:
     """Ten layers in two blocks: what is inside a block is not kept."""
 
     def deep(recompute: bool) -> tuple[int, dict[str, np.ndarray]]:
-        def made() -> Model:
-            model = Model("deep", seed=0)
-            x = model.input("x", (256, 32))
-            for layer in range(10):
-                x = model.tanh(model.dense(x, 32, name=f"fc{layer}"), name=f"tanh{layer}")
-            model.output(model.dense(x, 3, name="last"))
-            return model
-
-        with made() as model:
+        with deep_model(10) as model:
             model.compile(SGD(0.1), cpus=cpus)
             strategy = model.strategy
         names = [f"{kind}{i}" for kind in ("fc", "tanh") for i in range(10)]
         names.remove("tanh4")
         tensors = dict.fromkeys(names, Keep.RECOMPUTE) if recompute else {}
-        with made() as model:
+        with deep_model(10) as model:
             model.compile(SGD(0.1), cpus=cpus, strategy=replace(strategy, tensors=tensors))
             trace = trace_of(model)
             memory = trace.describe()["memories"]["system"]

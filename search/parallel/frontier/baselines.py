@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,14 @@ from soapstone.ir.dims import Affine
 from soapstone.search.parallel.exact.tables import Choices
 from soapstone.search.parallel.frontier.costs import Costs
 from soapstone.search.parallel.frontier.meshes import NO_DIM, devices_of, meshes
-from soapstone.search.parallel.frontier.tables import Problem, Result
+from soapstone.search.parallel.frontier.tables import Problem
+from soapstone.search.parallel.frontier.tracking import track
 from soapstone.search.parallel.mcmc.initial import NAMED
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.prepare import Model
 
 Rows = Mapping[int, int]  # the configuration of each operator, by number
-Solve = Callable[[Problem], Result]
 MOST_AXES, MOST_DIMS = 2, 12  # of meshes of Mesh-TensorFlow, and of dims: those that occur most
 
 
@@ -66,31 +66,40 @@ def _row(choices: Choices, split: Any, placed: Array) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def least_memory(costs: Costs, problem: Problem, solve: Solve) -> Rows | None:
-    """Return ToFu's strategy: of those that split each operator most, the one of least memory."""
+def least_memory(costs: Costs, problem: Problem) -> Rows | None:
+    """Return ToFu's strategy: of those that split each operator most, one of least memory.
+
+    Args:
+        problem: memory is its first cost; no other is looked at.
+    """
     kept = {}
     for op, each in costs.choices.items():
         points = each.degrees["points"]
         kept[op] = np.flatnonzero(points == points.max())
-    found = solve(only(problem, list(kept.values())))
+    found = track(only(problem, list(kept.values())))
     if not len(found):
         return None
     return {op: int(rows[at]) for (op, rows), at in zip(kept.items(), found[0].configurations)}
 
 
 def only(problem: Problem, rows: Sequence[Array]) -> Problem:
-    """Return a problem with some configurations of each operator."""
+    """Return a problem with some configurations of each operator, and the first cost alone."""
     return replace(
         problem,
         operators=[
-            replace(item, costs=item.costs[some]) for item, some in zip(problem.operators, rows)
+            replace(item, costs=item.costs[some][..., :1])
+            for item, some in zip(problem.operators, rows)
         ],
         edges=[
             replace(
-                edge, rows=edge.rows[rows[edge.writer]], columns=edge.columns[rows[edge.reader]]
+                edge,
+                rows=edge.rows[rows[edge.writer]],
+                columns=edge.columns[rows[edge.reader]],
+                costs=edge.costs[..., :1],
             )
             for edge in problem.edges
         ],
+        monoids=problem.monoids[:1],
     )
 
 

@@ -8,6 +8,7 @@ strategy is, and both figures are shown. What fits a memory is what the simulati
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -29,7 +30,7 @@ from soapstone.search.parallel.frontier.tracking import Method, Progress, track
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
-from soapstone.search.parallel.simulation.simulate import Simulation, simulate
+from soapstone.search.parallel.simulation.simulate import Simulation, Simulator, simulate
 
 MEMORY, TIME, PASSING = 0, 1, 2  # coordinates; the last is held while a block is gone through
 
@@ -78,11 +79,18 @@ class FrontierPoint:
         """By which devices' memories are too small, all together; 0 if it fits."""
         return self.simulation.missing_bytes
 
+    def fits(self, memory_bytes: int | None) -> bool:
+        """Return whether a simulated step needs no more than so much, or than the machine has."""
+        if memory_bytes is None:
+            return self.missing_bytes == 0
+        return self.simulated_bytes <= memory_bytes
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON can say them."""
-        names = [*self.__dataclass_fields__][:-2]
-        names += ["simulated_us", "simulated_bytes", "missing_bytes"]
-        return {name: getattr(self, name) for name in names}
+        """Return the figures as JSON can say them; simulated ones are null until they are known."""
+        found = {name: getattr(self, name) for name in [*self.__dataclass_fields__][:-2]}
+        for name in ("simulated_us", "simulated_bytes", "missing_bytes"):
+            found[name] = getattr(self, name) if "simulation" in self.__dict__ else None
+        return found
 
 
 @dataclass(frozen=True)
@@ -122,24 +130,29 @@ class CostFrontier:
     def fastest(self, memory_bytes: int | None = None) -> FrontierPoint | None:
         """Return the point with the shortest simulated step; None if none fits.
 
+        Of points that recompute, each of which is a graph of its own to simulate, one is looked at:
+        that with the shortest step by sums of those that fit, found by halves.
+
         Args:
             memory_bytes: of each device, at most; by default what the machine's devices have.
         """
         fitting = [
-            each
-            for each in (*self.points, self.baselines["data"])
-            if (
-                each.missing_bytes == 0
-                if memory_bytes is None
-                else each.simulated_bytes <= memory_bytes
-            )
+            each for each in (*self._kept, self.baselines["data"]) if each.fits(memory_bytes)
         ]
+        again = [each for each in self.points if each.recomputed]  # by ascending memory
+        count = bisect_left(again, True, key=lambda each: not each.fits(memory_bytes))
+        fitting += again[count - 1 : count] if count else []
         return min(fitting, key=lambda each: each.simulated_us, default=None)
 
     @property
     def least(self) -> FrontierPoint:
-        """The point whose simulated step needs the least memory."""
-        return min(self.points, key=lambda each: each.simulated_bytes)
+        """The point whose simulated step needs the least memory, of those that keep everything and
+        the one of least memory by sums."""
+        return min((self.points[0], *self._kept), key=lambda each: each.simulated_bytes)
+
+    @property
+    def _kept(self) -> list[FrontierPoint]:
+        return [each for each in self.points if not each.recomputed]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all as JSON can say it."""
@@ -286,7 +299,7 @@ def cost_frontier(
     maker = _Points(model, costs)
     known: dict[str, Rows | None] = {
         "data": data,
-        "tofu": least_memory(costs, problem_of(model, costs), track),
+        "tofu": least_memory(costs, problem_of(model, costs)),
         "mesh": min(one_mesh(model, costs), key=lambda rows: maker.sums(rows)[TIME], default=None),
     }
     free = sorted(costs.own)
@@ -381,5 +394,11 @@ class _Points:
                 if inside and not readers.isdisjoint(self.late):
                     yield name
 
+    @cached_property
+    def _simulator(self) -> Simulator:
+        return Simulator(self.model)
+
     def _simulated(self, strategy: Strategy) -> Simulation:
-        return simulate(self.model.graph, self.model.machine, strategy)
+        if strategy.tensors:
+            return simulate(self.model.graph, self.model.machine, strategy)
+        return self._simulator.simulate_strategy(strategy)

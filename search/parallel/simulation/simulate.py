@@ -134,6 +134,17 @@ class Simulator:
         """
         return self.summary(self.step_ns(configurations))
 
+    def simulate_strategy(self, strategy: Strategy) -> Simulation:
+        """Return what a strategy of configurations alone costs.
+
+        Raises:
+            ParallelError, StrategyError: a configuration is not legal.
+        """
+        graph, operators = self.model.graph, self.model.operators
+        return self.simulate(
+            {item.name: strategy.configuration(graph, item.node) for item in operators}
+        )
+
     def summary(self, step_ns: int) -> Simulation:
         """Return the figures of what was simulated last, a step of `step_ns` nanoseconds."""
         p, c, s = self.problem, self.settled.choice, self.state
@@ -251,8 +262,4 @@ def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
     graph, strategy = carry_out(graph, strategy)
     away = [value for value, keep in strategy.tensors.items() if keep is Keep.OFFLOAD]
     check_backing(machine, away)
-    simulator = Simulator(prepare(graph, machine, away=away))
-    wanted = {
-        item.name: strategy.configuration(graph, item.node) for item in simulator.model.operators
-    }
-    return simulator.simulate(wanted)
+    return Simulator(prepare(graph, machine, away=away)).simulate_strategy(strategy)
