@@ -339,10 +339,10 @@ class MpiExecutor(LocalExecutor):
         super().reset()
 
     def close(self) -> None:
-        """Stop the threads; messages under way are waited for unless an error stopped the run."""
+        """Stop the threads; messages under way are waited for unless an error ends the run."""
         if not self.closed:
-            healthy = self.fault is None
-            if self.agreement is not None and healthy and sys.exception() is None:
+            healthy = self.fault is None and sys.exception() is None
+            if self.agreement is not None and healthy:
                 self.agreement.event("end of the runtime")
             super().close()
             self.messenger.close(wait=healthy)

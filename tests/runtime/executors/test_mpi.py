@@ -101,7 +101,8 @@ def test_a_rank_that_fails_ends_all_with_one_error(
     [("program", "the program itself failed"), ("memory", "region 'huge' needs")],
 )
 def test_an_error_outside_of_tasks_ends_all(kind: str, said: str) -> None:
-    done = ranks(2, PROGRAMS / "mpi_faults.py", kind, "traced", timeout_s=60)
+    longer_than_any_wait = 300
+    done = ranks(2, PROGRAMS / "mpi_faults.py", kind, "traced", timeout_s=longer_than_any_wait)
     assert done.returncode != 0
     assert said in done.stderr
     assert "ended" not in done.stdout
