@@ -32,7 +32,7 @@ from soapstone.search.parallel.problem.compiling import (
     put,
     span,
 )
-from soapstone.search.parallel.problem.geometry import spread, tile
+from soapstone.search.parallel.problem.geometry import partial, spread, tile
 from soapstone.search.parallel.problem.packing import call, packed
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation.movement import connect, overlap
@@ -136,17 +136,15 @@ def pair_table(
     placed: Array,
     other_degrees: Array,
     other_placed: Array,
-    moving: Array,
     delays: Array,
 ) -> int:
-    """Write what moves between two operators, for all pairs of configurations, in nanoseconds.
+    """Write least delays between two operators, for all pairs of configurations, in nanoseconds.
 
     Args:
         between: BETWEEN, a row a value.
         ends: the two operators. degrees, placed; other_degrees, other_placed: their configurations.
-        moving: (configurations, other configurations), the time of all messages; or empty.
         delays: (configurations, other configurations, 2, points, points), least times forward and
-            back, from a point of the writer to one of the reader; or empty.
+            back, from a point of the writer to one of the reader.
     """
     devices = p.devices.shape[0]
     for i in range(degrees.shape[0]):
@@ -160,15 +158,78 @@ def pair_table(
                 connect(p, c, s, each.value)
                 if c.top[OVERFLOW]:
                     return NONE
-                if moving.shape[0]:
-                    moving[i, j] += _all_ns(p, c, room)
-                if delays.shape[0]:
-                    back = each.back
-                    _delay(p, c, s, room, each.value, each.task, each.shared)
-                    for a in range(devices):
-                        for b in range(devices):
-                            longer = max(delays[i, j, back, a, b], room.delay[a, b])
-                            delays[i, j, back, a, b] = longer
+                back = each.back
+                _delay(p, c, s, room, each.value, each.task, each.shared)
+                for a in range(devices):
+                    for b in range(devices):
+                        longer = max(delays[i, j, back, a, b], room.delay[a, b])
+                        delays[i, j, back, a, b] = longer
+    return ZERO
+
+
+@entry
+def lay_ready(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    op: int,
+    degrees: Array,
+    placed: Array,
+    operands: Array,
+    first: Array,
+) -> None:
+    """Lay tiles of an operator's operands ready, of all its configurations.
+
+    Args:
+        first: the row of each operand's first configuration.
+    """
+    for i in range(degrees.shape[0]):
+        _set(p, c, s, op, degrees[i], placed[i])
+        for k in range(operands.shape[0]):
+            operand, row = operands[k], first[k] + i
+            node = p.operands[operand].node
+            rank = p.operands[operand].axes.end - p.operands[operand].axes.begin
+            s.ready_points[row] = c.nodes[node].points
+            if p.operands[operand].is_output:
+                s.ready_sums[row] = partial(p, c, operand)
+            for point in range(c.nodes[node].points):
+                tile(p, c, operand, point, s.box[0], s.at)
+                s.ready[row, point, 0] = c.placed[op, c.node_at[node, point]]
+                for axis in range(rank):
+                    s.ready[row, point, 1 + 2 * axis] = s.box[0].low[axis]
+                    s.ready[row, point, 2 + 2 * axis] = s.box[0].high[axis]
+
+
+@entry
+def moving_table(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    room: Room,
+    values: Array,
+    sides: Array,
+    first: Array,
+    moving: Array,
+) -> int:
+    """Write the time of all messages between two operators, for all pairs of configurations.
+
+    Args:
+        values: of which. sides: (operands,), 0 of the first operator, 1 of the second, -1 of none.
+        first: (operands,), the row of the tiles of the first configuration (`lay_ready`).
+        moving: (configurations, other configurations), nanoseconds.
+    """
+    for i in range(moving.shape[0]):
+        for j in range(moving.shape[1]):
+            for operand in range(sides.shape[0]):
+                if sides[operand] >= 0:
+                    s.ready_at[operand] = first[operand] + (i if sides[operand] == 0 else j)
+            for k in range(values.shape[0]):
+                for pool in range(7):
+                    c.top[pool] = 0
+                connect(p, c, s, values[k])
+                if c.top[OVERFLOW]:
+                    return NONE
+                moving[i, j] += _all_ns(p, c, room)
     return ZERO
 
 
@@ -211,40 +272,67 @@ class Pair(Part):
                     found.append((value, read, goes_back, len(theirs) > 2))
         return found
 
+    def operands(self, value: int) -> tuple[list[int], list[int]]:
+        """Return the operands of a value that belong to the first and to the second operator."""
+        p = self.model.problem
+        sides: tuple[list[int], list[int]] = [], []
+        every = p.writers[slice(*p.values[value]["writers"])].tolist()
+        for operand in (*every, *p.readers_of(value)["operand"].tolist()):
+            owner = p.nodes["operator"][p.operands["node"][operand]]
+            for side, op in zip(sides, self.ops):
+                if owner == op and operand not in side:
+                    side.append(operand)
+        return sides
+
     def moving(self, mine: Choices, others: Choices) -> Array:
-        """Return the nanoseconds of all that moves, by configurations: (mine, others)."""
-        return self._filled(mine, others, (len(mine), len(others)), None)
+        """Return the nanoseconds of all that moves, by configurations: (mine, others), int64."""
+        values, p = self.between["value"], self.model.problem
+        sides = np.full(len(p.operands), -1, np.int64)
+        first, rows = np.zeros(len(p.operands), np.int64), 0
+        for value in values.tolist():
+            for side, (operands, choices) in enumerate(zip(self.operands(value), (mine, others))):
+                sides[operands] = side
+                first[operands] = rows + len(choices) * np.arange(len(operands))
+                rows += len(choices) * len(operands)
+        axes = int(p.values["rank"][values].max(initial=0))
+        while True:
+            made = np.zeros((len(mine), len(others)), np.int64)
+            c = self.settled.choice.messages_only
+            s = self.settled.scratch._replace(
+                ready_at=np.full(len(p.operands), -1, np.int64),
+                ready=np.zeros((rows, len(p.devices), 1 + 2 * axes), np.int32),
+                ready_points=np.zeros(rows, np.int64),
+                ready_sums=np.zeros(rows, np.int64),
+            )
+            for side, choices in enumerate((mine, others)):
+                of = np.flatnonzero(sides == side)
+                both = choices.degrees, choices.placed
+                call(lay_ready, p, c, s, self.ops[side], *both, of, first[of])
+            if call(moving_table, p, c, s, self._room(), values.copy(), sides, first, made) != NONE:
+                return made
+            self.settled.grow()
 
     def delays(self, mine: Choices, others: Choices) -> Array:
         """Return least delays, NEVER where there are none.
 
         (mine, others, forward or back, points of the writer, points of the reader), int64.
         """
-        devices = len(self.model.problem.devices)
-        shape = (len(mine), len(others), 2, devices, devices)
-        return self._filled(mine, others, None, shape)
-
-    def _filled(
-        self,
-        mine: Choices,
-        others: Choices,
-        moving: tuple[int, ...] | None,
-        delays: tuple[int, ...] | None,
-    ) -> Array:
+        p, devices = self.model.problem, len(self.model.problem.devices)
+        both = (mine.degrees, mine.placed, others.degrees, others.placed)
         while True:
-            sums = np.zeros(moving or (0, 0), np.int64)
-            least = np.full(delays or (0, 0, 0, 0, 0), NEVER, np.int64)
-            p, c = self.model.problem, self.settled.choice
-            devices = len(p.devices)
-            room = Room(
-                free=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
-                delay=np.zeros((devices, devices), np.int64),
-            )
-            where = (p, c, self.settled.scratch, room, self.between, self.ops)
-            both = (mine.degrees, mine.placed, others.degrees, others.placed)
-            if not len(self.between) or call(pair_table, *where, *both, sums, least) != NONE:
-                return sums if delays is None else least
+            made = np.full((len(mine), len(others), 2, devices, devices), NEVER, np.int64)
+            where = (p, self.settled.choice, self.settled.scratch, self._room())
+            ends = (self.between, self.ops)
+            if not len(self.between) or call(pair_table, *where, *ends, *both, made) != NONE:
+                return made
             self.settled.grow()
+
+    def _room(self) -> Room:
+        p = self.model.problem
+        return Room(
+            free=np.zeros(int(p.route.max(initial=0)) + 1, np.int64),
+            delay=np.zeros((len(p.devices), len(p.devices)), np.int64),
+        )
 
 
 def passes(model: Model, op: int) -> tuple[int, int]:

@@ -292,6 +292,9 @@ def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> 
     """Return the layout of each configuration, and a configuration of each layout."""
     boxes = _boxes(part, op, choices, operands)
     flat = np.ascontiguousarray(boxes).reshape(len(choices), -1).view(np.int64)
+    varies = np.ptp(flat, 0) > 0
+    varies[0] = True
+    flat = flat[:, varies]
     _, first, number = np.unique(flat, axis=0, return_index=True, return_inverse=True)
     return number.reshape(-1).astype(np.int64), first
 
@@ -310,19 +313,13 @@ def _moving(
     pair = Pair(model, ends)
     p = pair.model.problem
     values = pair.between["value"].tolist()
-    sides: tuple[list[int], list[int]] = [], []
+    sides: tuple[dict[int, None], dict[int, None]] = {}, {}
     for value in values:
-        rows = p.values[value]
-        operands = p.writers[slice(*rows["writers"])].tolist()
-        operands += p.readers["operand"][slice(*rows["readers"])].tolist()
-        for operand in operands:
-            owner = p.nodes["operator"][p.operands["node"][operand]]
-            for side, op in zip(sides, pair.ops):
-                if owner == op and operand not in side:
-                    side.append(operand)
+        for side, operands in zip(sides, pair.operands(value)):
+            side.update(dict.fromkeys(operands))
     layouts, first = zip(
         *(
-            _layouts(pair, int(op), choices, operands)
+            _layouts(pair, int(op), choices, list(operands))
             for op, choices, operands in zip(pair.ops, (mine, others), sides)
         )
     )

@@ -156,6 +156,12 @@ class Choice(NamedTuple):
         return self.operators, self.placed, self.cuts
 
     @property
+    def messages_only(self) -> Choice:
+        """The same with no room for who waits for which message."""
+        no = {name: getattr(self, name)[:0] for name in ("givers", "sends", "needs")}
+        return self._replace(**no)
+
+    @property
     def live(self) -> Array:
         """The messages that there are."""
         return self.messages[: self.top[MESSAGES]]
@@ -176,3 +182,7 @@ class Scratch(NamedTuple):
     lists: Array  # COLLECTED
     known: Array  # (KNOWN)
     collected: Array  # (2): how many operators and values are collected
+    ready_at: Array  # (operands): the row of tiles that are laid ready, or -1
+    ready: Array  # (rows, points, 1 + 2 ranks): a point's device, its intervals
+    ready_points: Array  # (rows)
+    ready_sums: Array  # (rows): whether they are partial results

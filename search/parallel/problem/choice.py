@@ -82,6 +82,10 @@ def scratch(p: Problem, held: int = 0) -> Scratch:
         lists=np.zeros(max(len(p.operators), len(p.values)), COLLECTED),
         known=np.zeros(KNOWN, SEEN),
         collected=np.zeros(2, np.int64),
+        ready_at=np.full(len(p.operands), -1, np.int64),
+        ready=np.zeros((0, devices, 1), np.int32),
+        ready_points=np.zeros(0, np.int64),
+        ready_sums=np.zeros(0, np.int64),
     )
 
 

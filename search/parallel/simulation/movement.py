@@ -7,6 +7,10 @@ is not sent there again, whichever operator needs it.
 
 Where three devices or more need one box, that is a broadcast or an all-gather; where the tiles of
 several devices are partial results, it is a reduction: to one, scattered, or to all.
+
+Which points a message waits for, and which wait for it, is noted if a choice has room for that:
+what all messages take together follows from the messages alone (`Choice.messages_only`). Tiles that
+are laid ready (`Scratch.ready`) are taken as they are.
 """
 
 from __future__ import annotations
@@ -70,6 +74,12 @@ def _take(c: Choice, pool: int, capacity: int) -> int:
 
 
 @compiled
+def _noted(c: Choice) -> bool:
+    """Return whether it is noted who waits for which message."""
+    return bool(c.givers.shape[0] > 0)
+
+
+@compiled
 def _message(c: Choice, busy: int, latency: int, nbytes: int, source: int, target: int) -> int:
     number = _take(c, MESSAGES, c.messages.shape[0])
     row = c.messages[number]
@@ -82,6 +92,8 @@ def _message(c: Choice, busy: int, latency: int, nbytes: int, source: int, targe
 @compiled
 def _give(c: Choice, w: Any, message: int) -> None:
     """Let a message wait for a writer's point."""
+    if not _noted(c):
+        return
     number = _take(c, GIVERS, c.givers.shape[0])
     if c.top[OVERFLOW]:
         return
@@ -102,6 +114,8 @@ def _link(c: Choice, links: Any, number: int, message: int, at: int) -> None:
 @compiled
 def _sent(p: Problem, c: Choice, message: int) -> None:
     """Let a message be sent by the last of those that it waits for."""
+    if not _noted(c):
+        return
     number = c.messages[message].givers
     row, point, last = ZERO, ZERO, NONE
     while number >= 0:
@@ -118,6 +132,8 @@ def _from_all(
     p: Problem, c: Choice, s: Scratch, box: Any, rank: int, total: int, message: int
 ) -> None:
     """Let a message wait for all that has a part of a box, and be sent by the last of them."""
+    if not _noted(c):
+        return
     for i in range(total):
         if overlap(s.writers[i].box, box, rank):
             _give(c, s.writers[i], message)
@@ -127,6 +143,8 @@ def _from_all(
 @compiled
 def _depend(c: Choice, message: int, at: int) -> None:
     """Let a reader's point wait for a message; `at` is where the head of its list is."""
+    if not _noted(c):
+        return
     _link(c, c.needs, _take(c, NEEDS, c.needs.shape[0]), message, at)
 
 
@@ -199,7 +217,9 @@ def _copy(p: Problem, c: Choice, nbytes: int, source: int, target: int) -> int:
 
 @compiled
 def _heads(c: Choice, devices: int) -> int:
-    """Take empty lists, one a device; return where their heads begin."""
+    """Take empty lists, one a device; return where their heads begin, -1 if nothing is noted."""
+    if not _noted(c):
+        return int(NONE)
     at = c.top[HEADS]
     if at + devices > c.head.shape[0]:
         c.top[OVERFLOW] = 1
@@ -255,12 +275,21 @@ def _writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
         operand = p.writers[row]
         node = p.operands[operand].node
         op = p.nodes[node].operator
-        sums = sums or partial(p, c, operand)
         if p.values[value].is_sum and _at_hand(p, c, row):
             if _known(p, c, s, operand, ZERO, kept):
                 continue
             kept += 1
         c.send_at[row] = _heads(c, p.devices.shape[0])
+        ready = s.ready_at[operand]
+        if ready >= 0:
+            sums = sums or s.ready_sums[ready] > 0
+            for point in range(s.ready_points[ready]):
+                w = s.writers[total]
+                _take_ready(s, ready, point, p.values[value].rank, w)
+                w.row, w.point = row, point
+                total += 1
+            continue
+        sums = sums or partial(p, c, operand)
         for point in range(c.nodes[node].points):
             w = s.writers[total]
             tile(p, c, operand, point, w.box, s.at)
@@ -272,11 +301,27 @@ def _writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
 
 
 @compiled
+def _take_ready(s: Scratch, row: int, point: int, rank: int, made: Any) -> None:
+    """Write a tile that is laid ready."""
+    made.device = s.ready[row, point, 0]
+    for axis in range(rank):
+        made.box.low[axis] = s.ready[row, point, 1 + 2 * axis]
+        made.box.high[axis] = s.ready[row, point, 2 + 2 * axis]
+
+
+@compiled
 def _reader(p: Problem, c: Choice, s: Scratch, place: int) -> int:
     """Collect the tiles of one reader; return how many. `point` is its list of needs, or -1."""
     operand, task = p.readers[place].operand, p.readers[place].task
     node = p.operands[operand].node
     op = p.nodes[node].operator
+    ready = s.ready_at[operand]
+    if ready >= 0:
+        rank = p.values[p.operands[operand].value].rank
+        for point in range(s.ready_points[ready]):
+            _take_ready(s, ready, point, rank, s.readers[point])
+            s.readers[point].point = -1
+        return int(s.ready_points[ready])
     if task >= 0 and c.need_at[place] < 0:
         c.need_at[place] = _heads(c, p.devices.shape[0])
     for point in range(c.nodes[node].points):
@@ -452,6 +497,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
     """Sum partial tiles and bring the sums to their readers, one message a distinct tile."""
     rank, item = p.values[value].rank, p.values[value].element_bytes
     first_row = p.values[value].writers.begin
+    count, here = ZERO, NONE  # the reader whose tiles are collected
     for q in range(total):
         box = s.writers[q].box
         if s.writers[q].row != first_row:
@@ -470,10 +516,13 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
                 holders += 1
         if holders == 1:
             _passed_on(p, c, s, value, q, total)
+            here = NONE
             continue
         nbytes, need, wanted = float(volume(box, rank) * item), 0.0, 0.0
         for place in span(p.values[value].readers):
-            for j in range(_reader(p, c, s, place)):
+            if place != here:
+                count, here = _reader(p, c, s, place), place
+            for j in range(count):
                 shared = overlap(box, s.readers[j].box, rank)
                 if shared:
                     s.marks[s.readers[j].device].stamp = s.stamp[0]
@@ -484,7 +533,11 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         message = _collective(p, c, s, nbytes, SUM, need, moved)
         _from_all(p, c, s, box, rank, total, message)
         for place in span(p.values[value].readers):
-            for j in range(_reader(p, c, s, place)):
+            if not _noted(c):
+                break
+            if place != here:
+                count, here = _reader(p, c, s, place), place
+            for j in range(count):
                 r = s.readers[j]
                 if r.point >= 0 and overlap(box, r.box, rank):
                     _depend(c, message, r.point)
