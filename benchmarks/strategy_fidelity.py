@@ -35,10 +35,11 @@ from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.frontend.strategies.task_times import Cover, configured, linked, record, strategy_of
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
-from soapstone.search.parallel import NAMED, Simulator
+from soapstone.search.parallel import NAMED, Simulation, Simulator, simulate
 from soapstone.search.parallel.covering import covering
 from soapstone.search.parallel.mcmc.initial import data_parallel, randomly
 from soapstone.search.parallel.problem.prepare import Model, prepare
@@ -79,14 +80,14 @@ LOOK, LEAST = 4, 15  # steps of a strategy at one speed: to choose by, to measur
 CHANCES, PARTS = 24, 8  # random strategies of either kind, and partly data-parallel ones
 APART = 0.05  # real steps that differ by less are in no order
 
-Strategy = Mapping[str, Configuration]
+Configured = Mapping[str, Configuration]
 
 
-def candidates(model: Model, seed: int) -> dict[str, Strategy]:
+def candidates(model: Model, seed: int) -> dict[str, Configured]:
     """Return strategies to choose from: one device, named ones, partly data-parallel, by chance."""
     free = [item.name for item in model.operators if item.source is None]
     devices = len(model.machine.processors)
-    found: dict[str, Strategy] = {"one device": dict.fromkeys(free, Configuration({}, (0,)))}
+    found: dict[str, Configured] = {"one device": dict.fromkeys(free, Configuration({}, (0,)))}
     found |= {name: make(model) for name, make in NAMED.items()}
     data = data_parallel(model)
     for part in range(1, PARTS):
@@ -128,7 +129,7 @@ class Fidelity:
         self._stack = ExitStack()
         self.runs: dict[str, Run] = {}
         for name, cover in self.covers.items():
-            self._start(name, cover.configurations, True)
+            self._start(name, strategy_of(self.model, cover.configurations), True)
 
     def __enter__(self) -> Fidelity:
         return self
@@ -136,35 +137,40 @@ class Fidelity:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def _start(self, name: str, found: Strategy, tasks: bool) -> None:
-        strategy = strategy_of(self.model, found)
+    def _start(self, name: str, strategy: Strategy, tasks: bool) -> None:
         self.runs[name] = Run(self.model, strategy, tasks=tasks, executor=self.executor)
         self._stack.callback(self.runs[name].close)
 
-    def chosen(self, count: int, seconds: float, seed: int) -> dict[str, Strategy]:
-        """Return strategies far apart, by times of tasks from a first look, and start them."""
+    def look(self, seconds: float) -> MeasuredMachine:
+        """Return the machine with the times of tasks from a first look."""
         turns = Turns(self.runs)
         speed = turns.take(LOOK, seconds)
-        simulator = self._simulator({name: turns.at(name, speed) for name in self.covers})
+        return self._measured({name: turns.at(name, speed) for name in self.covers})
+
+    def chosen(self, count: int, seconds: float, seed: int) -> dict[str, Strategy]:
+        """Return strategies far apart, by times of tasks from a first look."""
+        simulator = Simulator(prepare(self.graph, self.look(seconds)))
         found = candidates(self.model, seed)
         step_us = {name: simulator.simulate(item).step_us for name, item in found.items()}
-        result = {name: found[name] for name in spread(step_us, count)}
-        for name, item in result.items():
-            self._start(name, item, False)
-        return result
+        return {name: strategy_of(self.model, found[name]) for name in spread(step_us, count)}
 
     def compared(
         self, strategies: Mapping[str, Strategy], seconds: float
-    ) -> Iterator[dict[str, Any]]:
-        """Yield a row of each strategy: its step as it is and as simulated."""
+    ) -> Iterator[tuple[dict[str, Any], Simulation, tuple[int, ...]]]:
+        """Start strategies; yield a row of each, with its step as it is and as simulated.
+
+        Beside it are the simulation, and the bytes that the memory of each device holds.
+        """
+        for name, strategy in strategies.items():
+            self._start(name, strategy, False)
         turns = Turns(self.runs)
         speed = turns.take(LEAST, seconds)
         taken = {name: turns.at(name, speed) for name in self.runs}
-        simulator = self._simulator(taken)
-        for name, item in strategies.items():
+        machine = self._measured(taken)
+        for name, strategy in strategies.items():
             real_us = statistics.median(step.us for step in taken[name])
-            found = simulator.simulate(item)
-            yield {
+            found = simulate(self.graph, machine, strategy)
+            row = {
                 "strategy": name,
                 "measured ms": real_us / 1e3,
                 "simulated ms": found.step_us / 1e3,
@@ -174,16 +180,17 @@ class Fidelity:
                 "yardstick us": speed.us,
                 "at most apart": speed.slack,
             }
+            yield row, found, self.runs[name].peak_bytes_per_device
 
-    def _simulator(self, taken: Mapping[str, Sequence[Step]]) -> Simulator:
-        """Return a simulator with the times of tasks and messages in steps."""
+    def _measured(self, taken: Mapping[str, Sequence[Step]]) -> MeasuredMachine:
+        """Return the machine with the times of tasks and messages in steps."""
         local = linked(self.machine, [taken[name] for name in self.covers])
         # Nothing that was measured before: speeds differ from day to day.
         machine = MeasuredMachine(
             local.name, local.processors, local.memories, local.links, local.switches
         )
         record(self.model, machine, [(cover, taken[name]) for name, cover in self.covers.items()])
-        return Simulator(prepare(self.graph, machine))
+        return machine
 
 
 def agreement(pairs: Sequence[tuple[float, float]], apart: float = 0.0) -> tuple[int, int]:
@@ -234,7 +241,7 @@ def rows_of(
         mine = []
         with Fidelity(graph_of(app, samples, sizes=sizes), machine, executor) as model:
             strategies = model.chosen(count, seconds / 4, seed)
-            for row in model.compared(strategies, seconds):
+            for row, _, _ in model.compared(strategies, seconds):
                 mine.append({"model": name, **row})
                 yield mine[-1]
         everything.append(mine)

@@ -12,10 +12,10 @@ views: on this computer they are in the times of tasks, which are measured insid
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from soapstone.runtime import (
     ReadWrite,
     Reduce,
     Region,
-    Runtime,
     Task,
     Write,
 )
@@ -219,6 +218,20 @@ def _root_boxes(shape: tuple[int, ...], view: View, boxes: tuple[Ints, Ints]) ->
     return lo, hi
 
 
+class Launcher(Protocol):
+    """What launches tasks: a runtime, or a plan of what one would hold."""
+
+    def launch(
+        self,
+        task: Task,
+        *arguments: object,
+        name: str = "",
+        tag: Hashable = None,
+        initialise: bool = False,
+    ) -> Any:
+        """Launch a task; see `Runtime.launch`."""
+
+
 @dataclass
 class Program:
     """The launches of a graph on concrete regions; records which variant served each node.
@@ -232,7 +245,7 @@ class Program:
     variants: dict[str, str] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
 
-    def launch(self, runtime: Runtime) -> None:
+    def launch(self, runtime: Launcher) -> None:
         """Launch every node once, in program order."""
         for item in self.launches:
             partitions = [

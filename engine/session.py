@@ -25,6 +25,7 @@ from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.runtime import Machine, Profile, Region, Trace
 from soapstone.runtime.machines.start import start
+from soapstone.runtime.tracing.planned import PlannedStep
 
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 CARRIED = (Role.PARAMETER, Role.STATE)
@@ -126,7 +127,7 @@ class Session:
             fed = [n for n in regions if graph.roles.get(n, Role.STATE) not in CARRIED]
             feeds = {name: self.runtime.array(regions[name]) for name in fed}
             for _ in range(_AGREEING):
-                program = _program(prepared, regions, constants, self.choices)
+                program = program_of(prepared, regions, constants, self.choices)
                 with self.runtime.capture(graph.name) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
@@ -221,7 +222,19 @@ class Session:
     @property
     def peak_bytes(self) -> int:
         """Bytes of everything allocated: carried regions, feeds, results and arenas."""
-        return sum(self.runtime.memory.used(i) for i in range(len(self.machine.memories)))
+        return sum(self.used_bytes)
+
+    @property
+    def used_bytes(self) -> tuple[int, ...]:
+        """The same for each memory; 0 for those of other processes."""
+        return tuple(self.runtime.memory.used(i) for i in range(len(self.machine.memories)))
+
+    @property
+    def peak_bytes_per_device(self) -> dict[str, int]:
+        """The same for the memory of each processor of this process, by the processor's name."""
+        used = dict(zip((memory.name for memory in self.machine.memories), self.used_bytes))
+        mine = (self.machine.processors[i] for i in self.runtime.executor.processors)
+        return {processor.name: used[processor.memory] for processor in mine}
 
     @contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
@@ -248,7 +261,30 @@ def _region(graph: Graph, name: str, transient: bool = False) -> Region:
     return Region(spec.shape, spec.dtype, name, transient=transient)
 
 
-def _program(
+def planned_memory(graph: Graph, strategy: Strategy, machine: Machine) -> tuple[int, ...]:
+    """Return the bytes that each memory of a machine holds when a graph is bound on it, by plan.
+
+    Nothing is allocated: its launches are analysed and laid out as `Session.bind` has it done, and
+    `Session.used_bytes` is the same. Processors that have a node are those of ranks of MPI, which
+    own as many memories each.
+
+    Raises:
+        StrategyError: the strategy is not legal for the graph.
+    """
+    prepared, mapper = prepare(graph, strategy), GraphMapper()
+    ranks = {processor.memory for processor in machine.processors if processor.node}
+    step = PlannedStep(machine, mapper, processes=len(ranks) or 1)
+    mapper.adopt(prepared.strategy)
+    lowered = prepared.graph
+    regions = {
+        name: step.hold(_region(lowered, name), live=graph.roles.get(name) not in CARRIED)
+        for name in dict.fromkeys((*graph.roles, *lowered.outputs))
+    }
+    program_of(prepared, regions, {}, Choices()).launch(step)
+    return step.nbytes()
+
+
+def program_of(
     prepared: Prepared,
     persistent: Mapping[str, Region],
     constants: Mapping[str, Array],

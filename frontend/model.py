@@ -615,8 +615,9 @@ class Model(Layers):
     def statistics(self) -> dict[str, Any]:
         """Counters of the last fit and of the runtime.
 
-        `steps`, `step_us` (the median), `samples_per_s`, `peak_bytes`, `variants` (by launch) and
-        `runtime` (`Statistics`: launches, copies, …).
+        `steps`, `step_us` (the median), `samples_per_s`, `peak_bytes`, `peak_bytes_per_device` (of
+        the memory of each processor of this process), `variants` (by launch) and `runtime`
+        (`Statistics`: launches, copies, …).
 
         Raises:
             GraphError: the model is not compiled.

@@ -118,7 +118,14 @@ class _Rewriting:
             if self.paths[value, origin].kept is Copies.BEFORE:
                 return self._along(value, origin, self._stayed(value), ".recomputed")
             return self.copies[value, f"to.{origin}"]
+        if self.strategy.tensors.get(value) is Keep.RECOMPUTE and self._updates(reader):
+            return value  # a flag; a clone of it would hold all gradients until it is made
         return self._stayed(value)
+
+    def _updates(self, name: str) -> bool:
+        """Return whether a node updates a parameter; names of clones are not known yet."""
+        node = self.graph.by_name.get(name)
+        return node is not None and bool(node.spec.updates)
 
     def _stayed(self, value: str) -> str:
         """Return a value as the backward pass has it, in the layout in which it was made."""

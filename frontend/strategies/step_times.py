@@ -58,7 +58,7 @@ class Run:
 
     Args:
         tasks: whether to take timelines, and what each task took on each device. No two points of
-            an operator may share a device.
+            an operator may share a device, and the strategy has configurations alone.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Run:
         self._tasks = tasks
         self._task_of: dict[str, int | None] = {}
         homes = Homes(model)
-        for launch in self._bound.program.launches:
+        for launch in self._bound.program.launches if tasks else ():
             task = homes.of(launch)
             name = launch.node.name
             self._task_of[name] = self._task_of[fold_name(name)] = task
@@ -128,6 +128,14 @@ class Run:
                 messages += [event.nbytes, max(0, took_ns)]
         times = last - first, *points_ns.ravel(), *beside_ns.ravel(), *messages
         return np.array(times, np.float64)
+
+    @property
+    def peak_bytes_per_device(self) -> tuple[int, ...]:
+        """What the memory of each device holds, in all processes, each of which must ask."""
+        mine = self.session.peak_bytes_per_device
+        names = [processor.name for processor in self.session.machine.processors]
+        found = self.peers.all(np.array([mine.get(name, 0) for name in names])).max(0)
+        return tuple(int(nbytes) for nbytes in found)
 
     def close(self) -> None:
         """Stop the session's workers."""

@@ -292,6 +292,7 @@ class Trainer(Compiled):
             "step_us": self._result.step_us,
             "samples_per_s": self._result.samples_per_s,
             "peak_bytes": self.session.peak_bytes,
+            "peak_bytes_per_device": self.session.peak_bytes_per_device,
             "variants": dict(self._bounds[next(iter(self._bounds))].variants)
             if self._bounds
             else {},

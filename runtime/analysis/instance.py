@@ -7,7 +7,7 @@ Sets that are everything or nothing are just True or False, so that one memory c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ class Storage:
         self.offset: int | None = None
         self.after: Array = np.zeros(0, dtype=np.int64)
         self.array: Array | None = None
+
+    def fit(self, boxes: Iterable[Box]) -> None:
+        """Keep no more than the smallest box that holds some, while there are no bytes yet."""
+        filled = [box for box in boxes if all(low < high for low, high in zip(*box))]
+        if filled:
+            low, high = (zip(*sides) for sides in zip(*filled))
+            self.box = tuple(map(min, low)), tuple(map(max, high))
+            self.shape = tuple(b - a for a, b in zip(*self.box))
+            self.nbytes = math.prod(self.shape) * self.dtype.itemsize
 
     def attach(self, buffer: Array) -> None:
         """Use the first bytes of a uint8 buffer."""

@@ -55,6 +55,9 @@ def _lives(
                 life = lives[id(storage)] = _Life(storage, position, position, [])
             life.end = max(life.end, position if lasts is None else lasts[number])
             life.users.append((number, use.box, use.writes))
+    for life in lives.values():
+        if life.storage.offset is None:  # an instance of a region that only some tiles are used of
+            life.storage.fit(box for _, box, _ in life.users)
     return lives
 
 

@@ -7,7 +7,6 @@ and builds the arrays of the native loops. A replay runs no Python between nativ
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,22 +16,19 @@ import numpy as np
 from soapstone.native import memory as native_memory
 from soapstone.runtime.analysis import eviction
 from soapstone.runtime.analysis.instance import Cells, Instance, Instances
-from soapstone.runtime.analysis.message import joined, split
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import BodyError, MapperError, RuntimeCoreError, TaskError
 from soapstone.runtime.executors.local import as_task_error, bound, checked_message
 from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.observe.profile import Observer, Profile
-from soapstone.runtime.tracing.bucket import buckets
 from soapstone.runtime.tracing.capture import (
     CaptureAnalysis,
     Recorder,
     install_results,
     restore_needs,
 )
-from soapstone.runtime.tracing.lifetime import ArenaLayout, lay_out
-from soapstone.runtime.tracing.list_scheduling import list_schedule
-from soapstone.runtime.tracing.overlap import overlapped
+from soapstone.runtime.tracing.lifetime import ArenaLayout
+from soapstone.runtime.tracing.ordering import Part
 
 if TYPE_CHECKING:
     from soapstone.runtime.core import Runtime
@@ -67,23 +63,12 @@ class Trace:
         self._raised: dict[int, BaseException] = {}
         self._left: list[tuple[Instances, int, list[tuple[Instance, Cells]]]] | None = None
         self._entries: list[EntryLike | None] = [None] * len(sink.operations)
-        self.operations = sink.operations
-        analysed = sink.edges()
-        # Offsets that the analysis decided hold in program order.
-        self._placed = any(
-            use.storage is not None and use.storage.offset is not None
-            for operation in self.operations
-            for use in operation.uses
-        )
-        several = runtime.executor.world.size > 1
-        if several:
-            analysed = joined(self.operations, analysed)
-        count = len(self.operations)
-        self.order = list(range(count)) if self._placed else _order(self.operations, analysed)
-        if several:
-            analysed = self._take_part(analysed)
-        self.layout: ArenaLayout = self._lay_out(analysed)
-        pairs = np.concatenate([analysed, self.layout.edges])
+        part = Part(sink.operations, sink.edges(), runtime.executor.world)
+        memories = len(runtime.machine.memories)
+        free = [runtime.memory.free(memory) for memory in range(memories)]
+        self.layout: ArenaLayout = part.lay_out(free)
+        self.operations, self.order = part.operations, part.order
+        pairs = np.concatenate([part.edges, self.layout.edges])
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
         self._arenas = self._allocate()
         self._program = self._assemble()
@@ -92,33 +77,6 @@ class Trace:
                 instance.forget()  # only compiling needed them
 
     # -- compiling
-
-    def _lay_out(self, analysed: Array) -> ArenaLayout:
-        """The arenas; where memory allows it no worker waits for bytes that another still uses."""
-        memories = len(self._runtime.machine.memories)
-        world = self._runtime.executor.world
-        if self._placed:
-            return lay_out(self.operations, self.order, memories)
-        if world.size == 1 and len({operation.processor for operation in self.operations}) > 1:
-            order, lasts = overlapped(self.operations, self.order, analysed)
-            found = lay_out(self.operations, order, memories, lasts)
-            free = [self._runtime.memory.free(memory) for memory in range(memories)]
-            if all(plan.peak_bytes <= room for plan, room in zip(found.plans, free)):
-                self.order = order
-                return found
-        return lay_out(self.operations, self.order, memories)
-
-    def _take_part(self, whole: Array) -> Array:
-        """Keep this process' part of the step, in the order that all processes follow."""
-        world = self._runtime.executor.world
-        together: dict[int, int] = {}
-        if not self._placed:
-            self.order = list_schedule(self.operations, self.order, whole, world)
-            self.order, together = buckets(self.operations, whole, self.order)
-        self.operations, found, self.order = split(
-            self.operations, whole, self.order, world, together
-        )
-        return found
 
     def _allocate(self) -> list[_Arena]:
         arenas = []
@@ -428,25 +386,3 @@ class Trace:
 
 def _pass() -> None:
     """Binding cannot be interrupted half-way."""
-
-
-def _order(operations: Sequence[Operation], edges: Array) -> list[int]:
-    """Program order, or an order by priority among the operations that are ready."""
-    if len({operation.priority for operation in operations}) < 2:
-        return list(range(len(operations)))
-    successors: list[list[int]] = [[] for _ in operations]
-    need = [0] * len(operations)
-    for source, target in edges.tolist():
-        successors[source].append(target)
-        need[target] += 1
-    ready = [(-o.priority, o.id) for o in operations if need[o.id] == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, number = heapq.heappop(ready)
-        order.append(number)
-        for after in successors[number]:
-            need[after] -= 1
-            if need[after] == 0:
-                heapq.heappush(ready, (-operations[after].priority, after))
-    return order

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel.problem.operators import Operator, ParallelError
@@ -18,10 +20,12 @@ def check_capacity(model: Model) -> None:
     Parameters and states stay for good, spread over all devices at best; a point of an operator
     needs its operands on one device, cut as finely as its dims and the devices allow.
     """
-    capacity = model.problem.devices["capacity"]
+    devices = model.problem.devices
+    capacity = devices["capacity"]
     graph = model.graph
     lasting = [name for name, role in graph.roles.items() if role in (Role.PARAMETER, Role.STATE)]
-    needed, there = sum(graph.tensors[name].nbytes for name in lasting), int(capacity.sum())
+    _, first = np.unique(devices["memory"], return_index=True)
+    needed, there = sum(graph.tensors[name].nbytes for name in lasting), int(capacity[first].sum())
     if needed > there:
         raise ParallelError(
             f"graph {graph.name!r}: parameters and states of {_size(needed)} found, the"

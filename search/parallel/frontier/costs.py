@@ -6,7 +6,10 @@ updates; the time of an edge that of its messages, forward and back. Nothing ove
 holds its parameters, their gradients and the states of updates, and what it makes for the backward
 pass; an edge holds the copies that another distribution of a value needs until then (in the paper
 an edge holds nothing, which contradicts its tensor reuse, section 4.2). Bytes are those of the
-device that holds most.
+memory that holds most, of all its devices together.
+
+Executors here keep parameters and states whole in every memory. There a gradient lives until its
+update, which follows at once, and is not counted unless it is a part of a sum of several.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy as np
 from soapstone.ir.backward import backward
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role
+from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, relation
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
@@ -27,6 +31,7 @@ from soapstone.search.parallel.problem.compiling import entry, put
 from soapstone.search.parallel.problem.geometry import settle, tile
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
+from soapstone.search.parallel.simulation.liveness import whole_bytes
 from soapstone.system import usable_cores
 
 
@@ -85,7 +90,7 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
     Args:
         choices: configurations by operator; those of one class may be shared.
     """
-    p, late = model.problem, backward(model.graph)
+    p, late = model.problem, keeping(model.graph)
     first = _first_readers(model)
     with ThreadPoolExecutor(usable_cores()) as pool:
         owns: dict[object, Future[Own]] = {}
@@ -115,6 +120,13 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
 # What is held
 
 
+def keeping(graph: Graph) -> frozenset[str]:
+    """Return the nodes of the backward pass that values are kept for: not updates, which read what
+    is made in it, and flags."""
+    late = backward(graph)
+    return frozenset(name for name in late if not graph.by_name[name].spec.updates)
+
+
 @dataclass(frozen=True)
 class Held:
     """What an operator holds, as (place of the node in the operator, output, position).
@@ -133,7 +145,8 @@ def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, in
     """Return what an operator holds.
 
     Args:
-        late: nodes of the backward pass. first: the operator that is charged with each parameter.
+        late: nodes that values are kept for.
+        first: the operator that is charged with each parameter.
     """
     graph, item = model.graph, model.operators[op]
     kept, inner, parameters, gradients = [], [], {}, []
@@ -148,7 +161,7 @@ def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, in
         for position, name in enumerate(node.inputs):
             if graph.roles.get(name) is Role.PARAMETER and first[name] == op:
                 parameters[name] = place, False, position
-    summed = _summed(model)
+    summed = _summed(model, isinstance(model.machine, MeasuredMachine))
     for place, node in enumerate(item.back, len(item.ahead)):
         for position, name in enumerate(node.outputs):
             if name in summed:
@@ -173,14 +186,19 @@ def _first_readers(model: Model) -> dict[str, int]:
     return found
 
 
-def _summed(model: Model) -> set[str]:
-    """Return the values that updates read: gradients, or parts of their sums."""
+def _summed(model: Model, waiting: bool) -> set[str]:
+    """Return the values that updates read: gradients, or parts of their sums.
+
+    waiting: only those that wait for others.
+    """
     found: set[str] = set()
     for item in model.operators:
         if item.source is not None:
             maker = model.graph.producers[item.source]
-            parts = maker.inputs if maker.operator == "accumulate" else (item.source,)
-            found.update(parts)
+            if maker.operator == "accumulate":
+                found.update(maker.inputs)
+            elif not waiting:
+                found.add(item.source)
     return found
 
 
@@ -240,6 +258,17 @@ def volumes(p: Problem, operand: int, boxes: Array) -> Array:
     return found
 
 
+def in_memories(p: Problem, operand: int, boxes: Array, parts: bool = False) -> Array:
+    """Return the bytes of boxes (configurations, devices) in the memory of each device.
+
+    parts: whether each is a part of a sum, and all are there; else what several devices of one
+    memory have is there once.
+    """
+    memory = p.devices["memory"]
+    found: Array = volumes(p, operand, boxes) @ (memory[:, None] == memory).astype(np.int64)
+    return found if parts else found.clip(max=whole_bytes(p, operand))
+
+
 def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
     small, costs = own_costs(model, [op], [choices])
     compute = costs.times.max(-1).sum(-1)
@@ -248,13 +277,12 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
     nodes = (*item.ahead, *item.back)
     number = int(part.ops[0])
 
-    def held(operands: list[int]) -> Array:
+    def held(operands: list[int], parts: bool = False) -> Array:
         boxes = _boxes(part, number, choices, operands)
         nbytes = np.zeros((len(choices), len(p.devices)), np.int64)
         for i, operand in enumerate(operands):
-            nbytes += volumes(p, operand, boxes[:, i])
-        most: Array = nbytes.max(-1)
-        return most
+            nbytes += in_memories(p, operand, boxes[:, i], parts)
+        return nbytes
 
     def numbers(places: Iterable[tuple[int, bool, int]]) -> list[int]:
         return [_operand(part.model, nodes[i], output, at) for i, output, at in places]
@@ -265,13 +293,18 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
         if each.source is not None and has.states
         for position in range(1, len(each.node.outputs))
     ]
-    fixed = held([*numbers(has.parameters), *numbers(has.gradients), *states])
+    lasting = [*numbers(has.parameters), *states]
+    here = isinstance(model.machine, MeasuredMachine)
+    gradients = held(numbers(has.gradients), parts=not here)
+    if here:
+        fixed = gradients.max(-1) + sum(whole_bytes(p, each) for each in lasting)
+    else:
+        fixed = (held(lasting) + gradients).max(-1)
     first = {node.name for node in item.ahead}
     tasks = [task for task, (_, done) in enumerate(small.tasks) if done[0].name in first]
     ahead = costs.times[:, tasks].max(-1).sum(-1)
-    return Own(
-        costs.alone, compute, ahead, fixed, held(numbers(has.kept)), held(numbers(has.inner))
-    )
+    kept, inner = (held(numbers(each)).max(-1) for each in (has.kept, has.inner))
+    return Own(costs.alone, compute, ahead, fixed, kept, inner)
 
 
 # What moves
@@ -337,13 +370,15 @@ def _moving(
         if not read[made.index(pair.model.values[value])]:
             written = int(p.writers[p.values[value]["writers"]["begin"]])
             boxes = _boxes(pair, int(pair.ops[0]), few[0], [written])
-            passed += volumes(p, written, boxes[:, 0]).max(-1)
+            passed += in_memories(p, written, boxes[:, 0]).max(-1)
     return Moving(layouts[0], layouts[1], times[0], times[1], copies, passed, again)
 
 
 def _copies(pair: Pair, value: int, choices: tuple[Choices, Choices]) -> Array:
-    """Return bytes of what the second's devices read that the first left elsewhere."""
+    """Return bytes of what the second's devices read that the first left in other memories."""
     p = pair.model.problem
+    if len(np.unique(p.devices["memory"])) == 1:
+        return np.zeros((len(choices[0]), len(choices[1])), np.int64)
     written = int(p.writers[p.values[value]["writers"]["begin"]])
     read = next(
         int(operand)

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.backward import backward
 from soapstone.ir.configuration import Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
-from soapstone.search.parallel.frontier.costs import Costs, Moving, Own, costs_of
+from soapstone.search.parallel.frontier.costs import Costs, Moving, Own, costs_of, keeping
 from soapstone.search.parallel.frontier.meshes import configurations_of
 from soapstone.search.parallel.frontier.spine import marked_spine
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Operator, Problem
@@ -327,7 +326,7 @@ class _Points:
 
     def __init__(self, model: Model, costs: Costs) -> None:
         self.model, self.costs = model, costs
-        self.late, self.ends = backward(model.graph), bounds(costs)
+        self.late, self.ends = keeping(model.graph), bounds(costs)
 
     def sums(self, rows: Rows) -> tuple[int, int]:
         """Return memory and time of a strategy that recomputes nothing, by sums."""

@@ -63,7 +63,8 @@ TASK = record("operator place scale", ranges="makes reads times")
 # `away`: it is in the backing memory.
 VALUE = record("rank is_sum lasts away element_bytes", ranges="writers readers")
 READER = record("operand task")  # the task that waits, or -1: in the next step
-DEVICE = record("computer kind capacity receives")  # `receives`: it copies what it is sent itself
+# `memory`: that it works in, which has the `capacity`; `receives`: it copies what it is sent itself
+DEVICE = record("computer kind memory capacity receives")
 # Rates a ns, by type of numbers; `full`: results that fill a device.
 DEVICE_KIND = record("memory_rate launch_ns full", np.float64, rates=(np.float64, (len(TYPES),)))
 

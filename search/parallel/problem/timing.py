@@ -66,9 +66,13 @@ def devices_of(machine: Machine) -> tuple[Array, Array]:
     places = list(dict.fromkeys(processor.node for processor in machine.processors))
     capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
     takes = isinstance(machine, MeasuredMachine)  # its executors' workers do
+    memories = list(dict.fromkeys(each.memory for each in machine.processors))
     rows = [
-        (places.index(processor.node), kind, capacity[processor.memory], takes)
-        for processor, kind in zip(machine.processors, kind_of)
+        (
+            *(places.index(each.node), kind, memories.index(each.memory)),
+            *(capacity[each.memory], takes),
+        )
+        for each, kind in zip(machine.processors, kind_of)
     ]
     rates = []
     for kind in range(len(kinds)):

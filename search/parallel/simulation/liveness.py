@@ -1,4 +1,7 @@
-"""Memory of each device over a simulated step, compiled: what is there, from when to when."""
+"""Memory of devices over a simulated step, compiled: what is there, from when to when.
+
+Devices that share a memory hold together what is in it.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,29 @@ from soapstone.search.parallel.problem.arrays import (
     record,
 )
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, span
-from soapstone.search.parallel.problem.geometry import inside, tile, volume
+from soapstone.search.parallel.problem.geometry import tile, volume
 from soapstone.search.parallel.problem.packing import call
+from soapstone.search.parallel.simulation.movement import overlap
 from soapstone.search.parallel.simulation.schedule import State
 
-# What a device holds from when to when, in ns; `next`: another of one value on the device, or -1.
-HELD = record("device nbytes begin end next")
+# What a memory holds from when to when, in ns; `next`: another of one value in the memory, or -1.
+HELD = record("memory nbytes begin end next")
 
 
 @compiled
-def _hold(out: Array, heads: Array, count: int, device: int, nbytes: int, begin: int) -> None:
+def _hold(out: Array, heads: Array, count: int, memory: int, nbytes: int, begin: int) -> None:
     held = out[count]
-    held.device, held.nbytes, held.begin, held.next = device, nbytes, begin, heads[device]
-    heads[device] = count
+    held.memory, held.nbytes, held.begin, held.next = memory, nbytes, begin, heads[memory]
+    heads[memory] = count
 
 
 @entry
 def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out: Array) -> int:
-    """Write what each device holds; return how many rows.
+    """Write what each memory holds; return how many rows.
 
     A tile is held from the start of its writer to the end of its last reader on any device, a copy
-    from the writer's end to the end of its last reader there. Parameters, their copies and the
-    states of updates are held at all times, what is offloaded never.
+    in another memory from the writer's end to the end of its last reader there. Parameters, their
+    copies and the states of updates are held at all times, what is offloaded never.
 
     Args:
         heads: room for a number for each device. out: HELD, room for `rows_needed` rows.
@@ -62,7 +66,8 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
                 start = done - c.task_ns[task, devices] - c.task_ns[task, at]
                 last = max(last, done)
                 nbytes = volume(box, value.rank) * value.element_bytes
-                _hold(out, heads, count, c.placed[op, at], nbytes, ZERO if stays else start)
+                memory = p.devices[c.placed[op, at]].memory
+                _hold(out, heads, count, memory, nbytes, ZERO if stays else start)
                 out[count].end = end if stays else done
                 count += 1
         written = last
@@ -72,27 +77,28 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
             node = p.operands[operand].node
             for point in range(c.nodes[node].points):
                 at = c.node_at[node, point]
-                device = c.placed[p.nodes[node].operator, at]
+                memory = p.devices[c.placed[p.nodes[node].operator, at]].memory
                 done = end
                 if task >= 0:
                     done = state.end[p.tasks[task].place, at]
                 last = max(last, done)
                 box = s.readers[point].box
                 tile(p, c, operand, point, box, s.at)
-                nbytes = volume(box, value.rank) * value.element_bytes
-                row, copy = heads[device], NONE
-                while row >= 0:
-                    if row < copies and inside(box, s.writers[row - first].box, value.rank):
-                        break
-                    if row >= copies and out[row].nbytes == nbytes:
-                        copy = row  # boxes of one size on a device are one copy
+                elements = volume(box, value.rank)
+                nbytes, there = elements * value.element_bytes, ZERO
+                row, copy = heads[memory], NONE
+                while row >= 0 and there < elements:
+                    if row < copies:  # tiles of several devices are beside each other
+                        there += overlap(box, s.writers[row - first].box, value.rank)
+                    elif out[row].nbytes == nbytes:
+                        copy = row  # boxes of one size in a memory are one copy
                     row = out[row].next
-                if row >= 0:
+                if there >= elements:
                     continue
                 if copy >= 0:
                     out[copy].end = max(out[copy].end, done)
                     continue
-                _hold(out, heads, count, device, nbytes, ZERO if stays else written)
+                _hold(out, heads, count, memory, nbytes, ZERO if stays else written)
                 out[count].end = done
                 count += 1
         if not stays:
@@ -113,7 +119,8 @@ def lifetimes(p: Problem, c: Choice, s: Scratch, state: State, heads: Array, out
             for point in range(c.nodes[node].points):
                 tile(p, c, number, point, box, s.at)
                 nbytes = volume(box, operand.axes.end - operand.axes.begin) * operand.element_bytes
-                _hold(out, heads, count, c.placed[op, c.node_at[node, point]], nbytes, ZERO)
+                device = c.placed[op, c.node_at[node, point]]
+                _hold(out, heads, count, p.devices[device].memory, nbytes, ZERO)
                 out[count].end = end
                 count += 1
     return count
@@ -125,14 +132,21 @@ def rows_needed(p: Problem) -> int:
 
 
 def peaks(p: Problem, c: Choice, s: Scratch, state: State) -> Array:
-    """Return the most bytes that each device holds at once. int64 (devices,)."""
+    """Return the most bytes that the memory of each device holds at once. int64 (devices,)."""
     rows = np.zeros(rows_needed(p), HELD)
     rows = rows[: call(lifetimes, p, c, s, state, np.zeros(len(p.devices), np.int64), rows)]
     # At one time, what comes is beside what goes: it is before it.
     order = np.argsort(np.concatenate([2 * rows["begin"], 2 * rows["end"] + 1]))
     held, most = (np.zeros(len(p.devices), np.int64) for _ in range(2))
     call(take_and_give, rows, order, held, most)
-    return most
+    found: Array = most[p.devices["memory"]]
+    return found
+
+
+def beyond(p: Problem, peaks: Array) -> int:
+    """Return by how many bytes peaks (devices,) pass what memories hold, each memory once."""
+    _, first = np.unique(p.devices["memory"], return_index=True)
+    return int(np.maximum(peaks - p.devices["capacity"], 0)[first].sum())
 
 
 @entry
@@ -142,31 +156,30 @@ def take_and_give(rows: Array, order: Array, held: Array, most: Array) -> None:
     for i in range(order.shape[0]):
         at = order[i]
         if at < count:
-            device = rows[at].device
-            held[device] += rows[at].nbytes
-            most[device] = max(most[device], held[device])
+            memory = rows[at].memory
+            held[memory] += rows[at].nbytes
+            most[memory] = max(most[memory], held[memory])
         else:
-            held[rows[at - count].device] -= rows[at - count].nbytes
+            held[rows[at - count].memory] -= rows[at - count].nbytes
 
 
 def most_bytes(p: Problem) -> int:
     """Return more bytes than any device ever holds: all values with a copy, and all states."""
     total = 0
     for begin, end in p.values["writers"].tolist():
-        total += 2 * (end - begin) * _size(p, int(p.writers[begin]))
+        total += 2 * (end - begin) * whole_bytes(p, int(p.writers[begin]))
     for node in p.operators["node"][p.operators["kind"] == UPDATES].tolist():
         operands = range(*p.nodes[node]["operands"])
-        total += sum(_size(p, at) for at in operands if p.operands[at]["is_output"])
+        total += sum(whole_bytes(p, at) for at in operands if p.operands[at]["is_output"])
     return total
 
 
-def _size(p: Problem, operand: int) -> int:
+def whole_bytes(p: Problem, operand: int) -> int:
     """Return the bytes of an operand that is not split."""
     row = p.operands[operand]
     return int(row["element_bytes"] * np.prod(p.axes["extent"][slice(*row["axes"])]))
 
 
 def excess(p: Problem, c: Choice, s: Scratch, state: State) -> int:
-    """Return by how many bytes the devices' capacities are passed, all together; 0 if it fits."""
-    over = peaks(p, c, s, state) - p.devices["capacity"]
-    return int(over[over > 0].sum())
+    """Return by how many bytes the memories' capacities are passed, all together; 0 if it fits."""
+    return beyond(p, peaks(p, c, s, state))

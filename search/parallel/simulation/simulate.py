@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from soapstone.engine.carry import carry_out
 from soapstone.engine.mapper import check_backing
+from soapstone.engine.session import planned_memory
 from soapstone.ir.configuration import Configuration, Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Event, Profile
+from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.step import Bound, lower_bound
 from soapstone.search.parallel.problem.arrays import Array
-from soapstone.search.parallel.problem.choice import Settled, needs_of
+from soapstone.search.parallel.problem.choice import Settled, as_strategy, needs_of
 from soapstone.search.parallel.problem.geometry import measured
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation import schedule
 from soapstone.search.parallel.simulation.arranging import Arrangement, by_strategy
-from soapstone.search.parallel.simulation.liveness import peaks
+from soapstone.search.parallel.simulation.liveness import beyond, peaks
+
+
+class Held(NamedTuple):
+    """The most bytes that the memory of each device holds, and how many do not fit, in all."""
+
+    peak_bytes_per_device: tuple[int, ...]
+    missing_bytes: int
 
 
 @dataclass(frozen=True)
@@ -35,11 +44,10 @@ class Simulation:
         step_us: from the first task to the last arrival. compute_us: of all tasks, summed.
         bytes_moved: between devices; bytes_synchronized: those of gradients' sums and parameters.
         messages: copies and collectives that move them.
-        peak_bytes_per_device: most bytes that each device holds at once.
-        missing_bytes: by which devices' memories are too small, all together; 0 if it fits.
         lower_bound_us: what no strategy can pass; gap: how far the step is above it, as a share.
         estimated: whether times of some tasks come from a description, not from measurements.
         draw: simulates the strategy again for its `timeline`.
+        hold: what `held` is, asked for once.
     """
 
     step_us: float
@@ -48,12 +56,27 @@ class Simulation:
     bytes_synchronized: int
     messages: int
     tasks: int
-    peak_bytes_per_device: tuple[int, ...]
-    missing_bytes: int
     lower_bound_us: float
     gap: float
     estimated: bool
     draw: Callable[[], Profile] = field(repr=False, compare=False)
+    hold: Callable[[], Held] = field(repr=False, compare=False)
+
+    @cached_property
+    def held(self) -> Held:
+        """What memories hold: on described machines by liveness in the simulated step, on those
+        that are here by the plan that executors follow."""
+        return self.hold()
+
+    @property
+    def peak_bytes_per_device(self) -> tuple[int, ...]:
+        """The most bytes that the memory of each device holds at once."""
+        return self.held.peak_bytes_per_device
+
+    @property
+    def missing_bytes(self) -> int:
+        """By which devices' memories are too small, all together; 0 if it fits."""
+        return self.held.missing_bytes
 
     @cached_property
     def timeline(self) -> Profile:
@@ -62,8 +85,8 @@ class Simulation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON can say them."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        del found["draw"]
+        names = [*self.__dataclass_fields__][:-2]
+        found = {name: getattr(self, name) for name in (*names, *Held._fields)}
         found["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
         return found
 
@@ -141,12 +164,14 @@ class Simulator:
             ParallelError, StrategyError: a configuration is not legal.
         """
         graph, operators = self.model.graph, self.model.operators
-        return self.simulate(
-            {item.name: strategy.configuration(graph, item.node) for item in operators}
-        )
+        found = {item.name: strategy.configuration(graph, item.node) for item in operators}
+        return self.summary(self.step_ns(found), strategy)
 
-    def summary(self, step_ns: int) -> Simulation:
-        """Return the figures of what was simulated last, a step of `step_ns` nanoseconds."""
+    def summary(self, step_ns: int, strategy: Strategy | None = None) -> Simulation:
+        """Return the figures of what was simulated last, a step of `step_ns` nanoseconds.
+
+        strategy: that it was of, by default one of its configurations.
+        """
         p, c, s = self.problem, self.settled.choice, self.state
         live = c.live
         moving = (live["source"] != live["target"]) | (live["source"] < 0)
@@ -157,8 +182,12 @@ class Simulator:
         active = np.arange(len(p.devices))[None, :] < points[:, None]
         compute = int(c.task_ns[:, : len(p.devices)][active].sum())
         bound = self.bound.us
-        peak = peaks(p, c, self.settled.scratch, s)
         kept = [each.copy() for each in c.chosen]
+        if isinstance(self.model.machine, MeasuredMachine):
+            hold = partial(_planned, self.model, kept, strategy)
+        else:
+            peak = peaks(p, c, self.settled.scratch, s)
+            hold = partial(Held, tuple(peak.tolist()), beyond(p, peak))
         return Simulation(
             step_us=step_ns / 1e3,
             compute_us=compute / 1e3,
@@ -166,12 +195,11 @@ class Simulator:
             bytes_synchronized=int(live["moved"][moving & parameters].sum()),
             messages=int(moving.sum()),
             tasks=int(points.sum()),
-            peak_bytes_per_device=tuple(int(n) for n in peak),
-            missing_bytes=int(np.maximum(peak - p.devices["capacity"], 0).sum()),
             lower_bound_us=bound,
             gap=step_ns / 1e3 / bound - 1.0 if bound else 0.0,
             estimated=any(call(measured, p, c, task) < 0 for task in range(len(p.tasks))),
             draw=lambda: _timeline_of(self.model, *kept),
+            hold=hold,
         )
 
     def _timeline(self) -> Profile:
@@ -243,6 +271,23 @@ class Simulator:
         return list(found)
 
 
+def _planned(model: Model, chosen: Sequence[Array], strategy: Strategy | None) -> Held:
+    """Return what the executor of a machine that is here holds under choices, by its own plan."""
+    if strategy is None:
+        settled = Settled(model)
+        settled.restore(*chosen)
+        strategy = as_strategy(model.graph, model, settled.configurations(), {})
+    return _planned_of(model.graph, strategy, model.machine)
+
+
+def _planned_of(graph: Graph, strategy: Strategy, machine: Machine) -> Held:
+    held = planned_memory(graph, strategy, machine)
+    number = {memory.name: i for i, memory in enumerate(machine.memories)}
+    used = {number[processor.memory] for processor in machine.processors}
+    over = sum(max(0, held[i] - machine.memories[i].capacity_bytes) for i in used)
+    return Held(tuple(held[number[each.memory]] for each in machine.processors), over)
+
+
 def _timeline_of(model: Model, *chosen: Array) -> Profile:
     simulator = Simulator(model)
     simulator.settled.restore(*chosen)
@@ -259,7 +304,10 @@ def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
     Raises:
         ParallelError, StrategyError: the strategy does not fit the graph or the machine.
     """
-    graph, strategy = carry_out(graph, strategy)
-    away = [value for value, keep in strategy.tensors.items() if keep is Keep.OFFLOAD]
+    carried, bare = carry_out(graph, strategy)
+    away = [value for value, keep in bare.tensors.items() if keep is Keep.OFFLOAD]
     check_backing(machine, away)
-    return Simulator(prepare(graph, machine, away=away)).simulate_strategy(strategy)
+    found = Simulator(prepare(carried, machine, away=away)).simulate_strategy(bare)
+    if isinstance(machine, MeasuredMachine):
+        return replace(found, hold=lambda: _planned_of(graph, strategy, machine))
+    return found

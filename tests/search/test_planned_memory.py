@@ -1,0 +1,109 @@
+"""What strategies are said to hold is what executors hold: on workers of a process, over ranks."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.processes import TESTS, mpiexec, ranks
+from programs import planned_memory as program
+
+from soapstone import SGD, Model
+from soapstone.engine.measuring import running
+from soapstone.frontend.strategies.finding import graph_of
+from soapstone.ir.tensor import Role
+from soapstone.runtime import Machine
+from soapstone.runtime.machines.machine import Link, Memory, Processor
+from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.parallel import Simulator
+from soapstone.search.parallel.frontier.points import cost_frontier
+from soapstone.search.parallel.mcmc.initial import data_parallel
+from soapstone.search.parallel.problem.prepare import prepare
+
+
+def check(lines: str) -> None:
+    rows = [line.split("\t") for line in lines.splitlines()]
+    assert len(rows) == len(program.APPS) * (2 + program.SEEDS)
+    for name, label, *both in rows:
+        planned, held = map(ast.literal_eval, both)
+        assert planned == held, (name, label)
+
+
+def test_workers_hold_what_is_planned() -> None:
+    command = [sys.executable, "-m", "programs.planned_memory"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=TESTS)
+    assert done.returncode == 0, done.stderr
+    check(done.stdout)
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
+def test_ranks_hold_what_is_planned() -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
+    done = ranks(2, "-m", "programs.planned_memory", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    check(done.stdout)
+
+
+def computer(cpus: int) -> MeasuredMachine:
+    """This computer, as if it had been measured."""
+    found = Machine.local(cpus=cpus)
+    processors = tuple(replace(each, flops=50e9) for each in found.processors)
+    memories = tuple(replace(each, bytes_per_s=10e9) for each in found.memories)
+    return MeasuredMachine(found.name, processors, memories)
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_points_of_a_frontier_hold_what_they_say(cpus: int) -> None:
+    """Those that keep everything, and those that recompute."""
+    batch, sizes = program.APPS["transformer"]
+    graph, machine = graph_of("transformer", batch, sizes=sizes), computer(cpus)
+    points = cost_frontier(graph, machine, recompute=True, eps=0.05).points
+    assert any(each.recomputed for each in points)
+    for point in points[:: max(1, len(points) // 4)]:
+        with running(graph, machine, point.strategy) as (session, _):
+            assert session.peak_bytes == point.simulated_bytes
+            assert set(session.peak_bytes_per_device.values()) == {point.simulated_bytes}
+
+
+def test_devices_of_one_memory_hold_together() -> None:
+    """On described machines by liveness: a parameter that both read is there once."""
+    graph = graph_of("mlp", 64)
+    ends = ("m0", "m1"), ("m1", "m0")
+    apart = Machine(
+        "apart",
+        tuple(Processor(f"p{i}", memory=f"m{i}", flops=1e12) for i in range(2)),
+        tuple(Memory(f"m{i}", 1 << 30, 1e10) for i in range(2)),
+        tuple(Link(*each, 1e-6, 1e10) for each in ends),
+    )
+    one = tuple(replace(each, memory="m0") for each in apart.processors)
+    held = []
+    for machine in (apart, replace(apart, processors=one)):
+        simulator = Simulator(prepare(graph, machine))
+        held.append(simulator.simulate(data_parallel(simulator.model)).peak_bytes_per_device)
+    alone, shared = held
+    assert shared[0] == shared[1]
+    parameters = sum(graph.tensors[name].nbytes for name in graph.inputs(Role.PARAMETER))
+    assert max(alone) < shared[0] <= sum(alone) - parameters
+
+
+def test_ranks_keep_no_more_of_a_value_than_they_use() -> None:
+    """Of samples that are split over two memories each has its half."""
+    model = Model("net", seed=0)
+    x = model.input("x", (512, 64))
+    for layer in range(6):
+        x = model.tanh(model.dense(x, 64, name=f"fc{layer}"), name=f"tanh{layer}")
+    model.output(model.dense(x, 4, name="last"))
+    arenas = []
+    for memories in (1, 2):
+        with model:
+            machine = Machine.local(cpus=2, memories=memories)
+            model.compile(SGD(0.1), machine=machine, mapper="data_parallel")
+            model.fit(np.zeros((512, 64), np.float32), np.zeros(512, np.int64), progress=False)
+            (bound, *_) = model.trainer.session._bounds
+            arenas.append([plan.peak_bytes for plan in bound.trace.layout.plans])
+    (whole,), halves = arenas
+    assert max(halves) <= 0.6 * whole
