@@ -323,6 +323,8 @@ def _reads(
 
 def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
     """Return the layout of each configuration, and a configuration of each layout."""
+    if not operands:
+        return np.zeros(len(choices), np.int64), np.zeros(1, np.int64)
     boxes = _boxes(part, op, choices, operands)
     flat = np.ascontiguousarray(boxes).reshape(len(choices), -1).view(np.int64)
     varies = np.ptp(flat, 0) > 0
