@@ -37,7 +37,7 @@ class Own(NamedTuple):
     """What operators cost by themselves, in ns, a row a configuration (or a pair of them).
 
     Attributes:
-        alone: a whole step of nothing else: passes, reductions, updates.
+        alone: a whole step of nothing else, in turn: passes, exchanges, reductions, updates.
         times: (rows, tasks, points). exchanges: (rows, tasks), before results are final.
         updates: (rows, operators, devices), of updates of parameters.
         tails: (rows, points), from the end of a point of the backward pass to the end of the step:
@@ -107,13 +107,18 @@ def _note(p: Problem, c: Choice, t: State, o: Own, row: int, back: int) -> None:
     Args:
         back: the task of a backward pass, or -1.
     """
-    devices = p.devices.shape[0]
-    o.alone[row] = simulate(p, c, t, ZERO, NONE)
+    devices, late = p.devices.shape[0], ZERO
+    for task in range(p.tasks.shape[0]):  # nothing here waits for them, but in a step others do
+        o.exchanges[row, task] = c.task_ns[task, devices]
+        late += o.exchanges[row, task]
+        c.task_ns[task, devices] = ZERO
+    o.alone[row] = simulate(p, c, t, ZERO, NONE) + late
+    for task in range(p.tasks.shape[0]):
+        c.task_ns[task, devices] = o.exchanges[row, task]
     set_apart(p, c, t)
     for place in range(p.order.shape[0]):
         task = p.order[place]
         op = p.tasks[task].operator
-        o.exchanges[row, task] = c.task_ns[task, devices]
         for point in range(c.operators[op].points):
             o.times[row, task, point] = c.task_ns[task, point]
             if task == back:

@@ -302,7 +302,7 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
         fixed = (held(lasting) + gradients).max(-1)
     first = {node.name for node in item.ahead}
     tasks = [task for task, (_, done) in enumerate(small.tasks) if done[0].name in first]
-    ahead = costs.times[:, tasks].max(-1).sum(-1)
+    ahead = (costs.times.max(-1) + costs.exchanges)[:, tasks].sum(-1)
     kept, inner = (held(numbers(each)).max(-1) for each in (has.kept, has.inner))
     return Own(costs.alone, compute, ahead, fixed, kept, inner)
 
