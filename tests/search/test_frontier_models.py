@@ -12,7 +12,7 @@ from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.frontend.strategies.preferences import find_strategy
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel import NAMED, ParallelError, Simulator, simulate
-from soapstone.search.parallel.frontier.baselines import joined
+from soapstone.search.parallel.frontier.baselines import NO_DIM, _names, joined
 from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
 from soapstone.search.parallel.frontier.points import _Points, cost_frontier
@@ -65,6 +65,37 @@ def test_the_frontier_is_that_of_all_combinations(model: Model) -> None:
     assert frontier.turning_point in frontier.points
 
 
+def test_one_mesh_splits_names_alike(model: Model) -> None:
+    """Its frontier is that of all combinations in which a name is split everywhere or nowhere."""
+    frontier = cost_frontier(model.graph, model.machine)
+    choices, data = joined(model, configurations_of(model), "data")
+    maker, names = _Points(model, costs_of(model, choices)), _names(model)
+    sums = {maker.sums(data)}
+    for rows in itertools.product(*(range(len(each)) for each in choices.values())):
+        split: dict[int, set[bool]] = {}
+        for (op, each), row in zip(choices.items(), rows):
+            for name, degree in zip(names[op], each.degrees["degrees"][row].tolist()):
+                if name != NO_DIM:
+                    split.setdefault(name, set()).add(degree > 1)
+        if all(len(each) == 1 for each in split.values()):
+            sums.add(maker.sums(dict(zip(choices, rows))))
+    best = [a for a in sums if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in sums)]
+    found = [(p.memory_bytes, round(p.time_us * 1e3)) for p in frontier.mesh]
+    assert found == sorted(best) and len(found) > 1
+    assert frontier.baselines["mesh"] == frontier.mesh[-1]
+
+
+def test_dims_of_repeated_blocks_have_one_name() -> None:
+    sizes = SIZES | {"heads": 4, "inner": 48, "layers": 3}
+    model = prepare(graph_of("transformer", 16, sizes=sizes), machine_of("v100", 4))
+    names = {model.operators[op].node.name: mine for op, mine in _names(model).items()}
+    inner = [names[f"encoder{n}.inner"] for n in (1, 2, 3)]
+    assert inner[0] == inner[1] == inner[2] and NO_DIM not in inner[0]
+    assert inner[0][-1] == names["encoder3.outer"][-2]  # n of one, k of the other
+    heads = names["encoder1.attention"][2]  # split as what the reshape before it makes of n
+    assert heads == names["encoder2.attention.query"][-1] != inner[0][-1]
+
+
 def test_a_point_is_a_strategy_that_costs_what_it_says(model: Model) -> None:
     frontier = cost_frontier(model.graph, model.machine)
     for point in frontier.points:
@@ -88,6 +119,19 @@ def test_one_device_costs_what_a_step_of_it_alone_does() -> None:
     frontier = cost_frontier(graph, machine_of("v100", 1))
     (point,) = frontier.points
     assert point.network_us == 0 and point.memory_bytes == 6 * 3 * 4
+
+
+def test_partial_sums_that_a_view_reads_are_charged() -> None:
+    """All bytes of the logits, which a reshape of the same operator reads, are summed."""
+    model = prepare(graph_of("rnnlm", 16, sizes=SIZES), machine_of("v100", 2))
+    costs = costs_of(model, configurations_of(model))
+    (op,) = (op for op in costs.own if model.operators[op].name == "output")
+    own, dims = costs.own[op], model.graph.signature(model.operators[op].node).dims
+    (k,) = (i for i, dim in enumerate(dims) if dim.name == "k")
+    nbytes = model.graph.tensors[model.operators[op].node.outputs[0]].nbytes
+    split = costs.choices[op].degrees["degrees"][:, k] == 2
+    network = (own.time - own.compute)[split]
+    assert len(network) and network.min() >= 2 * nbytes * model.problem.ns_per_byte.max()
 
 
 @pytest.mark.parametrize("app", ["lenet", "rnnlm", "transformer"])

@@ -4,13 +4,13 @@ Data parallelism is one strategy, and ToFu's (Wang, Huang and Li, Supporting ver
 automatic dataflow graph partitioning, 2019) another, of least memory, with all that can be split
 split among all devices. OptCNN's is the fast end of the frontier itself. Mesh-TensorFlow
 (Shazeer et al., 2018) has one mesh for all operators, and a dim of the model is split alike
-wherever it occurs.
+wherever it occurs; several dims may be split by one axis, in different operators.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from networkx.utils import UnionFind
 
-from soapstone.ir.dims import Affine
 from soapstone.search.parallel.exact.tables import Choices
+from soapstone.search.parallel.frontier.algebra import reduce
 from soapstone.search.parallel.frontier.costs import Costs
-from soapstone.search.parallel.frontier.meshes import NO_DIM, devices_of, meshes
+from soapstone.search.parallel.frontier.meshes import NO_DIM, Mesh, devices_of, meshes
 from soapstone.search.parallel.frontier.tables import Problem
 from soapstone.search.parallel.frontier.tracking import track
 from soapstone.search.parallel.mcmc.initial import NAMED
@@ -30,7 +30,7 @@ from soapstone.search.parallel.problem.choice import Settled
 from soapstone.search.parallel.problem.prepare import Model
 
 Rows = Mapping[int, int]  # the configuration of each operator, by number
-MOST_AXES, MOST_DIMS = 2, 12  # of meshes of Mesh-TensorFlow, and of dims: those that occur most
+MOST_AXES, MOST_NAMES = 2, 10  # of meshes of Mesh-TensorFlow, and of names that layouts give axes
 
 
 def joined(
@@ -103,61 +103,125 @@ def only(problem: Problem, rows: Sequence[Array]) -> Problem:
     )
 
 
-def one_mesh(model: Model, costs: Costs) -> Iterator[Rows]:
-    """Yield the strategies of Mesh-TensorFlow: one mesh, each of its axes for a dim of the model.
+def one_mesh(model: Model, costs: Costs, problem: Problem) -> list[Rows]:
+    """Return Mesh-TensorFlow's best trade-offs, by ascending memory: one mesh, names split alike.
 
-    Dims of operators are one dim of the model where one indexes what the other does.
+    A layout gives each name of the model's dims an axis of the mesh, or none. All are tried, of the
+    names that index most bytes.
+
+    Args:
+        problem: of memory and time, an operator of it for each that has costs.
     """
-    known = _dims(model)
-    often = Counter(dim for mine in known.values() for dim in mine if dim != NO_DIM)
-    dims = [dim for dim, _ in often.most_common(MOST_DIMS)]
-    places = {
-        op: {
-            (tuple(split["degrees"].tolist()), tuple(where[: split["points"]].tolist())): row
-            for row, (split, where) in enumerate(zip(each.degrees, each.placed))
-        }
-        for op, each in costs.choices.items()
-    }
-    width = len(next(iter(costs.choices.values())).degrees["degrees"][0])
+    names, indexed = _names(model), Counter[int]()
+    for op, mine in names.items():
+        node = model.operators[op].node
+        nbytes = sum(model.graph.tensors[name].nbytes for name in (*node.inputs, *node.outputs))
+        indexed.update(dict.fromkeys({*mine} - {NO_DIM}, nbytes))
+    ranked = [name for name, _ in indexed.most_common()]
+    found: list[Rows] = []
+    sums: list[Array] = []
     for mesh in meshes(len(model.problem.devices)):
-        if len(mesh) > MOST_AXES:
-            continue
-        for chosen in itertools.permutations([*dims, *[NO_DIM] * len(mesh)], len(mesh)):
-            rows = {}
-            for op, mine in known.items():
-                split = [mine.index(dim) if dim in mine else NO_DIM for dim in chosen]
-                degrees = [1] * width
-                for axis, place in enumerate(split):
-                    if place != NO_DIM:
-                        degrees[place] = mesh[axis]
-                row = places[op].get((tuple(degrees), devices_of(mesh, split)))
-                if row is None:
-                    break
-                rows[op] = row
-            else:
-                yield rows
+        if len(mesh) <= MOST_AXES:
+            for rows, total in _layouts(costs, problem, mesh, ranked, names):
+                found.append(rows)
+                sums.append(total)
+    return [found[at] for at in reduce(np.array(sums).reshape(len(sums), 2))]
 
 
-def _dims(model: Model) -> dict[int, list[int]]:
-    """Return the dim of the model that each dim of an operator is."""
-    same = UnionFind()
+def _layouts(
+    costs: Costs,
+    problem: Problem,
+    mesh: Mesh,
+    ranked: Sequence[int],
+    names: Mapping[int, Sequence[int]],
+) -> Iterator[tuple[Rows, Array]]:
+    """Yield the best layouts on a mesh: configurations, and their memory and time."""
+    free, base = sorted(costs.own), len(mesh) + 1
+    kind = {op: (id(costs.choices[op]), tuple(names[op])) for op in free}
+    alike = {each: op for op, each in kind.items()}
+
+    def table(op: int, known: Sequence[int]) -> tuple[list[int], Array]:
+        mine = [name for name in dict.fromkeys(names[op]) if name in known]
+        places = [names[op].index(name) for name in mine]
+        return mine, _configurations(costs.choices[op], mesh, places)
+
+    def splits(name: int) -> bool:
+        some = [table(op, [name])[1] for op in alike.values() if name in names[op]]
+        return bool((np.array(some)[:, 1:] >= 0).all(0).any())
+
+    known = list(itertools.islice(filter(splits, ranked), MOST_NAMES))
+    every = np.arange(base ** len(known))
+    axes = {name: every // base**at % base for at, name in enumerate(known)}  # 0: none
+    tables = {each: table(op, known) for each, op in alike.items()}
+
+    def chosen(mine: Sequence[int], rows: Array) -> Array:
+        return rows[sum((axes[name] * base**at for at, name in enumerate(mine)), 0 * every)]
+
+    legal = np.ones(len(every), np.bool_)
+    for each in tables.values():
+        legal &= chosen(*each) >= 0
+    axes, every = {name: each[legal] for name, each in axes.items()}, every[legal]
+    found = {each: chosen(*given) for each, given in tables.items()}
+    rows = [found[kind[op]] for op in free]
+    total = np.zeros((len(every), 2), np.int64)
+    for item, mine in zip(problem.operators, rows):
+        total += item.costs[mine, 0]
+    for edge in problem.edges:
+        a, b = edge.rows[rows[edge.writer]], edge.columns[rows[edge.reader]]
+        total += edge.costs[a, b, 0]
+    for at in reduce(total):
+        yield {op: int(mine[at]) for op, mine in zip(free, rows)}, total[at]
+
+
+def _configurations(choices: Choices, mesh: Mesh, places: Sequence[int]) -> Array:
+    """Return the configuration for each way to give the dims at some places axes, or -1.
+
+    The axis of the first place changes first; none comes before the axes.
+    """
+    known = {
+        (tuple(split["degrees"].tolist()), tuple(where[: split["points"]].tolist())): row
+        for row, (split, where) in enumerate(zip(choices.degrees, choices.placed))
+    }
+    found = []
+    for axes in itertools.product(range(-1, len(mesh)), repeat=len(places)):
+        degrees, split = [1] * len(choices.degrees["degrees"][0]), [NO_DIM] * len(mesh)
+        used = [axis for axis in axes if axis >= 0]
+        for place, axis in zip(reversed(places), axes):
+            if axis >= 0:
+                degrees[place], split[axis] = mesh[axis], place
+        alone = len(used) == len(set(used))  # a tensor has no two dims on one axis
+        found.append(known.get((tuple(degrees), devices_of(mesh, split)), -1) if alone else -1)
+    return np.array(found)
+
+
+def _names(model: Model) -> dict[int, list[int]]:
+    """Return the name of each dim of each operator, NO_DIM of those that are not split.
+
+    Dims have one name where one indexes what the other does, and where blocks repeat: where they
+    are the same dims of the same classes of operators.
+    """
+    p, same = model.problem, UnionFind()
     for item in model.operators:
         for node in item.ahead if item.source is None else ():
             signature = model.graph.signature(node)
             operands = (*zip(node.inputs, signature.inputs), *zip(node.outputs, signature.outputs))
             for name, operand in operands:
                 for place, axis in enumerate(operand.axes):
-                    if isinstance(axis, Affine):
-                        same.union((name, place), (node.name, axis.dim))
-    numbers: dict[object, int] = {}
-    found = {}
-    for op in model.problem.free:
+                    for dim in [dim for dim in axis.dims if signature.by_name[dim].extent > 1][:1]:
+                        same.union((name, place), (node.name, dim))  # the outer one of a reshape
+    found, places = {}, defaultdict(set)
+    for op in p.free:
         node = model.operators[op].node
-        row = model.problem.operators[op]
-        found[op] = [
-            numbers.setdefault(same[node.name, dim.name], len(numbers))
-            if row["splits"][i]
+        found[op] = [same[node.name, dim.name] for dim in model.graph.signature(node).dims]
+        for i, dim in enumerate(found[op]):
+            places[dim].add((int(p.operators[op]["class_"]), i))
+    numbers: dict[object, int] = {}
+    return {
+        op: [
+            numbers.setdefault(frozenset(places[dim]), len(numbers))
+            if p.operators[op]["splits"][i] and p.operators[op]["extent"][i] > 1
             else NO_DIM
-            for i, dim in enumerate(model.graph.signature(node).dims)
+            for i, dim in enumerate(dims)
         ]
-    return found
+        for op, dims in found.items()
+    }

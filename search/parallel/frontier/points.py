@@ -101,7 +101,8 @@ class CostFrontier:
         error: how much more a point here costs than some point of the exact frontier, as a share.
         eliminations: of nodes, edges, branches, and those that decided something beforehand.
         baselines: what others find: `data` parallelism; `tofu`, of least memory; `mesh`, the
-            shortest step of one mesh for all operators.
+            shortest step of Mesh-TensorFlow's. mesh: the best trade-offs of one mesh for all
+            operators, which ends there.
         configurations: how many the operators have, together.
         tables_s: seconds for the costs of operators and edges; seconds: for the frontier itself.
     """
@@ -111,6 +112,7 @@ class CostFrontier:
     error: float
     eliminations: Mapping[str, int]
     baselines: Mapping[str, FrontierPoint]
+    mesh: tuple[FrontierPoint, ...]
     configurations: int
     operators: int
     tables_s: float
@@ -157,9 +159,14 @@ class CostFrontier:
         """Return all as JSON can say it."""
         found = {
             "points": [each.as_dict() for each in self.points],
+            "mesh": [each.as_dict() for each in self.mesh],
             "turning_point": self.points.index(self.turning_point),
         }
-        names = [name for name in self.__dataclass_fields__ if name not in ("points", "baselines")]
+        names = [
+            name
+            for name in self.__dataclass_fields__
+            if name not in ("points", "baselines", "mesh")
+        ]
         found |= {name: getattr(self, name) for name in names}
         return found | {
             "baselines": {name: each.as_dict() for name, each in self.baselines.items()}
@@ -296,10 +303,12 @@ def cost_frontier(
     result = track(problem, eps=eps, method=method, progress=progress)
     ended = time.perf_counter()
     maker = _Points(model, costs)
+    plain = problem_of(model, costs)
+    restricted = one_mesh(model, costs, plain)
     known: dict[str, Rows | None] = {
         "data": data,
-        "tofu": least_memory(costs, problem_of(model, costs)),
-        "mesh": min(one_mesh(model, costs), key=lambda rows: maker.sums(rows)[TIME], default=None),
+        "tofu": least_memory(costs, plain),
+        "mesh": restricted[-1] if restricted else None,
     }
     free = sorted(costs.own)
     points = [maker.point(dict(zip(free, each.configurations)), each.costs) for each in result]
@@ -311,6 +320,7 @@ def cost_frontier(
         baselines={
             name: maker.point(rows, maker.sums(rows)) for name, rows in known.items() if rows
         },
+        mesh=tuple(maker.point(rows, maker.sums(rows)) for rows in restricted),
         configurations=sum(len(each.costs) for each in problem.operators),
         operators=len(costs.own),
         tables_s=made - began,
