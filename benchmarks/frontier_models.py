@@ -37,7 +37,9 @@ def apps(devices: int, only: list[str]) -> Iterator[Row]:
         app, sizes, batch = APPS[name]
         graph, machine = graph_of(app, batch, sizes=sizes), machine_of("v100", devices)
         for recompute in (False, True):
-            found = cost_frontier(graph, machine, eps=EPS, recompute=recompute)
+            found = cost_frontier(
+                graph, machine, eps=EPS, saving=("recompute",) if recompute else ()
+            )
             row: Row = {"model": name, "recomputation": "yes" if recompute else "no"}
             row |= {"operators": found.operators, "configurations": found.configurations}
             row |= {"points": len(found.points), "error": round(found.error, 4)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from soapstone.ir import json_fields
 from soapstone.ir.configuration import (
@@ -138,9 +141,42 @@ def copy_node(graph: Graph, value: str, name: str = "copy") -> Node:
     return Node(name, "broadcast", (value,), (name,), items)
 
 
+def layout_of(shape: Sequence[int], tiles: Tiles) -> Configuration | None:
+    """Return the layout that has these tiles of a value.
+
+    None where there is none: an element is in two, or they are not equal parts of axes.
+    """
+    lows = [np.unique(tiles.lo[:, axis]) for axis in range(len(shape))]
+    counts = [len(each) for each in lows]
+    sides = tiles.hi - tiles.lo
+    if math.prod(counts) != len(tiles.lo) or len(np.unique(tiles.lo, axis=0)) != len(tiles.lo):
+        return None
+    if any((sides[:, axis] * counts[axis] != extent).any() for axis, extent in enumerate(shape)):
+        return None
+    order = np.lexsort(tiles.lo.T[::-1]) if len(shape) else range(1)
+    degrees = {f"d{axis}": count for axis, count in enumerate(counts) if count > 1}
+    return Configuration(degrees, tuple(int(tiles.places[i]) for i in order))  # type: ignore[call-overload]
+
+
+def read_in(
+    graph: Graph, value: str, consumer: Node, configuration: Configuration
+) -> Configuration | None:
+    """Return the layout in which a consumer reads a value, if it is one (`layout_of`)."""
+    table = graph.signature(consumer).inputs[consumer.inputs.index(value)]
+    tiles = _tiles(graph, consumer, table, configuration)
+    return layout_of(graph.tensors[value].shape, tiles)
+
+
 def _tiles(graph: Graph, node: Node, operand: Operand, configuration: Configuration) -> Tiles:
     _, lo, hi = graph.signature(node).points(configuration.degrees, configuration.cuts)
     return Tiles(*operand.tiles(lo, hi, configuration.points), configuration.devices)
 
 
-__all__ = ["check_reshard", "copy_node", "reshards_from_json", "reshards_to_json"]
+__all__ = [
+    "check_reshard",
+    "copy_node",
+    "layout_of",
+    "read_in",
+    "reshards_from_json",
+    "reshards_to_json",
+]

@@ -32,7 +32,7 @@ def carry_out(graph: Graph, strategy: Strategy) -> tuple[Graph, Strategy]:
     Raises:
         StrategyError: a choice that cannot be carried out; names the value.
     """
-    paths = any(item.layouts for item in strategy.reshards.values())
+    paths = any(item.layouts or _once(item) for item in strategy.reshards.values())
     if not paths and all(keep is Keep.KEEP for keep in strategy.tensors.values()):
         return graph, strategy
     return _Rewriting(graph, strategy).done()
@@ -64,7 +64,7 @@ class _Rewriting:
             node = graph.by_name.get(consumer)
             if node is None or value not in node.inputs:
                 continue
-            if item.layouts:
+            if item.layouts or _once(item):
                 self.paths[value, consumer] = item
                 if item.kept is Copies.AFTER and consumer not in self.late:
                     self.after.setdefault(value, consumer)
@@ -102,7 +102,7 @@ class _Rewriting:
 
     def _early(self, reader: str, value: str) -> str:
         """Return what a node of the forward pass reads instead of a value."""
-        if (value, reader) in self.paths:
+        if (value, reader) in self.paths and self.paths[value, reader].layouts:
             return self._along(value, reader, value, "")
         return value
 
@@ -115,6 +115,8 @@ class _Rewriting:
         if (value, reader) in self.paths and reader in self.late:
             return self._along(value, reader, self._stayed(value), "")
         if (value, origin) in self.paths and origin not in self.late:
+            if not self.paths[value, origin].layouts:
+                return self._anew(value, origin)
             if self.paths[value, origin].kept is Copies.BEFORE:
                 return self._along(value, origin, self._stayed(value), ".recomputed")
             return self.copies[value, f"to.{origin}"]
@@ -142,6 +144,17 @@ class _Rewriting:
         """Return the end of a value's path to a consumer; it begins with `begin`."""
         name = f"to.{consumer}{mark}"
         return self._chain(value, name, begin, self.paths[value, consumer].layouts)
+
+    def _anew(self, value: str, consumer: str) -> str:
+        """Return a value that is moved once more where a consumer's gradients read it.
+
+        As what was read in the forward pass is no layout, it is the value that is copied where it
+        is, unless it is made again anyway: the copies that were read then are not read any more.
+        """
+        begin = self._stayed(value)
+        if begin != value:
+            return begin
+        return self._chain(value, f"to.{consumer}.recomputed", begin, [self._layout(value)])
 
     def _back(self, value: str) -> str:
         """Return a value made anew of the copy after its path, by the same way back."""
@@ -280,6 +293,11 @@ class _Rewriting:
     def _add(self, node: Node, specs: Sequence[TensorSpec]) -> None:
         self.nodes.append(node)
         self.made.update(zip(node.outputs, specs))
+
+
+def _once(item: Reshard) -> bool:
+    """Return whether a way without layouts is gone again for the backward pass."""
+    return bool(item.path) and not item.layouts and item.kept is Copies.BEFORE
 
 
 def _outputs(name: str, count: int) -> tuple[str, ...]:

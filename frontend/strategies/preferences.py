@@ -5,7 +5,7 @@ Cai et al., TensorOpt, section 4.1: the options of `find_strategy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +17,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel import ParallelError
 from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
+from soapstone.search.parallel.frontier.ways import Saving
 
 Progress = Callable[[str, int, int | None], None]  # a stage, how much is done, and of how much
 
@@ -111,7 +112,7 @@ def find_strategy(
     memory: int | None = None,
     devices: int | Sequence[int] | None = None,
     eps: float = 0.01,
-    recompute: bool = False,
+    saving: Collection[Saving | str] = (),
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
@@ -126,7 +127,7 @@ def find_strategy(
             2, 4, ... up to a node, or up to the number that is given. A machine that was given as
             such has the devices that it has.
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
-        recompute: whether values may be made again for the backward pass instead of kept; models
+        saving: what memory may be saved by, at the cost of time: recompute, offload, copies; models
             of many configurations take minutes then.
         batch_size: samples of a step of an app, all devices together; default: the app's own.
         progress: called with the stage, how much of it is done, and of how much.
@@ -144,6 +145,11 @@ def find_strategy(
         raise ParallelError(f"option {str(option)!r} found, one of {known} needed") from None
     if memory is not None and memory < 1:
         raise ParallelError(f"memory of {memory} bytes found, at least 1 needed")
+    try:
+        saving = [Saving(each) for each in saving]
+    except ValueError:
+        known = ", ".join(Saving)
+        raise ParallelError(f"saving {list(saving)} found, some of {known} needed") from None
     graph = model if isinstance(model, Graph) else graph_of(model, batch_size)
     frontiers: dict[int, CostFrontier] = {}
     fastest: dict[int, FrontierPoint | None] = {}
@@ -152,7 +158,7 @@ def find_strategy(
         count = len(each.processors)
         measure_tasks(graph, each, progress)
         frontiers[count] = cost_frontier(
-            graph, each, eps=eps, recompute=recompute, progress=_joins(count, progress)
+            graph, each, eps=eps, saving=saving, progress=_joins(count, progress)
         )
         fastest[count] = frontiers[count].fastest(memory)
         if fastest[count] is not None and option is not Option.PROFILING:

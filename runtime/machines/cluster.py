@@ -20,6 +20,10 @@ A description has one node's devices, switches and links, and the network betwee
     from = "nic"
     latency_s = 2e-6
     bytes_per_s = 12.5e9
+    [host]                         # optional: each node's own memory, and its link to each device
+    memory_bytes = 274877906944
+    latency_s = 2e-6
+    bytes_per_s = 12e9
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ def cluster(data: Mapping[str, Any], devices: int | None = None) -> Machine:
 
     Raises: MachineError naming the field, what was found and what was needed.
     """
-    check_fields("cluster", data, _FIELDS)
+    check_fields("cluster", data, _FIELDS, ("host",))
     for key, kind in _FIELDS.items():
         if not isinstance(data[key], kind) or isinstance(data[key], bool):
             raise MachineError(f"cluster: field {key!r} is {data[key]!r}, {kind} needed")
@@ -121,7 +125,7 @@ def cluster(data: Mapping[str, Any], devices: int | None = None) -> Machine:
     count = each if devices is None else devices
     nodes = -(-count // each)
     known = {*map(str, range(each)), *data["switches"]}
-    processors, memories, links, switches = [], [], [], []
+    processors, memories, hosts, links, switches = [], [], [], [], []
     for node in range(nodes):
         here = range(min(each, count - node * each))
         for device in here:
@@ -140,11 +144,19 @@ def cluster(data: Mapping[str, Any], devices: int | None = None) -> Machine:
         switches += [f"{switch} {node}" for switch in data["switches"]]
         for position, entry in enumerate(data["links"]):
             links += _links(entry, f"cluster: links[{position}]", known, present, node)
+        if "host" in data:
+            memory, more = _host(data["host"], node, [f"memory {node}.{device}" for device in here])
+            hosts.append(memory)
+            links += more
     if nodes > 1:
         switches.append("network")
         links += _network(data["network"], known, nodes)
     return Machine(
-        f"{data['name']}-{count}", tuple(processors), tuple(memories), tuple(links), tuple(switches)
+        f"{data['name']}-{count}",
+        tuple(processors),
+        (*memories, *hosts),
+        tuple(links),
+        tuple(switches),
     )
 
 
@@ -177,6 +189,20 @@ def _links(
                 )
             )
     return made
+
+
+def _host(entry: object, node: int, devices: list[str]) -> tuple[Memory, list[Link]]:
+    """Return a node's own memory, and the links between it and those of its devices."""
+    if not isinstance(entry, Mapping):
+        raise MachineError(f"cluster: host: {entry!r} found, a table needed")
+    check_fields("cluster: host", entry, ("memory_bytes", "latency_s", "bytes_per_s"))
+    name = f"host memory {node}"
+    links = [
+        Link(*ends, entry["latency_s"], entry["bytes_per_s"])
+        for device in devices
+        for ends in ((device, name), (name, device))
+    ]
+    return Memory(name, entry["memory_bytes"]), links
 
 
 def _network(entry: Mapping[str, Any], known: set[str], nodes: int) -> list[Link]:

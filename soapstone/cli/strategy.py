@@ -212,9 +212,14 @@ def frontier(
     eps: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share above the exact frontier; 0: exact.")
     ] = 0.01,
-    recompute: Annotated[
-        bool, typer.Option(help="Values may be made again for the backward pass.")
-    ] = False,
+    saving: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What memory may be saved by, at the cost of time; repeat. recompute: values are"
+            " made again for the backward pass; offload: they are in the host's memory meanwhile;"
+            " copies: what was resharded is moved again, or kept in one layout alone."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
@@ -238,7 +243,7 @@ def frontier(
             memory=memory,
             devices=devices,
             eps=eps,
-            recompute=recompute,
+            saving=saving or (),
             progress=stages,
         )
     if plot is not None:

@@ -92,6 +92,13 @@ def routed(kept: Copies) -> Change:
     return change
 
 
+def moved_again(graph: Graph, strategy: Strategy) -> Strategy:
+    """Keep what was made, and move it to its consumers once more for the backward pass."""
+    edges = [(value_of(graph, maker), reader) for maker, reader in EDGES]
+    path = Reshard((Step("all_gather"),), Copies.BEFORE)
+    return replace(strategy, reshards=dict.fromkeys(edges, path))
+
+
 def value_of(graph: Graph, name: str) -> str:
     """Return the first result of a node."""
     return graph.by_name[name].outputs[0]
@@ -114,6 +121,7 @@ def offloaded(graph: Graph, strategy: Strategy) -> Strategy:
 WAYS: Mapping[str, Change] = {
     "all": all_recomputed,
     "every other": every_other,
+    "moved again": moved_again,
     "routed, before": routed(Copies.BEFORE),
     "routed, after": routed(Copies.AFTER),
     "routed, both": routed(Copies.BOTH),

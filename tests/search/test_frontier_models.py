@@ -16,6 +16,7 @@ from soapstone.search.parallel.frontier.baselines import NO_DIM, _names, joined
 from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
 from soapstone.search.parallel.frontier.points import _Points, cost_frontier
+from soapstone.search.parallel.frontier.ways import ways_of
 from soapstone.search.parallel.problem.prepare import Model, prepare
 
 SIZES = {"hidden": 24, "layers": 2, "length": 4, "vocabulary": 40}
@@ -53,7 +54,8 @@ def test_the_frontier_is_that_of_all_combinations(model: Model) -> None:
     """Every strategy of the space, its sums added up one by one."""
     frontier = cost_frontier(model.graph, model.machine)
     choices, data = joined(model, configurations_of(model), "data")
-    maker = _Points(model, costs_of(model, choices))
+    costs = costs_of(model, choices)
+    maker = _Points(model, costs, ways_of(model, costs))
     sums = {
         maker.sums(dict(zip(choices, rows)))
         for rows in itertools.product(*(range(len(each)) for each in choices.values()))
@@ -151,7 +153,7 @@ def test_recomputation_halves_what_is_held_for_the_backward_pass() -> None:
     sizes = {"layers": 5, "hidden": 32, "heads": 4, "inner": 128, "vocabulary": 50}
     graph, machine = graph_of("transformer", 16, sizes=sizes), machine_of("v100", 1)
     (kept,) = cost_frontier(graph, machine).points
-    found = cost_frontier(graph, machine, recompute=True, eps=0.01)
+    found = cost_frontier(graph, machine, saving=["recompute"], eps=0.01)
     assert found.error <= 0.01
     fixed = 4 * sum(
         graph.tensors[name].nbytes for name in graph.inputs(Role.PARAMETER)

@@ -21,11 +21,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from soapstone.ir.backward import backward
+from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.movement import Tiles
+from soapstone.ir.reshards import layout_of
 from soapstone.ir.tensor import Role
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, relation
+from soapstone.search.parallel.frontier.tables import INFEASIBLE
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put
 from soapstone.search.parallel.problem.geometry import settle, tile
@@ -42,8 +46,9 @@ class Own:
     Attributes:
         time: ns of both passes and all that its gradients and parameters need.
         compute: of them, ns of its tasks; the rest is network. ahead: of them, in the forward pass.
-        fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads;
-            inner: of that, what no other operator reads.
+        fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads, but
+            what edges hold (`Moving.sole`); inner: of that, what no other operator reads.
+        passes: whether an edge holds something that it makes.
     """
 
     time: Array
@@ -52,6 +57,7 @@ class Own:
     fixed: Array
     kept: Array
     inner: Array
+    passes: bool
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,11 @@ class Moving:
     Attributes:
         mine, others: the layout of each configuration of the maker and of the reader.
         ahead, back: ns of messages forward, and of gradients back.
-        copies: bytes of what is moved forward. passed: bytes of what the maker holds of it if no
-            backward pass reads that, by layout of the maker.
+        copies: bytes of what is moved forward, where it is read.
+        tile: bytes of it where it is made, by layout of the maker; passed: of that, what no
+            backward pass reads; sole: what that of the reader alone does.
+        whole: bytes of what is read, by layout of the reader, if that can be kept instead of what
+            was made: nobody else reads it, and no element is there twice; else INFEASIBLE.
         again: whether the reader's backward pass reads what is moved.
     """
 
@@ -71,7 +80,10 @@ class Moving:
     ahead: Array
     back: Array
     copies: Array
+    tile: Array
     passed: Array
+    sole: Array
+    whole: Array
     again: bool
 
 
@@ -91,12 +103,12 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
         choices: configurations by operator; those of one class may be shared.
     """
     p, late = model.problem, keeping(model.graph)
-    first = _first_readers(model)
+    first, only = _first_readers(model), _only_readers(model)
     with ThreadPoolExecutor(usable_cores()) as pool:
         owns: dict[object, Future[Own]] = {}
         own = {}
         for op in p.free:
-            held = held_by(model, op, late, first)
+            held = held_by(model, op, late, first, only)
             key: object = (int(p.operators[op]["class_"]), id(choices[op]), held)
             if key not in owns:
                 owns[key] = pool.submit(_own, model, op, choices[op], held)
@@ -104,7 +116,7 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
         tables: dict[object, Future[Moving]] = {}
         edges = {}
         for ends in edges_of(model):
-            kinds = _reads(model, ends, late)
+            kinds = _reads(model, ends, late, only)
             mine, others = (choices[op] for op in ends)
             key = relation(model, ends), id(mine), id(others), kinds
             if key not in tables:
@@ -139,22 +151,34 @@ class Held:
     parameters: tuple[tuple[int, bool, int], ...]
     gradients: tuple[tuple[int, bool, int], ...]
     states: bool
+    passes: bool
 
 
-def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, int]) -> Held:
+def held_by(
+    model: Model,
+    op: int,
+    late: Collection[str],
+    first: Mapping[str, int],
+    only: Mapping[str, int],
+) -> Held:
     """Return what an operator holds.
 
     Args:
         late: nodes that values are kept for.
         first: the operator that is charged with each parameter.
+        only: of values that one other operator reads alone, which.
     """
     graph, item = model.graph, model.operators[op]
     kept, inner, parameters, gradients = [], [], {}, []
+    passes = False
     mine = {node.name for node in (*item.ahead, *item.back)}
     for place, node in enumerate(item.ahead):
         viewed = node.spec.view is not None and _read_by(graph, node.inputs[:1], late)
         for position, name in enumerate(node.outputs):
             if not viewed and _read_by(graph, (name,), late):
+                if name in only:
+                    passes = True
+                    continue
                 kept.append((place, True, position))
                 if all(node.name in mine for node in graph.consumers[name]):
                     inner.append(kept[-1])
@@ -167,7 +191,12 @@ def held_by(model: Model, op: int, late: Collection[str], first: Mapping[str, in
             if name in summed:
                 gradients.append((place, True, position))
     return Held(
-        tuple(kept), tuple(inner), tuple(parameters.values()), tuple(gradients), bool(parameters)
+        tuple(kept),
+        tuple(inner),
+        tuple(parameters.values()),
+        tuple(gradients),
+        bool(parameters),
+        passes,
     )
 
 
@@ -183,6 +212,29 @@ def _first_readers(model: Model) -> dict[str, int]:
             for name in node.inputs:
                 if model.graph.roles.get(name) is Role.PARAMETER:
                     found.setdefault(name, op)
+    return found
+
+
+def _only_readers(model: Model) -> dict[str, int]:
+    """Return values of which one node of another operator's forward pass reads, and besides only
+    that operator's backward pass; with that operator."""
+    graph, found = model.graph, {}
+    owner = {
+        node.name: op
+        for op, item in enumerate(model.operators)
+        for node in (*item.ahead, *item.back)
+    }
+    free = set(model.problem.free)
+    for op in free:
+        for node in model.operators[op].ahead:
+            for name in node.outputs if node.spec.view is None else ():
+                readers = {owner.get(each.name, -1) for each in graph.consumers[name]}
+                other = readers.pop() if len(readers) == 1 and name not in graph.outputs else op
+                if other == op or other not in free:
+                    continue
+                ahead = [each for each in model.operators[other].ahead if name in each.inputs]
+                if len(ahead) == 1 and ahead[0].spec.view is None:
+                    found[name] = other
     return found
 
 
@@ -304,21 +356,33 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
     tasks = [task for task, (_, done) in enumerate(small.tasks) if done[0].name in first]
     ahead = (costs.times.max(-1) + costs.exchanges)[:, tasks].sum(-1)
     kept, inner = (held(numbers(each)).max(-1) for each in (has.kept, has.inner))
-    return Own(costs.alone, compute, ahead, fixed, kept, inner)
+    return Own(costs.alone, compute, ahead, fixed, kept, inner, has.passes)
 
 
 # What moves
 
 
+@dataclass(frozen=True)
+class Read:
+    """Whether a pair's second reads backward what the first makes forward; and, of each result of
+    the first: whether any backward pass reads it, and whether nobody but the second reads it."""
+
+    again: bool
+    late: tuple[bool, ...]
+    only: tuple[bool, ...]
+
+
 def _reads(
-    model: Model, ends: tuple[int, int], late: Collection[str]
-) -> tuple[bool, tuple[bool, ...]]:
-    """Return whether the second's backward pass reads what the first makes, and, of each result of
-    the first's forward pass, whether any does."""
+    model: Model, ends: tuple[int, int], late: Collection[str], only: Mapping[str, int]
+) -> Read:
     first, second = (model.operators[op] for op in ends)
     made = [name for node in first.ahead for name in node.outputs]
     back = {name for node in second.back for name in node.inputs}
-    return not back.isdisjoint(made), tuple(_read_by(model.graph, (name,), late) for name in made)
+    return Read(
+        not back.isdisjoint(made),
+        tuple(_read_by(model.graph, (name,), late) for name in made),
+        tuple(only.get(name) == ends[1] for name in made),
+    )
 
 
 def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
@@ -343,7 +407,7 @@ def _moving(
     ends: tuple[int, int],
     mine: Choices,
     others: Choices,
-    kinds: tuple[bool, tuple[bool, ...]],
+    kinds: Read,
 ) -> Moving:
     pair = Pair(model, ends)
     p = pair.model.problem
@@ -363,34 +427,59 @@ def _moving(
     for goes_back in (False, True):
         pair.between = between[between["back"].astype(bool) == goes_back]
         times.append(pair.moving(*few))
-    copies = np.zeros((len(first[0]), len(first[1])), np.int64)
-    passed = np.zeros(len(first[0]), np.int64)
-    again, read = kinds
+    count = len(first[0]), len(first[1])
+    copies, whole = np.zeros(count, np.int64), np.zeros(count[1], np.int64)
+    able = np.ones(count[1], np.bool_)
+    tile, passed, sole = (np.zeros(count[0], np.int64) for _ in range(3))
     made = [name for node in model.operators[ends[0]].ahead for name in node.outputs]
     for value in {int(v) for v, back in zip(values, between["back"]) if not back}:
-        copies += _copies(pair, value, few)
-        if not read[made.index(pair.model.values[value])]:
-            written = int(p.writers[p.values[value]["writers"]["begin"]])
-            boxes = _boxes(pair, int(pair.ops[0]), few[0], [written])
-            passed += in_memories(p, written, boxes[:, 0]).max(-1)
-    return Moving(layouts[0], layouts[1], times[0], times[1], copies, passed, again)
+        written, read = _operands(pair, value)
+        a, b = (
+            _boxes(pair, int(op), each, [operand])[:, 0]
+            for op, each, operand in zip(pair.ops, few, (written, read))
+        )
+        copies += _copies(p, value, read, a, b)
+        mine_bytes = in_memories(p, written, a).max(-1)
+        tile += mine_bytes
+        number = made.index(pair.model.values[value])
+        if not kinds.late[number]:
+            passed += mine_bytes
+        elif kinds.only[number]:
+            sole += mine_bytes
+        shape = pair.model.graph.tensors[pair.model.values[value]].shape
+        able &= [kinds.only[number] and _layout(shape, each) is not None for each in b]
+        whole += in_memories(p, read, b).max(-1)
+    whole[~able] = INFEASIBLE
+    sides = layouts[0], layouts[1], times[0], times[1]
+    return Moving(*sides, copies, tile, passed, sole, whole, kinds.again)
 
 
-def _copies(pair: Pair, value: int, choices: tuple[Choices, Choices]) -> Array:
-    """Return bytes of what the second's devices read that the first left in other memories."""
+def _layout(shape: Sequence[int], boxes: Array) -> Configuration | None:
+    """Return the layout of a value that has these boxes on devices, if there is one."""
+    there = np.flatnonzero(boxes["high"][:, 0] >= 0) if len(shape) else np.zeros(0, np.int64)
+    low, high = (boxes[side][there][:, : len(shape)] for side in ("low", "high"))
+    return layout_of(shape, Tiles(low, high, there.tolist()))
+
+
+def _operands(pair: Pair, value: int) -> tuple[int, int]:
+    """Return the operands by which a pair's first makes a value, and its second reads it."""
     p = pair.model.problem
-    if len(np.unique(p.devices["memory"])) == 1:
-        return np.zeros((len(choices[0]), len(choices[1])), np.int64)
     written = int(p.writers[p.values[value]["writers"]["begin"]])
     read = next(
         int(operand)
         for operand in p.readers_of(value)["operand"]
         if p.nodes["operator"][p.operands["node"][operand]] == pair.ops[1]
     )
-    a, b = (
-        _boxes(pair, int(op), each, [operand])[:, 0]
-        for op, each, operand in zip(pair.ops, choices, (written, read))
-    )
+    return written, read
+
+
+def _copies(p: Problem, value: int, read: int, a: Array, b: Array) -> Array:
+    """Return bytes of what the second's devices read that the first left in other memories.
+
+    a, b: boxes on devices where it is made and where it is read, by layout.
+    """
+    if len(np.unique(p.devices["memory"])) == 1:
+        return np.zeros((len(a), len(b)), np.int64)
     rank = int(p.values[value]["rank"])
     nbytes = volumes(p, read, b)
     inside = np.ones((len(a), len(b), a.shape[1]), np.bool_)

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Keep
-from soapstone.ir.graph import Graph
+from soapstone.ir.configuration import Copies, Keep, Reshard, Step
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.reshards import read_in
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
-from soapstone.search.parallel.frontier.costs import Costs, Moving, Own, costs_of, keeping
+from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
 from soapstone.search.parallel.frontier.meshes import configurations_of
-from soapstone.search.parallel.frontier.spine import marked_spine
-from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Operator, Problem
+from soapstone.search.parallel.frontier.tables import Point, added
 from soapstone.search.parallel.frontier.tracking import Method, Progress, track
+from soapstone.search.parallel.frontier.ways import MEMORY, TIME, Saving, Ways, bounds, ways_of
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
 from soapstone.search.parallel.simulation.simulate import Simulation, Simulator, simulate
-
-MEMORY, TIME, PASSING = 0, 1, 2  # coordinates; the last is held while a block is gone through
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class FrontierPoint:
     Attributes:
         memory_bytes, time_us: by sums; the first of the device that holds most.
         network_us, compute_us: which are its parts.
-        devices: of the machine. recomputed: operators whose results the backward pass makes again.
+        devices: of the machine. recomputed, offloaded: operators whose results the backward pass
+            makes again, or gets from the memory behind; copied: edges of which it is one end alone.
     """
 
     memory_bytes: int
@@ -50,6 +51,8 @@ class FrontierPoint:
     compute_us: float
     devices: int
     recomputed: int
+    offloaded: int
+    copied: int
     made: Callable[[], Strategy] = field(repr=False, compare=False)
     simulated: Callable[[Strategy], Simulation] = field(repr=False, compare=False)
 
@@ -77,6 +80,11 @@ class FrontierPoint:
     def missing_bytes(self) -> int:
         """By which devices' memories are too small, all together; 0 if it fits."""
         return self.simulation.missing_bytes
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether everything that the backward pass reads is kept."""
+        return not (self.recomputed or self.offloaded or self.copied)
 
     def fits(self, memory_bytes: int | None) -> bool:
         """Return whether a simulated step needs no more than so much, or than the machine has."""
@@ -131,8 +139,8 @@ class CostFrontier:
     def fastest(self, memory_bytes: int | None = None) -> FrontierPoint | None:
         """Return the point with the shortest simulated step; None if none fits.
 
-        Of points that recompute, each of which is a graph of its own to simulate, one is looked at:
-        that with the shortest step by sums of those that fit, found by halves.
+        Of points that do not keep everything, each of which is a graph of its own to simulate, one
+        is looked at: that with the shortest step by sums of those that fit, found by halves.
 
         Args:
             memory_bytes: of each device, at most; by default what the machine's devices have.
@@ -140,7 +148,7 @@ class CostFrontier:
         fitting = [
             each for each in (*self._kept, self.baselines["data"]) if each.fits(memory_bytes)
         ]
-        again = [each for each in self.points if each.recomputed]  # by ascending memory
+        again = [each for each in self.points if not each.keeps_all]  # by ascending memory
         count = bisect_left(again, True, key=lambda each: not each.fits(memory_bytes))
         fitting += again[count - 1 : count] if count else []
         return min(fitting, key=lambda each: each.simulated_us, default=None)
@@ -153,7 +161,7 @@ class CostFrontier:
 
     @property
     def _kept(self) -> list[FrontierPoint]:
-        return [each for each in self.points if not each.recomputed]
+        return [each for each in self.points if each.keeps_all]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all as JSON can say it."""
@@ -195,92 +203,12 @@ class CostFrontier:
         return "\n".join(lines)
 
 
-def problem_of(model: Model, costs: Costs, recompute: bool = False) -> Problem:
-    """Return the abstract problem: memory and time, by operator and edge.
-
-    Args:
-        recompute: a configuration more for each: what the backward pass reads of its results is not
-            kept, but made again, from what its block begins with. That is a third cost: bytes that
-            blocks hold while they are gone through backward, of which the most counts.
-    """
-    number = {op: i for i, op in enumerate(sorted(costs.own))}
-    ends = bounds(costs)
-    own: dict[tuple[int, bool], Array] = {}
-    for op, each in costs.own.items():
-        own.setdefault((id(each), op in ends), _own_costs(each, op in ends, recompute))
-    moving = {id(each): _edge_costs(each, recompute) for each in costs.edges.values()}
-    operators = [
-        Operator(model.operators[op].name, own[id(costs.own[op]), op in ends]) for op in number
-    ]
-    edges = []
-    for (a, b), between in costs.edges.items():
-        rows, columns = between.mine, between.others
-        if recompute:
-            rows = twice(rows, 0 if a in ends else len(between.ahead))
-            columns = twice(columns, between.ahead.shape[1])
-        edges.append(Edge(number[a], number[b], rows, columns, moving[id(between)]))
-    if not recompute:
-        return Problem(operators, edges)
-    return Problem(operators, edges, ("sum", "sum", "max"), totals=((MEMORY, PASSING), (TIME,)))
-
-
-def bounds(costs: Costs) -> set[int]:
-    """Return the operators whose results are kept for others: the ends of blocks.
-
-    Were these recomputed, a block would have to be for the next one to be.
-    """
-    free = sorted(costs.own)
-    number = {op: i for i, op in enumerate(free)}
-    spine = marked_spine(len(free), [(number[a], number[b]) for a, b in costs.edges])
-    return {free[i] for i in (*spine.marked, *spine.far)}
-
-
-def twice(numbers: Array, count: int) -> Array:
-    """Return layouts of configurations that keep results, then of those that recompute them."""
-    return np.concatenate([numbers, numbers + count])
-
-
-def _own_costs(own: Own, ends: bool, recompute: bool) -> Array:
-    """Return costs (configurations, 1, coordinates).
-
-    Args:
-        ends: whether a block ends with it, so that what others read of it is kept.
-    """
-    kept = np.stack([own.fixed + own.kept, own.time], -1)
-    if recompute:
-        none = np.zeros_like(own.kept)
-        made = own.inner if ends else own.kept
-        again = np.stack([own.fixed + own.kept - made, own.time + own.ahead, made], -1)
-        again[made == 0] = INFEASIBLE  # nothing that could be made again
-        kept = np.concatenate([np.concatenate([kept, none[:, None]], -1), again])
-    return kept[:, None]
-
-
-def _edge_costs(moving: Moving, recompute: bool) -> Array:
-    """Return costs (layouts, layouts, 1, coordinates) of an edge.
-
-    What the reader's backward pass, or its recomputation, reads stays as a copy; what the maker
-    recomputes is moved again.
-    """
-    once, none = moving.ahead + moving.back, np.zeros_like(moving.ahead)
-    copies = moving.copies if moving.again else none
-    if not recompute:
-        return np.stack([copies, once], -1)[:, :, None]
-    held = moving.copies + moving.passed[:, None]
-    kept = np.concatenate(
-        [np.stack([copies, once, none], -1), np.stack([held, once, none], -1)], axis=1
-    )
-    moved = np.stack([none, once + moving.ahead, moving.copies], -1)
-    first = moved if moving.again else np.stack([none, once, none], -1)
-    return np.concatenate([kept, np.concatenate([first, moved], axis=1)])[:, :, None]
-
-
 def cost_frontier(
     graph: Graph,
     machine: Machine,
     *,
     eps: float = 0.0,
-    recompute: bool = False,
+    saving: Collection[Saving | str] = (),
     method: Method = "linear",
     progress: Progress | None = None,
 ) -> CostFrontier:
@@ -288,40 +216,36 @@ def cost_frontier(
 
     Args:
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
-        recompute: whether values may be made again for the backward pass instead of kept.
+        saving: what memory may be saved by, at the cost of time.
         method: linear: dynamic programming along the spine; elimination: down to two operators.
 
     Raises:
-        ParallelError: nothing to split, or eps out of range.
+        ParallelError: nothing to split, eps out of range, or a machine that cannot offload.
     """
     began = time.perf_counter()
     model = prepare(graph, machine)
     choices, data = joined(model, configurations_of(model), "data")
     costs = costs_of(model, choices)
-    problem = problem_of(model, costs, recompute)
+    ways = ways_of(model, costs, [Saving(each) for each in saving])
     made = time.perf_counter()
-    result = track(problem, eps=eps, method=method, progress=progress)
+    result = track(ways.problem, eps=eps, method=method, progress=progress)
     ended = time.perf_counter()
-    maker = _Points(model, costs)
-    plain = problem_of(model, costs)
+    maker = _Points(model, costs, ways)
+    plain = ways_of(model, costs).problem if saving else ways.problem
     restricted = one_mesh(model, costs, plain)
     known: dict[str, Rows | None] = {
         "data": data,
         "tofu": least_memory(costs, plain),
         "mesh": restricted[-1] if restricted else None,
     }
-    free = sorted(costs.own)
-    points = [maker.point(dict(zip(free, each.configurations)), each.costs) for each in result]
     return CostFrontier(
-        points=tuple(points),
+        points=tuple(map(maker.point, result)),
         exact=result.exact,
         error=result.error,
         eliminations=result.eliminations,
-        baselines={
-            name: maker.point(rows, maker.sums(rows)) for name, rows in known.items() if rows
-        },
-        mesh=tuple(maker.point(rows, maker.sums(rows)) for rows in restricted),
-        configurations=sum(len(each.costs) for each in problem.operators),
+        baselines={name: maker.kept(rows) for name, rows in known.items() if rows},
+        mesh=tuple(maker.kept(rows) for rows in restricted),
+        configurations=sum(len(each.costs) for each in ways.problem.operators),
         operators=len(costs.own),
         tables_s=made - began,
         seconds=ended - made,
@@ -329,85 +253,117 @@ def cost_frontier(
 
 
 class _Points:
-    """Makes points of configurations, by number for each operator.
+    """Makes points of what is found, or of configurations that keep everything."""
 
-    Numbers beyond those of an operator's configurations are of the same, recomputed.
-    """
-
-    def __init__(self, model: Model, costs: Costs) -> None:
-        self.model, self.costs = model, costs
+    def __init__(self, model: Model, costs: Costs, ways: Ways) -> None:
+        self.model, self.costs, self.ways = model, costs, ways
         self.late, self.ends = keeping(model.graph), bounds(costs)
+        self.free = sorted(costs.own)
 
     def sums(self, rows: Rows) -> tuple[int, int]:
-        """Return memory and time of a strategy that recomputes nothing, by sums."""
-        memory = time_ns = 0
-        for op, row in rows.items():
-            own = self.costs.own[op]
-            memory += int(own.fixed[row] + own.kept[row])
-            time_ns += int(own.time[row])
-        for (a, b), each in self.costs.edges.items():
-            at = each.mine[rows[a]], each.others[rows[b]]
-            memory += int(each.copies[at]) if each.again else 0
-            time_ns += int(each.ahead[at] + each.back[at])
+        """Return memory and time of a strategy that keeps everything, by sums."""
+        return self._added(self._plain(rows))
+
+    def kept(self, rows: Rows) -> FrontierPoint:
+        """Return the point of a strategy that keeps everything."""
+        point = self._plain(rows)
+        return self.point(replace(point, costs=self._added(point)))
+
+    def _plain(self, rows: Rows) -> Point:
+        none = (0,) * len(self.free), (0,) * len(self.ways.edges)
+        return Point((), tuple(rows[op] for op in self.free), *none)
+
+    def _added(self, point: Point) -> tuple[int, int]:
+        memory, time_ns = added(self.ways.problem, point)
         return memory, time_ns
 
-    def point(self, rows: Rows, costs: Sequence[int]) -> FrontierPoint:
-        """Return a point. costs: memory and time."""
-        compute, made = 0, {}
-        again: list[int] = []
-        for op, number in rows.items():
+    def point(self, found: Point) -> FrontierPoint:
+        """Return a point of what has been found."""
+        compute, made, keeps = 0, {}, {}
+        for op, number in zip(self.free, found.configurations):
             own, chosen = self.costs.own[op], self.costs.choices[op]
             row = number % len(chosen)
             made[op] = chosen.degrees[row], chosen.placed[row]
             compute += int(own.compute[row])
-            if number >= len(chosen):
-                again.append(op)
+            keep = self.ways.keeps[number // len(chosen)]
+            if keep is not Keep.KEEP:
+                keeps[op] = keep
+            if keep is Keep.RECOMPUTE:
                 compute += int(own.ahead[row])
-        memory = costs[MEMORY]
+        copies = {
+            ends: choices[number]
+            for ends, choices, number in zip(self.ways.edges, self.ways.copies, found.edge_choices)
+            if choices[number] is not Copies.BOTH
+        }
+        memory, time_ns = found.costs[MEMORY], found.costs[TIME]
+        told = {"search": "frontier", "sum_us": time_ns / 1e3, "sum_bytes": memory}
+        counts = Counter(keeps.values())
         return FrontierPoint(
             memory_bytes=memory,
-            time_us=costs[TIME] / 1e3,
-            network_us=(costs[TIME] - compute) / 1e3,
+            time_us=time_ns / 1e3,
+            network_us=(time_ns - compute) / 1e3,
             compute_us=compute / 1e3,
             devices=len(self.model.problem.devices),
-            recomputed=len(again),
-            made=partial(self._strategy, made, again, memory, costs[TIME]),
+            recomputed=counts[Keep.RECOMPUTE],
+            offloaded=counts[Keep.OFFLOAD],
+            copied=len(copies),
+            made=partial(self._strategy, made, keeps, copies, told),
             simulated=self._simulated,
         )
 
     def _strategy(
         self,
         made: Mapping[int, tuple[Any, Array]],
-        again: Sequence[int],
-        memory: int,
-        time_ns: int,
+        keeps: Mapping[int, Keep],
+        copies: Mapping[tuple[int, int], Copies],
+        told: Mapping[str, Any],
     ) -> Strategy:
         settled = Settled(self.model)
         c = settled.choice
         for op, (split, placed) in made.items():
             c.operators[op], c.placed[op] = split, placed
         settled.settle()
-        told = {"search": "frontier", "sum_us": time_ns / 1e3, "sum_bytes": memory}
         strategy = as_strategy(self.model.graph, self.model, settled.configurations(), told)
-        values = {name: Keep.RECOMPUTE for op in again for name in self._made_again(op)}
-        return replace(strategy, tensors=values)
+        values = {name: keep for op, keep in keeps.items() for name in self._values(op, keep)}
+        reshards = {}
+        for ends, kept in copies.items():
+            for value, consumer in self._moved(*ends):
+                reshards[value, consumer.name] = self._reshard(strategy, value, consumer, kept)
+        return replace(strategy, tensors=values, reshards=reshards)
 
-    def _made_again(self, op: int) -> Iterator[str]:
-        """Yield what is recomputed of an operator: all that the backward pass reads, or a part."""
+    def _values(self, op: int, keep: Keep) -> Iterator[str]:
+        """Yield what is not kept of an operator: all that the backward pass reads, or a part."""
         graph, item = self.model.graph, self.model.operators[op]
         mine = {node.name for node in (*item.ahead, *item.back)}
         for node in item.ahead:
             for name in node.outputs:
                 readers = {reader.name for reader in graph.consumers[name]}
-                inside = op not in self.ends or readers <= mine
+                inside = keep is Keep.OFFLOAD or op not in self.ends or readers <= mine
                 if inside and not readers.isdisjoint(self.late):
                     yield name
+
+    def _moved(self, maker: int, reader: int) -> Iterator[tuple[str, Node]]:
+        """Yield what an operator's forward pass reads of another's, and the node that does."""
+        first, second = (self.model.operators[op] for op in (maker, reader))
+        made = {name for node in first.ahead for name in node.outputs}
+        for node in second.ahead:
+            for name in dict.fromkeys(node.inputs):
+                if name in made:
+                    yield name, node
+
+    def _reshard(self, strategy: Strategy, value: str, consumer: Node, kept: Copies) -> Reshard:
+        """Return the way of a value to a consumer, in one step."""
+        layout = read_in(
+            self.model.graph, value, consumer, strategy.configuration(self.model.graph, consumer)
+        )
+        collective = "all_gather" if layout is None else "all_to_all"
+        return Reshard((Step(collective, layout if kept is Copies.AFTER else None),), kept)
 
     @cached_property
     def _simulator(self) -> Simulator:
         return Simulator(self.model)
 
     def _simulated(self, strategy: Strategy) -> Simulation:
-        if strategy.tensors:
+        if strategy.tensors or strategy.reshards:
             return simulate(self.model.graph, self.model.machine, strategy)
         return self._simulator.simulate_strategy(strategy)

@@ -47,9 +47,10 @@ OPERATOR = record(
     ranges="nodes tasks followers touched",
     by_dim="extent splits",
 )
-# `follows`: the dim of its operator that a dim of a node follows, or -1; `rate`: its type.
+# `follows`: the dim of its operator that a dim of a node follows, or -1; `rate`: its type;
+# `crosses`: it copies to or from a backing memory.
 NODE = record(
-    "operator task rate is_view dims",
+    "operator task rate is_view crosses dims",
     ranges="nested operands",
     by_dim="extent splits follows lowers",
 )
@@ -95,7 +96,7 @@ class Problem(NamedTuple):
 
     operators: Array
     nodes: Array
-    flops: Array  # of each node
+    flops: Array  # of each node; of one that crosses, ns
     operands: Array  # a node's inputs before its outputs
     axes: Array
     tasks: Array

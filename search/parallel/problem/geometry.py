@@ -342,6 +342,9 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
                 share *= (b - a) / mine.extent[dim]
         work = p.flops[node] * share
         results = max(results, work / SPLIT_FLOPS)
+        if mine.crosses:
+            total += int(rates.launch_ns + work)
+            continue
         total += int(
             rates.launch_ns
             + _roofline(

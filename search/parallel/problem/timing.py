@@ -109,18 +109,22 @@ def cross_links(
     A device copies at the rate of its memory; here the link's is less, so a copy is given as much
     arithmetic as the first kind of device does meanwhile.
     """
-    behind = backing_memories(machine)
-    by_ends = {(link.source, link.target): link.bytes_per_s for link in machine.links}
-    slowest = min(
-        by_ends.get(ends, math.inf)
-        for near, far in behind.items()
-        for ends in ((near, far), (far, near))
-    )
     for number, node in enumerate(n.nodes):
         if not away.isdisjoint((*node.inputs, *node.outputs)):
             rate = float(rates[0]["rates"][nodes[number]["rate"]])  # a ns
             nbytes = n.graph.tensors[node.outputs[0]].nbytes
-            flops[number] = max(flops[number], nbytes / slowest * 1e9 * rate)
+            flops[number] = max(flops[number], crossing_ns(machine, nbytes) * rate)
+
+
+def crossing_ns(machine: Machine, nbytes: Any) -> Any:
+    """Return what bytes take, to a backing memory or back: as on the slowest of their links."""
+    by_ends = {(link.source, link.target): link.bytes_per_s for link in machine.links}
+    slowest = min(
+        by_ends.get(ends, math.inf)
+        for near, far in backing_memories(machine).items()
+        for ends in ((near, far), (far, near))
+    )
+    return nbytes / slowest * 1e9
 
 
 def times_of(
