@@ -83,13 +83,13 @@ def compared(
 ) -> Iterator[Row]:
     """Yield a row a sampled point. seconds: of steps, 0 for none."""
     if not seconds:
-        frontier = cost_frontier(graph, machine, eps=EPS, recompute=True)
+        frontier = cost_frontier(graph, machine, eps=EPS, saving=("recompute",))
         for name, point in sampled(frontier, count).items():
             held = held_by(graph, machine, point, executor)
             yield {"point": name, **about(point, point.simulated_bytes, held)}
         return
     with Fidelity(graph, machine, executor) as model:
-        frontier = cost_frontier(graph, model.look(seconds / 4), eps=EPS, recompute=True)
+        frontier = cost_frontier(graph, model.look(seconds / 4), eps=EPS, saving=("recompute",))
         points = sampled(frontier, count)
         strategies = {name: point.strategy for name, point in points.items()}
         for row, found, held in model.compared(strategies, seconds):
@@ -143,7 +143,9 @@ def halves(names: Sequence[str], executor: str, given: argparse.Namespace) -> It
         graph = graph_of(app, batch, sizes=sizes)
         lasting = sum(graph.tensors[value].nbytes for value in graph.roles)
         with Fidelity(graph, machine, executor) as model:
-            frontier = cost_frontier(graph, model.look(given.seconds / 4), eps=EPS, recompute=True)
+            frontier = cost_frontier(
+                graph, model.look(given.seconds / 4), eps=EPS, saving=("recompute",)
+            )
             kept = [each for each in frontier.points if not each.recomputed]
             ends = {"kept": kept[-1], "recomputed": frontier.points[0]}
             strategies = {which: each.strategy for which, each in ends.items()}

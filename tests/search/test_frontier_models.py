@@ -7,23 +7,26 @@ import itertools
 import numpy as np
 import pytest
 
-from soapstone import GraphBuilder
+from soapstone import SGD, GraphBuilder, Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.frontend.strategies.preferences import find_strategy
+from soapstone.ir.configuration import Copies
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel import NAMED, ParallelError, Simulator, simulate
 from soapstone.search.parallel.frontier.baselines import NO_DIM, _names, joined
 from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
 from soapstone.search.parallel.frontier.points import _Points, cost_frontier
-from soapstone.search.parallel.frontier.ways import ways_of
-from soapstone.search.parallel.problem.prepare import Model, prepare
+from soapstone.search.parallel.frontier.tables import INFEASIBLE
+from soapstone.search.parallel.frontier.ways import Saving, ways_of
+from soapstone.search.parallel.problem.prepare import Model as Prepared
+from soapstone.search.parallel.problem.prepare import prepare
 
 SIZES = {"hidden": 24, "layers": 2, "length": 4, "vocabulary": 40}
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model() -> Prepared:
     return prepare(graph_of("mlp", 32), machine_of("v100", 2))
 
 
@@ -35,7 +38,7 @@ def test_meshes_are_the_ordered_factors_and_maps_split_no_dim_twice() -> None:
     assert len(list(tensor_maps((2, 2), 3))) == 3 * 2 + 2 * 3
 
 
-def test_points_of_a_configuration_are_where_its_mesh_says(model: Model) -> None:
+def test_points_of_a_configuration_are_where_its_mesh_says(model: Prepared) -> None:
     found = configurations_of(prepare(model.graph, machine_of("v100", 4)))
     for choices in found.values():
         for split, placed in zip(choices.degrees, choices.placed):
@@ -50,7 +53,7 @@ def test_points_of_a_configuration_are_where_its_mesh_says(model: Model) -> None
     assert len(both) == len({str(each) for each in both})
 
 
-def test_the_frontier_is_that_of_all_combinations(model: Model) -> None:
+def test_the_frontier_is_that_of_all_combinations(model: Prepared) -> None:
     """Every strategy of the space, its sums added up one by one."""
     frontier = cost_frontier(model.graph, model.machine)
     choices, data = joined(model, configurations_of(model), "data")
@@ -67,7 +70,7 @@ def test_the_frontier_is_that_of_all_combinations(model: Model) -> None:
     assert frontier.turning_point in frontier.points
 
 
-def test_one_mesh_splits_names_alike(model: Model) -> None:
+def test_one_mesh_splits_names_alike(model: Prepared) -> None:
     """Its frontier is that of all combinations in which a name is split everywhere or nowhere."""
     frontier = cost_frontier(model.graph, model.machine)
     choices, data = joined(model, configurations_of(model), "data")
@@ -98,7 +101,7 @@ def test_dims_of_repeated_blocks_have_one_name() -> None:
     assert heads == names["encoder2.attention.query"][-1] != inner[0][-1]
 
 
-def test_a_point_is_a_strategy_that_costs_what_it_says(model: Model) -> None:
+def test_a_point_is_a_strategy_that_costs_what_it_says(model: Prepared) -> None:
     frontier = cost_frontier(model.graph, model.machine)
     for point in frontier.points:
         found = simulate(model.graph, model.machine, point.strategy)
@@ -166,6 +169,43 @@ def test_recomputation_halves_what_is_held_for_the_backward_pass() -> None:
         assert (point.recomputed > 0) == bool(point.strategy.tensors)
 
 
+@pytest.mark.parametrize("saving", [["offload"], ["copies"], ["recompute", "offload", "copies"]])
+def test_memory_is_saved_at_the_cost_that_sums_say(saving: list[str]) -> None:
+    """Points that keep less are strategies that run so; what is given up is what was asked for."""
+    sizes = {"layers": 2, "hidden": 32, "heads": 4, "inner": 128, "vocabulary": 50}
+    graph, machine = graph_of("transformer", 16, sizes=sizes), machine_of("v100", 2)
+    found = cost_frontier(graph, machine, saving=saving, eps=0.02)
+    least = cost_frontier(graph, machine).points[0]
+    if "offload" in saving:
+        assert found.points[0].memory_bytes < 0.8 * least.memory_bytes
+    for point in found.points[:: max(1, len(found.points) // 4)]:
+        assert point.recomputed == 0 or "recompute" in saving
+        assert point.offloaded == 0 or "offload" in saving
+        assert point.copied == len({*point.strategy.reshards}) or "copies" in saving
+        assert point.simulated_us == pytest.approx(point.time_us, rel=0.1)
+        assert point.simulated_bytes <= 1.25 * point.memory_bytes
+
+
+def test_what_was_resharded_is_moved_again_or_kept_there_alone() -> None:
+    """A product split by rows is read whole by every device: its copies need not stay."""
+    with Model("two") as net:
+        net.output(net.dense(net.dense(net.input("x", (64, 256)), 256), 256))
+        net.compile(SGD(0.1), loss="mse", cpus=1)
+        model = prepare(net.training_graph, machine_of("v100", 4))
+    costs = costs_of(model, configurations_of(model))
+    ways = ways_of(model, costs, [Saving.COPIES])
+    ends = next(ends for ends, each in costs.edges.items() if each.again)
+    moving, edge = costs.edges[ends], ways.problem.edges[ways.edges.index(ends)]
+    assert ways.copies[ways.edges.index(ends)] == (Copies.BOTH, Copies.BEFORE, Copies.AFTER)
+    both, before, after = np.moveaxis(edge.costs, 2, 0)
+    moves = moving.copies > 0
+    assert (before[moves, 0] < both[moves, 0]).all() and (before[moves, 1] > both[moves, 1]).all()
+    assert (before[moves, 2] >= moving.copies[moves]).all()
+    able = after[..., 0] < INFEASIBLE
+    assert able.any() and not able[~moves].any() and (after[able, 2] == 0).all()
+    assert (after[able, 0] <= both[able, 0]).all()
+
+
 def test_options_choose_by_memory_and_devices() -> None:
     graph = graph_of("rnnlm", 16, sizes=SIZES)
     shortest = find_strategy(graph, "v100", devices=4)
@@ -185,6 +225,10 @@ def test_options_choose_by_memory_and_devices() -> None:
 
 def test_wrong_options_say_what_is_needed() -> None:
     graph = graph_of("mlp", 32)
+    with pytest.raises(ParallelError, match=r"saving .*'zip'.* recompute, offload, copies needed"):
+        find_strategy(graph, "v100", saving=["zip"])
+    with pytest.raises(ParallelError, match="offload: machine 'p100-2' has no memory larger"):
+        find_strategy(graph, "p100", devices=2, saving=["offload"])
     with pytest.raises(ParallelError, match="'fast' found, one of mini-time"):
         find_strategy(graph, "v100", "fast")
     with pytest.raises(ParallelError, match="memory of 0 bytes"):

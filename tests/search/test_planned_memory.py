@@ -61,7 +61,7 @@ def test_points_of_a_frontier_hold_what_they_say(cpus: int) -> None:
     """Those that keep everything, and those that recompute."""
     batch, sizes = program.APPS["transformer"]
     graph, machine = graph_of("transformer", batch, sizes=sizes), computer(cpus)
-    points = cost_frontier(graph, machine, recompute=True, eps=0.05).points
+    points = cost_frontier(graph, machine, saving=("recompute",), eps=0.05).points
     assert any(each.recomputed for each in points)
     for point in points[:: max(1, len(points) // 4)]:
         with running(graph, machine, point.strategy) as (session, _):

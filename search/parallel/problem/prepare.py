@@ -130,7 +130,7 @@ class _Encoder(Numbering):
         operators = self._operators(touched)
         devices, kinds = devices_of(self.machine)
         if self.away:
-            cross_links(self, self.machine, nodes, flops, kinds, self.away)
+            cross_links(self, self.machine, nodes, flops, self.away)
         timed = times_of(self, self.machine, nodes, flops, tasks, kinds)
         times, begin_ns, slower, classes = timed
         if self.part:  # to be a bound for the whole: what slows tasks may change sides

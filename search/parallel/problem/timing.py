@@ -97,23 +97,13 @@ def read_ns(graph: Graph, machine: Machine) -> Array:
 
 
 def cross_links(
-    n: Numbering,
-    machine: Machine,
-    nodes: Array,
-    flops: Array,
-    rates: Array,
-    away: frozenset[str],
+    n: Numbering, machine: Machine, nodes: Array, flops: Array, away: frozenset[str]
 ) -> None:
-    """Let copies to and from backing memories take what the slowest of their links takes.
-
-    A device copies at the rate of its memory; here the link's is less, so a copy is given as much
-    arithmetic as the first kind of device does meanwhile.
-    """
+    """Let copies to and from backing memories take what the slowest of their links takes."""
     for number, node in enumerate(n.nodes):
         if not away.isdisjoint((*node.inputs, *node.outputs)):
-            rate = float(rates[0]["rates"][nodes[number]["rate"]])  # a ns
-            nbytes = n.graph.tensors[node.outputs[0]].nbytes
-            flops[number] = max(flops[number], crossing_ns(machine, nbytes) * rate)
+            nodes[number]["crosses"] = True
+            flops[number] = crossing_ns(machine, n.graph.tensors[node.outputs[0]].nbytes)
 
 
 def crossing_ns(machine: Machine, nbytes: Any) -> Any:
