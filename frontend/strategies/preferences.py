@@ -113,6 +113,7 @@ def find_strategy(
     devices: int | Sequence[int] | None = None,
     eps: float = 0.01,
     saving: Collection[Saving | str] = (),
+    paths: bool = False,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
@@ -129,6 +130,7 @@ def find_strategy(
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
         saving: what memory may be saved by, at the cost of time: recompute, offload, copies; models
             of many configurations take minutes then.
+        paths: whether values may be moved from layout to layout in several steps.
         batch_size: samples of a step of an app, all devices together; default: the app's own.
         progress: called with the stage, how much of it is done, and of how much.
 
@@ -158,7 +160,7 @@ def find_strategy(
         count = len(each.processors)
         measure_tasks(graph, each, progress)
         frontiers[count] = cost_frontier(
-            graph, each, eps=eps, saving=saving, progress=_joins(count, progress)
+            graph, each, eps=eps, saving=saving, paths=paths, progress=_joins(count, progress)
         )
         fastest[count] = frontiers[count].fastest(memory)
         if fastest[count] is not None and option is not Option.PROFILING:

@@ -220,6 +220,9 @@ def frontier(
             " copies: what was resharded is moved again, or kept in one layout alone."
         ),
     ] = None,
+    paths: Annotated[
+        bool, typer.Option(help="Values may be moved from layout to layout in several steps.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
     ] = None,
@@ -244,6 +247,7 @@ def frontier(
             devices=devices,
             eps=eps,
             saving=saving or (),
+            paths=paths,
             progress=stages,
         )
     if plot is not None:

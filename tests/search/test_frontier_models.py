@@ -10,15 +10,16 @@ import pytest
 from soapstone import SGD, GraphBuilder, Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.frontend.strategies.preferences import find_strategy
-from soapstone.ir.configuration import Copies
-from soapstone.ir.tensor import Role
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.tensor import Role, TensorSpec
 from soapstone.search.parallel import NAMED, ParallelError, Simulator, simulate
 from soapstone.search.parallel.frontier.baselines import NO_DIM, _names, joined
 from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
+from soapstone.search.parallel.frontier.paths import Paths
 from soapstone.search.parallel.frontier.points import _Points, cost_frontier
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
-from soapstone.search.parallel.frontier.ways import Saving, ways_of
+from soapstone.search.parallel.frontier.ways import Saving, Sent, ways_of
 from soapstone.search.parallel.problem.prepare import Model as Prepared
 from soapstone.search.parallel.problem.prepare import prepare
 
@@ -74,7 +75,8 @@ def test_one_mesh_splits_names_alike(model: Prepared) -> None:
     """Its frontier is that of all combinations in which a name is split everywhere or nowhere."""
     frontier = cost_frontier(model.graph, model.machine)
     choices, data = joined(model, configurations_of(model), "data")
-    maker, names = _Points(model, costs_of(model, choices)), _names(model)
+    costs = costs_of(model, choices)
+    maker, names = _Points(model, costs, ways_of(model, costs)), _names(model)
     sums = {maker.sums(data)}
     for rows in itertools.product(*(range(len(each)) for each in choices.values())):
         split: dict[int, set[bool]] = {}
@@ -196,7 +198,7 @@ def test_what_was_resharded_is_moved_again_or_kept_there_alone() -> None:
     ways = ways_of(model, costs, [Saving.COPIES])
     ends = next(ends for ends, each in costs.edges.items() if each.again)
     moving, edge = costs.edges[ends], ways.problem.edges[ways.edges.index(ends)]
-    assert ways.copies[ways.edges.index(ends)] == (Copies.BOTH, Copies.BEFORE, Copies.AFTER)
+    assert ways.sent[ways.edges.index(ends)] == (Sent.BOTH, Sent.BEFORE, Sent.AFTER)
     both, before, after = np.moveaxis(edge.costs, 2, 0)
     moves = moving.copies > 0
     assert (before[moves, 0] < both[moves, 0]).all() and (before[moves, 1] > both[moves, 1]).all()
@@ -204,6 +206,42 @@ def test_what_was_resharded_is_moved_again_or_kept_there_alone() -> None:
     able = after[..., 0] < INFEASIBLE
     assert able.any() and not able[~moves].any() and (after[able, 2] == 0).all()
     assert (after[able, 0] <= both[able, 0]).all()
+
+
+def test_paths_are_the_shortest_and_end_where_they_should(model: Prepared) -> None:
+    wide = prepare(model.graph, machine_of("v100", 16))
+    paths = Paths(wide, TensorSpec((256, 4096), "float32"))
+    count = len(paths.layouts)
+    assert count > 10 and len(set(map(str, paths.layouts))) > 5
+    for via in range(count):
+        assert (paths.ns <= paths.ns[:, via, None] + paths.ns[via]).all()
+    for begin in range(0, count, 3):
+        for end in range(0, count, 5):
+            steps = paths.steps(begin, end)
+            assert (steps[-1:] or [paths.layouts[begin]])[0] == paths.layouts[end]
+            stops = [begin, *(paths.number(each) for each in steps)]
+            legs = sum(int(paths.ns[leg]) for leg in itertools.pairwise(stops))
+            assert legs == paths.ns[begin, end]
+    assert max(len(paths.steps(a, b)) for a in range(count) for b in range(count)) > 1
+    assert paths.number(Configuration({"d0": 16}, tuple(range(15, -1, -1)))) == -1
+
+
+def test_values_go_along_paths_where_that_is_shorter() -> None:
+    """No point is worse than without paths; those with paths are strategies that can be run."""
+    graph, machine = graph_of("rnnlm", 64), machine_of("v100", 16)
+    direct, found = (cost_frontier(graph, machine, paths=paths) for paths in (False, True))
+    for point in direct.points:
+        assert any(
+            each.memory_bytes <= point.memory_bytes and each.time_us <= point.time_us
+            for each in found.points
+        )
+    some = [each for each in found.points if each.routed]
+    assert some and all(each.plain for each in direct.points)
+    for point in some[:: max(1, len(some) // 4)]:
+        point.strategy.check(graph, machine.describe())
+        assert any(len(each.layouts) > 0 for each in point.strategy.reshards.values())
+        assert point.simulated_us <= 1.1 * point.time_us
+        assert point.simulated_bytes <= 1.25 * point.memory_bytes
 
 
 def test_options_choose_by_memory_and_devices() -> None:

@@ -14,7 +14,7 @@ update, which follows at once, and is not counted unless it is a part of a sum o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,14 +25,16 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.movement import Tiles
 from soapstone.ir.reshards import layout_of
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Role, TensorSpec
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Pair, Part, edges_of, relation
+from soapstone.search.parallel.frontier.paths import Paths, Routed, routed
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put
 from soapstone.search.parallel.problem.geometry import settle, tile
+from soapstone.search.parallel.problem.operators import Operator as Item
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.simulation.liveness import whole_bytes
@@ -73,6 +75,7 @@ class Moving:
         whole: bytes of what is read, by layout of the reader, if that can be kept instead of what
             was made: nobody else reads it, and no element is there twice; else INFEASIBLE.
         again: whether the reader's backward pass reads what is moved.
+        routed: ways in several steps, where they were looked for and some are shorter.
     """
 
     mine: Array
@@ -85,6 +88,7 @@ class Moving:
     sole: Array
     whole: Array
     again: bool
+    routed: Routed | None = None
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,12 @@ class Costs:
     edges: Mapping[tuple[int, int], Moving]
 
 
-def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
+def costs_of(model: Model, choices: Mapping[int, Choices], paths: bool = False) -> Costs:
     """Return what everything costs.
 
     Args:
         choices: configurations by operator; those of one class may be shared.
+        paths: whether values may be moved in several steps.
     """
     p, late = model.problem, keeping(model.graph)
     first, only = _first_readers(model), _only_readers(model)
@@ -114,13 +119,18 @@ def costs_of(model: Model, choices: Mapping[int, Choices]) -> Costs:
                 owns[key] = pool.submit(_own, model, op, choices[op], held)
             own[op] = owns[key]
         tables: dict[object, Future[Moving]] = {}
-        edges = {}
+        edges, ways = {}, dict[object, Future[Paths]]()
+        for ends in edges_of(model) if paths else ():
+            for spec in _moved(model, ends):
+                if str(spec) not in ways:
+                    ways[str(spec)] = pool.submit(Paths, model, spec)
+        known = {key: found.result() for key, found in ways.items()}
         for ends in edges_of(model):
             kinds = _reads(model, ends, late, only)
             mine, others = (choices[op] for op in ends)
             key = relation(model, ends), id(mine), id(others), kinds
             if key not in tables:
-                tables[key] = pool.submit(_moving, model, ends, mine, others, kinds)
+                tables[key] = pool.submit(_moving, model, ends, mine, others, kinds, known)
             edges[ends] = tables[key]
         return Costs(
             choices,
@@ -365,11 +375,13 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
 @dataclass(frozen=True)
 class Read:
     """Whether a pair's second reads backward what the first makes forward; and, of each result of
-    the first: whether any backward pass reads it, and whether nobody but the second reads it."""
+    the first: whether any backward pass reads it, and whether nobody but the second reads it;
+    whether the gradient that the second makes is the one that the first reads."""
 
     again: bool
     late: tuple[bool, ...]
     only: tuple[bool, ...]
+    gradient: bool
 
 
 def _reads(
@@ -382,7 +394,25 @@ def _reads(
         not back.isdisjoint(made),
         tuple(_read_by(model.graph, (name,), late) for name in made),
         tuple(only.get(name) == ends[1] for name in made),
+        any(gradients_between(first, second)),
     )
+
+
+def gradients_between(first: Item, second: Item) -> Iterator[tuple[str, Node]]:
+    """Yield what an operator's backward pass reads of another's, and the node that does."""
+    made = {name for node in second.back for name in node.outputs}
+    for node in first.back:
+        for name in dict.fromkeys(node.inputs):
+            if name in made:
+                yield name, node
+
+
+def _moved(model: Model, ends: tuple[int, int]) -> list[TensorSpec]:
+    """Return what an operator's forward pass reads of another's."""
+    first, second = (model.operators[op] for op in ends)
+    made = {name for node in first.ahead for name in node.outputs}
+    read = dict.fromkeys(name for node in second.ahead for name in node.inputs if name in made)
+    return [model.graph.tensors[name] for name in read]
 
 
 def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
@@ -408,6 +438,7 @@ def _moving(
     mine: Choices,
     others: Choices,
     kinds: Read,
+    paths: Mapping[str, Paths],
 ) -> Moving:
     pair = Pair(model, ends)
     p = pair.model.problem
@@ -450,8 +481,14 @@ def _moving(
         able &= [kinds.only[number] and _layout(shape, each) is not None for each in b]
         whole += in_memories(p, read, b).max(-1)
     whole[~able] = INFEASIBLE
+    ways = None
+    specs = _moved(model, ends)
+    if len(specs) == 1 and str(specs[0]) in paths:
+        shape = specs[0].shape
+        mine_layouts = [_layout(shape, each) for each in a]
+        ways = routed(paths[str(specs[0])], mine_layouts, *times, kinds.gradient)
     sides = layouts[0], layouts[1], times[0], times[1]
-    return Moving(*sides, copies, tile, passed, sole, whole, kinds.again)
+    return Moving(*sides, copies, tile, passed, sole, whole, kinds.again, ways)
 
 
 def _layout(shape: Sequence[int], boxes: Array) -> Configuration | None:

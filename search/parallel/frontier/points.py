@@ -23,11 +23,19 @@ from soapstone.ir.reshards import read_in
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
-from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
+from soapstone.search.parallel.frontier.costs import Costs, costs_of, gradients_between, keeping
 from soapstone.search.parallel.frontier.meshes import configurations_of
 from soapstone.search.parallel.frontier.tables import Point, added
 from soapstone.search.parallel.frontier.tracking import Method, Progress, track
-from soapstone.search.parallel.frontier.ways import MEMORY, TIME, Saving, Ways, bounds, ways_of
+from soapstone.search.parallel.frontier.ways import (
+    MEMORY,
+    TIME,
+    Saving,
+    Sent,
+    Ways,
+    bounds,
+    ways_of,
+)
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import Model, prepare
@@ -42,7 +50,8 @@ class FrontierPoint:
         memory_bytes, time_us: by sums; the first of the device that holds most.
         network_us, compute_us: which are its parts.
         devices: of the machine. recomputed, offloaded: operators whose results the backward pass
-            makes again, or gets from the memory behind; copied: edges of which it is one end alone.
+            makes again, or gets from the memory behind; copied: edges of which it is one end alone;
+            routed: edges that go in several steps.
     """
 
     memory_bytes: int
@@ -53,6 +62,7 @@ class FrontierPoint:
     recomputed: int
     offloaded: int
     copied: int
+    routed: int
     made: Callable[[], Strategy] = field(repr=False, compare=False)
     simulated: Callable[[Strategy], Simulation] = field(repr=False, compare=False)
 
@@ -82,9 +92,9 @@ class FrontierPoint:
         return self.simulation.missing_bytes
 
     @property
-    def keeps_all(self) -> bool:
-        """Whether everything that the backward pass reads is kept."""
-        return not (self.recomputed or self.offloaded or self.copied)
+    def plain(self) -> bool:
+        """Whether everything that the backward pass reads is kept, and moves in one step."""
+        return not (self.recomputed or self.offloaded or self.copied or self.routed)
 
     def fits(self, memory_bytes: int | None) -> bool:
         """Return whether a simulated step needs no more than so much, or than the machine has."""
@@ -148,7 +158,7 @@ class CostFrontier:
         fitting = [
             each for each in (*self._kept, self.baselines["data"]) if each.fits(memory_bytes)
         ]
-        again = [each for each in self.points if not each.keeps_all]  # by ascending memory
+        again = [each for each in self.points if not each.plain]  # by ascending memory
         count = bisect_left(again, True, key=lambda each: not each.fits(memory_bytes))
         fitting += again[count - 1 : count] if count else []
         return min(fitting, key=lambda each: each.simulated_us, default=None)
@@ -161,7 +171,7 @@ class CostFrontier:
 
     @property
     def _kept(self) -> list[FrontierPoint]:
-        return [each for each in self.points if each.keeps_all]
+        return [each for each in self.points if each.plain]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all as JSON can say it."""
@@ -209,6 +219,7 @@ def cost_frontier(
     *,
     eps: float = 0.0,
     saving: Collection[Saving | str] = (),
+    paths: bool = False,
     method: Method = "linear",
     progress: Progress | None = None,
 ) -> CostFrontier:
@@ -217,6 +228,7 @@ def cost_frontier(
     Args:
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
         saving: what memory may be saved by, at the cost of time.
+        paths: whether values may be moved in several steps.
         method: linear: dynamic programming along the spine; elimination: down to two operators.
 
     Raises:
@@ -225,7 +237,7 @@ def cost_frontier(
     began = time.perf_counter()
     model = prepare(graph, machine)
     choices, data = joined(model, configurations_of(model), "data")
-    costs = costs_of(model, choices)
+    costs = costs_of(model, choices, paths)
     ways = ways_of(model, costs, [Saving(each) for each in saving])
     made = time.perf_counter()
     result = track(ways.problem, eps=eps, method=method, progress=progress)
@@ -279,21 +291,21 @@ class _Points:
 
     def point(self, found: Point) -> FrontierPoint:
         """Return a point of what has been found."""
-        compute, made, keeps = 0, {}, {}
+        compute, made, keeps, made_by = 0, {}, {}, {}
         for op, number in zip(self.free, found.configurations):
             own, chosen = self.costs.own[op], self.costs.choices[op]
             row = number % len(chosen)
-            made[op] = chosen.degrees[row], chosen.placed[row]
+            made[op], made_by[op] = (chosen.degrees[row], chosen.placed[row]), row
             compute += int(own.compute[row])
             keep = self.ways.keeps[number // len(chosen)]
             if keep is not Keep.KEEP:
                 keeps[op] = keep
             if keep is Keep.RECOMPUTE:
                 compute += int(own.ahead[row])
-        copies = {
-            ends: choices[number]
-            for ends, choices, number in zip(self.ways.edges, self.ways.copies, found.edge_choices)
-            if choices[number] is not Copies.BOTH
+        sent = {
+            ends: (choices[number], self._layouts(ends, made_by))
+            for ends, choices, number in zip(self.ways.edges, self.ways.sent, found.edge_choices)
+            if choices[number] is not Sent.BOTH
         }
         memory, time_ns = found.costs[MEMORY], found.costs[TIME]
         told = {"search": "frontier", "sum_us": time_ns / 1e3, "sum_bytes": memory}
@@ -306,16 +318,22 @@ class _Points:
             devices=len(self.model.problem.devices),
             recomputed=counts[Keep.RECOMPUTE],
             offloaded=counts[Keep.OFFLOAD],
-            copied=len(copies),
-            made=partial(self._strategy, made, keeps, copies, told),
+            copied=sum(how is not Sent.PATH for how, _ in sent.values()),
+            routed=sum(how is Sent.PATH for how, _ in sent.values()),
+            made=partial(self._strategy, made, keeps, sent, told),
             simulated=self._simulated,
         )
+
+    def _layouts(self, ends: tuple[int, int], rows: Rows) -> tuple[int, int]:
+        """Return the layouts of an edge's maker and reader in their configurations."""
+        edge = self.costs.edges[ends]
+        return int(edge.mine[rows[ends[0]]]), int(edge.others[rows[ends[1]]])
 
     def _strategy(
         self,
         made: Mapping[int, tuple[Any, Array]],
         keeps: Mapping[int, Keep],
-        copies: Mapping[tuple[int, int], Copies],
+        sent: Mapping[tuple[int, int], tuple[Sent, tuple[int, int]]],
         told: Mapping[str, Any],
     ) -> Strategy:
         settled = Settled(self.model)
@@ -325,11 +343,36 @@ class _Points:
         settled.settle()
         strategy = as_strategy(self.model.graph, self.model, settled.configurations(), told)
         values = {name: keep for op, keep in keeps.items() for name in self._values(op, keep)}
-        reshards = {}
-        for ends, kept in copies.items():
+        reshards: dict[tuple[str, str], Reshard] = {}
+        for ends, (how, layouts) in sent.items():
+            if how is Sent.PATH:
+                reshards |= dict(self._path(ends, layouts))
+                continue
             for value, consumer in self._moved(*ends):
-                reshards[value, consumer.name] = self._reshard(strategy, value, consumer, kept)
+                reshards[value, consumer.name] = self._reshard(strategy, value, consumer, how)
         return replace(strategy, tensors=values, reshards=reshards)
+
+    def _path(
+        self, ends: tuple[int, int], layouts: tuple[int, int]
+    ) -> Iterator[tuple[tuple[str, str], Reshard]]:
+        """Yield the ways of an edge's value and of its gradient, by value and consumer."""
+        way, first, second = (
+            self.costs.edges[ends].routed,
+            *map(self.model.operators.__getitem__, ends),
+        )
+        assert way is not None
+        moved = (
+            (self._moved(*ends), way.forward(*layouts)),
+            (
+                gradients_between(first, second),
+                way.backward(*layouts),
+            ),
+        )
+        for values, steps in moved:
+            if steps:
+                path = (*(Step("all_to_all", each) for each in steps), Step("all_gather"))
+                for value, consumer in values:
+                    yield (value, consumer.name), Reshard(path, Copies.BOTH)
 
     def _values(self, op: int, keep: Keep) -> Iterator[str]:
         """Yield what is not kept of an operator: all that the backward pass reads, or a part."""
@@ -351,13 +394,13 @@ class _Points:
                 if name in made:
                     yield name, node
 
-    def _reshard(self, strategy: Strategy, value: str, consumer: Node, kept: Copies) -> Reshard:
+    def _reshard(self, strategy: Strategy, value: str, consumer: Node, how: Sent) -> Reshard:
         """Return the way of a value to a consumer, in one step."""
         layout = read_in(
             self.model.graph, value, consumer, strategy.configuration(self.model.graph, consumer)
         )
         collective = "all_gather" if layout is None else "all_to_all"
-        return Reshard((Step(collective, layout if kept is Copies.AFTER else None),), kept)
+        return Reshard((Step(collective, layout if how is Sent.AFTER else None),), Copies(how))
 
     @cached_property
     def _simulator(self) -> Simulator:

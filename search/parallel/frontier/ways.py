@@ -15,8 +15,9 @@ from enum import StrEnum
 import numpy as np
 
 from soapstone.engine.mapper import backing_memories
-from soapstone.ir.configuration import Copies, Keep
+from soapstone.ir.configuration import Keep
 from soapstone.search.parallel.frontier.costs import Costs, Moving, Own
+from soapstone.search.parallel.frontier.paths import copy_ns
 from soapstone.search.parallel.frontier.spine import marked_spine
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Operator, Problem
 from soapstone.search.parallel.problem.arrays import Array
@@ -25,6 +26,16 @@ from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.problem.timing import crossing_ns
 
 MEMORY, TIME, PASSING = 0, 1, 2  # coordinates
+
+
+class Sent(StrEnum):
+    """How an edge's value gets to its reader, and what of it stays: in one step, and as `Copies`
+    says; or along a path in several (`paths.py`), of which the last copy stays."""
+
+    BOTH = "both"
+    BEFORE = "before"
+    AFTER = "after"
+    PATH = "path"
 
 
 class Saving(StrEnum):
@@ -47,13 +58,13 @@ class Ways:
     Attributes:
         problem: operators in order of their numbers in the model; an operator's configurations come
             as often as there are `keeps`, first all that keep what they make, and so on.
-        keeps: those of each operator's results. copies: the choices of each edge.
+        keeps: those of each operator's results. sent: the choices of each edge.
         edges: the model's operators that each edge is between.
     """
 
     problem: Problem
     keeps: tuple[Keep, ...]
-    copies: tuple[tuple[Copies, ...], ...]
+    sent: tuple[tuple[Sent, ...], ...]
     edges: tuple[tuple[int, int], ...]
 
 
@@ -77,17 +88,17 @@ def ways_of(model: Model, costs: Costs, saving: Collection[Saving] = ()) -> Ways
     operators = [
         Operator(model.operators[op].name, made[id(costs.own[op]), op in ends]) for op in number
     ]
-    edges, copies = [], []
+    edges, sent = [], []
     for (a, b), between in costs.edges.items():
         rows = _repeated(between.mine, [table.row(keep, a in ends) for keep in keeps])
         columns = _repeated(between.others, [int(keep is Keep.RECOMPUTE) for keep in keeps])
         choices, found = moving[id(between)]
         edges.append(Edge(number[a], number[b], rows, columns, found))
-        copies.append(choices)
+        sent.append(choices)
     monoids = ("sum", "sum", "max") if saving else ("sum", "sum")
     totals = ((MEMORY, PASSING), (TIME,)) if saving else None
     problem = Problem(operators, edges, monoids, totals=totals)
-    return Ways(problem, tuple(keeps), tuple(copies), tuple(costs.edges))
+    return Ways(problem, tuple(keeps), tuple(sent), tuple(costs.edges))
 
 
 def bounds(costs: Costs) -> set[int]:
@@ -127,8 +138,7 @@ class _Table:
 
     def __init__(self, model: Model, keeps: tuple[Keep, ...], copies: bool, passing: bool) -> None:
         self.model, self.keeps, self.copies, self.passing = model, keeps, copies, passing
-        kind = model.problem.kinds[0]
-        self.launch_ns, self.memory_rate = float(kind["launch_ns"]), float(kind["memory_rate"])
+        self.launch_ns = float(model.problem.kinds[0]["launch_ns"])
 
     def row(self, keep: Keep, end: bool) -> int:
         """Return which block of an edge's rows a maker's way has.
@@ -156,7 +166,7 @@ class _Table:
             found.append(costs)
         return np.concatenate(found)[:, None, : 3 if self.passing else 2]
 
-    def edge(self, moving: Moving) -> tuple[tuple[Copies, ...], Array]:
+    def edge(self, moving: Moving) -> tuple[tuple[Sent, ...], Array]:
         """Return the choices of an edge, and what they cost.
 
         (layouts of the maker by way, layouts of the reader kept or recomputed, choices,
@@ -166,9 +176,9 @@ class _Table:
         blocks = [
             [self._block(moving, keep, again) for again in self._readers] for keep in self.keeps
         ]
-        choices = [Copies.BOTH, Copies.BEFORE, Copies.AFTER]
+        choices = list(Sent)
         found = np.concatenate([np.concatenate(row, 1) for row in blocks])
-        there = [0, *(i for i in (1, 2) if (found[:, :, i] < INFEASIBLE).any())]
+        there = [0, *(i for i in (1, 2, 3) if (found[:, :, i] < INFEASIBLE).any())]
         found = np.ascontiguousarray(found[:, :, there, : 3 if self.passing else 2])
         return tuple(choices[i] for i in there), found
 
@@ -177,12 +187,12 @@ class _Table:
         return (False, True) if Keep.RECOMPUTE in self.keeps else (False,)
 
     def _block(self, moving: Moving, keep: Keep, again: bool) -> Array:
-        """Return costs (layouts, layouts, 3 choices, 3 coordinates) for a way of the maker's.
+        """Return costs (layouts, layouts, 4 choices, 3 coordinates) for a way of the maker's.
 
         again: whether the reader is recomputed.
         """
         once = moving.ahead + moving.back
-        found = np.full((*once.shape, 3, 3), INFEASIBLE)
+        found = np.full((*once.shape, len(Sent), 3), INFEASIBLE)
         read = moving.again or again
         held = (moving.sole + (moving.passed if again else 0))[:, None]
         copies = moving.copies if read else np.zeros_like(once)
@@ -205,12 +215,20 @@ class _Table:
                 found[:, :, 2] = np.stack(np.broadcast_arrays(*after, 0), -1)
                 found[:, moving.whole >= INFEASIBLE, 2] = INFEASIBLE
             found[:, :, 1:][moving.copies == 0] = INFEASIBLE  # one copy, whatever is kept
+        if moving.routed is not None:
+            way = moving.routed
+            made, at = np.arange(len(once))[:, None], np.arange(once.shape[1])
+            there = moving.copies[way.through, at] + moving.tile[way.through] * (
+                way.through != made
+            )
+            path = held + (there if read else 0), way.ahead + way.back
+            found[:, :, 3] = np.stack(np.broadcast_arrays(*path, 0), -1)
+            found[way.ahead + way.back >= once, 3] = INFEASIBLE
         return found
 
     def _copied(self, nbytes: Array) -> Array:
         """Return the ns of a copy in a device's memory."""
-        some = np.minimum(nbytes, INFEASIBLE >> 8)
-        return (self.launch_ns + 2 * some / self.memory_rate).astype(np.int64)
+        return copy_ns(self.model, np.minimum(nbytes, INFEASIBLE >> 8))
 
     def _crossed(self, nbytes: Array) -> Array:
         """Return the ns of a copy to the memory behind a device's, and of one back."""
@@ -218,4 +236,4 @@ class _Table:
         return np.where(nbytes > 0, 2 * once, 0).astype(np.int64)
 
 
-__all__ = ["MEMORY", "PASSING", "TIME", "Saving", "Ways", "bounds", "ways_of"]
+__all__ = ["MEMORY", "PASSING", "TIME", "Saving", "Sent", "Ways", "bounds", "ways_of"]
