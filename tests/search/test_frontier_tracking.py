@@ -79,6 +79,27 @@ def test_an_error_that_is_certified_holds(seed: int, prune: bool) -> None:
         assert {tuple(row) for row in points.tolist()} == set(needed) or not result.exact
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("most", [None, 20])
+def test_an_error_that_is_certified_holds_where_the_largest_block_counts(
+    seed: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what is left is too much to go through, and bounds alone say what the error is."""
+    if most is not None:
+        monkeypatch.setattr(tracking, "STEPS", most)
+        monkeypatch.setattr(tracking, "SPLITS", 0)
+    shape = SHAPES[("chain", "residual", "far", "grid")[seed % 4]]
+    problem = small(seed, shape, ("sum", "sum", "max"), infeasible=0.05, largest=1000)
+    problem = dataclasses.replace(problem, totals=((0, 2), (1,)))
+    needed = brute(problem)
+    for eps in (0.02, 0.2):
+        result = track(problem, eps=eps)
+        assert most is not None or result.error <= eps
+        points = np.array(checked(problem, list(result))).reshape(-1, 2)
+        for point in needed if result.error < math.inf else ():
+            assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
+
+
 def test_nothing_is_feasible() -> None:
     never = np.full((2, 2, 1, 2), INFEASIBLE)
     free = np.zeros((2, 1, 2), np.int64)

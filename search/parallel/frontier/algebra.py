@@ -58,10 +58,52 @@ def _sort(costs: Array, order: Array, room: Array, count: int) -> None:
 
 
 @compiled
+def _stairs(costs: Array, order: Array, room: Array, count: int) -> int:
+    """As `least`, of sorted points of three coordinates.
+
+    `room` has those kept whose other two coordinates no one kept is at most equal to, ascending in
+    the second one, descending in the third (Kung, Luccio and Preparata, On finding the maxima of a
+    set of vectors, 1975).
+    """
+    kept, steps = 0, 0
+    for i in range(count):
+        new = order[i]
+        second, third = costs[new, 1], costs[new, 2]
+        low, high = 0, steps
+        while low < high:
+            middle = (low + high) // 2
+            if costs[room[middle], 1] <= second:
+                low = middle + 1
+            else:
+                high = middle
+        if low and costs[room[low - 1], 2] <= third:
+            continue
+        order[kept] = new
+        kept += 1
+        if low and costs[room[low - 1], 1] == second:
+            low -= 1
+        gone = low
+        while gone < steps and costs[room[gone], 2] >= third:
+            gone += 1
+        if gone == low:
+            for at in range(steps, low, -1):
+                room[at] = room[at - 1]
+            steps += 1
+        elif gone > low + 1:
+            for at in range(gone, steps):
+                room[at - gone + low + 1] = room[at]
+            steps -= gone - low - 1
+        room[low] = new
+    return kept
+
+
+@compiled
 def least(costs: Array, order: Array, room: Array, count: int) -> int:
     """Bring the numbers of a frontier's points, in order, to the front; return how many."""
     _sort(costs, order, room, count)
     kept, coordinates = 0, costs.shape[1]
+    if coordinates == 3:
+        return _stairs(costs, order, room, count)
     for i in range(count):
         new = order[i]
         covered = False

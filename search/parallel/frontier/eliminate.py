@@ -38,7 +38,7 @@ class Table:
     Attributes:
         scope: the operators, ascending. shape: how many are told apart along each axis.
         maps: where each class of an operator is along its axis.
-        parts: two tables, or `operator` or `edge` and its number.
+        parts: two tables, or `operator` or `edge` and its number, or `part` and a table.
         key: equal for tables of equal contents, whichever operators they are of.
         start: (cells + 1,) where points of cells begin, in C order. costs: (points, coordinates).
         origins: (points, 2) int32, the numbers of points of `parts` that each is made of; of an
@@ -67,6 +67,11 @@ class Table:
     def size(self) -> int:
         """How many cells it has."""
         return math.prod(self.shape)
+
+    def keep(self, keep: Array) -> None:
+        """Leave out all points but some."""
+        self.costs, self.origins = self.costs[keep], self.origins[keep]
+        self.start = np.concatenate([[0], np.cumsum(keep)])[self.start]
 
 
 _NONE = np.zeros(0, np.int64)
@@ -371,6 +376,8 @@ def unrolled(table: Table, problem: Problem) -> tuple[Array, Array, Array]:
         kind, number = table.parts
         if isinstance(kind, Table):
             left += [(kind, one), (number, other)]
+        elif kind == "part":
+            left.append((number, one))
         elif kind == "operator":
             configurations[:, number], choices[:, number] = one, other
         elif kind == "edge":

@@ -8,72 +8,61 @@ points cover what costs 1/(1 + eps) of theirs, and corners are that much nearer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from soapstone.search.parallel.frontier.algebra import reduce
-from soapstone.search.parallel.frontier.eliminate import Joining, Leaves, Table
-from soapstone.search.parallel.frontier.relaxation import NEVER, Relaxation, weighted
+from soapstone.search.parallel.frontier.eliminate import Leaves
+from soapstone.search.parallel.frontier.relaxation import NEVER, Relaxation
 from soapstone.search.parallel.frontier.tables import INFEASIBLE, Point, Problem, added
 from soapstone.search.parallel.problem.arrays import Array
-from soapstone.search.parallel.problem.compiling import entry
+from soapstone.search.parallel.problem.compiling import compiled, entry
 
 MARGIN = 1e-9  # by which sums of floating-point numbers may be off
-STEPS = 1_000_000_000  # sums for bounds of cells at most, each way
-ROOM = 1 << 25  # bounds of cells that are kept at most, all weights together
+TURNS = 3  # updates of shares for each weight, unless
+EVEN = 1.2  # no block is this many times above the weighted mean
+NEAR = 1e-5  # to which a certified error is worked out
 
 
-@entry
-def lowest(cells: Array, steps: Array, a: Array, b: Array, made: Array) -> None:
-    """Write the least weighted sums of a join: (cells, weights)."""
-    weights = made.shape[1]
-    for cell in range(made.shape[0]):
-        for at in range(weights):
-            made[cell, at] = NEVER
-        for step in range(steps.shape[0]):
-            i, j = cells[cell, 0] + steps[step, 0], cells[cell, 1] + steps[step, 1]
-            for at in range(weights):
-                cost = a[i, at] + b[j, at]
-                made[cell, at] = cost if cost < made[cell, at] else made[cell, at]
-
-
-@entry
-def outside(
-    cells: Array, steps: Array, a: Array, b: Array, out: Array, out_a: Array, out_b: Array
-) -> None:
-    """Write the least weighted sums of all that is not of one table, nor of the other."""
-    weights = out.shape[1]
-    for cell in range(out.shape[0]):
-        for step in range(steps.shape[0]):
-            i, j = cells[cell, 0] + steps[step, 0], cells[cell, 1] + steps[step, 1]
-            for at in range(weights):
-                cost = out[cell, at] + b[j, at]
-                out_a[i, at] = cost if cost < out_a[i, at] else out_a[i, at]
-                cost = out[cell, at] + a[i, at]
-                out_b[j, at] = cost if cost < out_b[j, at] else out_b[j, at]
+@compiled
+def _comes_to(costs: Array, point: int, weights: Array, at: int) -> float:
+    """Return the weighted sum of a point's costs."""
+    total = 0.0
+    for coordinate in range(costs.shape[1]):
+        total += weights[at, coordinate] * costs[point, coordinate]
+    return total
 
 
 @entry
 def reachable(
-    start: Array, costs: Array, bounds: Array, weights: Array, corners: Array, keep: Array
+    start: Array,
+    costs: Array,
+    bounds: Array,
+    weights: Array,
+    inside: Array,
+    corners: Array,
+    keep: Array,
 ) -> None:
     """Write which points of a table may come to less than a corner.
 
     Args:
-        start, costs: (points, 2) of totals. bounds: (cells, weights) of what else there is.
-        weights: (weights, 2), the first of the first total alone, the second of the second.
-        corners: (corners, 2), ascending in the first total. keep: (points,).
+        start, costs: (points, coordinates). bounds: (cells, weights) of what else there is.
+        weights: (weights, 2), of totals: the first of the first alone, the second of the second.
+        inside: (weights, coordinates), of the costs. corners: (corners, 2), ascending in the first
+            total. keep: (points,).
     """
     many = corners.shape[0]
     for cell in range(start.shape[0] - 1):
         hint = 0
         for point in range(start[cell], start[cell + 1]):
-            x, y = np.float64(costs[point, 0]), np.float64(costs[point, 1])
             keep[point] = False
-            low, high, need = 0, many, x * weights[0, 0] + bounds[cell, 0]
+            low, high, need = 0, many, _comes_to(costs, point, inside, 0) + bounds[cell, 0]
+            least = _comes_to(costs, point, inside, 1) + bounds[cell, 1]
             while low < high:
                 middle = (low + high) // 2
                 if corners[middle, 0] * weights[0, 0] < need:
@@ -82,16 +71,15 @@ def reachable(
                     high = middle
             for corner in range(low, many):
                 right, up = corners[corner, 0], corners[corner, 1]
-                if up * weights[1, 1] < y * weights[1, 1] + bounds[cell, 1]:
+                if up * weights[1, 1] < least:
                     break
-                if (right - x) * weights[hint, 0] + (up - y) * weights[hint, 1] < bounds[
-                    cell, hint
-                ]:
+                rest = right * weights[hint, 0] + up * weights[hint, 1]
+                if rest < _comes_to(costs, point, inside, hint) + bounds[cell, hint]:
                     continue
                 good = True
                 for at in range(2, weights.shape[0]):
-                    rest = (right - x) * weights[at, 0] + (up - y) * weights[at, 1]
-                    if rest < bounds[cell, at]:
+                    rest = right * weights[at, 0] + up * weights[at, 1]
+                    if rest < _comes_to(costs, point, inside, at) + bounds[cell, at]:
                         good, hint = False, at
                         break
                 if good:
@@ -154,45 +142,129 @@ class Pruning:
     Attributes:
         known: complete points. tried: (assignments, operators), configurations that were good.
         weights: (weights, totals) for which there are bounds, those of one total alone first.
+        shares: (weights, blocks) of what the largest block of counts.
+        summing: as the problem has it. largest: of which costs the largest block counts.
+        work: cells of edges, over all weights, that bounds were had of.
+        offset: (totals,), what is in totals besides the costs of tables.
         least: (weights,) of all points. bounds: (configurations, weights) of those with each
             configuration, for each operator.
     """
 
     def __init__(self, problem: Problem, eps: float) -> None:
-        self.problem, self.eps = problem, eps
+        self.problem, self.eps, self.work = problem, eps, 0
         self.known = Known.none(problem)
         self.tried = np.zeros((0, len(problem.operators)), np.int64)
         totals = problem.summing.shape[1]
         self.weights, self.least = np.zeros((0, totals)), np.zeros(0)
         self.bounds = [np.zeros((len(item.costs), 0)) for item in problem.operators]
-        adds = np.array([monoid == "sum" for monoid in problem.monoids])
-        self.adding = problem.summing * adds[:, None]  # (coordinates, totals)
+        self.summing, self.offset = problem.summing, np.zeros(totals)
+        self.largest = np.array([monoid == "max" for monoid in problem.monoids])
+        blocks = problem.block_of if self.largest.any() else [0] * len(problem.operators)
+        self.block = np.array(blocks, np.int64)
+        self.shares = np.zeros((0, max(blocks) + 1))
 
-    def learn(self, leaves: Leaves, weights: Array, run: Any = map) -> None:
+    def learn(
+        self, leaves: Leaves, weights: Array, run: Any = map, shares: Array | None = None
+    ) -> None:
         """Get bounds for more weights of totals, and good points.
 
         Args:
-            run: as `map`, several at a time.
+            run: as `map`, several at a time. shares: to begin with; None: those of near weights.
         """
-        relaxation, rows = Relaxation(leaves), []
-        found = list(run(lambda weight: relaxation.bound(self.adding @ weight), weights))
-        for weight, (_, _, chosen) in zip(weights, found):
-            for row in np.unique(chosen, axis=0):
-                at = relaxation.points(row, self.adding @ weight)
-                if at is not None:
-                    rows.append(self._complete(leaves, at))
+        relaxation = Relaxation(leaves, self.block)
+        if shares is None:
+            shares = np.array([self._near(weight) for weight in weights])
+        pairs = list(zip(weights, shares))
+        found = list(run(lambda pair: self._bounded(relaxation, *pair), pairs))
+        rows = [self._complete(leaves, at) for *_, points in found for at in points]
         ends = np.cumsum([table.size for table in leaves.operators])[:-1]
-        every = np.split(np.stack([bounds for _, bounds, _ in found], 1), ends)
+        every = np.split(np.stack([bounds for _, bounds, *_ in found], 1), ends)
         for op, (bounds, of) in enumerate(zip(every, leaves.classes)):
             dead = np.full((1, len(weights)), NEVER)
             new = np.concatenate([bounds, dead])[of]
             self.bounds[op] = np.concatenate([self.bounds[op], new], 1)
+        self.work += len(weights) * sum(table.size for table in leaves.edges)
         self.weights = np.concatenate([self.weights, weights])
-        self.least = np.append(self.least, [least for least, _, _ in found])
+        self.shares = np.concatenate([self.shares, [share for _, _, share, _ in found]])
+        self.least = np.append(self.least, [least for least, *_ in found])
         if rows:
             complete = [np.array(each, np.int64) for each in zip(*rows)]
             self.known = self.known.with_points(*complete)
             self.tried = np.unique(np.concatenate([self.tried, complete[1]]), axis=0)
+
+    def inside(self, weight: Array, share: Array) -> Array:
+        """Return weights of costs, for weights of totals: (blocks, coordinates).
+
+        Args:
+            share: (blocks,) of what the largest block of counts.
+        """
+        alone = self.summing @ weight
+        return np.where(self.largest, share[:, None] * alone, alone)
+
+    def _near(self, weight: Array) -> Array:
+        """Return the shares of the nearest weights, or equal ones of blocks that have much.
+
+        They are none where there are not two totals: points are then compared total by total.
+        """
+        if self.weights.shape[1] != 2:
+            return np.zeros(self.shares.shape[1])
+        if len(self.weights):
+            ratios = self.weights[:, 0] / self.weights.sum(1)
+            at = int(np.abs(ratios - weight[0] / weight.sum()).argmin())
+            return np.asarray(self.shares[at])
+        least = np.zeros(self.shares.shape[1])
+        for op, item in enumerate(self.problem.operators):
+            mine = np.where(item.costs < INFEASIBLE, item.costs, 0)[..., self.largest].max(1)
+            least[self.block[op]] += sum(
+                column[column > 0].min() for column in mine.T if column.any()
+            )
+        much = least * 2 >= least.max()
+        return np.asarray(much / much.sum())
+
+    def _bounded(
+        self, relaxation: Relaxation, weight: Array, share: Array
+    ) -> tuple[float, Array, Array, list[Any]]:
+        """Return a bound, bounds with each class, the best shares, and points of tables."""
+        leaves, points = relaxation.leaves, []
+        best, every, chosen_share = -np.inf, np.zeros(0), share
+        for _ in range(TURNS):
+            inside = self.inside(weight, share)
+            least, bounds, chosen = relaxation.bound(inside)
+            every = np.maximum(every, bounds) if len(every) else bounds
+            if least > best:
+                best, chosen_share = least, share
+            found = [relaxation.points(row, inside) for row in np.unique(chosen, axis=0)]
+            last = relaxation.points(chosen[-1], inside)
+            points += [at for at in found if at is not None]
+            if last is None or not (self.largest.any() and share.any()):
+                break
+            held = self._held(leaves, last, weight)
+            mean = float(share @ held)
+            if mean <= 0 or held.max() <= mean * EVEN:
+                break
+            share = self._alike(leaves, share * (0.5 + 0.5 * held / mean))
+        return best, every, chosen_share, points
+
+    def _held(self, leaves: Leaves, at: Sequence[Any], weight: Array) -> Array:
+        """Return what blocks of a choice of points come to, of what the largest counts of."""
+        held = np.zeros(self.shares.shape[1])
+        alone = np.where(self.largest, self.summing @ weight, 0.0)
+        for table, i in zip((*leaves.operators, *leaves.edges), at):
+            held[self.block[table.scope[-1]]] += table.costs[i] @ alone
+        return held
+
+    def _alike(self, leaves: Leaves, share: Array) -> Array:
+        """Return shares that are equal for equal blocks, so that they have their tables once."""
+        kinds: dict[int, list[int]] = {}
+        for table in (*leaves.operators, *leaves.edges):
+            kinds.setdefault(int(self.block[table.scope[-1]]), []).append(id(table.start))
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for block, tables in kinds.items():
+            alike.setdefault(tuple(tables), []).append(block)
+        made = share.copy()
+        for blocks in alike.values():
+            made[blocks] = share[blocks].mean()
+        return np.asarray(made / made.sum())
 
     def _complete(self, leaves: Leaves, at: Sequence[Any]) -> tuple[list[int], ...]:
         count = len(leaves.operators)
@@ -202,35 +274,73 @@ class Pruning:
         costs = added(self.problem, point)
         return [*costs], [*point.configurations], [*point.choices], edges
 
-    def keep(self, start: Array, totals: Array, bounds: Array, weights: Array) -> Array:
-        """Return which points of a table, by totals, can come to what is not known.
+    def keep(self, start: Array, costs: Array, bounds: Array, rows: Array, blocks: Array) -> Array:
+        """Return which points of a table can come to what is not known.
 
         Args:
-            bounds: (cells, weights).
+            bounds: (cells, rows) of what else there is. rows: numbers of weights.
+            blocks: which the table is of.
         """
-        keep = np.ones(len(totals), np.bool_)
+        keep = np.ones(len(costs), np.bool_)
         if not len(self.known.costs):
             return keep
+        weights = self.weights[rows]
         off = MARGIN * (weights @ self.known.costs.max(0))
         bounds = bounds - MARGIN * np.abs(bounds) - off
-        if totals.shape[1] == 2:
-            args = (np.ascontiguousarray(bounds), weights, self.known.corners(self.eps), keep)
-            reachable(start, totals, *args)
+        if weights.shape[1] == 2:
+            shares = self.shares[rows] @ blocks
+            inside = weights @ self.summing.T
+            inside = np.where(self.largest, shares[:, None] * inside, inside)
+            corners = self.known.corners(self.eps) - self.offset
+            args = (np.ascontiguousarray(bounds), weights, inside, corners, keep)
+            reachable(start, np.ascontiguousarray(costs), *args)
         else:
-            scale = weights[range(totals.shape[1]), range(totals.shape[1])]
-            least = np.ceil(np.maximum(bounds[:, : totals.shape[1]] / scale, 0))
+            count = weights.shape[1]
+            totals = np.ascontiguousarray(costs @ self.summing)
+            scale = weights[range(count), range(count)]
+            least = np.ceil(np.maximum(bounds[:, :count] / scale, 0))
             least = np.minimum(least, float(1 << 60)).astype(np.int64)
             near = np.ceil(self.known.costs / (1 + self.eps)).astype(np.int64)
             uncovered(start, totals, least, near, keep)
         return keep
 
+    def level(self, least: int) -> Pruning:
+        """Return the same for tables without the cost whose largest block counts.
+
+        Args:
+            least: what that comes to at least.
+        """
+        made = copy(self)
+        made.summing, made.largest = self.summing[~self.largest], self.largest[~self.largest]
+        made.offset = least * self.summing[self.largest][0]
+        made.shares, made.block = np.ones((len(self.weights), 1)), 0 * self.block
+        return made
+
+    def certified(self) -> float:
+        """Return a share within which known points are the frontier by bounds; or infinity."""
+        if self.weights.shape[1] != 2 or not len(self.known.costs):
+            return math.inf
+        low, high = 0.0, 1.0
+        if self._open(high):
+            return math.inf
+        while high - low > NEAR:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._open(middle) else (low, middle)
+        return high
+
+    def _open(self, eps: float) -> bool:
+        """Return whether bounds leave room for points that known ones do not cover."""
+        sums = self.known.corners(eps) @ self.weights.T
+        closed = (sums < self.least - MARGIN * np.abs(self.least)).any(1)
+        return not bool(closed.all())
+
     def narrow(self, alive: list[Array]) -> None:
         """Leave out configurations that are part of nothing that is not known."""
         for live, bounds in zip(alive, self.bounds):
             where = np.flatnonzero(live)
-            none = np.zeros((len(where), self.weights.shape[1]), np.int64)
-            start = np.arange(len(where) + 1)
-            live[where] = self.keep(start, none, bounds[where], self.weights)
+            none = np.zeros((len(where), len(self.largest)), np.int64)
+            start, rows = np.arange(len(where) + 1), np.arange(len(self.weights))
+            live[where] = self.keep(start, none, bounds[where], rows, 0 * self.shares[0])
 
     def slopes(self, many: int) -> Array:
         """Return weights of totals for which to get bounds: none if those there are say enough.
@@ -267,14 +377,21 @@ class Pruning:
         return chosen
 
     def spread(self, many: int) -> Array:
-        """Return some of the weights that there are, each total alone among them."""
+        """Return numbers of some of the weights that there are, each total alone among them."""
         totals = self.weights.shape[1]
         rest = self.weights[totals:]
         ratios = rest[:, 0] / rest.sum(1)
         order = np.argsort(ratios, kind="stable")
         if len(order) > many:
             order = order[np.linspace(0, len(order) - 1, many).round().astype(int)]
-        return np.concatenate([self.weights[:totals], rest[order]])
+        return np.concatenate([np.arange(totals), totals + order])
+
+    def reach(self, near: float) -> int:
+        """Return how many points a frontier that goes as far needs, if each covers what is near."""
+        if not len(self.known.costs):
+            return 0
+        ends = np.maximum(self.known.costs[[0, -1]].astype(float), 1.0)
+        return int(np.abs(np.log(ends[1] / ends[0])).min() / np.log1p(near))
 
     def _magnitudes(self) -> Array:
         """Return about what each total may come to."""
@@ -284,7 +401,8 @@ class Pruning:
             np.median(np.where(costs < INFEASIBLE, costs, 0).reshape(-1, costs.shape[-1]), 0)
             for costs in tables
         ]
-        return np.asarray(np.sum(least, axis=0) @ self.adding, float)
+        adding = self.summing * ~self.largest[:, None]
+        return np.asarray(np.sum(least, axis=0) @ adding, float)
 
 
 def _hull(costs: Array) -> Array:
@@ -298,57 +416,3 @@ def _hull(costs: Array) -> Array:
             found.pop()
         found.append(point)
     return np.array(found)
-
-
-class Cells:
-    """Bounds of what is outside of each table of a plan, cell by cell, for weights."""
-
-    def __init__(self, pruning: Pruning, joining: Joining, leaves: Leaves, weights: Array) -> None:
-        tables = [*leaves.operators, *leaves.edges]
-        size = sum(table.size for table in (*tables, *joining.made))
-        totals = weights.shape[1]
-        steps = sum(table.size * len(table.steps) for table in joining.made)
-        many = min(ROOM // max(1, size), STEPS // max(1, steps)) - totals
-        self.weights = weights[:totals]
-        if many > 0:
-            rest = np.linspace(totals, len(weights) - 1, min(many, len(weights) - totals))
-            self.weights = weights[[*range(totals), *rest.round().astype(int)]]
-        halves = [self.weights]
-        if joining.pool is not None and len(self.weights) > 3:
-            halves = [self.weights[::2], self.weights[1::2]]
-        run: Any = map if joining.pool is None else joining.pool.map
-        parts = list(run(lambda part: _outside(pruning, joining, tables, part), halves))
-        self.of: dict[int, Array] = {}
-        for key in parts[0]:
-            made = np.empty((len(parts[0][key]), len(self.weights)))
-            for at, part in enumerate(parts):
-                made[:, at :: len(parts)] = part[key]
-            self.of[key] = made
-
-
-def _outside(
-    pruning: Pruning, joining: Joining, tables: Sequence[Table], weights: Array
-) -> dict[int, Array]:
-    coordinates = (pruning.adding @ weights.T).T.copy()
-    inner: dict[int, Array] = {}
-
-    def of(table: Table) -> Array:
-        if id(table) not in inner:
-            made = np.empty((len(weights), len(table.start) - 1))
-            for at, weight in enumerate(coordinates):
-                weighted(table.start, table.costs, weight, made[at])
-            inner[id(table)] = np.ascontiguousarray(made.T)
-        return inner[id(table)]
-
-    for table in joining.made:
-        a, b = (of(part) for part in table.parts)
-        inner[id(table)] = np.empty((table.size, len(weights)))
-        lowest(table.cells, table.steps, a, b, inner[id(table)])
-    found = {id(joining.made[-1]): np.zeros((1, len(weights)))} if joining.made else {}
-    for table in reversed(joining.made):
-        a, b = (of(part) for part in table.parts)
-        out_a, out_b = np.full_like(a, NEVER), np.full_like(b, NEVER)
-        outside(table.cells, table.steps, a, b, found[id(table)], out_a, out_b)
-        for part, out in zip(table.parts, (out_a, out_b)):
-            found[id(part)] = out
-    return found

@@ -211,20 +211,18 @@ def _choose(
 
 
 class Relaxation:
-    """Bounds of a problem's tables."""
+    """Bounds of a problem's tables.
 
-    def __init__(self, leaves: Leaves) -> None:
-        self.leaves = leaves
+    Args:
+        block: that of each operator; an edge is in its reader's.
+    """
+
+    def __init__(self, leaves: Leaves, block: Array) -> None:
+        self.leaves, self.block = leaves, block
         operators, edges = leaves.operators, leaves.edges
         sizes = [table.shape[0] for table in operators]
         ends = np.array([table.scope for table in edges], np.int64).reshape(-1, 2)
         shapes = np.array([table.shape for table in edges], np.int64).reshape(-1, 2)
-        self.distinct = {id(table.start): table for table in edges}
-        at, tables = 0, {}
-        for key, table in self.distinct.items():
-            tables[key] = at
-            at += len(table.start) - 1
-        self.numbers = at
         places = [each for table in edges for each in table.maps]
         lengths = np.cumsum([0, *(len(each) for each in places)])
         messages = np.cumsum([0, *shapes.reshape(-1).tolist()])
@@ -237,7 +235,7 @@ class Relaxation:
             operators=np.cumsum([0, *sizes]),
             ends=ends,
             shapes=shapes,
-            tables=np.array([tables[id(t.start)] for t in edges], np.int64),
+            tables=np.zeros(len(edges), np.int64),
             maps=lengths[:-1].reshape(-1, 2),
             places=np.concatenate([np.zeros(0, np.int64), *places]),
             messages=messages[:-1].reshape(-1, 2),
@@ -249,34 +247,44 @@ class Relaxation:
         """Return a bound of the weighted sum, bounds with each class, and choices of classes.
 
         Args:
-            weights: (coordinates,), 0 where sums do not add up.
+            weights: (blocks, coordinates), of what is in each block.
 
         Returns:
             The bound; (classes,) operator after operator; (sweeps, operators).
         """
         n = self.network
-        own, tables = np.empty(int(n.operators[-1])), np.empty(self.numbers)
+        own = np.empty(int(n.operators[-1]))
         for op, table in enumerate(self.leaves.operators):
             made = own[n.operators[op] : n.operators[op + 1]]
-            weighted(table.start, table.costs, weights, made)
-        at = 0
-        for table in self.distinct.values():
-            weighted(table.start, table.costs, weights, tables[at : at + len(table.start) - 1])
-            at += len(table.start) - 1
+            weighted(table.start, table.costs, weights[self.block[op]], made)
+        _, alike = np.unique(weights, axis=0, return_inverse=True)
+        places, pieces, at = dict[tuple[int, int], int](), [np.zeros(0)], 0
+        tables = np.zeros_like(n.tables)
+        for number, table in enumerate(self.leaves.edges):
+            block = self.block[table.scope[-1]]
+            key = id(table.start), int(alike.reshape(-1)[block])
+            if key not in places:
+                places[key] = at
+                pieces.append(np.empty(len(table.start) - 1))
+                weighted(table.start, table.costs, weights[block], pieces[-1])
+                at += len(pieces[-1])
+            tables[number] = places[key]
         chosen = np.zeros((sweeps, len(self.leaves.operators)), np.int64)
         bounds = np.zeros(len(own))
         messages = np.zeros(int(n.shapes.sum()))
-        least = call(passed, n, own, tables, messages, np.int64(sweeps), bounds, chosen)
+        n, every = n._replace(tables=tables), np.concatenate(pieces)
+        least = call(passed, n, own, every, messages, np.int64(sweeps), bounds, chosen)
         return least, bounds, chosen
 
     def points(self, chosen: Array, weights: Array) -> list[Any] | None:
         """Return the least point of each table, operators, then edges; None: infeasible."""
         found = []
         for op, table in enumerate(self.leaves.operators):
-            found.append(_least(table, int(chosen[op]), weights))
+            found.append(_least(table, int(chosen[op]), weights[self.block[op]]))
         for table in self.leaves.edges:
             row, column = (int(places[chosen[op]]) for places, op in zip(table.maps, table.scope))
-            found.append(_least(table, row * table.shape[1] + column, weights))
+            mine = weights[self.block[table.scope[-1]]]
+            found.append(_least(table, row * table.shape[1] + column, mine))
         return None if any(each is None for each in found) else found
 
 

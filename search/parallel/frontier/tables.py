@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -92,7 +93,7 @@ class Problem:
         totals = self.totals or [(at,) for at in range(self.coordinates)]
         return np.array([[at in of for of in totals] for at in range(self.coordinates)], np.int64)
 
-    @property
+    @cached_property
     def block_of(self) -> tuple[int, ...]:
         """The block of each operator."""
         if self.blocks is not None:
@@ -153,17 +154,28 @@ class Result:
 
 def added(problem: Problem, point: Point) -> tuple[int, ...]:
     """Return what a point costs, added up from the problem's tables."""
+    chosen = (point.configurations, point.choices, point.edge_choices)
+    found = added_up(problem, *(np.array(each, np.int64)[None] for each in chosen))
+    return tuple(found[0].tolist())
+
+
+def added_up(problem: Problem, configurations: Array, choices: Array, edges: Array) -> Array:
+    """Return what points cost, added up from the problem's tables: (points, totals) int64.
+
+    Args:
+        configurations, choices, edges: as a `Result` has them.
+    """
     where = problem.block_of
-    sums = np.zeros((max(where) + 1, problem.coordinates), np.int64)
+    sums = np.zeros((max(where) + 1, len(configurations), problem.coordinates), np.int64)
     for i, item in enumerate(problem.operators):
-        sums[where[i]] += item.costs[point.configurations[i], point.choices[i]]
-    for edge, choice in zip(problem.edges, point.edge_choices):
-        row = edge.rows[point.configurations[edge.writer]]
-        column = edge.columns[point.configurations[edge.reader]]
-        sums[where[edge.reader]] += edge.costs[row, column, choice]
-    folded = {"sum": sums.sum(0), "max": sums.max(0)}
-    costs = np.array([folded[monoid][at] for at, monoid in enumerate(problem.monoids)])
-    return tuple((costs @ problem.summing).tolist())
+        sums[where[i]] += item.costs[configurations[:, i], choices[:, i]]
+    for i, edge in enumerate(problem.edges):
+        rows = edge.rows[configurations[:, edge.writer]]
+        columns = edge.columns[configurations[:, edge.reader]]
+        sums[where[edge.reader]] += edge.costs[rows, columns, edges[:, i]]
+    largest = [monoid == "max" for monoid in problem.monoids]
+    totals: Array = np.where(largest, sums.max(0), sums.sum(0)) @ problem.summing
+    return totals
 
 
 def check(problem: Problem) -> None:

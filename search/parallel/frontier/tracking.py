@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from soapstone.search.elimination import eliminated
+from soapstone.search.parallel.frontier.cells import Cells
 from soapstone.search.parallel.frontier.eliminate import (
     Joining,
     Leaves,
@@ -25,20 +26,24 @@ from soapstone.search.parallel.frontier.eliminate import (
     merged,
     unrolled,
 )
-from soapstone.search.parallel.frontier.pruning import Cells, Known, Pruning
+from soapstone.search.parallel.frontier.levels import levels, limited
+from soapstone.search.parallel.frontier.pruning import MARGIN, Known, Pruning
 from soapstone.search.parallel.frontier.relaxation import NEVER
 from soapstone.search.parallel.frontier.spine import Spine, marked_spine
-from soapstone.search.parallel.frontier.tables import Problem, Result
+from soapstone.search.parallel.frontier.tables import Problem, Result, added_up
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
 Method = Literal["linear", "elimination"]
 Progress = Callable[[int, int, int], None]  # joins done, of how many, points of the last one
-WEIGHTS = (6, 8, 12, 12, 12, 12)  # for which bounds are computed, round by round
-DIVES = (1, 2, 3, 4)  # rounds after which combinations of what was good are tried
+WEIGHTS = (6, 8, *[12] * 8)  # for which bounds are computed, round by round
+DIVES = (1, 2, 3, 4, 6, 8)  # rounds after which combinations of what was good are tried
+ENOUGH = 6  # rounds, unless what is left is still too much to go through
 STEPS = 300_000_000  # products of frontiers that are made at most before operators are split
 MOST_STEPS = 4_000_000_000  # and without bounds
 SPLITS = 200  # of operators' configurations in two
+MOST_WORK = 1_000_000_000  # cells of edges, over all weights, that bounds are had of before that
+SHRINK = 0.9  # to which a split must bring what is to be gone through, or splits are given up
 FEW = 24  # points of a frontier that are gone on with at first
 COARSE = 0.01  # how near to known points others are not asked for, before the frontier itself is
 NEXT = 2  # configurations that are tried for each weight, at least
@@ -61,7 +66,8 @@ def track(
         method: `linear`: blocks are eliminated, then the spine is gone along; `elimination`: all is
             eliminated down to two operators.
         eps: each point of the frontier has one in the result that costs at most 1 + eps times as
-            much in every coordinate; 0: the frontier itself.
+            much in every coordinate; 0: the frontier itself. Where bounds that are near enough
+            would take too long, the error of the result is larger, and said.
         prune: whether bounds of the whole leave out what cannot be on the frontier, or, with eps,
             what points that are known are near enough to. Else, with eps, near points of each table
             are left out, and the error is what that adds up to.
@@ -140,27 +146,35 @@ class Tracker:
                 break
             if len(weights):
                 pruning.learn(made, weights, run)
-            elif not turn or turn - 1 not in DIVES:
+            elif turn - 1 not in DIVES and turn not in DIVES:
                 break
             if turn in DIVES:
-                self._dive((self.eps or COARSE / 2**turn) / 2, FEW * 2 ** (turn - 1))
+                near = (self.eps or COARSE / 2**turn) / (2 if turn < ENOUGH else 4)
+                self._dive(near, max(FEW * 2 ** min(turn - 1, 3), pruning.reach(near)))
             pruning.narrow(alive)
             made = leaves(self.problem, alive)
+            if turn + 1 >= ENOUGH and self._steps(made) <= STEPS:
+                break
         self.counts["classes"] = sum(table.size for table in made.operators)
         self.error = self.eps
-        left = [alive]
+        left = [(alive, math.inf)]
         while left:
-            alive = left.pop()
+            alive, last = left.pop()
             made = leaves(self.problem, alive)
             if not all(table.size for table in made.operators):
                 continue
-            if self._steps(made) <= STEPS:
+            steps = self._steps(made)
+            helps = not self.eps or (steps < SHRINK * last and pruning.work < MOST_WORK)
+            if steps <= STEPS:
                 pruning.known = self._followed(made, pruning.spread(INSIDE))
-            elif self.counts.get("splits", 0) < SPLITS:
+            elif self.counts.get("splits", 0) < SPLITS and helps:
                 self.counts["splits"] = self.counts.get("splits", 0) + 1
-                left += self._split(alive, run)
+                left += [(half, steps) for half in self._split(alive, run)]
+            elif self.eps and pruning.certified() < math.inf:  # more than was asked for
+                self.error = max(self.error, pruning.certified())
+                break
             else:
-                left.append(self._decided(alive))
+                left.append((self._decided(alive), last))
         return pruning.known
 
     def _steps(self, made: Leaves) -> float:
@@ -199,9 +213,10 @@ class Tracker:
             node.known = pruning.known
             made = leaves(self.problem, mine)
             if all(table.size for table in made.operators):
-                node.learn(made, pruning.spread(INSIDE), run)
+                rows = pruning.spread(INSIDE)
+                node.learn(made, pruning.weights[rows], run, pruning.shares[rows])
                 node.narrow(mine)
-                pruning.known = node.known
+                pruning.known, pruning.work = node.known, pruning.work + node.work
                 found.append(mine)
         return found
 
@@ -250,45 +265,77 @@ class Tracker:
             live[np.argsort(bounds, 0, kind="stable")[:NEXT].reshape(-1)] = True
             live &= bounds.max(1) < NEVER
         pruning.eps = near
-        made, weights = leaves(self.problem, alive), pruning.spread(INSIDE)
-        pruning.known = self._followed(made, weights, few)
+        made, rows = leaves(self.problem, alive), pruning.spread(INSIDE)
+        pruning.known = self._followed(made, rows, few)
         pruning.eps = eps
 
     def _followed(
-        self, made: Leaves, weights: Array | None, few: int | None = None, near: float = 0.0
+        self, made: Leaves, rows: Array | None, few: int | None = None, near: float = 0.0
     ) -> Known:
         """Return known points and those of the problem's tables, eliminated.
 
         Args:
-            weights: those of bounds by which partial points are left out; None: there are none.
+            rows: numbers of weights by whose bounds partial points are left out; None: none are.
             few: how many points of a frontier are gone on with: good ones are found soon, not all.
             near: points that are so near to others are left out, all steps together, as a share.
         """
         joining = Joining(self.pool)
-        table = self._plan(made, joining)
-        cells = None
-        if weights is not None:
-            cells = Cells(self.pruning, joining, made, weights)
-            for leaf in (*made.operators, *made.edges):
-                self._thin(leaf, cells)
-        delta = self._least(made) * near / (1 + near) / max(1, len(joining.made))
-        for at, each in enumerate(joining.made):
-            joining.fill(each)
-            if cells is not None:
-                self._thin(each, cells)
-                if few is not None:
-                    _keep(each, _evenly(each.start, few))
-            else:
+        tables = [*made.operators, *made.edges]
+        table, blocks = self._plan(made, joining)
+        self.counts |= joining.counts
+        if rows is None:
+            delta = self._least(made) * near / (1 + near) / max(1, len(joining.made))
+            for at, each in enumerate(joining.made):
+                joining.fill(each)
                 _rounded(each, delta)
                 joining.keep(each)
-            if self.progress is not None:
-                self.progress(at + 1, len(joining.made), len(each.costs))
-        self.counts |= joining.counts
-        totals = table.costs @ self.problem.summing
+                self._progress(at, joining, each)
+            self.counts |= joining.counts
+            return self._with(table)
+        cells = Cells(self.pruning, joining, tables, rows)
+        for leaf in tables:
+            cells.thin(leaf)
+        by_level = self.pruning.largest.sum() == 1 and self.problem.summing.shape[1] == 2
+        self._filled(joining, cells, few, self.inside if by_level else len(joining.made))
+        return self._by_level(blocks, rows, few) if by_level else self._with(table)
+
+    def _filled(self, joining: Joining, cells: Cells, few: int | None, count: int) -> None:
+        """Make the first so many joins."""
+        for at, each in enumerate(joining.made[:count]):
+            joining.fill(each)
+            cells.thin(each, few)
+            self._progress(at, joining, each)
+
+    def _by_level(self, blocks: Sequence[Table], rows: Array, few: int | None) -> Known:
+        """Return known points and those of the tables of blocks, level by level."""
+        pruning = self.pruning
+        at = int(pruning.largest.argmax())
+        total = int(pruning.summing[at].argmax())
+        width = pruning.eps * (1 - MARGIN) * pruning.least[total] / pruning.weights[total, total]
+        for least, most in levels(blocks, at, max(0.0, width)):
+            tables = [limited(table, at, most) for table in blocks]
+            joining, level = Joining(self.pool), pruning.level(least)
+            table = self._joined(tables, level.largest, joining)
+            cells = Cells(level, joining, tables, rows)
+            for each in tables:
+                cells.thin(each, few)
+            self._filled(joining, cells, few, len(joining.made))
+            pruning.known = self._with(table)
+            self.counts["levels"] = self.counts.get("levels", 0) + 1
+        return pruning.known
+
+    def _with(self, table: Table) -> Known:
+        """Return known points and those of the table of no operator."""
+        chosen = unrolled(table, self.problem)
+        totals = added_up(self.problem, *chosen)
         if table.slack.any() and len(totals):
             slack = table.slack @ self.problem.summing
             self.error = max(self.error, float((slack / (totals.min(0) - slack)).max()))
-        return self.pruning.known.with_points(totals, *unrolled(table, self.problem))
+        return self.pruning.known.with_points(totals, *chosen)
+
+    def _progress(self, at: int, joining: Joining, table: Table) -> None:
+        if self.progress is not None:
+            self.progress(at + 1, len(joining.made), len(table.costs))
 
     def _least(self, made: Leaves) -> Array:
         """Return what each coordinate comes to at least: (coordinates,)."""
@@ -297,21 +344,19 @@ class Tracker:
         adds = [monoid == "sum" for monoid in self.problem.monoids]
         return np.asarray(np.where(adds, least.sum(0), least.max(0, initial=0)))
 
-    def _thin(self, table: Table, cells: Cells) -> None:
-        """Leave out points that cannot become points of the frontier that are not known."""
-        totals = np.ascontiguousarray(table.costs @ self.problem.summing)
-        keep = self.pruning.keep(table.start, totals, cells.of[id(table)], cells.weights)
-        _keep(table, keep)
-
-    def _plan(self, made: Leaves, joining: Joining) -> Table:
-        """Return the table of no operator, planned."""
+    def _plan(self, made: Leaves, joining: Joining) -> tuple[Table, list[Table]]:
+        """Return the table of no operator, planned, and those of blocks, whose joins come first."""
         none = np.zeros(self.problem.coordinates, np.bool_)
-        largest = np.array([monoid == "max" for monoid in self.problem.monoids])
         self.sizes = {i: max(1, table.size) for i, table in enumerate(made.operators)}
         tables = [*made.operators, *made.edges]
-        if largest.any():
+        if self.pruning.largest.any():
             tables = self._blocks(tables, none, joining)
-        tables = self._eliminated(tables, largest, joining)
+        self.inside = len(joining.made)
+        return self._joined(tables, self.pruning.largest, joining), tables
+
+    def _joined(self, tables: list[Table], largest: Array, joining: Joining) -> Table:
+        """Return the table of no operator, planned."""
+        tables = self._eliminated(list(tables), largest, joining)
         while len(tables) > 1:
             tables[:2] = [joining.join(tables[0], tables[1], None, largest)]
         return tables[0]
@@ -344,12 +389,6 @@ class Tracker:
         return merged(tables, largest, joining)
 
 
-def _keep(table: Table, keep: Array) -> None:
-    """Leave out points of a table."""
-    table.costs, table.origins = table.costs[keep], table.origins[keep]
-    table.start = np.concatenate([[0], np.cumsum(keep)])[table.start]
-
-
 def _rounded(table: Table, delta: Array) -> None:
     """Keep one of points of a cell that differ by less than delta in each coordinate.
 
@@ -363,18 +402,8 @@ def _rounded(table: Table, delta: Array) -> None:
     boxes = np.concatenate([cell[:, None], table.costs // whole], 1)
     keep = np.zeros(len(cell), np.bool_)
     keep[np.unique(boxes, axis=0, return_index=True)[1]] = True
-    _keep(table, keep)
+    table.keep(keep)
     table.slack = table.slack + whole - 1
-
-
-def _evenly(start: Array, few: int) -> Array:
-    """Return which points to keep: some of each cell, its first and its last one among them."""
-    counts = np.diff(start)
-    rank = np.arange(start[-1]) - np.repeat(start[:-1], counts)
-    steps = np.repeat(np.maximum(counts - 1, 1), counts)
-    share = np.minimum(steps, few - 1)
-    keep: Array = (rank * share // steps != (rank - 1) * share // steps) | (rank == 0)
-    return keep
 
 
 def order(

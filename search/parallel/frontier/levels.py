@@ -1,0 +1,51 @@
+"""A cost of which the largest block counts, level by level.
+
+Between blocks it is no cost but a limit: at a level all blocks keep below what it says, and what
+counts is at least the level's least. Blocks are then joined by their other costs alone. As long as
+a level is no wider than what an error leaves of the total, none is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from soapstone.search.parallel.frontier.algebra import reduced_cells
+from soapstone.search.parallel.frontier.eliminate import Table
+from soapstone.search.parallel.problem.arrays import Array
+
+
+def levels(blocks: Sequence[Table], at: int, width: float) -> Iterator[tuple[int, int]]:
+    """Yield the least and the largest cost of each level, ascending.
+
+    Args:
+        blocks: their tables. at: the coordinate. width: how far they may be apart.
+    """
+    found = [np.unique(table.costs[:, at]) for table in blocks]
+    least = max(int(values.min(initial=0)) for values in found)
+    values = np.unique(np.concatenate(found))
+    values = values[values >= least]
+    while len(values):
+        many = int(np.searchsorted(values, values[0] + width, side="right"))
+        yield int(values[0]), int(values[many - 1])
+        values = values[many:]
+
+
+def limited(table: Table, at: int, most: int) -> Table:
+    """Return a table's points of so much at most, without that coordinate."""
+    cells = np.repeat(np.arange(table.size), np.diff(table.start))
+    few = np.flatnonzero(table.costs[:, at] <= most)
+    costs: Array = np.ascontiguousarray(np.delete(table.costs[few], at, axis=1))
+    start, order = np.zeros(table.size + 1, np.int64), np.empty(len(few), np.int64)
+    order = order[: reduced_cells(costs, cells[few], start, order)]
+    origins = np.stack([few[order], np.zeros_like(order)], 1).astype(np.int32)
+    return replace(
+        table,
+        parts=("part", table),
+        start=start,
+        costs=costs[order],
+        origins=origins,
+        slack=np.zeros(costs.shape[1], np.int64),
+    )
