@@ -155,7 +155,8 @@ def _layouts(
     tables = {each: table(op, known) for each, op in alike.items()}
 
     def chosen(mine: Sequence[int], rows: Array) -> Array:
-        return rows[sum((axes[name] * base**at for at, name in enumerate(mine)), 0 * every)]
+        found: Array = rows[sum((axes[name] * base**at for at, name in enumerate(mine)), 0 * every)]
+        return found
 
     legal = np.ones(len(every), np.bool_)
     for each in tables.values():

@@ -23,7 +23,8 @@ from soapstone.ir.reshards import read_in
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
-from soapstone.search.parallel.frontier.costs import Costs, costs_of, gradients_between, keeping
+from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
+from soapstone.search.parallel.frontier.edges import gradients_between
 from soapstone.search.parallel.frontier.meshes import configurations_of
 from soapstone.search.parallel.frontier.tables import Point, added
 from soapstone.search.parallel.frontier.tracking import Method, Progress, track

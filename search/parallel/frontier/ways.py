@@ -16,10 +16,11 @@ import numpy as np
 
 from soapstone.engine.mapper import backing_memories
 from soapstone.ir.configuration import Keep
-from soapstone.search.parallel.frontier.costs import Costs, Moving, Own
+from soapstone.search.parallel.frontier.costs import Costs, Own
+from soapstone.search.parallel.frontier.edges import Moving
 from soapstone.search.parallel.frontier.paths import copy_ns
 from soapstone.search.parallel.frontier.spine import marked_spine
-from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Operator, Problem
+from soapstone.search.parallel.frontier.tables import INFEASIBLE, Edge, Monoid, Operator, Problem
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
@@ -95,7 +96,7 @@ def ways_of(model: Model, costs: Costs, saving: Collection[Saving] = ()) -> Ways
         choices, found = moving[id(between)]
         edges.append(Edge(number[a], number[b], rows, columns, found))
         sent.append(choices)
-    monoids = ("sum", "sum", "max") if saving else ("sum", "sum")
+    monoids: tuple[Monoid, ...] = ("sum", "sum", "max") if saving else ("sum", "sum")
     totals = ((MEMORY, PASSING), (TIME,)) if saving else None
     problem = Problem(operators, edges, monoids, totals=totals)
     return Ways(problem, tuple(keeps), tuple(sent), tuple(costs.edges))
@@ -228,7 +229,8 @@ class _Table:
 
     def _copied(self, nbytes: Array) -> Array:
         """Return the ns of a copy in a device's memory."""
-        return copy_ns(self.model, np.minimum(nbytes, INFEASIBLE >> 8))
+        copied: Array = copy_ns(self.model, np.minimum(nbytes, INFEASIBLE >> 8))
+        return copied
 
     def _crossed(self, nbytes: Array) -> Array:
         """Return the ns of a copy to the memory behind a device's, and of one back."""

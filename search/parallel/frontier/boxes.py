@@ -1,0 +1,84 @@
+"""Where operands lie on devices in each configuration of an operator, and how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from soapstone.ir.configuration import Configuration
+from soapstone.ir.movement import Tiles
+from soapstone.ir.reshards import layout_of
+from soapstone.search.parallel.exact.tables import Choices, Part
+from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
+from soapstone.search.parallel.problem.compiling import entry, put
+from soapstone.search.parallel.problem.geometry import settle, tile
+from soapstone.search.parallel.problem.packing import call
+from soapstone.search.parallel.simulation.liveness import whole_bytes
+
+
+@entry
+def boxes_table(
+    p: Problem,
+    c: Choice,
+    s: Scratch,
+    op: int,
+    degrees: Array,
+    placed: Array,
+    operands: Array,
+    out: Array,
+) -> None:
+    """Write the boxes of operands on devices in each configuration of one operator.
+
+    Args:
+        out: BOX (configurations, operands, devices); where there is none it is left as it is.
+    """
+    for row in range(degrees.shape[0]):
+        c.operators[op] = degrees[row]
+        put(c.placed[op], placed[row], placed.shape[1])
+        for other in range(p.operators.shape[0]):
+            settle(p, c, s, other)
+        for i in range(operands.shape[0]):
+            node = p.operands[operands[i]].node
+            for point in range(c.nodes[node].points):
+                device = c.placed[p.nodes[node].operator, c.node_at[node, point]]
+                tile(p, c, operands[i], point, out[row, i, device], s.at)
+
+
+def boxes_of(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> Array:
+    """Return boxes (configurations, operands, devices), BOX; `high` is -1 where there is none."""
+    p, held = part.model.problem, part.settled
+    out = np.zeros((len(choices), len(operands), len(p.devices)), BOX)
+    out["high"] = -1
+    numbers = np.array(operands, np.int64)
+    given = (op, choices.degrees, choices.placed, numbers, out)
+    call(boxes_table, p, held.choice, held.scratch, *given)
+    return out
+
+
+def volumes(p: Problem, operand: int, boxes: Array) -> Array:
+    """Return the bytes of boxes (configurations, devices) of an operand."""
+    row = p.operands[operand]
+    rank = int(row["axes"]["end"] - row["axes"]["begin"])
+    sides = np.maximum(boxes["high"] - boxes["low"], 0)[..., :rank]
+    there = boxes["high"][..., 0] >= 0
+    found: Array = np.prod(sides, axis=-1) * there * int(row["element_bytes"])
+    return found
+
+
+def in_memories(p: Problem, operand: int, boxes: Array, parts: bool = False) -> Array:
+    """Return the bytes of boxes (configurations, devices) in the memory of each device.
+
+    parts: whether each is a part of a sum, and all are there; else what several devices of one
+    memory have is there once.
+    """
+    memory = p.devices["memory"]
+    found: Array = volumes(p, operand, boxes) @ (memory[:, None] == memory).astype(np.int64)
+    return found if parts else found.clip(max=whole_bytes(p, operand))
+
+
+def layout_in(shape: Sequence[int], boxes: Array) -> Configuration | None:
+    """Return the layout of a value that has these boxes on devices, if there is one."""
+    there = np.flatnonzero(boxes["high"][:, 0] >= 0) if len(shape) else np.zeros(0, np.int64)
+    low, high = (boxes[side][there][:, : len(shape)] for side in ("low", "high"))
+    return layout_of(shape, Tiles(low, high, there.tolist()))

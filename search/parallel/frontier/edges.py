@@ -1,0 +1,206 @@
+"""What moves between two operators, for all pairs of their layouts: bytes and nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.ir.graph import Node
+from soapstone.ir.tensor import TensorSpec
+from soapstone.search.parallel.exact.tables import Choices, Pair, Part
+from soapstone.search.parallel.frontier.boxes import boxes_of, in_memories, layout_in, volumes
+from soapstone.search.parallel.frontier.paths import Paths, Routed, routed
+from soapstone.search.parallel.frontier.tables import INFEASIBLE
+from soapstone.search.parallel.problem.arrays import Array, Problem
+from soapstone.search.parallel.problem.operators import Operator
+from soapstone.search.parallel.problem.prepare import Model
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What an edge costs, for pairs of layouts: (layouts of the maker, of the reader), int64.
+
+    Attributes:
+        mine, others: the layout of each configuration of the maker and of the reader.
+        ahead, back: ns of messages forward, and of gradients back.
+        copies: bytes of what is moved forward, where it is read.
+        tile: bytes of it where it is made, by layout of the maker; passed: of that, what no
+            backward pass reads; sole: what that of the reader alone does.
+        whole: bytes of what is read, by layout of the reader, if that can be kept instead of what
+            was made: nobody else reads it, and no element is there twice; else INFEASIBLE.
+        again: whether the reader's backward pass reads what is moved.
+        routed: ways in several steps, where they were looked for and some are shorter.
+    """
+
+    mine: Array
+    others: Array
+    ahead: Array
+    back: Array
+    copies: Array
+    tile: Array
+    passed: Array
+    sole: Array
+    whole: Array
+    again: bool
+    routed: Routed | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """Whether a pair's second reads backward what the first makes forward; and, of each result of
+    the first: whether any backward pass reads it, and whether nobody but the second reads it;
+    whether the gradient that the second makes is the one that the first reads."""
+
+    again: bool
+    late: tuple[bool, ...]
+    only: tuple[bool, ...]
+    gradient: bool
+
+
+def reads(
+    model: Model, ends: tuple[int, int], late: Collection[str], only: Mapping[str, int]
+) -> Read:
+    first, second = (model.operators[op] for op in ends)
+    made = [name for node in first.ahead for name in node.outputs]
+    back = {name for node in second.back for name in node.inputs}
+    return Read(
+        not back.isdisjoint(made),
+        tuple(any(each.name in late for each in model.graph.consumers[name]) for name in made),
+        tuple(only.get(name) == ends[1] for name in made),
+        any(gradients_between(first, second)),
+    )
+
+
+def gradients_between(first: Operator, second: Operator) -> Iterator[tuple[str, Node]]:
+    """Yield what an operator's backward pass reads of another's, and the node that does."""
+    made = {name for node in second.back for name in node.outputs}
+    for node in first.back:
+        for name in dict.fromkeys(node.inputs):
+            if name in made:
+                yield name, node
+
+
+def moved_specs(model: Model, ends: tuple[int, int]) -> list[TensorSpec]:
+    """Return what an operator's forward pass reads of another's."""
+    first, second = (model.operators[op] for op in ends)
+    made = {name for node in first.ahead for name in node.outputs}
+    read = dict.fromkeys(name for node in second.ahead for name in node.inputs if name in made)
+    return [model.graph.tensors[name] for name in read]
+
+
+def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
+    """Return the layout of each configuration, and a configuration of each layout."""
+    if not operands:
+        return np.zeros(len(choices), np.int64), np.zeros(1, np.int64)
+    boxes = boxes_of(part, op, choices, operands)
+    flat = np.ascontiguousarray(boxes).reshape(len(choices), -1).view(np.int64)
+    varies = np.ptp(flat, 0) > 0
+    varies[0] = True
+    flat = flat[:, varies]
+    _, first, number = np.unique(flat, axis=0, return_index=True, return_inverse=True)
+    return number.reshape(-1).astype(np.int64), first
+
+
+def _some(choices: Choices, rows: Array) -> Choices:
+    return Choices(choices.degrees[rows].copy(), choices.placed[rows].copy())
+
+
+def moving_of(
+    model: Model,
+    ends: tuple[int, int],
+    mine: Choices,
+    others: Choices,
+    kinds: Read,
+    paths: Mapping[str, Paths],
+) -> Moving:
+    pair = Pair(model, ends)
+    p = pair.model.problem
+    values = pair.between["value"].tolist()
+    sides: tuple[dict[int, None], dict[int, None]] = {}, {}
+    for value in values:
+        for side, operands in zip(sides, pair.operands(value)):
+            side.update(dict.fromkeys(operands))
+    layouts, first = zip(
+        *(
+            _layouts(pair, int(op), choices, list(operands))
+            for op, choices, operands in zip(pair.ops, (mine, others), sides)
+        )
+    )
+    few = _some(mine, first[0]), _some(others, first[1])
+    between, times = pair.between, []
+    for goes_back in (False, True):
+        pair.between = between[between["back"].astype(bool) == goes_back]
+        times.append(pair.moving(*few))
+    count = len(first[0]), len(first[1])
+    copies, whole = np.zeros(count, np.int64), np.zeros(count[1], np.int64)
+    able = np.ones(count[1], np.bool_)
+    tile, passed, sole = (np.zeros(count[0], np.int64) for _ in range(3))
+    made = [name for node in model.operators[ends[0]].ahead for name in node.outputs]
+    for value in {int(v) for v, back in zip(values, between["back"]) if not back}:
+        written, read = _operands(pair, value)
+        a, b = (
+            boxes_of(pair, int(op), each, [operand])[:, 0]
+            for op, each, operand in zip(pair.ops, few, (written, read))
+        )
+        copies += _copies(p, value, read, a, b)
+        mine_bytes = in_memories(p, written, a).max(-1)
+        tile += mine_bytes
+        number = made.index(pair.model.values[value])
+        if not kinds.late[number]:
+            passed += mine_bytes
+        elif kinds.only[number]:
+            sole += mine_bytes
+        shape = pair.model.graph.tensors[pair.model.values[value]].shape
+        able &= [kinds.only[number] and layout_in(shape, each) is not None for each in b]
+        whole += in_memories(p, read, b).max(-1)
+    whole[~able] = INFEASIBLE
+    ways = None
+    specs = moved_specs(model, ends)
+    if len(specs) == 1 and str(specs[0]) in paths:
+        shape = specs[0].shape
+        there = [layout_in(shape, each) for each in a]
+        ways = routed(paths[str(specs[0])], there, times[0], times[1], kinds.gradient)
+    return Moving(
+        mine=layouts[0],
+        others=layouts[1],
+        ahead=times[0],
+        back=times[1],
+        copies=copies,
+        tile=tile,
+        passed=passed,
+        sole=sole,
+        whole=whole,
+        again=kinds.again,
+        routed=ways,
+    )
+
+
+def _operands(pair: Pair, value: int) -> tuple[int, int]:
+    """Return the operands by which a pair's first makes a value, and its second reads it."""
+    p = pair.model.problem
+    written = int(p.writers[p.values[value]["writers"]["begin"]])
+    read = next(
+        int(operand)
+        for operand in p.readers_of(value)["operand"]
+        if p.nodes["operator"][p.operands["node"][operand]] == pair.ops[1]
+    )
+    return written, read
+
+
+def _copies(p: Problem, value: int, read: int, a: Array, b: Array) -> Array:
+    """Return bytes of what the second's devices read that the first left in other memories.
+
+    a, b: boxes on devices where it is made and where it is read, by layout.
+    """
+    if len(np.unique(p.devices["memory"])) == 1:
+        return np.zeros((len(a), len(b)), np.int64)
+    rank = int(p.values[value]["rank"])
+    nbytes = volumes(p, read, b)
+    inside = np.ones((len(a), len(b), a.shape[1]), np.bool_)
+    for axis in range(rank):
+        inside &= a["low"][:, None, :, axis] <= b["low"][None, :, :, axis]
+        inside &= a["high"][:, None, :, axis] >= b["high"][None, :, :, axis]
+    found: Array = (nbytes[None] * ~inside).max(-1)
+    return found
