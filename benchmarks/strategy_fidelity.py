@@ -25,6 +25,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
-from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes
 from soapstone.search.parallel import NAMED, Simulation, Simulator, simulate
 from soapstone.search.parallel.covering import covering
 from soapstone.search.parallel.mcmc.initial import data_parallel, randomly
@@ -186,9 +187,7 @@ class Fidelity:
         """Return the machine with the times of tasks and messages in steps."""
         local = linked(self.machine, [taken[name] for name in self.covers])
         # Nothing that was measured before: speeds differ from day to day.
-        machine = MeasuredMachine(
-            local.name, local.processors, local.memories, local.links, local.switches
-        )
+        machine = replace(local, times=TaskTimes())
         record(self.model, machine, [(cover, taken[name]) for name, cover in self.covers.items()])
         return machine
 

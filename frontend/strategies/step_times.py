@@ -17,7 +17,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.runtime.analysis.message import ENDS, STARTS
 from soapstone.runtime.model.launch import fill_name, fold_name
-from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event
+from soapstone.runtime.observe.profile import MESSAGE, WAIT, Event, received
 from soapstone.search.cost.measure import Yardstick
 from soapstone.search.parallel.covering import Homes
 from soapstone.search.parallel.problem.prepare import Model
@@ -110,11 +110,6 @@ class Run:
         ]
         first = min(event.start_ns for event in events)
         last = max(event.end_ns for event in events)
-        ready: dict[str, list[int]] = {}
-        for event in events:
-            if event.category == "send":
-                ready.setdefault(event.message, []).append(event.end_ns)
-        messages: list[float] = []
         for event in events:
             task = self._task_of.get(event.name)
             if event.category not in _NO_WORK and task is not None:
@@ -123,9 +118,7 @@ class Run:
                     if other != event.processor:
                         both = np.diff(np.interp([event.start_ns, event.end_ns], when, done))[0]
                         beside_ns[task, event.processor] += both / (len(working) - 1)
-            elif event.category == "recv" and ready.get(event.message):
-                took_ns = event.end_ns - max(event.start_ns, ready[event.message].pop(0))
-                messages += [event.nbytes, max(0, took_ns)]
+        messages = [number for event, ns in received(events) for number in (event.nbytes, ns)]
         times = last - first, *points_ns.ravel(), *beside_ns.ravel(), *messages
         return np.array(times, np.float64)
 

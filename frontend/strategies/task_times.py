@@ -21,7 +21,9 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
+from soapstone.runtime.machines.exchanges import COPY
 from soapstone.search.cost.database import database
+from soapstone.search.cost.messages import SHORT
 from soapstone.search.cost.tasks import Degrees, MeasuredMachine, StepTimes
 from soapstone.search.parallel.covering import covering
 from soapstone.search.parallel.problem.arrays import UPDATES
@@ -35,7 +37,6 @@ Progress = Callable[[str, int, int | None], None]
 Key = tuple[str, Degrees]  # the class of a task, and the degrees of its operator's dims
 
 _LEAST, _SECONDS = 8, 4.0  # steps of a run that are enough, and how long it may take to get them
-_SHORT = 4096  # bytes of messages whose latency is all
 _SHARE = 0.25  # of the memory, for runs that are taken in turns
 
 
@@ -243,29 +244,29 @@ def influences(classes: Iterable[Sequence[Sample]]) -> tuple[float, float]:
 
 
 def linked(machine: MeasuredMachine, runs: Iterable[Sequence[Step]]) -> MeasuredMachine:
-    """Return a machine whose links are as fast as messages were in steps of some runs.
+    """Return a machine whose messages take as long as they did in steps of some runs.
 
-    A message's bytes lie as its tile does, and another rank has just written them: it takes other
-    times than one that is sent back and forth. Latency is the median of short ones, bandwidth that
-    of what the others take beyond it.
+    In a step caches hold more than what is sent, and ranks are never quite in step: a message takes
+    longer there than where nothing else is done. How much is told for short ones, by the median,
+    and for the others, by their sum.
     """
     found = []
     for taken in runs:
         steps = [step.messages for step in taken if step.messages is not None]
         if steps and len(steps[0]):
             found.append(np.median(np.array(steps), axis=0))
-    if not found or not machine.links:
+    alone = replace(machine.messages, factors=(1.0, 1.0))
+    copies = [each for each in alone.measured if each.kind == COPY]
+    if not found or not copies:
         return machine
     nbytes, ns = np.concatenate(found).T
-    short = nbytes < _SHORT
-    latency_ns = float(np.median(ns[short])) if short.any() else 0.0
-    long_ns = np.maximum(ns[~short] - latency_ns, 0.0).sum()
-    rate = float(nbytes[~short].sum() / long_ns * 1e9) if long_ns else 0.0
-    links = [
-        replace(link, latency_s=latency_ns / 1e9, bytes_per_s=rate or link.bytes_per_s)
-        for link in machine.links
-    ]
-    return replace(machine, links=tuple(links))
+    usual_ns = np.array([np.mean([alone.ns(each, n) for each in copies]) for n in nbytes])
+    short = nbytes < SHORT
+    factors = (
+        float(np.median(ns[short] / usual_ns[short])) if short.any() else 1.0,
+        float(ns[~short].sum() / usual_ns[~short].sum()) if not short.all() else 1.0,
+    )
+    return replace(machine, messages=replace(alone, factors=factors))
 
 
 def usual(points_ns: Array) -> Array:

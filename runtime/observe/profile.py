@@ -375,6 +375,27 @@ def _connected(events: list[Event]) -> tuple[list[Event], list[Event]]:
     return found, flights
 
 
+def received(events: Iterable[Event]) -> list[tuple[Event, int]]:
+    """The ends of messages, in order, and what each took (ns).
+
+    That is from when it could be taken, since its sender had started it and its receiver waited,
+    until it was.
+    """
+    ready: dict[str, list[int]] = {}
+    ends = []
+    for event in sorted(events, key=lambda event: event.start_ns):
+        if event.category == "send":
+            ready.setdefault(event.message, []).append(event.end_ns)
+        elif event.category == "recv":
+            ends.append(event)
+    found = []
+    for event in ends:
+        if ready.get(event.message):
+            began = max(event.start_ns, ready[event.message].pop(0))
+            found.append((event, max(0, event.end_ns - began)))
+    return found
+
+
 def estimate_offset(samples: Sequence[tuple[int, int, int]]) -> int:
     """Nanoseconds to add to a remote clock's times for those of the local clock.
 

@@ -12,9 +12,11 @@ import numpy as np
 
 from soapstone.ir.graph import GraphBuilder
 from soapstone.runtime import Machine
+from soapstone.runtime.machines.exchanges import links_of
 from soapstone.runtime.machines.machine import Link, Memory
 from soapstone.runtime.machines.start import machine_of
 from soapstone.search.cost.executor import ExecutorCost
+from soapstone.search.cost.messages import MessageTimes, profiled
 from soapstone.search.cost.tasks import MeasuredMachine
 
 _ROWS = 1024  # of the matrices whose product measures arithmetic
@@ -26,17 +28,16 @@ def measured_machine(
     cpus: int | None = None,
     threads: int = 1,
     executor: str = "local",
-    links: tuple[Link, ...] | None = None,
 ) -> MeasuredMachine:
     """Return the machine an executor finds, with the rates of processors, memories and links.
 
     Arithmetic is that of a float32 product of 1024 x 1024 matrices on one processor, memory that of
-    the sum of two long vectors; copies are timed at 4 KiB and 64 MiB, messages from 8 bytes on.
-    Every rank must call it; the rates of processors and memories are those of this one.
-
-    links: those that have been measured before; None: they are measured now.
+    the sum of two long vectors; copies are timed at 4 KiB and 64 MiB, messages among ranks for each
+    size 2^i (`messages.profiled`). Every rank must call it; the rates of processors and memories
+    are those of this one.
     """
     machine = machine_of(executor, cpus, threads)
+    messages = profiled(machine) if executor == "mpi" else MessageTimes()
     model = ExecutorCost(threads)
     builder = GraphBuilder("product")
     x, y = builder.input("x", (_ROWS, _ROWS)), builder.input("y", (_ROWS, _ROWS))
@@ -55,17 +56,16 @@ def measured_machine(
             Memory(m.name, m.capacity_bytes, total.bytes / total.time_us * 1e6)
             for m in machine.memories
         ),
-        links=_links(machine, executor) if links is None else links,
+        links=_links(machine, messages),
         switches=machine.switches,
+        messages=messages,
     )
 
 
-def _links(machine: Machine, executor: str) -> tuple[Link, ...]:
+def _links(machine: Machine, messages: MessageTimes) -> tuple[Link, ...]:
     """Return a machine's links as measured: messages between ranks, else copies in memory."""
-    if executor == "mpi":
-        from soapstone.runtime.executors.mpi.links import measured_links
-
-        return measured_links(machine)[0]
+    if messages.measured:
+        return links_of(machine, messages.measured)
     short, long = (_copy_s(size) for size in _SIZES)
     rate = (_SIZES[1] - _SIZES[0]) / max(long - short, 1e-9)
     return tuple(Link(link.source, link.target, short, rate) for link in machine.links)

@@ -17,6 +17,7 @@ from soapstone.engine.expand import Program
 from soapstone.kernels.registry import registered
 from soapstone.runtime import Machine
 from soapstone.search.cost.database import database
+from soapstone.search.cost.messages import MessageTimes
 
 Degrees = tuple[int, ...]
 
@@ -124,9 +125,10 @@ class TaskTimes:
 
 @dataclass(frozen=True)
 class MeasuredMachine(Machine):
-    """This computer, with the times of tasks that were measured on it."""
+    """This computer, with the times of tasks, and of messages among ranks, measured on it."""
 
     times: TaskTimes = field(default_factory=TaskTimes, compare=False, repr=False)
+    messages: MessageTimes = field(default_factory=MessageTimes, compare=False, repr=False)
 
 
 def _where(machine: Machine, sources: str) -> list[object]:

@@ -315,26 +315,25 @@ def measure_machine(
     """Measure this computer, or the ranks of mpiexec: processors, memories, links by size."""
     from soapstone.files import check_targets
     from soapstone.frontend.strategies import finding
-    from soapstone.runtime.executors.mpi.links import measured_links
-    from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
+    from soapstone.runtime.machines.start import default_executor, rank_of
     from soapstone.search.cost.profile import measured_machine
 
     check_targets(output)
     executor = default_executor()
-    links = None
-    times: dict[int, float] = {}
-    if executor == "mpi":
-        links, times = measured_links(machine_of(executor, cpus, threads))
-    found = measured_machine(cpus, threads, executor, links)
+    found = measured_machine(cpus, threads, executor)
     if rank_of(executor):
         return
     if output is not None:
         found.save(output)
-    lines = [
-        f"  message of {nbytes:>10,} bytes: {seconds * 1e6:>10,.1f} us,"
-        f" {nbytes / seconds / 1e9:6.2f} GB/s"
-        for nbytes, seconds in times.items()
-    ]
-    by_size = {str(nbytes): seconds * 1e6 for nbytes, seconds in times.items()}
-    value = {**found.describe(), **({"message_us": by_size} if by_size else {})}
+    lines, messages = [], []
+    for (kind, members), by_size in found.messages.measured.items():
+        among = ", ".join(found.memories[member].name for member in members)
+        lines.append(f"  {kind} among {among}, by bytes of the value:")
+        lines += [
+            f"  {nbytes:>14,} bytes: {ns / 1e3:>10,.1f} us, {nbytes / ns:6.2f} GB/s"
+            for nbytes, ns in by_size.items()
+        ]
+        by_bytes = {str(nbytes): ns / 1e3 for nbytes, ns in by_size.items()}
+        messages.append({"kind": kind, "members": among, "us": by_bytes})
+    value = {**found.describe(), **({"messages": messages} if messages else {})}
     tell("\n".join([finding.machine_table(found), *lines]), value, as_json)

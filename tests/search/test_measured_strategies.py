@@ -28,15 +28,19 @@ from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine
+from soapstone.runtime.machines.exchanges import Exchange, exchanges
 from soapstone.runtime.machines.machine import Link, Memory, Processor
+from soapstone.search.cost.messages import SHORT, MessageTimes
 from soapstone.search.cost.tasks import MeasuredMachine, StepTimes, TaskTimes
 from soapstone.search.parallel import NAMED, Options, Simulator, search
 from soapstone.search.parallel.covering import Homes, choices, covering
 from soapstone.search.parallel.mcmc.initial import randomly
-from soapstone.search.parallel.problem.arrays import MOST_DIMS
+from soapstone.search.parallel.problem.arrays import MARK, MOST_DIMS
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
+from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import prepare
 from soapstone.search.parallel.problem.timing import step_kind
+from soapstone.search.parallel.simulation.collectives import SUM, collective_ns, copy_ns
 
 CPUS = tuple(Processor(f"cpu{i}", flops=50e9) for i in range(2))
 MEMORIES = (Memory("system", 1 << 34, 10e9),)
@@ -392,16 +396,67 @@ def part_of(graph: Graph, machine: MeasuredMachine) -> Simulator:
     return Simulator(prepare(graph, machine, only=[name]))
 
 
-def test_links_are_as_fast_as_messages_were() -> None:
-    nbytes = np.array([8, 40, 100_000, 400_000, 1000])
-    exact_ns = 3000 + 2.0 * np.where(nbytes < 4096, 0, nbytes)
-    steps = [Step(1.0, messages=np.stack([nbytes, exact_ns * factor], 1)) for factor in (1, 1, 50)]
-    links = (Link("left", "right", 1e-6, 9e9), Link("right", "left", 1e-6, 1e6))
-    plain = MeasuredMachine("here", CPUS, (*MEMORIES, Memory("left", 1), Memory("right", 1)), links)
-    found = linked(plain, [steps, []]).links
-    assert [link.latency_s for link in found] == [3e-6, 3e-6]
-    assert [link.bytes_per_s for link in found] == [pytest.approx(5e8)] * 2
-    assert linked(plain, [[Step(1.0)]]) is plain
+def two_ranks(known: dict[Exchange, dict[int, float]]) -> MeasuredMachine:
+    """Return a machine of two ranks, between which links are slow."""
+    ends = ("rank0", "rank1"), ("rank1", "rank0")
+    return MeasuredMachine(
+        "here",
+        tuple(replace(cpu, memory=ends[i][0], node="node") for i, cpu in enumerate(CPUS)),
+        tuple(Memory(name, 1 << 30, 10e9) for name, _ in ends),
+        tuple(Link(*each, 1e-3, 1e6) for each in ends),
+        messages=MessageTimes(known),
+    )
+
+
+def test_messages_are_as_fast_as_in_steps() -> None:
+    sizes = np.array([8, 40, 100_000, 400_000, 1000])
+    pair = Exchange("copy", (0, 1))
+    machine = two_ranks({pair: {8: 1000.0, 1 << 20: 1000.0 + (1 << 20) - 8}})
+    alone = np.array([machine.messages.ns(pair, n) for n in sizes])
+    longer = alone * np.where(sizes < SHORT, 3, 2)
+    steps = [Step(1.0, messages=np.stack([sizes, longer * by], 1)) for by in (1, 1, 50)]
+    found = linked(machine, [steps, []]).messages
+    assert found.factors == (pytest.approx(3.0), pytest.approx(2.0))
+    assert [found.ns(pair, n) for n in sizes] == pytest.approx(longer.tolist())
+    assert linked(machine, [[Step(1.0)]]) is machine
+    assert linked(computer(), [steps]).messages == MessageTimes()
+
+
+def test_messages_among_ranks_take_what_was_measured() -> None:
+    """Between sizes in proportion; a sum is work of both."""
+    everybody = 0, 1
+    known = {
+        Exchange("copy", everybody): {8: 100.0, 1024: 1116.0, 2048: 5000.0},
+        Exchange("scatter", everybody): {8: 500.0, 1 << 20: 500.0},
+        Exchange("sum", everybody): {8: 900.0, 1 << 20: 900.0},
+    }
+    p = prepare(perceptron(), two_ranks(known)).problem
+    for nbytes, ns in ((8, 100), (512, 604), (1024, 1116), (1536, 3058), (4096, 10_000)):
+        assert call(copy_ns, p, 0, 1, nbytes) == (ns, 0) == call(copy_ns, p, 1, 0, nbytes)
+    marks = np.zeros(2, MARK)
+    marks["member"] = everybody
+    assert call(collective_ns, p, marks, 2, 4096.0, SUM, 2048.0) == 500
+    assert call(collective_ns, p, marks, 2, 4096.0, SUM, 4096.0) == 900
+    graph, step_us = perceptron(), []
+    for ns in (500.0, 50_500.0):
+        both = {Exchange(kind, everybody): {8: ns} for kind in ("scatter", "sum")}
+        machine = two_ranks(known | both)
+        simulator = Simulator(prepare(graph, machine))
+        step_us.append(simulator.simulate(NAMED["data"](simulator.model)).step_us)
+    assert step_us[1] >= step_us[0] + 2 * 50  # two layers' gradients, one after the other
+
+
+def test_what_ranks_exchange_is_along_lines_of_arrays_of_them() -> None:
+    names = [f"rank{i}" for i in range(4)]
+    processors = tuple(Processor(f"{name}.cpu0", memory=name) for name in names)
+    found = exchanges(Machine("four", processors, tuple(Memory(name, 1) for name in names)))
+    assert {each.members for each in found if each.kind == "copy"} == {
+        (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)
+    }  # fmt: skip
+    lines = {(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)}
+    assert {each.members for each in found if each.kind == "sum"} == lines
+    assert {each.members for each in found if each.kind == "scatter"} == lines
+    assert [each.members for each in found if each.kind == "gather"] == [(0, 1, 2, 3)]
 
 
 def test_devices_of_whole_operators_need_no_further_times() -> None:

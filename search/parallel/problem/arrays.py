@@ -21,6 +21,7 @@ UNINDEXED, AFFINE, PRODUCT = 0, 1, 2  # maps of axes: `Whole`, `Affine`, `Produc
 FREE, UPDATES = 0, 1  # how an operator gets its configuration
 MOST_RANK, MOST_DIMS = 8, 12
 TYPES = ("float32", "float64", "float16")
+MOST_EXPONENT = 40  # of the bytes of a value whose exchange is known
 KNOWN = 8  # operands of a value that are compared with those after them
 
 
@@ -69,6 +70,10 @@ DEVICE = record("computer kind memory capacity receives")
 # Rates a ns, by type of numbers; `full`: results that fill a device.
 DEVICE_KIND = record("memory_rate launch_ns full", np.float64, rates=(np.float64, (len(TYPES),)))
 
+# What memories exchange, as a number of `exchanges.KINDS`: `members` has a bit for each of them; ns
+# of values of 2^i bytes.
+PROFILE = record("kind members", ns=(np.float64, (MOST_EXPONENT,)))
+
 SPLIT = record("points cut", by_dim="degrees")  # `cut`: the dim with uneven tiles, or -1
 WHOLE = np.array((1, -1, [1] * MOST_DIMS), SPLIT)  # a split in one point
 MESSAGE = record("busy latency moved source target givers channels")
@@ -113,6 +118,7 @@ class Problem(NamedTuple):
     latency_ns: Array  # (devices, devices)
     ns_per_byte: Array  # (devices, devices)
     read_ns: Array  # (devices, devices): a byte that another device of one memory made
+    messages: Array  # PROFILE
     times: Array  # (rows, MOST_DIMS + devices): degrees, and the measured ns of each point
     begin_ns: Array  # (1): before the first task
     slower: Array  # (1): thousandths by which tasks are slower while all others of a computer work

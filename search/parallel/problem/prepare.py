@@ -38,7 +38,13 @@ from soapstone.search.parallel.problem.operators import (
     within,
 )
 from soapstone.search.parallel.problem.signatures import nodes_of, operands_of, write_dims
-from soapstone.search.parallel.problem.timing import cross_links, devices_of, read_ns, times_of
+from soapstone.search.parallel.problem.timing import (
+    cross_links,
+    devices_of,
+    profile_of,
+    read_ns,
+    times_of,
+)
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,7 @@ class _Encoder(Numbering):
             latency_ns=np.ceil(routed.latency_s * 1e9).astype(np.int64),
             ns_per_byte=routed.s_per_byte * 1e9,
             read_ns=read_ns(self.graph, self.machine),
+            messages=profile_of(self.machine),
             times=times,
             begin_ns=begin_ns,
             slower=slower,

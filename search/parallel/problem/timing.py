@@ -12,6 +12,7 @@ from soapstone.engine.mapper import backing_memories
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
+from soapstone.runtime.machines.exchanges import KINDS
 from soapstone.search.cost.launches import work
 from soapstone.search.cost.machine import Device, DeviceError, roofline
 from soapstone.search.cost.tasks import MeasuredMachine
@@ -19,6 +20,8 @@ from soapstone.search.parallel.problem.arrays import (
     DEVICE,
     DEVICE_KIND,
     MOST_DIMS,
+    MOST_EXPONENT,
+    PROFILE,
     TYPES,
     Array,
 )
@@ -66,7 +69,7 @@ def devices_of(machine: Machine) -> tuple[Array, Array]:
     places = list(dict.fromkeys(processor.node for processor in machine.processors))
     capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
     takes = isinstance(machine, MeasuredMachine)  # its executors' workers do
-    memories = list(dict.fromkeys(each.memory for each in machine.processors))
+    memories = _memories(machine)
     rows = [
         (
             *(places.index(each.node), kind, memories.index(each.memory)),
@@ -84,6 +87,25 @@ def devices_of(machine: Machine) -> tuple[Array, Array]:
         memory = device.bytes_per_s * device.memory_share / 1e9
         rates.append((memory, device.launch_us * 1e3, float(device.full_rate_results), flops))
     return np.array(rows, DEVICE), np.array(rates, DEVICE_KIND)
+
+
+def _memories(machine: Machine) -> list[str]:
+    """Return the memories in which processors work."""
+    return list(dict.fromkeys(each.memory for each in machine.processors))
+
+
+def profile_of(machine: Machine) -> Array:
+    """Return `Problem.messages`: what was measured of messages among the ranks of a machine."""
+    if not isinstance(machine, MeasuredMachine):
+        return np.zeros(0, PROFILE)
+    number = {name: place for place, name in enumerate(_memories(machine))}
+    names = [memory.name for memory in machine.memories]
+    rows = []
+    for each in machine.messages.measured:
+        members = sum(1 << number[names[member]] for member in each.members)
+        ns = [machine.messages.ns(each, 1 << exponent) for exponent in range(MOST_EXPONENT)]
+        rows.append((KINDS.index(each.kind), members, ns))
+    return np.array(rows, PROFILE)
 
 
 def read_ns(graph: Graph, machine: Machine) -> Array:

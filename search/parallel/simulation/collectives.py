@@ -1,25 +1,65 @@
-"""What a collective takes: the fastest of ring, tree and hierarchical, by latency and bandwidth."""
+"""What messages take: as measured among ranks, else by latency and bandwidth.
+
+A collective is then the fastest of ring, tree and hierarchical.
+"""
 
 from __future__ import annotations
 
 from math import ceil, log2
 
-from soapstone.search.parallel.problem.arrays import Array, Problem
-from soapstone.search.parallel.problem.compiling import ONE, ZERO, entry
+from soapstone.runtime.machines import exchanges
+from soapstone.search.parallel.problem.arrays import MOST_EXPONENT, Array, Problem
+from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, integer
 
 FROM_ONE, SUM = ZERO, ONE  # what a collective does
+_COPY, _GATHER, _SCATTER, _SUM = (integer(number) for number in range(len(exchanges.KINDS)))
+_LAST = integer(MOST_EXPONENT - 2)  # from where on a byte takes as long as there
+
+
+@compiled
+def _profiled_ns(p: Problem, kind: int, members: int, nbytes: float) -> int:
+    """Return what memories take for an exchange, in proportion between 2^i bytes; -1: not known."""
+    for row in range(p.messages.shape[0]):
+        known = p.messages[row]
+        if known.kind == kind and known.members == members:
+            at, size = ZERO, 1.0
+            while at < _LAST and 2.0 * size <= nbytes:
+                at, size = at + ONE, 2.0 * size
+            less, more = known.ns[at], known.ns[at + 1]
+            return int(less + (more - less) * max(0.0, nbytes / size - 1.0))
+    return int(NONE)
+
+
+@entry
+def copy_ns(p: Problem, source: int, target: int, nbytes: int) -> tuple[int, int]:
+    """Return how long a copy keeps its channels, and its latency."""
+    members = (ONE << p.devices[source].memory) | (ONE << p.devices[target].memory)
+    known = _profiled_ns(p, _COPY, members, float(nbytes))
+    if known >= 0:
+        return known, ZERO
+    busy = ceil(nbytes * (p.ns_per_byte[source, target] + p.read_ns[source, target]))
+    return busy, p.latency_ns[source, target]
 
 
 @entry
 def collective_ns(
     p: Problem, marks: Array, count: int, nbytes: float, kind: int, need: float
 ) -> int:
-    """Return the time of a collective: the fastest of ring, tree and hierarchical.
+    """Return the time of a collective.
 
     Args:
         marks: their members are the devices, ascending. nbytes: of the whole box.
         kind: FROM_ONE (broadcast or all-gather) or SUM; need: the most bytes a member needs of it.
     """
+    part = nbytes / count
+    rest = max(0.0, need - part)
+    members = ZERO
+    for i in range(count):
+        members |= ONE << p.devices[marks[i].member].memory
+    asked = _GATHER if kind == FROM_ONE else _SUM if rest > 0.01 * part else _SCATTER
+    known = _profiled_ns(p, asked, members, nbytes)
+    if known >= 0:
+        return known
     flat_lat, flat_byte, near_lat, near_byte, far_lat, far_byte = 0, 0.0, 0, 0.0, 0, 0.0
     groups, together, most = 1, 1, 1
     for i in range(count):
@@ -45,8 +85,6 @@ def collective_ns(
             far = (groups - 1) * far_lat + nbytes * far_byte
             best = min(best, far + (most - 1) * near_lat + nbytes * near_byte)
         return int(best)
-    part = nbytes / count
-    rest = max(0.0, need - part)
     best = steps * flat_lat + steps * part * flat_byte
     if rest > 0.01 * part:
         best += steps * flat_lat + rest * flat_byte

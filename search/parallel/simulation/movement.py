@@ -15,7 +15,6 @@ are laid ready (`Scratch.ready`) are taken as they are.
 
 from __future__ import annotations
 
-from math import ceil
 from typing import Any
 
 from soapstone.search.parallel.problem.arrays import (
@@ -31,9 +30,14 @@ from soapstone.search.parallel.problem.arrays import (
     Problem,
     Scratch,
 )
-from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, integer, span
+from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, integer, span
 from soapstone.search.parallel.problem.geometry import inside, partial, tile, volume
-from soapstone.search.parallel.simulation.collectives import FROM_ONE, SUM, collective_ns
+from soapstone.search.parallel.simulation.collectives import (
+    FROM_ONE,
+    SUM,
+    collective_ns,
+    copy_ns,
+)
 
 HERE = integer(-2)  # in place of a message: nothing has to be waited for
 ENOUGH = 3  # devices that need one box, for a collective
@@ -194,7 +198,11 @@ def _collective(
             s.marks[count].member = device
             count += 1
     busy = collective_ns(p, s.marks, count, nbytes, kind, need)
-    number = _message(c, busy, ZERO, int(moved), NONE, NONE)
+    receivers = NONE  # their bits, where it is their work
+    for i in range(count):
+        if p.devices[s.marks[i].member].receives:
+            receivers = max(receivers, ZERO) | (ONE << s.marks[i].member)
+    number = _message(c, busy, ZERO, int(moved), NONE, receivers)
     c.messages[number].channels = c.top[CHANNELS]
     for i in range(count):
         pair = s.marks[i].member * devices + s.marks[(i + 1) % count].member
@@ -211,8 +219,8 @@ def _collective(
 def _copy(p: Problem, c: Choice, nbytes: int, source: int, target: int) -> int:
     if source == target:
         return _message(c, ZERO, ZERO, ZERO, source, target)
-    busy = ceil(nbytes * (p.ns_per_byte[source, target] + p.read_ns[source, target]))
-    return _message(c, busy, p.latency_ns[source, target], nbytes, source, target)
+    busy, latency = copy_ns(p, source, target, nbytes)
+    return _message(c, busy, latency, nbytes, source, target)
 
 
 @compiled

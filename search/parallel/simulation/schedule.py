@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.search.parallel.problem.arrays import Array, Choice, Problem, Scratch, record
-from soapstone.search.parallel.problem.compiling import NONE, ZERO, compiled, entry, put, span
+from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, put, span
 from soapstone.search.parallel.problem.packing import packed
 
 PASSED = NONE  # the result of a pass that was stopped
@@ -117,6 +117,10 @@ def _send(p: Problem, c: Choice, t: State, free: Array, message: int, first: int
     arrives = begins
     if row.source < 0:
         arrives += row.busy
+        for device in range(p.devices.shape[0]):
+            if row.target >= 0 and (row.target >> device) & ONE:  # its part is work of each member
+                free[device] += row.busy
+                arrives = max(arrives, free[device])
     elif row.source != row.target:
         arrives += row.busy + row.latency
         if p.devices[row.target].receives:  # it is work of the receiver, be it idle or not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import re
 import subprocess
@@ -215,3 +216,16 @@ def test_a_memory_smaller_than_the_model_changes_no_number(tmp_path: Path) -> No
     wanted, found = states
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_messages_are_measured_by_who_takes_part_and_size() -> None:
+    done = ranks(2, PROGRAMS / "mpi_messages.py", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    one, two = done.stdout.splitlines()
+    assert one == two  # all ranks have the same
+    text, links = one.rsplit(" ", 1)
+    times = ast.literal_eval(text)
+    assert {kind for kind, _ in times} == {"copy", "scatter", "sum"} and links == "2"
+    for by_size in times.values():
+        assert list(by_size) == [8, 1 << 16, 1 << 20]
+        assert 0 < by_size[8] <= by_size[1 << 16] <= by_size[1 << 20]
