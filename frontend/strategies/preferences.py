@@ -11,6 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from soapstone.frontend.model import Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of, measure_tasks
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
@@ -19,6 +22,7 @@ from soapstone.search.parallel import ParallelError
 from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
 from soapstone.search.parallel.frontier.ways import Saving
 
+COSTS = ("memory_bytes", "time_us", "network_us", "devices", "device_us")
 Progress = Callable[[str, int, int | None], None]  # a stage, how much is done, and of how much
 
 
@@ -45,7 +49,6 @@ class Preferred:
     """
 
     option: Option
-    memory_bytes: int | None
     frontiers: dict[int, CostFrontier]
     fastest: dict[int, FrontierPoint | None]
     devices: int | None
@@ -64,19 +67,36 @@ class Preferred:
             raise ParallelError("profiling compares numbers of devices; mini-time chooses")
         count, frontier = list(self.frontiers.items())[-1]
         least = frontier.least
-        missing = least.missing_bytes
-        if self.memory_bytes is not None:
-            missing = least.simulated_bytes - self.memory_bytes
         raise ParallelError(
             f"no strategy fits on {count} devices: the one that needs least holds"
             f" {least.simulated_bytes:,} bytes on a device in a step of {least.simulated_us:,.0f}"
-            f" us, {missing:,} bytes are missing"
+            f" us, {least.missing_bytes:,} bytes are missing, all devices together"
         )
 
     @property
     def strategy(self) -> Strategy:
         """The strategy of the point that was chosen; raises as `point` does."""
         return self.point.strategy
+
+    def best(self, *costs: str) -> list[FrontierPoint]:
+        """Return the best trade-offs of some costs among all points on all numbers of devices.
+
+        What a step costs in money is `device_us` times the price of a device.
+
+        Args:
+            costs: fields of points: memory_bytes, time_us, network_us, devices, device_us.
+                network_us is exact only if it was a cost of the frontiers.
+
+        Raises:
+            ParallelError: one is no cost of points.
+        """
+        for name in costs:
+            if name not in COSTS:
+                raise ParallelError(f"cost {name!r} found, one of {', '.join(COSTS)} needed")
+        every = [point for each in self.frontiers.values() for point in each.points]
+        rows = np.array([[getattr(point, name) for name in costs] for point in every])
+        below = (rows[:, None] <= rows).all(-1) & (rows[:, None] < rows).any(-1)
+        return [every[i] for i in np.flatnonzero(~below.any(0))]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all as JSON can say it."""
@@ -105,7 +125,7 @@ class Preferred:
 
 
 def find_strategy(
-    model: Graph | str | Path,
+    model: Graph | Model | str | Path,
     machine: Machine | str | Path = "local",
     option: Option | str = Option.MINI_TIME,
     *,
@@ -114,16 +134,18 @@ def find_strategy(
     eps: float = 0.01,
     saving: Collection[Saving | str] = (),
     paths: bool = False,
+    network: bool = False,
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> Preferred:
     """Return the strategy that suits, with the frontier of memory and time it was chosen from.
 
     Args:
-        model: a training graph, or what commands take: an app's name, a script, a file.
+        model: a compiled model, a training graph, or what commands take: an app's name, a script, a
+            file.
         machine: a machine, or the name or file of one.
         option: mini-time, mini-parallelism or profiling.
-        memory: bytes that each device may hold; default: what the machine says.
+        memory: bytes that each device may hold at most; default: what the machine says.
         devices: how many; for mini-parallelism and profiling those that are tried: by default 1,
             2, 4, ... up to a node, or up to the number that is given. A machine that was given as
             such has the devices that it has.
@@ -131,6 +153,7 @@ def find_strategy(
         saving: what memory may be saved by, at the cost of time: recompute, offload, copies; models
             of many configurations take minutes then.
         paths: whether values may be moved from layout to layout in several steps.
+        network: whether time on the network is a cost of its own, besides memory and time.
         batch_size: samples of a step of an app, all devices together; default: the app's own.
         progress: called with the stage, how much of it is done, and of how much.
 
@@ -152,21 +175,33 @@ def find_strategy(
     except ValueError:
         known = ", ".join(Saving)
         raise ParallelError(f"saving {list(saving)} found, some of {known} needed") from None
-    graph = model if isinstance(model, Graph) else graph_of(model, batch_size)
+    if isinstance(model, str | Path):
+        graph = graph_of(model, batch_size)
+    else:
+        if batch_size is not None:
+            raise ParallelError(f"batch size {batch_size} found; {model.name!r} has its own")
+        graph = model if isinstance(model, Graph) else model.training_graph
     frontiers: dict[int, CostFrontier] = {}
     fastest: dict[int, FrontierPoint | None] = {}
     chosen = None
     for each in _machines(machine, option, devices):
         count = len(each.processors)
+        each = each if memory is None else each.limited(memory)
         measure_tasks(graph, each, progress)
         frontiers[count] = cost_frontier(
-            graph, each, eps=eps, saving=saving, paths=paths, progress=_joins(count, progress)
+            graph,
+            each,
+            eps=eps,
+            saving=saving,
+            paths=paths,
+            network=network,
+            progress=_joins(count, progress),
         )
-        fastest[count] = frontiers[count].fastest(memory)
+        fastest[count] = frontiers[count].fastest()
         if fastest[count] is not None and option is not Option.PROFILING:
             chosen = count
             break
-    return Preferred(option, memory, frontiers, fastest, chosen)
+    return Preferred(option, frontiers, fastest, chosen)
 
 
 def _joins(devices: int, progress: Progress | None) -> Callable[[int, int, int], None]:

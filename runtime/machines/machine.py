@@ -280,6 +280,23 @@ class Machine:
             ),
         )
 
+    def limited(self, memory_bytes: int) -> Machine:
+        """This machine where no memory that processors work in has more than so many bytes.
+
+        Raises: MachineError.
+        """
+        _number("Machine.limited", "memory_bytes", memory_bytes, whole=True, least=1)
+        used = {processor.memory for processor in self.processors}
+        return replace(
+            self,
+            memories=tuple(
+                replace(each, capacity_bytes=min(each.capacity_bytes, memory_bytes))
+                if each.name in used
+                else each
+                for each in self.memories
+            ),
+        )
+
     def describe(self) -> dict[str, Any]:
         """A stable dictionary of everything in the machine; `from_json` reads it back."""
         return {

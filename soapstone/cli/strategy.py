@@ -39,6 +39,10 @@ Sizes = Annotated[
     list[str] | None, typer.Option("--size", help="NAME=VALUE for an app's build; may repeat.")
 ]
 Inference = Annotated[bool, typer.Option("--inference", help="An app's forward graph alone.")]
+MemoryBytes = Annotated[
+    int | None,
+    typer.Option("--memory", min=1, help="Bytes that a device may hold; default: the machine's."),
+]
 Timeline = Annotated[
     Path | None, typer.Option(help="Write the simulated step here (trace-event JSON).")
 ]
@@ -52,11 +56,13 @@ def _prepared(
     size: list[str] | None,
     dim: list[str] | None,
     inference: bool,
+    memory: int | None,
 ) -> tuple[Graph, Machine]:
     """Return the graph and the machine."""
     from soapstone.frontend.strategies import finding
 
     where = finding.machine_of(machine, devices)
+    where = where if memory is None else where.limited(memory)
     sizes, dims = finding.parse_sizes(size), dims_of(dim)
     graph = finding.graph_of(model, batch_size, training=not inference, sizes=sizes, dims=dims)
     return graph, where
@@ -83,6 +89,7 @@ def search(
     size: Sizes = None,
     dim: Dims = None,
     inference: Inference = False,
+    memory: MemoryBytes = None,
     method: Annotated[
         str,
         typer.Option(
@@ -134,7 +141,7 @@ def search(
     check_targets(output, picture, timeline)
     deadline = Deadline(_SECONDS if budget is None else budget)
     half = deadline.part(_MEASURING) if budget is not None else None
-    graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference)
+    graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = None if start is None else finding.imported(graph, where, start)
     find = method_named(method)
     options = Options(
@@ -172,6 +179,7 @@ def simulate(
     size: Sizes = None,
     dim: Dims = None,
     inference: Inference = False,
+    memory: MemoryBytes = None,
     timeline: Timeline = None,
     as_json: Json = False,
 ) -> None:
@@ -180,7 +188,7 @@ def simulate(
     from soapstone.frontend.strategies import finding
 
     check_targets(timeline)
-    graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference)
+    graph, where = _prepared(model, machine, devices, batch_size, size, dim, inference, memory)
     given = finding.given(graph, where, strategy)
     _measure(graph, where)
     result = finding.simulated(graph, where, given)
@@ -203,10 +211,7 @@ def frontier(
     devices: Annotated[
         int | None, typer.Option(min=1, help="Devices; the most of those that are tried.")
     ] = None,
-    memory: Annotated[
-        int | None,
-        typer.Option(min=1, help="Bytes that a device may hold; default: the machine's."),
-    ] = None,
+    memory: MemoryBytes = None,
     batch_size: BatchSize = None,
     size: Sizes = None,
     eps: Annotated[
@@ -222,6 +227,9 @@ def frontier(
     ] = None,
     paths: Annotated[
         bool, typer.Option(help="Values may be moved from layout to layout in several steps.")
+    ] = False,
+    network: Annotated[
+        bool, typer.Option(help="Time on the network is a third cost, besides that of the step.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the strategy here (JSON).")
@@ -248,6 +256,7 @@ def frontier(
             eps=eps,
             saving=saving or (),
             paths=paths,
+            network=network,
             progress=stages,
         )
     if plot is not None:

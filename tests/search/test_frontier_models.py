@@ -12,12 +12,12 @@ from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.frontend.strategies.preferences import find_strategy
 from soapstone.ir.configuration import Configuration
 from soapstone.ir.tensor import Role, TensorSpec
-from soapstone.search.parallel import NAMED, ParallelError, Simulator, simulate
+from soapstone.search.parallel import NAMED, Options, ParallelError, Simulator, search, simulate
 from soapstone.search.parallel.frontier.baselines import NO_DIM, _names, joined
 from soapstone.search.parallel.frontier.costs import costs_of
 from soapstone.search.parallel.frontier.meshes import configurations_of, meshes, tensor_maps
 from soapstone.search.parallel.frontier.paths import Paths
-from soapstone.search.parallel.frontier.points import _Points, cost_frontier
+from soapstone.search.parallel.frontier.points import FrontierPoint, _Points, cost_frontier
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
 from soapstone.search.parallel.frontier.ways import Saving, Sent, ways_of
 from soapstone.search.parallel.problem.prepare import Model as Prepared
@@ -101,6 +101,73 @@ def test_dims_of_repeated_blocks_have_one_name() -> None:
     assert inner[0][-1] == names["encoder3.outer"][-2]  # n of one, k of the other
     heads = names["encoder1.attention"][2]  # split as what the reshape before it makes of n
     assert heads == names["encoder2.attention.query"][-1] != inner[0][-1]
+
+
+def test_time_on_the_network_may_be_a_third_cost(model: Prepared) -> None:
+    """Every strategy of the space; and trade-offs of other costs are among these."""
+    found = find_strategy(model.graph, model.machine, network=True, eps=0.0)
+    frontier = found.frontiers[2]
+    choices, _ = joined(model, configurations_of(model), "data")
+    costs = costs_of(model, choices)
+    maker = _Points(model, costs, ways_of(model, costs))
+
+    def said(point: FrontierPoint) -> tuple[int, int, int]:
+        return point.memory_bytes, round(point.time_us * 1e3), round(point.network_us * 1e3)
+
+    sums = {
+        said(maker.kept(dict(zip(choices, rows))))
+        for rows in itertools.product(*(range(len(each)) for each in choices.values()))
+    }
+    best = [a for a in sums if not any(b != a and all(x <= y for x, y in zip(b, a)) for b in sums)]
+    assert [said(point) for point in frontier.points] == sorted(best)
+    pair = {said(point)[1:] for point in found.best("time_us", "network_us")}
+    pairs = {each[1:] for each in sums}
+    assert pair == {
+        a for a in pairs if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in pairs)
+    }
+
+
+def test_more_devices_cost_more_money() -> None:
+    graph = graph_of("rnnlm", 16, sizes=SIZES)
+    found = find_strategy(graph, "v100", "profiling", devices=4)
+    points = found.best("time_us", "device_us")
+    assert len({(point.time_us, point.device_us) for point in points}) == len(points)
+    for a, b in itertools.combinations(points, 2):
+        assert (a.time_us < b.time_us) == (a.device_us > b.device_us)
+    every = [point for each in found.frontiers.values() for point in each.points]
+    cheapest = min(every, key=lambda each: each.device_us)
+    assert cheapest.device_us == cheapest.devices * cheapest.time_us
+    assert min(point.device_us for point in points) == cheapest.device_us
+    with pytest.raises(ParallelError, match="cost 'joy' found, one of memory_bytes, time_us"):
+        found.best("joy")
+
+
+def test_what_fits_is_what_strategy_search_says() -> None:
+    """Both ask the simulator, on a machine of so much memory."""
+    graph = graph_of("rnnlm", 16, sizes=SIZES)
+    for point in cost_frontier(graph, machine_of("v100", 2)).points:
+        needed = point.simulated_bytes
+        for memory in (needed, needed - 1):
+            machine = machine_of("v100", 2).limited(memory)
+            missing = simulate(graph, machine, point.strategy).missing_bytes
+            assert (missing > 0) == (memory < needed)
+        fits = machine_of("v100", 2).limited(needed)
+        start = {name: each for name, each in point.strategy.configurations.items() if name != "*"}
+        found = search(graph, fits, Options(proposals=200), start=start)
+        assert found.simulation.missing_bytes == 0
+        chosen = find_strategy(graph, "v100", devices=2, memory=needed).point
+        assert chosen.fits and chosen.simulated_us <= point.simulated_us
+
+
+def test_a_compiled_model_is_taken() -> None:
+    with Model("two") as net:
+        net.output(net.dense(net.dense(net.input("x", (64, 256)), 256), 256))
+        net.compile(SGD(0.1), loss="mse", cpus=1)
+        found = find_strategy(net, "v100", devices=2)
+        assert found.point.devices == 2
+        assert found.strategy.model_hash == net.training_graph.structural_hash
+        with pytest.raises(ParallelError, match="batch size 8 found; 'two' has its own"):
+            find_strategy(net, "v100", batch_size=8)
 
 
 def test_a_point_is_a_strategy_that_costs_what_it_says(model: Prepared) -> None:

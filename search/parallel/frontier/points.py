@@ -97,11 +97,15 @@ class FrontierPoint:
         """Whether everything that the backward pass reads is kept, and moves in one step."""
         return not (self.recomputed or self.offloaded or self.copied or self.routed)
 
-    def fits(self, memory_bytes: int | None) -> bool:
-        """Return whether a simulated step needs no more than so much, or than the machine has."""
-        if memory_bytes is None:
-            return self.missing_bytes == 0
-        return self.simulated_bytes <= memory_bytes
+    @property
+    def device_us(self) -> float:
+        """The time of a step on all devices together, by sums: what is paid for."""
+        return self.devices * self.time_us
+
+    @property
+    def fits(self) -> bool:
+        """Whether a simulated step needs no more than the devices' memories have."""
+        return self.missing_bytes == 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON can say them; simulated ones are null until they are known."""
@@ -147,20 +151,15 @@ class CostFrontier:
         span = np.maximum(np.ptp(both, axis=0), 1e-9)
         return self.points[int(((both - both.min(0)) / span).sum(1).argmin())]
 
-    def fastest(self, memory_bytes: int | None = None) -> FrontierPoint | None:
+    def fastest(self) -> FrontierPoint | None:
         """Return the point with the shortest simulated step; None if none fits.
 
         Of points that do not keep everything, each of which is a graph of its own to simulate, one
         is looked at: that with the shortest step by sums of those that fit, found by halves.
-
-        Args:
-            memory_bytes: of each device, at most; by default what the machine's devices have.
         """
-        fitting = [
-            each for each in (*self._kept, self.baselines["data"]) if each.fits(memory_bytes)
-        ]
+        fitting = [each for each in (*self._kept, self.baselines["data"]) if each.fits]
         again = [each for each in self.points if not each.plain]  # by ascending memory
-        count = bisect_left(again, True, key=lambda each: not each.fits(memory_bytes))
+        count = bisect_left(again, True, key=lambda each: not each.fits)
         fitting += again[count - 1 : count] if count else []
         return min(fitting, key=lambda each: each.simulated_us, default=None)
 
@@ -193,7 +192,7 @@ class CostFrontier:
 
     def __str__(self) -> str:
         least, turning = self.points[0], self.turning_point
-        last = self.points[-1]
+        last = min(self.points, key=lambda each: each.time_us)
         rows = [("least memory", least), ("turning point", turning), ("shortest step", last)]
         rows += list(self.baselines.items())
         lines = [
@@ -221,6 +220,7 @@ def cost_frontier(
     eps: float = 0.0,
     saving: Collection[Saving | str] = (),
     paths: bool = False,
+    network: bool = False,
     method: Method = "linear",
     progress: Progress | None = None,
 ) -> CostFrontier:
@@ -230,6 +230,7 @@ def cost_frontier(
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
         saving: what memory may be saved by, at the cost of time.
         paths: whether values may be moved in several steps.
+        network: whether time on the network is a cost of its own, besides memory and time.
         method: linear: dynamic programming along the spine; elimination: down to two operators.
 
     Raises:
@@ -239,12 +240,12 @@ def cost_frontier(
     model = prepare(graph, machine)
     choices, data = joined(model, configurations_of(model), "data")
     costs = costs_of(model, choices, paths)
-    ways = ways_of(model, costs, [Saving(each) for each in saving])
+    ways = ways_of(model, costs, [Saving(each) for each in saving], network)
     made = time.perf_counter()
     result = track(ways.problem, eps=eps, method=method, progress=progress)
     ended = time.perf_counter()
     maker = _Points(model, costs, ways)
-    plain = ways_of(model, costs).problem if saving else ways.problem
+    plain = ways_of(model, costs).problem if saving or network else ways.problem
     restricted = one_mesh(model, costs, plain)
     known: dict[str, Rows | None] = {
         "data": data,
@@ -287,7 +288,7 @@ class _Points:
         return Point((), tuple(rows[op] for op in self.free), *none)
 
     def _added(self, point: Point) -> tuple[int, int]:
-        memory, time_ns = added(self.ways.problem, point)
+        memory, time_ns, *_ = added(self.ways.problem, point)
         return memory, time_ns
 
     def point(self, found: Point) -> FrontierPoint:

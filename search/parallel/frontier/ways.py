@@ -3,7 +3,7 @@
 TensorOpt (Cai et al.) names recomputation and offloading as further configurations of operators;
 its tensor reuse (section 4.2) is a choice at an edge: which copies of a tensor stay, those before
 resharding, after it, or both. What is not kept is there while a block is gone through backward, so
-that ways have a third cost: bytes that pass, summed in blocks, of which the most counts.
+that ways have one cost more: bytes that pass, summed in blocks, of which the most counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.prepare import Model
 from soapstone.search.parallel.problem.timing import crossing_ns
 
-MEMORY, TIME, PASSING = 0, 1, 2  # coordinates
+MEMORY, TIME, NETWORK, PASSING = range(4)  # coordinates
 
 
 class Sent(StrEnum):
@@ -69,8 +69,13 @@ class Ways:
     edges: tuple[tuple[int, int], ...]
 
 
-def ways_of(model: Model, costs: Costs, saving: Collection[Saving] = ()) -> Ways:
+def ways_of(
+    model: Model, costs: Costs, saving: Collection[Saving] = (), network: bool = False
+) -> Ways:
     """Return the abstract problem of a model: memory and time, by operator and edge.
+
+    Args:
+        network: time on the network is a cost too.
 
     Raises:
         ParallelError: offloading, and a device without a memory behind its own.
@@ -82,7 +87,8 @@ def ways_of(model: Model, costs: Costs, saving: Collection[Saving] = ()) -> Ways
     if Saving.OFFLOAD in saving:
         check_behind(model)
         keeps.append(Keep.OFFLOAD)
-    table = _Table(model, tuple(keeps), Saving.COPIES in saving, bool(saving))
+    used = [MEMORY, TIME, *[NETWORK] * network, *[PASSING] * bool(saving)]
+    table = _Table(model, tuple(keeps), Saving.COPIES in saving, used)
     own = {(id(costs.own[op]), op in ends): costs.own[op] for op in number}
     made = {key: table.operator(each, key[1]) for key, each in own.items()}
     moving = {id(each): table.edge(each) for each in costs.edges.values()}
@@ -96,9 +102,10 @@ def ways_of(model: Model, costs: Costs, saving: Collection[Saving] = ()) -> Ways
         choices, found = moving[id(between)]
         edges.append(Edge(number[a], number[b], rows, columns, found))
         sent.append(choices)
-    monoids: tuple[Monoid, ...] = ("sum", "sum", "max") if saving else ("sum", "sum")
-    totals = ((MEMORY, PASSING), (TIME,)) if saving else None
-    problem = Problem(operators, edges, monoids, totals=totals)
+    monoids: list[Monoid] = ["max" if cost == PASSING else "sum" for cost in used]
+    memory = MEMORY, len(used) - 1
+    totals = (memory, *((at,) for at in range(1, len(used) - 1))) if saving else None
+    problem = Problem(operators, edges, tuple(monoids), totals=totals)
     return Ways(problem, tuple(keeps), tuple(sent), tuple(costs.edges))
 
 
@@ -137,8 +144,10 @@ def _repeated(numbers: Array, blocks: list[int]) -> Array:
 class _Table:
     """What ways cost, for a machine and the ways that there are."""
 
-    def __init__(self, model: Model, keeps: tuple[Keep, ...], copies: bool, passing: bool) -> None:
-        self.model, self.keeps, self.copies, self.passing = model, keeps, copies, passing
+    def __init__(
+        self, model: Model, keeps: tuple[Keep, ...], copies: bool, used: list[int]
+    ) -> None:
+        self.model, self.keeps, self.copies, self.used = model, keeps, copies, used
         self.launch_ns = float(model.problem.kinds[0]["launch_ns"])
 
     def row(self, keep: Keep, end: bool) -> int:
@@ -161,11 +170,14 @@ class _Table:
             elif keep is Keep.OFFLOAD:
                 made = own.kept
                 longer = self._crossed(made)
-            costs = np.stack([own.fixed + own.kept - made, own.time + longer, made], -1)
+            network = own.time - own.compute
+            if keep is Keep.OFFLOAD:
+                network = network + longer
+            costs = np.stack([own.fixed + own.kept - made, own.time + longer, network, made], -1)
             if keep is not Keep.KEEP and ((end and keep is Keep.RECOMPUTE) or not own.passes):
                 costs[made == 0] = INFEASIBLE  # nothing that could be had otherwise
             found.append(costs)
-        return np.concatenate(found)[:, None, : 3 if self.passing else 2]
+        return np.ascontiguousarray(np.concatenate(found)[:, None, self.used])
 
     def edge(self, moving: Moving) -> tuple[tuple[Sent, ...], Array]:
         """Return the choices of an edge, and what they cost.
@@ -180,7 +192,8 @@ class _Table:
         choices = list(Sent)
         found = np.concatenate([np.concatenate(row, 1) for row in blocks])
         there = [0, *(i for i in (1, 2, 3) if (found[:, :, i] < INFEASIBLE).any())]
-        found = np.ascontiguousarray(found[:, :, there, : 3 if self.passing else 2])
+        found = np.insert(found[:, :, there], NETWORK, found[:, :, there, TIME], axis=-1)
+        found = np.ascontiguousarray(found[..., self.used])
         return tuple(choices[i] for i in there), found
 
     @property
