@@ -4,7 +4,8 @@
     python benchmarks/frontier_fidelity.py --cpus 1 --halves
     mpiexec -n 2 python benchmarks/frontier_fidelity.py [...]
 
-Points are sampled over the whole frontier, with recomputation and without, and trained. Times are
+Points are sampled over the whole frontier, with recomputation and without, and run; where there are
+fewer than asked for, random strategies follow. Times are
 those of `strategy_fidelity.py`: tasks are measured in covering strategies, which run in turns with
 the points, and steps at one speed of the processors are compared. Bytes are those of the memory of
 the device that holds most: by sums, of which the frontier is made; by the plan of the strategy,
@@ -22,6 +23,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,18 @@ from strategy_fidelity import Fidelity, agreement
 
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.frontend.strategies.step_times import Run
+from soapstone.frontend.strategies.task_times import strategy_of
+from soapstone.ir.configuration import Keep
 from soapstone.ir.graph import Graph
+from soapstone.ir.strategy import Strategy
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine
+from soapstone.search.parallel import simulate
+from soapstone.search.parallel.frontier.costs import keeping
 from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
-from soapstone.search.parallel.problem.prepare import prepare
+from soapstone.search.parallel.mcmc.initial import randomly
+from soapstone.search.parallel.problem.prepare import Model, prepare
 
 Row = dict[str, Any]
 EPS = 0.01
@@ -51,64 +59,75 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-def sampled(frontier: CostFrontier, count: int) -> dict[str, FrontierPoint]:
-    """Return so many points from end to end, by their number."""
+def sampled(
+    model: Model, frontier: CostFrontier, count: int
+) -> dict[str, tuple[Strategy, FrontierPoint | None]]:
+    """Return so many strategies: points from end to end, by their number, then what chance makes.
+
+    Those are random configurations, with half of what the backward pass reads recomputed.
+    """
     points = frontier.points
     places = np.linspace(0, len(points) - 1, min(count, len(points))).round().astype(int)
-    return {str(at): points[at] for at in places.tolist()}
-
-
-def about(point: FrontierPoint, planned: int, held: int) -> Row:
-    """Return what is known of a point's memory."""
-    return {
-        "recomputed": point.recomputed,
-        "MB by sums": point.memory_bytes / 1e6,
-        "MB planned": planned / 1e6,
-        "MB held": held / 1e6,
-        "sums / held": point.memory_bytes / held,
-        "planned / held": planned / held,
+    found: dict[str, tuple[Strategy, FrontierPoint | None]] = {
+        str(at): (points[at].strategy, points[at]) for at in places.tolist()
     }
+    graph, late = model.graph, keeping(model.graph)
+    read = [
+        name
+        for item in model.operators
+        for node in item.ahead
+        for name in node.outputs
+        if name not in node.overwrites and any(r.name in late for r in graph.consumers[name])
+    ]
+    for seed in range(count - len(found)):
+        strategy = strategy_of(model, randomly(model, seed))
+        chosen = np.random.default_rng(seed).random(len(read)) < 0.5
+        again = {name: Keep.RECOMPUTE for name, some in zip(read, chosen) if some}
+        found[f"random {seed}"] = replace(strategy, tensors=again), None
+    return found
 
 
-def held_by(graph: Graph, machine: MeasuredMachine, point: FrontierPoint, executor: str) -> int:
-    """Return the bytes that the fullest device holds under a point."""
-    model = prepare(graph, machine)
-    with closing(Run(model, point.strategy, tasks=False, executor=executor)) as run:
-        run.step()
-        return max(run.peak_bytes_per_device)
+def about(strategy: Strategy, point: FrontierPoint | None, planned: int, held: int) -> Row:
+    """Return what is known of a strategy's memory."""
+    row: Row = {"recomputed": len(strategy.tensors), "MB planned": planned / 1e6}
+    row |= {"MB held": held / 1e6, "planned / held": planned / held}
+    if point is not None:
+        row |= {"MB by sums": point.memory_bytes / 1e6, "sums / held": point.memory_bytes / held}
+    return row
 
 
 def compared(
     graph: Graph, machine: MeasuredMachine, executor: str, count: int, seconds: float
 ) -> Iterator[Row]:
-    """Yield a row a sampled point. seconds: of steps, 0 for none."""
+    """Yield a row a sampled strategy. seconds: of steps, 0 for none."""
     if not seconds:
+        model = prepare(graph, machine)
         frontier = cost_frontier(graph, machine, eps=EPS, saving=("recompute",))
-        for name, point in sampled(frontier, count).items():
-            held = held_by(graph, machine, point, executor)
-            yield {"point": name, **about(point, point.simulated_bytes, held)}
+        for name, (strategy, point) in sampled(model, frontier, count).items():
+            planned = max(simulate(graph, machine, strategy).peak_bytes_per_device)
+            with closing(Run(model, strategy, tasks=False, executor=executor)) as run:
+                run.step()
+                held = max(run.peak_bytes_per_device)
+            yield {"strategy": name, **about(strategy, point, planned, held)}
         return
-    with Fidelity(graph, machine, executor) as model:
-        frontier = cost_frontier(graph, model.look(seconds / 4), eps=EPS, saving=("recompute",))
-        points = sampled(frontier, count)
-        strategies = {name: point.strategy for name, point in points.items()}
-        for row, found, held in model.compared(strategies, seconds):
-            name = row.pop("strategy")
+    with Fidelity(graph, machine, executor) as beside:
+        frontier = cost_frontier(graph, beside.look(seconds / 4), eps=EPS, saving=("recompute",))
+        some = sampled(beside.model, frontier, count)
+        strategies = {name: strategy for name, (strategy, _) in some.items()}
+        for row, found, bytes_held in beside.compared(strategies, seconds):
             most = max(found.peak_bytes_per_device)
-            yield {"point": name, **about(points[name], most, max(held)), **row}
+            yield {**row, **about(*some[row["strategy"]], most, max(bytes_held))}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> Row:
     """Return mean and worst errors of a model's rows."""
 
     def errors(ratio: str) -> list[float]:
-        return [abs(row[ratio] - 1) * 100 for row in rows]
+        return [abs(row[ratio] - 1) * 100 for row in rows if ratio in row]
 
     planned = [row["planned / held"] for row in rows]
-    found: Row = {
-        "point": "all",
-        "mean error of MB planned %": statistics.mean(errors("planned / held")),
-    }
+    found: Row = {"strategy": "all", "strategies": len(rows)}
+    found["mean error of MB planned %"] = statistics.mean(errors("planned / held"))
     found |= {"least planned / held": min(planned), "most planned / held": max(planned)}
     found["mean error of MB by sums %"] = statistics.mean(errors("sums / held"))
     if "simulated / measured" in rows[0]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.engine.peers import Peers
 from soapstone.ir.graph import GraphBuilder
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.exchanges import links_of
@@ -33,8 +34,8 @@ def measured_machine(
 
     Arithmetic is that of a float32 product of 1024 x 1024 matrices on one processor, memory that of
     the sum of two long vectors; copies are timed at 4 KiB and 64 MiB, messages among ranks for each
-    size 2^i (`messages.profiled`). Every rank must call it; the rates of processors and memories
-    are those of this one.
+    size 2^i (`messages.profiled`). Every rank must call it, and all get the same; the rates of
+    processors and memories are those of the first.
     """
     machine = machine_of(executor, cpus, threads)
     messages = profiled(machine) if executor == "mpi" else MessageTimes()
@@ -47,15 +48,12 @@ def measured_machine(
     x, y = builder.input("x", (_ELEMENTS,)), builder.input("y", (_ELEMENTS,))
     builder.output(*builder.apply("add", x, y))
     total = model.cost(builder.build(), {})
+    rates = np.array([product.flops / product.time_us, total.bytes / total.time_us]) * 1e6
+    flops, bytes_per_s = Peers(executor).first(rates).tolist()
     return MeasuredMachine(
         machine.name,
-        processors=tuple(
-            replace(p, flops=product.flops / product.time_us * 1e6) for p in machine.processors
-        ),
-        memories=tuple(
-            Memory(m.name, m.capacity_bytes, total.bytes / total.time_us * 1e6)
-            for m in machine.memories
-        ),
+        processors=tuple(replace(p, flops=flops) for p in machine.processors),
+        memories=tuple(Memory(m.name, m.capacity_bytes, bytes_per_s) for m in machine.memories),
         links=_links(machine, messages),
         switches=machine.switches,
         messages=messages,
