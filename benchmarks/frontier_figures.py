@@ -49,7 +49,7 @@ from soapstone.search.parallel.exact.optcnn import optcnn
 from soapstone.search.parallel.frontier.points import CostFrontier, cost_frontier
 from soapstone.search.parallel.problem.prepare import prepare
 
-EPS, BATCH = 0.01, 256
+BATCH = 256
 STORE = HERE / "results" / "frontier_runs.json"
 PICTURES = HERE.parent / "docs" / "pictures"
 LARGE = dict(transformer.TENSOROPT)
@@ -64,22 +64,28 @@ SIZES = (HIDDEN // 2, HIDDEN * 3 // 4, HIDDEN)
 NETWORKS = {"v100-nordma": "no RDMA", "v100": "RDMA", "v100-4x": "4x RDMA"}
 INSIDE = {"v100": "NVLink", "v100-pcie": "PCIe"}
 COLUMNS = ("memory_bytes", "time_us", "network_us", "compute_us")
-COLUMNS += ("simulated_us", "simulated_bytes", "missing_bytes")
+COLUMNS += ("simulated_us", "simulated_bytes", "missing_bytes", "copied")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A frontier that figures need. hidden: of a Transformer; 0: the model has its own."""
+    """A frontier that figures need.
+
+    Attributes:
+        hidden: of a Transformer; 0: the model has its own. saving: by what memory may be saved.
+    """
 
     model: str
     devices: int = 16
     machine: str = "v100"
     hidden: int = 0
+    saving: str = ""
 
     @property
     def name(self) -> str:
         size = f" {self.hidden}" if self.hidden else ""
-        return f"{self.model}{size} {self.machine} {self.devices}"
+        saving = f" {self.saving}" if self.saving else ""
+        return f"{self.model}{size} {self.machine} {self.devices}{saving}"
 
     def graph(self) -> Graph:
         """Return the training step."""
@@ -104,7 +110,7 @@ def runs(figures: list[str], models: list[str], devices: list[int]) -> list[Run]
     """Return what figures need, each once."""
     found: list[Run] = []
     if "6" in figures:
-        found += [Run(model) for model in MODELS]
+        found += [*(Run(model) for model in MODELS), Run("rnn", saving="copies")]
     if "7" in figures:
         found += [_sized(hidden) for hidden in SIZES]
         found += [Run("transformer", 16, machine) for machine in NETWORKS]
@@ -161,11 +167,12 @@ def stored() -> dict[str, dict[str, Any]]:
     return found
 
 
-def search(wanted: list[Run]) -> None:
+def search(wanted: list[Run], eps: float) -> None:
     """Find frontiers and keep them."""
     for run in wanted:
         graph = run.graph()
-        found = cost_frontier(graph, run.on(), eps=EPS)
+        saving = [run.saving] if run.saving else []
+        found = cost_frontier(graph, run.on(), eps=eps, saving=saving)
         print(run.name, found, sep="\n", flush=True)
         every = json.loads(STORE.read_text()) if STORE.exists() else {}
         every[run.name] = kept(run, found)
@@ -265,12 +272,13 @@ def main() -> None:
     parser.add_argument("--only", default="6,7,8", help="figures whose frontiers are looked for")
     parser.add_argument("--models", default="", help="of these alone")
     parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="of figure 8")
+    parser.add_argument("--eps", type=float, default=0.01, help="share above the exact frontier")
     parser.add_argument("--draw", action="store_true", help="look for no frontier")
     given = parser.parse_args()
     models = [name for name in given.models.split(",") if name]
     devices = [int(n) for n in given.devices.split(",")]
     if not given.draw:
-        search(runs(given.only.split(","), models, devices))
+        search(runs(given.only.split(","), models, devices), given.eps)
     draw()
     command = "python benchmarks/frontier_figures.py"
     have = stored()
