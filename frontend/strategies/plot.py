@@ -67,7 +67,7 @@ def devices_curve(
     colour: str,
     points: Mapping[int, Frontier],
     time: str,
-    line: Literal["solid", "dotted"] = "solid",
+    line: Literal["solid", "dotted", "none"] = "solid",
 ) -> Curve:
     """Return a time of a point for each number of devices.
 
