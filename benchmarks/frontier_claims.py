@@ -29,7 +29,8 @@ def claims(have: Mapping[str, Found]) -> Iterator[Row]:
     if "wide_resnet" in large:
         yield from _wide(large["wide_resnet"])
     yield from _sizes([f for n, f in have.items() if f["model"] == "transformer" and _usual(f)])
-    networks = [have.get(f"transformer {name} 16") for name in ("v100-nordma", "v100", "v100-4x")]
+    ways = ("v100-nordma", "v100", "v100-4x")
+    networks = [have.get(f"transformer 2880 {name} 16") for name in ways]
     if all(networks):
         yield from _networks(networks)
     inside = [have.get(f"transformer {name} 8") for name in ("v100", "v100-pcie")]
