@@ -29,7 +29,7 @@ def claims(have: Mapping[str, Found]) -> Iterator[Row]:
     if "wide_resnet" in large:
         yield from _wide(large["wide_resnet"])
     yield from _sizes([f for n, f in have.items() if f["model"] == "transformer" and _usual(f)])
-    ways = ("v100-nordma", "v100", "v100-4x")
+    ways = ("v100@0.5", "v100", "v100@4")
     networks = [have.get(f"transformer 2880 {name} 16") for name in ways]
     if all(networks):
         yield from _networks(networks)
