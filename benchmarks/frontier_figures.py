@@ -119,7 +119,6 @@ def runs(figures: list[str], models: list[str], devices: list[int]) -> list[Run]
         found += [Run("transformer", 8, machine) for machine in INSIDE]
     if "8" in figures:
         found += [Run(model, n) for model in ("transformer", "wide_resnet") for n in devices]
-        found.append(Run("wide_resnet", 8, saving="recompute"))
     return [each for each in dict.fromkeys(found) if not models or each.model in models]
 
 
