@@ -232,7 +232,7 @@ def figure_8(have: dict[str, Any]) -> Iterator[str]:
         if not found:
             continue
         shortest = {n: each["points"][-1] for n, each in found.items()}
-        points = {"OptCNN, shortest by sums": shortest}
+        points = {"OptCNN (shortest)": shortest}
         points |= {
             name: {n: each["baselines"][key] for n, each in found.items()}
             for key, name in BASELINES.items()
