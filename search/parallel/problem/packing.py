@@ -9,6 +9,7 @@ not counted, which would take most of its time; the tuple holds them while a cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -85,15 +86,22 @@ class _Packed:
     """The table of a tuple's arrays, and its type."""
 
     def __init__(self, arrays: Any) -> None:
-        fields, words = {}, list[Any]()
+        kinds, words = list[tuple[str, Any, int]](), list[Any]()
         for name, array in zip(arrays._fields, arrays):
             if not array.flags.c_contiguous:
                 raise ValueError(f"{name}: strides {array.strides} found, C order needed")
-            fields[name] = types.Array(from_dtype(array.dtype), array.ndim, "C")
+            kinds.append((name, array.dtype, array.ndim))
             words += [array, array.shape]
         self.block = pack(words)
         self.address = self.block.address
-        self._numba_type_ = PackedType(type(arrays).__name__, fields)
+        self._numba_type_ = _type_of(type(arrays).__name__, tuple(kinds))
+
+
+@cache
+def _type_of(kind: str, fields: tuple[tuple[str, Any, int], ...]) -> PackedType:
+    """Return the type of a table of arrays: names, types of numbers, ranks."""
+    made = {name: types.Array(from_dtype(dtype), ndim, "C") for name, dtype, ndim in fields}
+    return PackedType(kind, made)
 
 
 @unbox(PackedType)  # type: ignore[untyped-decorator]
