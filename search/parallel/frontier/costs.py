@@ -8,8 +8,9 @@ pass; an edge holds the copies that another distribution of a value needs until 
 an edge holds nothing, which contradicts its tensor reuse, section 4.2). Bytes are those of the
 memory that holds most, of all its devices together.
 
-Executors here keep parameters and states whole in every memory. There a gradient lives until its
-update, which follows at once, and is not counted unless it is a part of a sum of several.
+Executors here keep parameters and states whole in every memory. Workers of one memory update as
+soon as there is a gradient, which is not counted unless it is a part of a sum of several; ranks
+send theirs and keep them to the end of the step.
 """
 
 from __future__ import annotations
@@ -114,6 +115,12 @@ def keeping(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in late if not graph.by_name[name].spec.updates)
 
 
+def at_once(model: Model) -> bool:
+    """Return whether updates follow their gradients at once: they do on workers of one memory."""
+    memories = {processor.memory for processor in model.machine.processors}
+    return isinstance(model.machine, MeasuredMachine) and len(memories) == 1
+
+
 @dataclass(frozen=True)
 class Held:
     """What an operator holds, as (place of the node in the operator, output, position).
@@ -160,7 +167,7 @@ def held_by(
         for position, name in enumerate(node.inputs):
             if graph.roles.get(name) is Role.PARAMETER and first[name] == op:
                 parameters[name] = place, False, position
-    summed = _summed(model, isinstance(model.machine, MeasuredMachine))
+    summed = _summed(model, at_once(model))
     for place, node in enumerate(item.back, len(item.ahead)):
         for position, name in enumerate(node.outputs):
             if name in summed:
@@ -262,7 +269,7 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
     ]
     lasting = [*numbers(has.parameters), *states]
     here = isinstance(model.machine, MeasuredMachine)
-    gradients = held(numbers(has.gradients), parts=not here)
+    gradients = held(numbers(has.gradients), parts=not at_once(model))
     if here:
         fixed = gradients.max(-1) + sum(whole_bytes(p, each) for each in lasting)
     else:
