@@ -281,7 +281,7 @@ class Machine:
         )
 
     def limited(self, memory_bytes: int) -> Machine:
-        """This machine where no memory that processors work in has more than so many bytes.
+        """This machine where memories that processors work in have `memory_bytes` at most.
 
         Raises: MachineError.
         """
