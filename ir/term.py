@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from soapstone.ir.errors import GraphError
 
@@ -43,6 +43,10 @@ class Term:
             kept["_hash"] = hash((self.symbol, self.parameters, self.operands))
         found: int = kept["_hash"]
         return found
+
+    def __reduce__(self) -> tuple[type[Term], tuple[Any, ...]]:
+        """What it is made of, without its hash: that of a text is another in every process."""
+        return Term, (self.symbol, self.parameters, self.operands)
 
     @property
     def is_variable(self) -> bool:

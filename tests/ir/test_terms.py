@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,3 +142,23 @@ def test_variables_are_single_letters() -> None:
     assert not is_variable("X") and not is_variable(3) and not is_variable("x_")
     term = parse("conv2d[g,s,same,none](x1, concat[a](y, ones))")
     assert variables([term]) == ("x1", "y") and parameter_variables([term]) == ("a", "g", "s")
+
+
+def test_a_term_of_another_process_is_found() -> None:
+    """A hash that was kept is not sent: that of a text is another in every process."""
+    term = parse("concat[-1](matmul(x, y), z)")
+    assert {term: 1}
+    code = (
+        "import pickle, sys; from soapstone.ir.term import parse;"
+        "term = pickle.loads(bytes.fromhex(sys.argv[1]));"
+        "print({parse(str(term)): 'found'}.get(term))"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, pickle.dumps(term).hex()],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == "found"
