@@ -120,15 +120,22 @@ def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, 
     Raises:
         StrategyError: there are such values, and a memory has none; names both.
     """
-    behind = backing_memories(machine) if offloaded else {}
-    for processor in machine.processors if offloaded else ():
-        if processor.memory not in behind:
-            raise StrategyError(
-                f"tensors: {min(offloaded)!r}: machine {machine.name!r} has no memory larger than"
-                f" {processor.memory!r}, where processor {processor.name!r} works; a backing"
-                " memory needed to offload to (`Machine.bounded` makes one of what is there)"
-            )
-    return behind
+    if not offloaded:
+        return {}
+    processor = without_backing(machine)
+    if processor is not None:
+        raise StrategyError(
+            f"tensors: {min(offloaded)!r}: machine {machine.name!r} has no memory larger than"
+            f" {processor.memory!r}, where processor {processor.name!r} works; a backing"
+            " memory needed to offload to (`Machine.bounded` makes one of what is there)"
+        )
+    return backing_memories(machine)
+
+
+def without_backing(machine: Machine) -> Processor | None:
+    """Return a processor whose memory has none behind it; None if all have one."""
+    behind = backing_memories(machine)
+    return next((each for each in machine.processors if each.memory not in behind), None)
 
 
 def _devices(launch: Launch) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel import ParallelError
 from soapstone.search.parallel.frontier.points import CostFrontier, FrontierPoint, cost_frontier
-from soapstone.search.parallel.frontier.ways import Saving
+from soapstone.search.parallel.frontier.ways import Saving, savings
 
 COSTS = ("memory_bytes", "time_us", "network_us", "devices", "device_us")
 Progress = Callable[[str, int, int | None], None]  # a stage, how much is done, and of how much
@@ -170,11 +170,7 @@ def find_strategy(
         raise ParallelError(f"option {str(option)!r} found, one of {known} needed") from None
     if memory is not None and memory < 1:
         raise ParallelError(f"memory of {memory} bytes found, at least 1 needed")
-    try:
-        saving = [Saving(each) for each in saving]
-    except ValueError:
-        known = ", ".join(Saving)
-        raise ParallelError(f"saving {list(saving)} found, some of {known} needed") from None
+    saving = savings(saving)
     if isinstance(model, str | Path):
         graph = graph_of(model, batch_size)
     else:

@@ -14,7 +14,6 @@ from soapstone.search.parallel.frontier.boxes import boxes_of, in_memories, layo
 from soapstone.search.parallel.frontier.paths import Paths, Routed, routed
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
 from soapstone.search.parallel.problem.arrays import Array, Problem
-from soapstone.search.parallel.problem.operators import Operator
 from soapstone.search.parallel.problem.prepare import Model
 
 
@@ -62,6 +61,11 @@ class Read:
 def reads(
     model: Model, ends: tuple[int, int], late: Collection[str], only: Mapping[str, int]
 ) -> Read:
+    """Return how the second of a pair reads what the first makes.
+
+    Args:
+        late: nodes that values are kept for. only: of values that one operator reads alone, which.
+    """
     first, second = (model.operators[op] for op in ends)
     made = [name for node in first.ahead for name in node.outputs]
     back = {name for node in second.back for name in node.inputs}
@@ -69,14 +73,14 @@ def reads(
         not back.isdisjoint(made),
         tuple(any(each.name in late for each in model.graph.consumers[name]) for name in made),
         tuple(only.get(name) == ends[1] for name in made),
-        any(gradients_between(first, second)),
+        any(between(second.back, first.back)),
     )
 
 
-def gradients_between(first: Operator, second: Operator) -> Iterator[tuple[str, Node]]:
-    """Yield what an operator's backward pass reads of another's, and the node that does."""
-    made = {name for node in second.back for name in node.outputs}
-    for node in first.back:
+def between(makers: Sequence[Node], readers: Sequence[Node]) -> Iterator[tuple[str, Node]]:
+    """Yield what some nodes read of what others make, and the node that does."""
+    made = {name for node in makers for name in node.outputs}
+    for node in readers:
         for name in dict.fromkeys(node.inputs):
             if name in made:
                 yield name, node
@@ -85,9 +89,8 @@ def gradients_between(first: Operator, second: Operator) -> Iterator[tuple[str, 
 def moved_specs(model: Model, ends: tuple[int, int]) -> list[TensorSpec]:
     """Return what an operator's forward pass reads of another's."""
     first, second = (model.operators[op] for op in ends)
-    made = {name for node in first.ahead for name in node.outputs}
-    read = dict.fromkeys(name for node in second.ahead for name in node.inputs if name in made)
-    return [model.graph.tensors[name] for name in read]
+    names = dict.fromkeys(name for name, _ in between(first.ahead, second.ahead))
+    return [model.graph.tensors[name] for name in names]
 
 
 def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> tuple[Array, Array]:
@@ -115,6 +118,12 @@ def moving_of(
     kinds: Read,
     paths: Mapping[str, Paths],
 ) -> Moving:
+    """Return what an edge costs.
+
+    Args:
+        mine, others: configurations of its maker and of its reader.
+        paths: shortest ways of values in several steps, by their types; none: one step each.
+    """
     pair = Pair(model, ends)
     p = pair.model.problem
     values = pair.between["value"].tolist()
@@ -129,16 +138,16 @@ def moving_of(
         )
     )
     few = _some(mine, first[0]), _some(others, first[1])
-    between, times = pair.between, []
+    every, times = pair.between, []
     for goes_back in (False, True):
-        pair.between = between[between["back"].astype(bool) == goes_back]
+        pair.between = every[every["back"].astype(bool) == goes_back]
         times.append(pair.moving(*few))
     count = len(first[0]), len(first[1])
     copies, whole = np.zeros(count, np.int64), np.zeros(count[1], np.int64)
     able = np.ones(count[1], np.bool_)
     tile, passed, sole = (np.zeros(count[0], np.int64) for _ in range(3))
     made = [name for node in model.operators[ends[0]].ahead for name in node.outputs]
-    for value in {int(v) for v, back in zip(values, between["back"]) if not back}:
+    for value in {int(v) for v, back in zip(values, every["back"]) if not back}:
         written, read = _operands(pair, value)
         a, b = (
             boxes_of(pair, int(op), each, [operand])[:, 0]

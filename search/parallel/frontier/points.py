@@ -24,7 +24,7 @@ from soapstone.ir.strategy import Strategy
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
 from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
-from soapstone.search.parallel.frontier.edges import gradients_between
+from soapstone.search.parallel.frontier.edges import between
 from soapstone.search.parallel.frontier.meshes import configurations_of
 from soapstone.search.parallel.frontier.tables import Point, added
 from soapstone.search.parallel.frontier.tracking import Method, Progress, track
@@ -35,6 +35,7 @@ from soapstone.search.parallel.frontier.ways import (
     Sent,
     Ways,
     bounds,
+    savings,
     ways_of,
 )
 from soapstone.search.parallel.problem.arrays import Array
@@ -155,12 +156,14 @@ class CostFrontier:
         """Return the point with the shortest simulated step; None if none fits.
 
         Of points that do not keep everything, each of which is a graph of its own to simulate, one
-        is looked at: that with the shortest step by sums of those that fit, found by halves.
+        is looked at: that with the shortest step by sums of those that need no more than the last
+        that fits, found by halves.
         """
         fitting = [each for each in (*self._kept, self.baselines["data"]) if each.fits]
         again = [each for each in self.points if not each.plain]  # by ascending memory
         count = bisect_left(again, True, key=lambda each: not each.fits)
-        fitting += again[count - 1 : count] if count else []
+        shortest = min(again[:count], key=lambda each: each.time_us, default=None)
+        fitting += [shortest] if shortest is not None and shortest.fits else []
         return min(fitting, key=lambda each: each.simulated_us, default=None)
 
     @property
@@ -240,7 +243,7 @@ def cost_frontier(
     model = prepare(graph, machine)
     choices, data = joined(model, configurations_of(model), "data")
     costs = costs_of(model, choices, paths)
-    ways = ways_of(model, costs, [Saving(each) for each in saving], network)
+    ways = ways_of(model, costs, savings(saving), network)
     made = time.perf_counter()
     result = track(ways.problem, eps=eps, method=method, progress=progress)
     ended = time.perf_counter()
@@ -350,7 +353,8 @@ class _Points:
             if how is Sent.PATH:
                 reshards |= dict(self._path(ends, layouts))
                 continue
-            for value, consumer in self._moved(*ends):
+            first, second = (self.model.operators[op] for op in ends)
+            for value, consumer in between(first.ahead, second.ahead):
                 reshards[value, consumer.name] = self._reshard(strategy, value, consumer, how)
         return replace(strategy, tensors=values, reshards=reshards)
 
@@ -358,17 +362,12 @@ class _Points:
         self, ends: tuple[int, int], layouts: tuple[int, int]
     ) -> Iterator[tuple[tuple[str, str], Reshard]]:
         """Yield the ways of an edge's value and of its gradient, by value and consumer."""
-        way, first, second = (
-            self.costs.edges[ends].routed,
-            *map(self.model.operators.__getitem__, ends),
-        )
+        way = self.costs.edges[ends].routed
         assert way is not None
+        first, second = (self.model.operators[op] for op in ends)
         moved = (
-            (self._moved(*ends), way.forward(*layouts)),
-            (
-                gradients_between(first, second),
-                way.backward(*layouts),
-            ),
+            (between(first.ahead, second.ahead), way.forward(*layouts)),
+            (between(second.back, first.back), way.backward(*layouts)),
         )
         for values, steps in moved:
             if steps:
@@ -386,15 +385,6 @@ class _Points:
                 inside = keep is Keep.OFFLOAD or op not in self.ends or readers <= mine
                 if inside and not readers.isdisjoint(self.late):
                     yield name
-
-    def _moved(self, maker: int, reader: int) -> Iterator[tuple[str, Node]]:
-        """Yield what an operator's forward pass reads of another's, and the node that does."""
-        first, second = (self.model.operators[op] for op in (maker, reader))
-        made = {name for node in first.ahead for name in node.outputs}
-        for node in second.ahead:
-            for name in dict.fromkeys(node.inputs):
-                if name in made:
-                    yield name, node
 
     def _reshard(self, strategy: Strategy, value: str, consumer: Node, how: Sent) -> Reshard:
         """Return the way of a value to a consumer, in one step."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from soapstone.engine.mapper import backing_memories
+from soapstone.engine.mapper import without_backing
 from soapstone.ir.configuration import Keep
 from soapstone.search.parallel.frontier.costs import Costs, Own
 from soapstone.search.parallel.frontier.edges import Moving
@@ -50,6 +50,19 @@ class Saving(StrEnum):
     RECOMPUTE = "recompute"
     OFFLOAD = "offload"
     COPIES = "copies"
+
+
+def savings(names: Collection[Saving | str]) -> list[Saving]:
+    """Return what is named.
+
+    Raises:
+        ParallelError: a name is none of them.
+    """
+    try:
+        return [Saving(each) for each in names]
+    except ValueError:
+        known = ", ".join(Saving)
+        raise ParallelError(f"saving {list(names)} found, some of {known} needed") from None
 
 
 @dataclass(frozen=True)
@@ -122,14 +135,13 @@ def bounds(costs: Costs) -> set[int]:
 
 def check_behind(model: Model) -> None:
     """Raise ParallelError unless each device has a memory behind its own."""
-    behind = backing_memories(model.machine)
-    for processor in model.machine.processors:
-        if processor.memory not in behind:
-            raise ParallelError(
-                f"offload: machine {model.machine.name!r} has no memory larger than"
-                f" {processor.memory!r}, where {processor.name!r} works; one needed"
-                " (`host` in a cluster's description)"
-            )
+    processor = without_backing(model.machine)
+    if processor is not None:
+        raise ParallelError(
+            f"offload: machine {model.machine.name!r} has no memory larger than"
+            f" {processor.memory!r}, where {processor.name!r} works; one needed"
+            " (`host` in a cluster's description)"
+        )
 
 
 def _repeated(numbers: Array, blocks: list[int]) -> Array:
@@ -170,9 +182,7 @@ class _Table:
             elif keep is Keep.OFFLOAD:
                 made = own.kept
                 longer = self._crossed(made)
-            network = own.time - own.compute
-            if keep is Keep.OFFLOAD:
-                network = network + longer
+            network = own.time - own.compute + (longer if keep is Keep.OFFLOAD else 0)
             costs = np.stack([own.fixed + own.kept - made, own.time + longer, network, made], -1)
             if keep is not Keep.KEEP and ((end and keep is Keep.RECOMPUTE) or not own.passes):
                 costs[made == 0] = INFEASIBLE  # nothing that could be had otherwise
@@ -251,4 +261,4 @@ class _Table:
         return np.where(nbytes > 0, 2 * once, 0).astype(np.int64)
 
 
-__all__ = ["MEMORY", "PASSING", "TIME", "Saving", "Sent", "Ways", "bounds", "ways_of"]
+__all__ = ["MEMORY", "PASSING", "TIME", "Saving", "Sent", "Ways", "bounds", "savings", "ways_of"]
