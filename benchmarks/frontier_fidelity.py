@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--points", type=int, default=20, help="of each model")
     parser.add_argument("--cpus", type=int, default=2, help="workers, where there are no ranks")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a model's steps, at most")
+    parser.add_argument("--seconds", type=float, default=200.0, help="of a model's steps, at most")
     parser.add_argument("--memory", action="store_true", help="time nothing")
     parser.add_argument("--halves", action="store_true", help="only the ends of frontiers")
     parser.add_argument("--no-write", action="store_true")

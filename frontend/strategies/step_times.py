@@ -25,6 +25,7 @@ from soapstone.system import preemptions
 
 Name = TypeVar("Name", bound=Hashable)
 
+_UNDISTURBED_S = 0.02  # of a step for each preemption: who wants a whole processor takes more
 _NO_WORK = (WAIT, MESSAGE, *STARTS, *ENDS)  # of a timeline: waiting, and messages between processes
 _WARM, _EACH, _ROUND_S = 2, 3, 0.05  # steps before one; steps and seconds of a run's turn
 _SLACKS, _LEVELS = (1.07, 1.15, 1.32), 40  # of products' times at one speed; speeds looked at
@@ -148,9 +149,9 @@ class Turns(Generic[Name]):
 
     Another guest of the same computer can slow a processor for seconds without a trace here. So
     each worker thread times a matrix product of its own (`Yardstick`) before and after a step, and
-    only steps are compared at which all of them took about the same; none in which another process
-    took a processor away. How near the products must be to each other is chosen by what there is:
-    as near as leaves every run enough steps.
+    only steps are compared at which all of them took about the same; none in which other processes
+    took processors away again and again. How near the products must be to each other is chosen by
+    what there is: as near as leaves every run enough steps.
     """
 
     def __init__(self, runs: Mapping[Name, Run]) -> None:
@@ -199,11 +200,12 @@ class Turns(Generic[Name]):
         run, until = self.runs[name], time.monotonic() + _ROUND_S
         before, count = self._now(name), 0
         while count < _EACH or run.peers.agreed(time.monotonic() < until):
-            lost = preemptions()
+            lost, start = preemptions(), time.monotonic()
             step = run.step()
-            kept = run.peers.all(np.array([preemptions() - lost])).max() == 0
+            most = (time.monotonic() - start) / _UNDISTURBED_S
+            often = run.peers.all(np.array([preemptions() - lost > most])).any()
             after = self._now(name)
-            us = np.array([*before, *after]) if kept else np.full(2 * len(after), math.inf)
+            us = np.full(2 * len(after), math.inf) if often else np.array([*before, *after])
             self.steps[name].append((us, step))
             before, count = after, count + 1
 

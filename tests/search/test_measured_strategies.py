@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from soapstone import SGD, Model
 from soapstone.cache.store import Store
 from soapstone.engine.expand import expand
 from soapstone.engine.lower import lower, views
-from soapstone.frontend.strategies.step_times import Step
+from soapstone.frontend.strategies import step_times
+from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.frontend.strategies.task_times import (
     Sample,
     configured,
@@ -341,6 +343,20 @@ def test_measuring_fills_the_times_once(tmp_path: Path) -> None:
         assert all(item.lower_bound_us <= item.step_us < math.inf for item in found)
         assert simulator.problem.times.shape[1] == MOST_DIMS + 2
         assert simulator.problem.begin_ns[0] >= 0  # what a step takes before its first task
+
+
+@pytest.mark.parametrize("lost, kept", [(1, True), (1_000_000, False)])
+def test_steps_with_few_preemptions_are_compared(
+    lost: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long step is hardly ever without one; what counts is whether others want a processor."""
+    model = prepare(perceptron(), computer())
+    strategy = as_strategy(model.graph, model, configured(model, randomly(model, 0)), {})
+    counted = iter(range(0, 1 << 40, lost))
+    monkeypatch.setattr(step_times, "preemptions", lambda: next(counted))
+    monkeypatch.setattr(step_times, "_UNDISTURBED_S", 1e-6)  # steps here are very short
+    with closing(Run(model, strategy, tasks=False)) as run:
+        assert (Turns({"": run}).take(3, 0.0).us > 0) == kept
 
 
 def test_usual_times_sum_to_a_usual_step() -> None:
