@@ -33,9 +33,9 @@ from strategy_fidelity import Fidelity, agreement
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.frontend.strategies.step_times import Run
 from soapstone.frontend.strategies.task_times import strategy_of
-from soapstone.ir.configuration import Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Keep
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine

@@ -34,7 +34,8 @@ import soapstone
 from soapstone.apps import inception, squeezenet
 from soapstone.frontend.model import Model
 from soapstone.frontend.optimization.optimize import OptimizeResult
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import ExecutorCost
 from soapstone.system import usable_cores

@@ -37,9 +37,9 @@ from soapstone.engine.lower import channels_last
 from soapstone.frontend.data.sets import images
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.frontend.training.callbacks import Callback, TrainingState
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.search.parallel import NAMED, Options, Simulator, StrategyResult, search
 from soapstone.search.parallel.mcmc import proposals

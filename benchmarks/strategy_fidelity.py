@@ -34,9 +34,9 @@ from harness import tabulate
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
 from soapstone.frontend.strategies.task_times import Cover, configured, linked, record, strategy_of
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime.machines.start import default_executor, rank_of
 from soapstone.search.cost.profile import measured_machine
 from soapstone.search.cost.tasks import MeasuredMachine, TaskTimes

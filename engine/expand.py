@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from soapstone.engine.lower import View, in_place, launched
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import Tile
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.kernels.choices import Choices
 from soapstone.kernels.entry import Call, Entry

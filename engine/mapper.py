@@ -15,11 +15,11 @@ import numpy as np
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import channels_last
 from soapstone.engine.parallelism import legal
-from soapstone.ir.configuration import Keep
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
+from soapstone.ir.strategy.configuration import Keep
 from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Processor, Region
 from soapstone.runtime.analysis.policy import ask, name_of
 from soapstone.runtime.model.mapper import by_point

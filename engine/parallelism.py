@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy.configuration import Configuration
 
 
 def legal(graph: Graph, node: Node, degrees: Mapping[str, int]) -> bool:

@@ -24,8 +24,8 @@ from soapstone.engine.prepare import folded
 from soapstone.engine.session import NOTHING, Bound, Session
 from soapstone.errors import DataError
 from soapstone.frontend.data.batches import Batches
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
-from soapstone.ir.layouts import Layouts
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, spec_of
 from soapstone.runtime import Machine, StoppedError

@@ -17,8 +17,9 @@ import numpy as np
 
 from soapstone.frontend.arguments import count
 from soapstone.frontend.layers import Layers
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role, TensorSpec
 

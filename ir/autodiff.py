@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Emitter, GraphBuilder
 from soapstone.ir.spec import GradientContext
 
 

@@ -6,8 +6,9 @@ through a `store` that reads it, so no operator has to know that steps can be re
 
 from __future__ import annotations
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.graph import Graph, Node
 
 # The scalars of a step that the host sets before each
 LEARNING_RATE = "learning_rate"

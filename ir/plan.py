@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files import json_fields
 from soapstone.ir.graph import Graph
 
 FORMAT, VERSION = "soapstone-memory-plan", 1

@@ -20,7 +20,8 @@ from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.tensor import WIDE, Array, DType, TensorSpec, is_half, rounded, spec_of
 
 if TYPE_CHECKING:
-    from soapstone.ir.graph import Emitter, Node
+    from soapstone.ir.builder import Emitter
+    from soapstone.ir.graph import Node
     from soapstone.ir.operations import Formula
 
 Attributes = Mapping[str, Any]

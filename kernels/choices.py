@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files import json_fields
 
 FORMAT, VERSION = "soapstone-choices", 1
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from soapstone.engine.mapper import row_dims
 from soapstone.engine.parallelism import legal
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind, Operand
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Role
 
 PREFERENCE = 0.5  # samples are waited for, gradients travel while other layers compute

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
-from soapstone.ir.json_fields import Fields
+from soapstone.ir.files import json_fields
+from soapstone.ir.files.json_fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, subterms
 from soapstone.rules.laws.domain import EXACT
 from soapstone.search.rules import language

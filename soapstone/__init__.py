@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from soapstone.frontend.training.checkpoint import CheckpointError
     from soapstone.frontend.training.optimizers import SGD, Adam, AdamW
     from soapstone.frontend.training.trainer import NonFiniteLoss
+    from soapstone.ir.builder import GraphBuilder
     from soapstone.ir.errors import GraphError, ShapeError, StrategyError
-    from soapstone.ir.graph import Graph, GraphBuilder
-    from soapstone.ir.graph_files import load_graph, load_layouts, save_graph
+    from soapstone.ir.files.graphs import load_graph, load_layouts, save_graph
+    from soapstone.ir.graph import Graph
     from soapstone.ir.strategy import Configuration, Strategy
     from soapstone.runtime.machines.machine import Machine
 
@@ -40,9 +41,10 @@ _NAMES = {
     "soapstone.frontend.training.checkpoint": ("CheckpointError",),
     "soapstone.frontend.training.optimizers": ("SGD", "Adam", "AdamW"),
     "soapstone.frontend.training.trainer": ("NonFiniteLoss",),
+    "soapstone.ir.builder": ("GraphBuilder",),
     "soapstone.ir.errors": ("GraphError", "ShapeError", "StrategyError"),
-    "soapstone.ir.graph": ("Graph", "GraphBuilder"),
-    "soapstone.ir.graph_files": ("load_graph", "load_layouts", "save_graph"),
+    "soapstone.ir.files.graphs": ("load_graph", "load_layouts", "save_graph"),
+    "soapstone.ir.graph": ("Graph",),
     "soapstone.ir.strategy": ("Configuration", "Strategy"),
     "soapstone.runtime.machines.machine": ("Machine",),
 }

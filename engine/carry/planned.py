@@ -14,8 +14,8 @@ import numpy as np
 from soapstone.engine.expand import Argument, NodeLaunch
 from soapstone.engine.prepare import prepare
 from soapstone.ir.graph import Graph
-from soapstone.ir.movement import Held, Tiles
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.movement import Held, Tiles
 from soapstone.ir.tensor import TensorSpec
 from soapstone.runtime import Machine, Read, ReadWrite, Write
 from soapstone.runtime.analysis.reduction import folds

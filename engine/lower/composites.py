@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from soapstone.engine.lower.rebuild import rebuild
-from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
+from soapstone.ir.builder import Emitter, GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from soapstone.engine.lower.readers import takes_rows, takes_strides
 from soapstone.engine.lower.rebuild import copied, substituted
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 
 Places = dict[str, tuple[str, tuple[int, ...]]]  # by value: the whole it is part of, first index

@@ -14,8 +14,9 @@ import numpy as np
 
 from soapstone.engine.lower.composites import following
 from soapstone.engine.lower.rebuild import rebuild
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Operand
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import WIDE
 

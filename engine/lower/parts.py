@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from soapstone.engine.lower.rebuild import copied, merged, substituted
 from soapstone.engine.lower.views import scan
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import TensorSpec
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Role, TensorSpec
 
 Emit = Callable[[GraphBuilder, Node], Sequence[str] | None]

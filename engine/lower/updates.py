@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from soapstone.engine.lower.rebuild import merged, substituted
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.training.update import MOST_STORED
 from soapstone.ir.strategy import Strategy
 

@@ -15,7 +15,8 @@ from typing import Any
 from soapstone.engine.lower.constant_vectors import vector_over
 from soapstone.engine.lower.rebuild import kept, rebuild
 from soapstone.ir.activations import Made, Recogniser
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Array, Role
 
 # The axis of the weights, operand 1, that runs over the result's channels; and the result's.

@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from soapstone.frontend.layers.base import LayerBase, Parameters, declare
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Tensor

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.arguments import Checked
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:

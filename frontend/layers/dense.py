@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from soapstone.frontend.einsum import einsum
 from soapstone.frontend.layers.base import LayerBase, Parameters, initials
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Tensor

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from soapstone.frontend.layers.base import LayerBase
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Tensor

@@ -11,8 +11,9 @@ from soapstone.frontend.layers.base import (
     declare_scalar,
     layer_seed,
 )
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from soapstone.frontend.layers.base import LayerBase
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:

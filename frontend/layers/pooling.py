@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.layers.base import Padding, pads, spread
 from soapstone.frontend.layers.declared import DeclaredLayers
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import GraphBuilder
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Tensor

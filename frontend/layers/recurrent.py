@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.layers.base import LayerBase, declare, declare_scalar, layer_seed
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from soapstone.frontend.onnx.read import Declared, Source
 from soapstone.frontend.onnx.schema import check_call, function_of, schema
 from soapstone.frontend.onnx.tensors import array_of, frozen
 from soapstone.frontend.onnx.values import RULES, Scope, Slot, Value, domain_of, sized
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.spec import operator, operator_of_onnx
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 

@@ -17,8 +17,8 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.export_rules import Given
 from soapstone.frontend.onnx.read import LAYOUTS
 from soapstone.frontend.onnx.tensors import ONNX_OF, as_tensor
+from soapstone.ir.files.layouts import Layouts, layouts_to_text
 from soapstone.ir.graph import Graph
-from soapstone.ir.layouts import Layouts, layouts_to_text
 from soapstone.ir.tensor import Array, Role, TensorSpec, spec_of
 
 if TYPE_CHECKING:

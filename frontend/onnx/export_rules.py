@@ -12,7 +12,8 @@ import numpy as np
 from soapstone.frontend.onnx.declared import entry_of, writable, write_declared
 from soapstone.frontend.onnx.errors import UnsupportedError
 from soapstone.frontend.onnx.tensors import ONNX_OF
-from soapstone.ir.graph import Emitter, Graph, GraphBuilder, Node
+from soapstone.ir.builder import Emitter, GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.ops.elementwise.fused import program_steps
 from soapstone.ir.tensor import TensorSpec
 

@@ -14,8 +14,8 @@ from soapstone.frontend.onnx.build import Importer
 from soapstone.frontend.onnx.errors import OnnxError, UnboundError
 from soapstone.frontend.onnx.read import Declared, Source, read
 from soapstone.frontend.onnx.tensors import frozen
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
-from soapstone.ir.layouts import Layouts
 from soapstone.ir.tensor import Array
 
 MOST_CONTENTS = 1 << 12  # elements of an input whose contents may be part of a graph

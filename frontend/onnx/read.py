@@ -19,7 +19,7 @@ from soapstone.frontend.onnx.errors import OnnxError, UnsupportedError
 from soapstone.frontend.onnx.tensors import Files, array_of, dtype_of, mapped
 from soapstone.frontend.onnx.values import domain_of
 from soapstone.frontend.onnx.wire import skeleton
-from soapstone.ir.layouts import Layouts, layouts_from_text
+from soapstone.ir.files.layouts import Layouts, layouts_from_text
 from soapstone.ir.tensor import Array
 
 LAYOUTS = "soapstone.layouts"  # the metadata in which axis orders are

@@ -19,8 +19,8 @@ from soapstone.deadline import TimeUpError
 from soapstone.engine.measuring import drawn
 from soapstone.frontend.inference import InferenceSession
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
-from soapstone.ir.layouts import Layouts
 from soapstone.ir.tensor import Array, Role
 
 _TOLERANCE = 1e-3  # of the largest magnitude; sums in another order differ by rounding

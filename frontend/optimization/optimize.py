@@ -28,8 +28,8 @@ from soapstone.frontend.optimization.runners import Side, exported
 from soapstone.frontend.optimization.training import Ground
 from soapstone.frontend.optimization.trial import Outcome, trial
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files.layouts import Layouts, Order
 from soapstone.ir.graph import Graph
-from soapstone.ir.layouts import Layouts, Order
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import Cost, CostModel, ExecutorCost, Objective, Weights
@@ -256,7 +256,7 @@ def _save(
 
         to_onnx(graph, weights, path, layouts=layouts)
     else:
-        from soapstone.ir.graph_files import save_graph
+        from soapstone.ir.files.graphs import save_graph
 
         save_graph(graph, path, dict(weights) or None, layouts)
 
@@ -505,7 +505,7 @@ def taken(
         DataError: a symbolic dim that has no extent, and is not the first of an input.
     """
     if isinstance(model, str | Path) and not str(model).lower().endswith(".onnx"):
-        from soapstone.ir.graph_files import load_graph
+        from soapstone.ir.files.graphs import load_graph
 
         graph, held = load_graph(model)
         return graph, dict(weights) or held, {}

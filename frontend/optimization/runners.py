@@ -10,8 +10,8 @@ from typing import Protocol
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.optimization.check import Arrays, inputs_of, median_us, taking
 from soapstone.frontend.optimization.training import Ground, StepRunner
+from soapstone.ir.files.layouts import Layouts
 from soapstone.ir.graph import Graph
-from soapstone.ir.layouts import Layouts
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def optimized_step(graph: Graph, ground: Ground, quiet: bool = False) -> Optimiz
 
 def _loaded(step: Graph | str | Path) -> tuple[Graph, str]:
     """Return a training graph, perhaps from its file, and what errors call it."""
-    from soapstone.ir.graph_files import load_graph
+    from soapstone.ir.files.graphs import load_graph
 
     if isinstance(step, Graph):
         graph, label = step, f"step {step.name!r}"

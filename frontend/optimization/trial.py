@@ -26,8 +26,8 @@ from soapstone.frontend.optimization.peer_process import Peer, PeerEndedError, s
 from soapstone.frontend.optimization.runners import Runner, Side, here
 from soapstone.frontend.optimization.training import Ground, agree_steps
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files.graphs import load_graph, load_layouts, save_graph
 from soapstone.ir.graph import Graph
-from soapstone.ir.graph_files import load_graph, load_layouts, save_graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array
 from soapstone.mappers import load as load_mapper

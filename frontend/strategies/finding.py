@@ -11,10 +11,10 @@ from soapstone.deadline import Deadline, TimeUpError
 from soapstone.frontend.app import AppError, load_app
 from soapstone.frontend.strategies.task_times import Progress as Stage
 from soapstone.frontend.strategies.task_times import measure
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.runtime.machines.routes import routes

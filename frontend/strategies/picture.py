@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 
 from soapstone.files import write
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Strategy
+from soapstone.ir.strategy.configuration import Configuration
 
 _BOX, _GAP, _TEXT, _ACROSS = 74, 14, 26, 10
 _STYLE = (

@@ -17,9 +17,9 @@ import numpy as np
 from soapstone.cache.sources import stamp
 from soapstone.cache.store import Store
 from soapstone.frontend.strategies.step_times import Run, Step, Turns
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Array
 from soapstone.runtime.machines.exchanges import COPY
 from soapstone.search.cost.database import database

@@ -17,7 +17,7 @@ import numpy as np
 
 from soapstone import files
 from soapstone.frontend.data import npz
-from soapstone.ir import storage
+from soapstone.ir.files import storage
 from soapstone.ir.tensor import Array
 
 FORMAT = "soapstone-checkpoint"

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.tensor import Role, TensorSpec
 
 LABELS = "labels"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 
 from soapstone.frontend.arguments import number
 from soapstone.frontend.training.schedules import Schedule
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import GraphBuilder, Initial
+from soapstone.ir.graph import Initial
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.tensor import Role
 

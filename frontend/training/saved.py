@@ -13,8 +13,8 @@ import numpy as np
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError
 from soapstone.frontend.training.optimizers import Optimizer
+from soapstone.ir.files.graphs import graph_to_json
 from soapstone.ir.graph import Graph
-from soapstone.ir.graph_files import graph_to_json
 from soapstone.ir.tensor import Array, TensorSpec
 
 _SHOWN = 3  # differences that one error names

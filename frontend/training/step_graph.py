@@ -7,7 +7,8 @@ from dataclasses import replace
 from soapstone.frontend.training.losses import add_loss, add_metrics
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.ir.autodiff import gradients
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.guard import LEARNING_RATE, STEP, guarded
 from soapstone.ir.tensor import Role
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files import json_fields
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import DTYPES, Array
 from soapstone.search.cost.cost import NO_LAYOUTS, Cost, CostModel

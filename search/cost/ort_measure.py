@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 
 from soapstone.deadline import Deadline
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.search.cost.cost import PricingError
 from soapstone.search.cost.database import ROUNDS, robust

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from soapstone.deadline import Deadline
-from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost.database import ROUNDS, robust
 

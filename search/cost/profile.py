@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from soapstone.engine.peers import Peers
-from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.builder import GraphBuilder
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.exchanges import links_of
 from soapstone.runtime.machines.machine import Link, Memory

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files import json_fields
+from soapstone.ir.files.json_fields import Fields
 from soapstone.ir.graph import Graph
-from soapstone.ir.json_fields import Fields
 from soapstone.search.optimize.backtracking import Step
 
 FORMAT, VERSION = "soapstone-chain", 1

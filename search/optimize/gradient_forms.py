@@ -14,7 +14,8 @@ from dataclasses import replace
 from soapstone.engine.lower import merge_parts
 from soapstone.engine.lower.rebuild import called, rebuild
 from soapstone.engine.lower.weights import fold_biases
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.search.optimize import normal

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from soapstone.deadline import Deadline
 from soapstone.ir.autodiff import gradients, pulled_back
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.tensor import Array
 from soapstone.search.cost import Cost, CostModel, Objective
 from soapstone.search.cost.cost import NO_LAYOUTS, UNKNOWN, Wrapped

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from soapstone.engine.parallelism import legal
-from soapstone.ir.configuration import Configuration
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime import Machine, Memory, Processor
 from soapstone.runtime.machines.machine import Link
 from soapstone.search.cost.tasks import MeasuredMachine

@@ -12,8 +12,8 @@ import numpy as np
 
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.parallelism import legal
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.search.parallel.mcmc.initial import Parallel, kinds_of_dims
 from soapstone.search.parallel.problem.operators import Operator
 from soapstone.search.parallel.problem.prepare import Model

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime import Machine
 from soapstone.search.parallel.exact.optcnn import optcnn
 from soapstone.search.parallel.exact.optimum import Exhaustive

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
-from soapstone.ir.json_fields import Fields
+from soapstone.ir.files import json_fields
+from soapstone.ir.files.json_fields import Fields
 from soapstone.ir.term import Term, Value, is_variable, parse, size
 from soapstone.search.rules.proof import Chain, Proof, Step
 from soapstone.search.rules.rule import (

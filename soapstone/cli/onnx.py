@@ -35,7 +35,7 @@ def import_(
     """Write an ONNX file as a graph file (JSON), and its weights as safetensors beside it."""
     from soapstone.files import check_targets
     from soapstone.frontend.onnx import OnnxError, from_onnx
-    from soapstone.ir.graph_files import save_graph
+    from soapstone.ir.files.graphs import save_graph
     from soapstone.ir.tensor import Role
 
     if target.suffix != ".json":
@@ -75,7 +75,7 @@ def export(
     from soapstone.frontend.app import load_app
     from soapstone.frontend.onnx import OnnxError, to_onnx
     from soapstone.frontend.onnx.export import OPSET
-    from soapstone.ir.graph_files import load_graph, load_layouts
+    from soapstone.ir.files.graphs import load_graph, load_layouts
 
     if target.suffix == ".json":
         raise OnnxError(f"file {str(target)!r}: suffix '.json' found, that of an ONNX file needed")

@@ -46,7 +46,7 @@ def show(
     """Show how a model becomes launches: its passes, the graph after each, tiles and processors."""
     from soapstone.engine.carry import CARRY
     from soapstone.engine.lower.passes import NAMES
-    from soapstone.ir.graph_files import graph_to_json
+    from soapstone.ir.files.graphs import graph_to_json
 
     known = (FIRST, CARRY, *NAMES)
     if after is not None and after not in known:

@@ -39,8 +39,9 @@ from soapstone.engine.lower.verify import check_aliases, check_graph, check_view
 from soapstone.engine.prepare import prepare
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.ir.backward import backward
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import StrategyError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import (
     DEFAULT,
     Configuration,

@@ -12,7 +12,8 @@ from helpers.operator_checks import named, subject
 from helpers.session_runs import ran
 
 from soapstone.engine.lower import CHANNELS_LAST
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.spec import OpSpec, operators
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array

@@ -19,7 +19,8 @@ from soapstone.engine.lower import (
 from soapstone.engine.mapper import GraphMapper
 from soapstone.frontend.inference import InferenceSession
 from soapstone.frontend.model import Model
-from soapstone.ir.graph import Graph, GraphBuilder, Node
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array, Role

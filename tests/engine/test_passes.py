@@ -29,9 +29,10 @@ from soapstone.engine.lower.passes import NAMES, PASSES, Pass, verifier
 from soapstone.engine.lower.verify import check_aliases, check_graph, check_sources, check_views
 from soapstone.frontend.app import app_names, load_app
 from soapstone.frontend.strategies.finding import graph_of
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.graph_files import save_graph
+from soapstone.ir.files.graphs import save_graph
+from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.mappers import load

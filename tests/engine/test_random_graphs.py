@@ -9,8 +9,8 @@ import pytest
 from helpers.graph_runs import bounds, failure, shrink
 from helpers.random_graphs import Sample, draw
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, TensorSpec
 

@@ -7,8 +7,9 @@ import pytest
 
 from soapstone.frontend.einsum import einsum
 from soapstone.ir.autodiff import gradients
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -24,9 +24,9 @@ from soapstone.frontend.data.npz import NpzFile
 from soapstone.frontend.predict import read_arrays
 from soapstone.frontend.training import checkpoint
 from soapstone.frontend.training.checkpoint import CheckpointError
-from soapstone.ir import storage
 from soapstone.ir.errors import GraphError, StrategyError
-from soapstone.ir.graph_files import load_graph, save_graph
+from soapstone.ir.files import storage
+from soapstone.ir.files.graphs import load_graph, save_graph
 from soapstone.ir.plan import Action, MemoryPlan, Step
 from soapstone.ir.tensor import Array
 

@@ -12,7 +12,8 @@ from soapstone import InferenceSession, Model
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import fold_weights, lower, split_constants, views
 from soapstone.errors import DataError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role

@@ -24,8 +24,8 @@ from soapstone import (
     Strategy,
     StrategyError,
 )
-from soapstone.ir.configuration import Keep
 from soapstone.ir.interpret import interpret
+from soapstone.ir.strategy.configuration import Keep
 from soapstone.runtime import MemoryExhausted
 
 

@@ -23,8 +23,8 @@ import soapstone
 from soapstone.cli.main import app
 from soapstone.frontend.optimization.check import inputs_of, verified
 from soapstone.frontend.optimization.optimize import settled, training_graph_of
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.tensor import Role
 from soapstone.search.cost import Objective
 from soapstone.search.optimize import normal

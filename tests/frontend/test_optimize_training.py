@@ -26,8 +26,9 @@ from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.step_graph import training_graph
 from soapstone.ir.autodiff import gradients
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.optimize.gradient_forms import in_forms, in_order_of, restored

@@ -20,8 +20,9 @@ from soapstone.frontend.optimization import trial as trials
 from soapstone.frontend.optimization.check import Draw, agree, difference, draws, verified
 from soapstone.frontend.optimization.runners import Side
 from soapstone.frontend.optimization.trial import Outcome, in_turns, trial
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import ExecutorCost
 from soapstone.search.cost.database import database

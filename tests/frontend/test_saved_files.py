@@ -17,7 +17,7 @@ from soapstone import Adam, Model
 from soapstone.cli.main import app
 from soapstone.frontend.onnx import from_onnx
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.ir.graph_files import load_graph
+from soapstone.ir.files.graphs import load_graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Profile

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.autodiff import gradients
-from soapstone.ir.graph import Graph, GraphBuilder, Initial
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.tensor import Array, Role
 
 MACHINE = {

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter, GraphBuilder
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Emitter, GraphBuilder, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.spec import Case, GradientContext, OpSpec, Tile
 from soapstone.ir.tensor import DTYPES, Array, TensorSpec, spec_of
 

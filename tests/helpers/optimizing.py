@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 
 from soapstone.frontend.optimization.check import inputs_of
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import Cost, CostModel

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.search.parallel.mcmc import proposals
 from soapstone.search.parallel.mcmc.walker import Walker

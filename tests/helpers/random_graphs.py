@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from helpers.operator_checks import parse
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Affine, Product, Signature
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.spec import OpSpec, operators
 from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, rounded, spec_of
 

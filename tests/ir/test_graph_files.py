@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from helpers.ir_examples import GRAPH, Data, edited, values_of
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import Graph, GraphBuilder, Initial
-from soapstone.ir.graph_files import graph_from_json, graph_to_json, load_graph, save_graph
+from soapstone.ir.files.graphs import graph_from_json, graph_to_json, load_graph, save_graph
+from soapstone.ir.graph import Graph, Initial
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 

@@ -15,9 +15,9 @@ from helpers.session_runs import ran
 from onnx import TensorProto, helper, numpy_helper
 
 from soapstone import InferenceSession, from_onnx
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.spec import Case, OpSpec, operators
 from soapstone.ir.strategy import Configuration, Strategy
 from soapstone.ir.tensor import Array, TensorSpec, spec_of

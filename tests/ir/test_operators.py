@@ -24,8 +24,8 @@ from helpers.operator_checks import (
 )
 
 from soapstone.ir.autodiff import gradients
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.ops.normalization.dropout import random_bits
 from soapstone.ir.spec import OpSpec, operator, operators

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.ir_examples import Data, edited
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan, Step, Uses
 
 A, F, T, E, R = Action.ALLOCATE, Action.FREE, Action.FETCH, Action.EVICT, Action.RUN

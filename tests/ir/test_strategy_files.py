@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from helpers.ir_examples import FORWARD, GRAPH, MACHINE, Data, edited
 
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, StrategyError
-from soapstone.ir.graph import GraphBuilder
-from soapstone.ir.graph_files import load_graph
+from soapstone.ir.files.graphs import load_graph
 from soapstone.ir.strategy import (
     DEFAULT,
     Configuration,

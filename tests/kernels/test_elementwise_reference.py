@@ -7,8 +7,8 @@ import pytest
 
 from soapstone import InferenceSession
 from soapstone.ir.autodiff import gradients
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import GraphBuilder
 from soapstone.ir.interpret import interpret
 from soapstone.ir.spec import OpSpec, operator, operators
 from soapstone.ir.tensor import DTYPES, Array, TensorSpec, spec_of

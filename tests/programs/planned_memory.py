@@ -16,9 +16,9 @@ from soapstone.engine.measuring import running
 from soapstone.engine.peers import Peers
 from soapstone.engine.session import planned_memory
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.ir.configuration import Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Keep
 from soapstone.runtime.machines.start import default_executor, machine_of, rank_of
 from soapstone.search.parallel.mcmc.initial import data_parallel, randomly
 from soapstone.search.parallel.problem.choice import Settled, as_strategy

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from soapstone.frontend.optimization.optimize import optimize
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.law import Law
 from soapstone.ir.term import parse, subterms

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from soapstone.cli.main import app
 from soapstone.ir.errors import GraphError
-from soapstone.ir.storage import sealed
+from soapstone.ir.files.storage import sealed
 from soapstone.ir.term import parse
 from soapstone.rules import file_checks, foreign
 from soapstone.rules.algebra.canonical import identity

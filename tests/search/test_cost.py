@@ -12,7 +12,8 @@ import pytest
 from soapstone.cache.store import Store
 from soapstone.deadline import Deadline
 from soapstone.frontend.inference import InferenceSession
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.kernels.entry import Call
 from soapstone.native.memory import CHECKED, run

@@ -14,7 +14,8 @@ import pytest
 from soapstone.cache.store import Store
 from soapstone.frontend.onnx import UnsupportedError
 from soapstone.frontend.optimization.runners import exported as export
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Role
 from soapstone.search.cost import Weights, ort_profile

@@ -10,7 +10,7 @@ import pytest
 from soapstone import SGD, GraphBuilder, Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.frontend.strategies.preferences import find_strategy
-from soapstone.ir.configuration import Configuration
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Role, TensorSpec
 from soapstone.search.parallel import NAMED, Options, ParallelError, Simulator, search, simulate
 from soapstone.search.parallel.frontier.baselines import NO_DIM, _names, joined

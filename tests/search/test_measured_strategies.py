@@ -26,8 +26,8 @@ from soapstone.frontend.strategies.task_times import (
     usual,
 )
 from soapstone.frontend.training.step_graph import training_graph
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.runtime.machines.exchanges import Exchange, exchanges

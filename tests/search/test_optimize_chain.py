@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 import soapstone
 from soapstone.cli.main import app
 from soapstone.frontend.optimization.check import inputs_of
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder
-from soapstone.ir.graph_files import graph_to_json
+from soapstone.ir.files.graphs import graph_to_json
+from soapstone.ir.graph import Graph
 from soapstone.ir.interpret import interpret
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.optimize.chain import Chain

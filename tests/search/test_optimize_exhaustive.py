@@ -16,7 +16,8 @@ from soapstone.apps import alexnet, inception, resnet, vgg
 from soapstone.engine.lower import fold_weights, split_constants
 from soapstone.engine.lower.passes import NAMES
 from soapstone.frontend.model import Model
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.term import parse
 from soapstone.search.cost.machine import RooflineCost

@@ -26,11 +26,12 @@ from soapstone.engine.lower import (
 from soapstone.frontend.onnx import OnnxError, from_onnx, to_onnx
 from soapstone.frontend.optimization.check import inputs_of
 from soapstone.frontend.optimization.optimize import all_orders, optimize, settled
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder, Node
-from soapstone.ir.graph_files import load_graph, load_layouts, save_graph
+from soapstone.ir.files.graphs import load_graph, load_layouts, save_graph
+from soapstone.ir.files.layouts import layouts_to_text
+from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
-from soapstone.ir.layouts import layouts_to_text
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.search.cost import Cost, CostModel

@@ -25,7 +25,8 @@ import soapstone
 from soapstone.cli.main import app
 from soapstone.deadline import Deadline
 from soapstone.frontend.optimization.optimize import settled
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role, TensorSpec
 from soapstone.ir.term import subterms
 from soapstone.search.optimize import normal

@@ -11,7 +11,8 @@ import pytest
 from helpers.parallel_problems import GRAPHS, lenet, product, walker_of
 
 from soapstone.frontend.strategies.finding import graph_of
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine

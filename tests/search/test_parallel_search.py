@@ -11,7 +11,8 @@ from programs import strategy_training
 from soapstone import SGD, Model
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.frontend.training.step_graph import training_graph
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.cluster import load_machine

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Affine, Axis, DimTable, Kind, Operand, Signature, Whole, along, finish
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float, need_rank
 from soapstone.ir.ops.operands import lettered, named
 from soapstone.ir.spec import Attribute, Attributes, Case, GradientContext, OpSpec, register

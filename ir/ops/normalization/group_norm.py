@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Axis, DimTable, Kind, Product, Signature, along
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.normalization.statistics import (
     emit_centred,

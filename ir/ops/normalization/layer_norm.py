@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.normalization.statistics import (

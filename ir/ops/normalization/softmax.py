@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature, finish
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.normalization import laws_sequence
 from soapstone.ir.ops.operands import aligned, front_axis

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.graph import Emitter
+from soapstone.ir.builder import Emitter
 from soapstone.ir.tensor import Array
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature, finish
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.normalization.statistics import emit_centred, emit_mean, mean
 from soapstone.ir.ops.operands import aligned, front_axis

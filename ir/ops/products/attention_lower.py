@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.builder import Emitter
+from soapstone.ir.graph import Node
 
 _LEAST = -3e38
 _SWAP = (0, 2, 1, 3)

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Kind, Signature, einsum
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.operations import NUMPY
 from soapstone.ir.ops.checks import need_count, need_float
 from soapstone.ir.ops.elementwise.pointwise import Emission

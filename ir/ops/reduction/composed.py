@@ -11,9 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import DimTable, Kind, Signature, finish
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float
 from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import (

@@ -12,9 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import DimTable, Kind, Operand, Signature, along, einsum, finish
 from soapstone.ir.errors import GraphError, ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.ops.checks import need_float, need_integer, need_rank
 from soapstone.ir.ops.operands import numbered
 from soapstone.ir.ops.reduction.folds import unit_rename

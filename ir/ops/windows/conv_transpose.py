@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from soapstone.ir.builder import Emitter
 from soapstone.ir.dims import Affine, Kind, Operand, Product, Signature, along, finish
 from soapstone.ir.errors import ShapeError
-from soapstone.ir.graph import Emitter, Node
+from soapstone.ir.graph import Node
 from soapstone.ir.onnx_entry import Onnx
 from soapstone.ir.ops.checks import need_count, need_lengths, need_rank
 from soapstone.ir.ops.windows.convolution import GROUPS, ChannelAxes, filters, grad_input, image

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.search.elimination import cheapest, eliminated
 from soapstone.search.parallel.bounds.own import own_costs
 from soapstone.search.parallel.exact.tables import Choices, Pair, edges_of, relation

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
-from soapstone.ir.movement import Tiles
-from soapstone.ir.reshards import layout_of
+from soapstone.ir.strategy.configuration import Configuration
+from soapstone.ir.strategy.movement import Tiles
+from soapstone.ir.strategy.reshards import layout_of
 from soapstone.search.parallel.exact.tables import Choices, Part
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put

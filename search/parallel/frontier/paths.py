@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
-from soapstone.ir.graph import GraphBuilder
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import TensorSpec
 from soapstone.search.parallel.exact.tables import Choices, Pair, edges_of
 from soapstone.search.parallel.frontier.meshes import configurations

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Copies, Keep, Reshard, Step
 from soapstone.ir.graph import Graph, Node
-from soapstone.ir.reshards import read_in
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Copies, Keep, Reshard, Step
+from soapstone.ir.strategy.reshards import read_in
 from soapstone.runtime import Machine
 from soapstone.search.parallel.frontier.baselines import Rows, joined, least_memory, one_mesh
 from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping

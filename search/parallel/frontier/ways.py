@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from soapstone.engine.mapper import without_backing
-from soapstone.ir.configuration import Keep
+from soapstone.ir.strategy.configuration import Keep
 from soapstone.search.parallel.frontier.costs import Costs, Own
 from soapstone.search.parallel.frontier.edges import Moving
 from soapstone.search.parallel.frontier.paths import copy_ns

@@ -14,9 +14,9 @@ from enum import StrEnum
 import numpy as np
 
 from soapstone.engine.parallelism import legal, split
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Kind
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.search.cost.launches import work

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from soapstone.ir.configuration import Configuration
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.search.parallel.computers import Computers
 from soapstone.search.parallel.mcmc.descent import MATTERS, Descent
 from soapstone.search.parallel.mcmc.initial import NAMED, Parallel, is_recurrent, randomly

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.runtime import Machine
 from soapstone.search.parallel.bounds.capacity import check_capacity
 from soapstone.search.parallel.bounds.step import lower_bound

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Operand
 from soapstone.ir.graph import Node
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.search.parallel.mcmc import chain, proposals
 from soapstone.search.parallel.mcmc.chain_arrays import AFFORDED, RUN, Chain
 from soapstone.search.parallel.problem.arrays import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from soapstone.ir.configuration import Configuration
+from soapstone.ir.strategy.configuration import Configuration
 from soapstone.search.parallel.problem.prepare import Model, prepare
 
 LONGEST = 64  # operators of a block

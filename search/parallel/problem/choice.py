@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from soapstone.engine.lower import channels_last
-from soapstone.ir.configuration import Configuration, check_configuration
 from soapstone.ir.dims import equal_cuts
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration, check_configuration
 from soapstone.search.parallel.problem.arrays import (
     BOX,
     COLLECTED,

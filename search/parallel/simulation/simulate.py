@@ -12,9 +12,9 @@ import numpy as np
 from soapstone.engine.carry import carry_out
 from soapstone.engine.mapper import check_backing
 from soapstone.engine.session import planned_memory
-from soapstone.ir.configuration import Configuration, Keep
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration, Keep
 from soapstone.runtime import Machine
 from soapstone.runtime.observe.profile import Event, Profile
 from soapstone.search.cost.tasks import MeasuredMachine

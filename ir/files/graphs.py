@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from soapstone import files
-from soapstone.ir import json_fields, storage
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, GraphBuilder, Initial, Node, inferred, topological
-from soapstone.ir.layouts import Layouts, Order, layouts_from_json, layouts_to_json
+from soapstone.ir.files import json_fields, storage
+from soapstone.ir.files.layouts import Layouts, Order, layouts_from_json, layouts_to_json
+from soapstone.ir.graph import Graph, Initial, Node, inferred, topological
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.tensor import DTYPES, Array, Role, TensorSpec, spec_of
 

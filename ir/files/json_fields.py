@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from soapstone.files import write
 from soapstone.ir.errors import GraphError
-from soapstone.ir.storage import seal_of, sealed
+from soapstone.ir.files.storage import seal_of, sealed
 
 Record = TypeVar("Record")
 

@@ -13,23 +13,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from soapstone.ir import json_fields
-from soapstone.ir.configuration import (
-    COLLECTIVES,
+from soapstone.ir.dims import Signature
+from soapstone.ir.errors import StrategyError
+from soapstone.ir.files import json_fields
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy.configuration import (
     Configuration,
-    Copies,
     Keep,
     Reshard,
-    Step,
     check_configuration,
     inherited,
     resolved,
 )
-from soapstone.ir.dims import Signature
-from soapstone.ir.errors import StrategyError
-from soapstone.ir.graph import Graph, Node
-from soapstone.ir.keeping import check_kept
-from soapstone.ir.reshards import check_reshard, reshards_from_json, reshards_to_json
+from soapstone.ir.strategy.keeping import check_kept
+from soapstone.ir.strategy.reshards import check_reshard, reshards_from_json, reshards_to_json
 
 FORMAT, VERSION = "soapstone-strategy", 1
 DEFAULT = "*"  # the entry that configures every operator without one of its own
@@ -323,15 +320,3 @@ def _check_machine(made_for: Mapping[str, Any], machine: Mapping[str, Any]) -> N
             raise StrategyError(
                 f"strategy is for machine {made_for.get('name')!r} with processor {a}; {b} found"
             )
-
-
-__all__ = [
-    "COLLECTIVES",
-    "DEFAULT",
-    "Configuration",
-    "Copies",
-    "Keep",
-    "Reshard",
-    "Step",
-    "Strategy",
-]

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir import json_fields
-from soapstone.ir.configuration import (
+from soapstone.ir.dims import Operand
+from soapstone.ir.errors import GraphError, StrategyError
+from soapstone.ir.files import json_fields
+from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy.configuration import (
     COLLECTIVES,
     Configuration,
     Copies,
@@ -17,10 +20,7 @@ from soapstone.ir.configuration import (
     Step,
     check_configuration,
 )
-from soapstone.ir.dims import Operand
-from soapstone.ir.errors import GraphError, StrategyError
-from soapstone.ir.graph import Graph, Node
-from soapstone.ir.movement import Tiles, lacking
+from soapstone.ir.strategy.movement import Tiles, lacking
 
 Reshards = Mapping[tuple[str, str], Reshard]
 

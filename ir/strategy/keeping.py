@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from soapstone.ir.backward import backward
-from soapstone.ir.configuration import Keep
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
+from soapstone.ir.strategy.configuration import Keep
 
 
 def check_kept(graph: Graph, value: str, keep: Keep) -> None:

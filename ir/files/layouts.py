@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from soapstone.ir import json_fields
 from soapstone.ir.errors import GraphError
+from soapstone.ir.files import json_fields
 
 Order = tuple[int, ...]  # of axes, outermost first
 Layouts = Mapping[str, Order]  # by value; those left out are in C order
