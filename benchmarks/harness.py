@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,8 +26,10 @@ from soapstone.frontend.optimization import peer_process
 from soapstone.frontend.optimization.peer_process import Peer
 from soapstone.system import processor_name
 
+BUDGET_S = 0.6  # of a round
 REST_S = 0.2  # before a round: threads of the peer before may still spin
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests"))  # programs and twins that benchmarks share with tests
 LIBRARIES = (  # whose versions a figure depends on: our own, and the peers
     *("numpy", "numba", "llvmlite", "onednn-cpu-gomp", "onnx", "z3-solver", "mpi4py", "mpich"),
     *("legate", "onnxruntime", "openvino", "torch", "dask", "ray"),
@@ -43,6 +46,22 @@ def machine() -> str:
 def serve(do_round: Callable[[], Mapping[str, Any]]) -> None:
     """Be a peer: do one round for each line on standard input."""
     peer_process.serve(lambda line: do_round())
+
+
+def rounds_of(run: Callable[[], object]) -> Callable[[], dict[str, Any]]:
+    """Return a round: the median and best time of runs that fill the budget."""
+    for _ in range(3):
+        run()
+
+    def one() -> dict[str, Any]:
+        times: list[float] = []
+        while len(times) < 5 or sum(times) < BUDGET_S:
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        return {"ms": statistics.median(times) * 1e3, "best_ms": min(times) * 1e3}
+
+    return one
 
 
 def alternate(peers: Mapping[str, Peer], rounds: int) -> dict[str, list[dict[str, Any]]]:

@@ -19,7 +19,7 @@ BLOCK = 8
 
 @pytest.mark.parametrize("first", range(0, 10 * BLOCK, BLOCK))
 def test_every_way_of_running_a_graph_equals_the_reference(first: int) -> None:
-    """A sample of what `benchmarks/random_graphs.py` runs."""
+    """A sample of what `benchmarks/correctness/random_graphs.py` runs."""
     found = {seed: failure(draw(seed)) for seed in range(first, first + BLOCK)}
     assert not {seed: text for seed, text in found.items() if text}
 

@@ -1,9 +1,10 @@
 """Convolution of images and volumes, with bias and activation fused, its gradients, its transpose.
 
 oneDNN is fast when activations are dense channels-last or in its own blocked format, 2x slower in
-plain NCHW and hopeless ("ref") on a tile of a larger array (benchmarks/onednn_layouts.py). So the
-primitive runs on dense channels-last activations; an operand that is anything else is staged
-through a private dense copy inside the entry. Weights are reordered to the primitive's format.
+plain NCHW and hopeless ("ref") on a tile of a larger array, as
+benchmarks/execution/onednn_layouts.py shows. So the primitive runs on dense channels-last
+activations; an operand that is anything else is staged through a private dense copy inside the
+entry. Weights are reordered to the primitive's format.
 
 A transposed convolution of any rank is the gradient of a convolution with respect to its input; its
 bias is added afterwards. Sequences are images of height one (`sequences.py`).

@@ -1,6 +1,6 @@
 """Strategies found by simulation on described clusters (FlexFlow: Jia, chapter 3).
 
-    python benchmarks/strategies.py --only times,clusters,... [--models alexnet,nmt] [--seconds 60]
+    python benchmarks/strategies/strategies.py --only times,... [--models alexnet,nmt]
 
 | | |
 |---|---|
@@ -23,12 +23,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import tabulate
 
 from soapstone import SGD
@@ -502,7 +507,9 @@ def main() -> None:
     given = parser.parse_args()
     tables = Tables(given)
     for only in given.only.split(","):
-        command = f"python benchmarks/strategies.py --only {only} --seconds {given.seconds:g}"
+        command = (
+            f"python benchmarks/strategies/strategies.py --only {only} --seconds {given.seconds:g}"
+        )
         if only == "times":
             command += f" --longer {given.longer:g}"
         rows = getattr(tables, only)()

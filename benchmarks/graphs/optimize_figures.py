@@ -1,6 +1,6 @@
 """The figures and tables of MetaFlow and TASO about graph optimisation, on soapstone's executor.
 
-    python benchmarks/optimize_figures.py [--only alpha,groups] [--models nasrnn,squeezenet]
+    python benchmarks/graphs/optimize_figures.py [--only alpha,groups] [--models nasrnn,squeezenet]
 
 | `--only` | is | of |
 | --- | --- | --- |
@@ -21,12 +21,16 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import geometric_means, show, write
 from models import export
 
@@ -270,7 +274,7 @@ def main() -> None:
             rows.append({next(iter(rows[0])): "geometric mean", **means})
         if not options.no_write:
             columns = list(dict.fromkeys(key for row in rows for key in row))
-            command = f"python benchmarks/optimize_figures.py --only {only}"
+            command = f"python benchmarks/graphs/optimize_figures.py --only {only}"
             write(f"optimize_{only}", TITLES[only], command, columns, rows)
 
 

@@ -1,6 +1,6 @@
 """The rules of the graph optimiser: time and memory to generate, prove, lift and verify them.
 
-python benchmarks/rules.py [--only NAME ...]
+python benchmarks/graphs/rules.py [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write
 
@@ -90,7 +92,11 @@ def main() -> None:
         found = {"laws": len(report["laws"]), "valid": report["validated"]}
         rows.append(row("validate the laws up to 4x4x4x4", wall, "300 s", **found))
     write(
-        "rules", "Generating and verifying rules", "python benchmarks/rules.py", list(rows[0]), rows
+        "rules",
+        "Generating and verifying rules",
+        "python benchmarks/graphs/rules.py",
+        list(rows[0]),
+        rows,
     )
 
 

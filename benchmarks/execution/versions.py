@@ -1,6 +1,6 @@
 """This version of soapstone against another, in turns: inference, training steps, task overhead.
 
-    python benchmarks/versions.py OTHER_PYTHON [--rounds 7] [--only inference,training,overhead]
+    python benchmarks/execution/versions.py OTHER_PYTHON [--rounds 7] [--only inference,training]
 
 OTHER_PYTHON is the interpreter of an environment that holds the other version, installed from a
 checkout (`pip install -e`), whose own benchmarks it runs. Ratios are this version's time over the
@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import inference
 import training_step
 from harness import HERE, in_turns, median, ratio, tabulate
@@ -28,19 +30,19 @@ OVERHEAD = ("traced 1 worker", "traced 2 workers", "untraced 1 worker", "untrace
 PARTS = ("inference", "training", "overhead")
 
 
-def peer(scripts: Path, part: str, name: str, folder: Path) -> list[str]:
+def peer(benchmarks: Path, part: str, name: str, folder: Path) -> list[str]:
     """Return the command, without the interpreter, that measures one thing in rounds."""
-    cores = os.cpu_count() or 1
-    if part == "inference":
-        command = ["--peer", "soapstone", "--models", name, "--folder", str(folder)]
-        return [str(scripts / "inference.py"), *command]
-    if part == "training":
-        return [str(scripts / "training_step.py"), "--peer", "soapstone", name, str(cores), "1"]
-    return [str(scripts / "runtime_overhead.py"), "--steps", "500", "--peer", name]
+    script, options = {
+        "inference": ("inference", ["soapstone", "--models", name, "--folder", str(folder)]),
+        "training": ("training_step", ["soapstone", name, str(os.cpu_count() or 1), "1"]),
+        "overhead": ("runtime_overhead", [name, "--steps", "500"]),
+    }[part]
+    found = next(benchmarks.rglob(f"{script}.py"))  # an earlier version has it elsewhere
+    return [str(found), "--peer", *options]
 
 
 def rows(
-    parts: Mapping[str, tuple[str, ...]], other: str, scripts: Path, rounds: int
+    parts: Mapping[str, tuple[str, ...]], other: str, benchmarks: Path, rounds: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each thing measured."""
     folder = Path(tempfile.gettempdir()) / "soapstone"
@@ -50,7 +52,7 @@ def rows(
                 inference.export(name, folder)
             pair = {
                 "this": [sys.executable, *peer(HERE, part, name, folder)],
-                "other": [other, *peer(scripts, part, name, folder)],
+                "other": [other, *peer(benchmarks, part, name, folder)],
             }
             measured = in_turns(pair, rounds)
             yield {
@@ -86,7 +88,7 @@ def main() -> None:
     tabulate(
         "versions",
         f"Against commit {commit}: time over its time",
-        f"python benchmarks/versions.py OTHER_PYTHON --rounds {options.rounds}",
+        f"python benchmarks/execution/versions.py OTHER_PYTHON --rounds {options.rounds}",
         rows(parts, options.other, place / "benchmarks", options.rounds),
         ("ratio",),
         save=not options.no_write,

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write
 from helpers.process_faults import LIMIT_S, killed, rank_fault
@@ -118,7 +118,7 @@ def main() -> None:
     write(
         "faults",
         "Injected faults",
-        f"python benchmarks/faults.py --count {given.count}",
+        f"python benchmarks/correctness/faults.py --count {given.count}",
         ["fault", "injected", "struck", "wrong", "longest s"],
         rows,
     )

@@ -1,6 +1,6 @@
 """TensorOpt's figures 6 to 8 on described V100s, and what its section 5.1 says of them.
 
-    python benchmarks/frontier_figures.py [--only 6,7,8] [--models rnn,transformer] [--draw]
+    python benchmarks/strategies/frontier_figures.py [--only 6,7,8] [--models rnn] [--draw]
 
 | figure | frontiers |
 |---|---|
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -24,6 +25,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import frontier_claims
 from harness import HERE, provenance, tabulate
@@ -294,7 +297,7 @@ def main() -> None:
     if not given.draw:
         search(runs(given.only.split(","), models, devices), given.eps)
     draw()
-    command = "python benchmarks/frontier_figures.py"
+    command = "python benchmarks/strategies/frontier_figures.py"
     have = stored()
     tabulate("frontier_figures", "Cost frontiers of figures 6 to 8, V100s", command, rows(have))
     said = frontier_claims.claims(have)

@@ -8,11 +8,16 @@ and gains nothing; "heavy" has tasks of about a millisecond, where launching is 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import write
 
 from soapstone.native.entries import noop
@@ -99,7 +104,7 @@ def main() -> None:
     write(
         "automatic_tracing",
         "Automatic tracing",
-        "python benchmarks/automatic_tracing.py",
+        "python benchmarks/runtime/automatic_tracing.py",
         list(rows[0]),
         rows,
     )

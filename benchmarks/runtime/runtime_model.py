@@ -8,11 +8,16 @@ microseconds a subtask. All are the shortest of several runs.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import write
 
 from soapstone.native.entries import noop
@@ -163,7 +168,7 @@ def main() -> None:
     write(
         "runtime_model",
         "Costs of the model beyond boxes",
-        "python benchmarks/runtime_model.py",
+        "python benchmarks/runtime/runtime_model.py",
         ["figure", "measured"],
         [{"figure": name, "measured": figure} for name, figure in figures.items()],
     )

@@ -1,6 +1,6 @@
 """Two ranks against one: training steps beside torch's DDP, and messages beside raw mpi4py.
 
-    python benchmarks/mpi.py [--only steps,transfers] [--models alexnet,transformer_block,dlrm]
+    python benchmarks/execution/mpi.py [--only steps,transfers] [--models alexnet,dlrm]
 
 Needs `pip install -e ".[bench,mpi]"`. Every rank has one thread. Steps are those of
 training_step.py: one rank and two ranks of soapstone, one process and two processes (DDP over
@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import in_turns, median, ratio, serve, tabulate
 from training_step import BUDGET_S, MODELS, RATE, batch
 
@@ -281,7 +284,7 @@ def main() -> None:
         else:
             exchange_peer(rest[0], rest[1], int(rest[2]))
         return
-    command = "python benchmarks/mpi.py --only"
+    command = "python benchmarks/execution/mpi.py --only"
     if "steps" in options.only:
         tabulate(
             "mpi_steps",

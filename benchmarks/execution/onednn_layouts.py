@@ -1,6 +1,6 @@
 """Milliseconds per oneDNN convolution and pooling in three layouts: NCHW, channels-last, blocked.
 
-    python benchmarks/onednn_layouts.py [--threads 1 2] [--net lenet alexnet]
+    python benchmarks/execution/onednn_layouts.py [--threads 1 2] [--net lenet alexnet]
 
 Times are the best of several runs. "blocked" leaves every operand's layout to oneDNN and reports
 the primitive alone: what chaining blocked layers would cost, without any reorder. In "nchw" and

@@ -1,6 +1,6 @@
 """Cost frontiers of models on described clusters (TensorOpt, section 5).
 
-    python benchmarks/frontier_models.py [--only apps] [--devices 16]
+    python benchmarks/strategies/frontier_models.py [--only apps] [--devices 16]
 
 | | |
 |---|---|
@@ -12,8 +12,12 @@ Points against steps that run here: `frontier_fidelity.py`.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import tabulate
 

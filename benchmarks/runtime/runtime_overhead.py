@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import serve, write
 
@@ -203,7 +207,7 @@ def main() -> None:
     write(
         "runtime_overhead",
         "Overhead of the task runtime",
-        "python benchmarks/runtime_overhead.py",
+        "python benchmarks/runtime/runtime_overhead.py",
         ["what", "figure", "measured", "target"],
         rows,
     )

@@ -4,20 +4,25 @@ Every program runs under several mappers in one process, in rounds taken in turn
 median over rounds of how many times longer the default mapper took in the same round. What each
 computes in its first run is compared with the default's.
 
-    python benchmarks/mappers.py [--rounds N] [--only PROGRAM]
+    python benchmarks/runtime/mappers.py [--rounds N] [--only PROGRAM]
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import tabulate
 
 from soapstone import SGD, Model
@@ -266,7 +271,7 @@ def main() -> None:
     tabulate(
         "mappers",
         "Mappers on the same programs, two processors",
-        f"python benchmarks/mappers.py --rounds {given.rounds} --seconds {given.seconds:g}",
+        f"python benchmarks/runtime/mappers.py --rounds {given.rounds} --seconds {given.seconds:g}",
         rows(given.only, given.rounds, given.seconds),
         save=given.only is None,
     )

@@ -1,6 +1,6 @@
 """Every app on another executor beside the local one: the same numbers, and what a step costs.
 
-    python benchmarks/executors.py --executor legate [--apps mlp,lenet] [--cpus 1,2] [--steps 7]
+    python benchmarks/runtime/executors.py --executor legate [--apps mlp,lenet] [--cpus 1,2]
 
 Apps are at the small sizes of the tests (tests/programs/executor_apps.py), batch 4: a step's work
 is little, so that the difference is the executor's overhead. Weights after the steps are compared,
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import save_section, show
 
 from soapstone.runtime import RuntimeCoreError
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 COLUMNS = [
     "app", "cpus", "local us", "us", "overhead us", "launches", "overhead a launch us", "difference"
@@ -66,7 +66,7 @@ def main() -> None:
             table = save_section(
                 f"executors_{options.executor}",
                 f"Apps on executor {options.executor} and on local: small sizes, batch 4, medians",
-                f"python benchmarks/executors.py --executor {options.executor}",
+                f"python benchmarks/runtime/executors.py --executor {options.executor}",
                 COLUMNS,
                 rows,
             )

@@ -1,8 +1,8 @@
 """Points of cost frontiers against steps that run here: what they take, what they hold.
 
-    python benchmarks/frontier_fidelity.py [--models transformer,resnet,rnnlm] [--cpus 2]
-    python benchmarks/frontier_fidelity.py --cpus 1 --halves
-    mpiexec -n 2 python benchmarks/frontier_fidelity.py [...]
+    python benchmarks/strategies/frontier_fidelity.py [--models transformer,resnet,rnnlm] [--cpus 2]
+    python benchmarks/strategies/frontier_fidelity.py --cpus 1 --halves
+    mpiexec -n 2 python benchmarks/strategies/frontier_fidelity.py [...]
 
 Points are sampled over the whole frontier, with recomputation and without, and run; where there are
 fewer than asked for, random strategies follow. Times are
@@ -21,12 +21,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import tabulate
 from strategy_fidelity import Fidelity, agreement
 
@@ -202,7 +207,7 @@ def main() -> None:
     where = "_mpi" if executor == "mpi" else f"_{given.cpus}"
     options = f" --cpus {given.cpus}" if executor != "mpi" else ""
     options += " --halves" if given.halves else " --memory" if given.memory else ""
-    command = f"python benchmarks/frontier_fidelity.py{options}"
+    command = f"python benchmarks/strategies/frontier_fidelity.py{options}"
     if executor == "mpi":
         command = f"mpiexec -n 2 {command}"
     title = f"Points of cost frontiers against steps that run, {place}"

@@ -1,6 +1,6 @@
 """Random task programs: each equal to its sequential execution, on any executor.
 
-    python benchmarks/random_programs.py --count 1000 --executor all --check
+    python benchmarks/correctness/random_programs.py --count 1000 --executor all --check
 
 Programs (tests/helpers/runtime/scenarios.py) follow from their seeds. They run in a process of
 their own, or under `mpiexec` in one a rank; one that says nothing for three minutes is ended and
@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write
 from helpers import legate_environment
@@ -236,7 +236,7 @@ def main() -> None:
     write(
         f"random_programs_{given.executor}",
         f"Random task programs, executors: {', '.join(chosen)}",
-        f"python benchmarks/random_programs.py {options}",
+        f"python benchmarks/correctness/random_programs.py {options}",
         list(dict.fromkeys(key for row in table for key in row)),
         table,
     )

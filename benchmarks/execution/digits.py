@@ -1,6 +1,6 @@
 """The main job: accuracy on the held-out fifth of the digits and wall time, over several seeds.
 
-python benchmarks/digits.py [--seeds 5]
+python benchmarks/execution/digits.py [--seeds 5]
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write
 
@@ -37,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     rows = [run(seed) for seed in range(options.seeds)]
-    command = f"python benchmarks/digits.py --seeds {options.seeds}"
+    command = f"python benchmarks/execution/digits.py --seeds {options.seeds}"
     write("digits", "The digits, from the command line", command, list(rows[0]), rows)
 
 

@@ -1,7 +1,7 @@
 """Simulated steps beside real ones on this computer (FlexFlow: Jia, section 3.7.3, Figure 3.11).
 
-    python benchmarks/strategy_fidelity.py [--models lenet,mlp] [--strategies 8] [--seconds 30]
-    mpiexec -n 2 python benchmarks/strategy_fidelity.py [...]
+    python benchmarks/strategies/strategy_fidelity.py [--models lenet,mlp] [--strategies 8]
+    mpiexec -n 2 python benchmarks/strategies/strategy_fidelity.py [...]
 
 Tasks are measured in steps of covering strategies, as `soapstone strategy simulate --machine local`
 measures them; over ranks of MPI, messages too. Each model then runs under strategies that are
@@ -23,12 +23,17 @@ import argparse
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import tabulate
 
 from soapstone.frontend.strategies.finding import graph_of
@@ -264,7 +269,7 @@ def main() -> None:
         list(rows)
         return
     name, title = "strategy_fidelity", "Simulated and real steps of strategies on this computer"
-    command = f"python benchmarks/strategy_fidelity.py --seconds {given.seconds:g}"
+    command = f"python benchmarks/strategies/strategy_fidelity.py --seconds {given.seconds:g}"
     if given.models != ",".join(MODELS):
         command += f" --models {given.models}"
     if executor == "mpi":

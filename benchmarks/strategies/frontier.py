@@ -1,9 +1,9 @@
 """How long cost frontiers take: models' shapes, eliminations alone, and growth with operators.
 
-    python benchmarks/frontier.py            all but brute force
-    python benchmarks/frontier.py models     exact and to 1 %, on 16 devices that are described
-    python benchmarks/frontier.py growth     to 500 operators
-    python benchmarks/frontier.py brute      500 random problems against trying everything
+    python benchmarks/strategies/frontier.py          all but brute force
+    python benchmarks/strategies/frontier.py models   exact and to 1 %, on 16 described devices
+    python benchmarks/strategies/frontier.py growth   to 500 operators
+    python benchmarks/strategies/frontier.py brute    500 random problems, against trying all
 
 Seconds are of processors, which other work on a machine changes little, and of the
 clock. Compiled code is warm.
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from helpers.frontier_models import resnet, rnn, transformer
 from helpers.frontier_problems import brute, checked, small

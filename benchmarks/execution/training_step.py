@@ -1,6 +1,6 @@
 """Training step of soapstone and of torch eager: time, and peak memory above the import baseline.
 
-    python benchmarks/training_step.py [--models mlp,lenet,alexnet] [--rounds 7]
+    python benchmarks/execution/training_step.py [--models mlp,lenet,alexnet] [--rounds 7]
 
 Needs `pip install -e ".[bench]"`. Both sides take a step of SGD on one batch, forward, backward and
 update; torch's models are the twins that the tests compare with.
@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from harness import in_turns, median, serve, show, write
 
 from soapstone.system import peak_bytes, resident_bytes
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 RATE = 0.01
 BUDGET_S = 0.8  # of a round
@@ -271,7 +272,7 @@ def main() -> None:
         write(
             "training_step",
             "Training step against torch eager",
-            f"python benchmarks/training_step.py --rounds {options.rounds}",
+            f"python benchmarks/execution/training_step.py --rounds {options.rounds}",
             list(rows[0]),
             rows,
         )

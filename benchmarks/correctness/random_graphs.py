@@ -1,6 +1,6 @@
 """Random graphs of all operators: however one runs, its outputs are those of the NumPy run.
 
-    python benchmarks/random_graphs.py --count 1000 --optimize-every 50
+    python benchmarks/correctness/random_graphs.py --count 1000 --optimize-every 50
 
 Graphs (tests/helpers/random_graphs.py) follow from their seeds. They run in a process of their own,
 so that one that ends it, or says nothing for three minutes, is reported with its seed; a fresh
@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# First: the module of the tests has this one's name.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from harness import write
 from helpers.graph_runs import failure, shrink, ways_of
@@ -165,7 +164,7 @@ def main() -> None:
     write(
         "random_graphs",
         "Random graphs of all operators, every way of running them against the NumPy run",
-        f"python benchmarks/random_graphs.py {options}",
+        f"python benchmarks/correctness/random_graphs.py {options}",
         list(table),
         [table],
     )

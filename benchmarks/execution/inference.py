@@ -1,6 +1,6 @@
 """Inference at batch 1: soapstone, ONNX Runtime and torch eager on the same files.
 
-    python benchmarks/inference.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
+    python benchmarks/execution/inference.py [--models resnet50,bert_12] [--rounds 7] [--threads 2]
 
 Needs `pip install -e ".[bench]"`. Each library works in its own process, in turns. "peak MB" is the
 peak resident memory above that of the library once it has run a model of one operator.
@@ -9,7 +9,6 @@ peak resident memory above that of the library once it has run a model of one op
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
@@ -18,29 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import geometric_means, in_turns, median, serve, show, write
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from harness import geometric_means, in_turns, median, rounds_of, serve, show, write
 from models import MODELS, OPSET, arrays, export, network
 
 from soapstone.system import peak_bytes, resident_bytes, usable_cores
 
-BUDGET_S = 0.6  # of a round
 PEERS = ("soapstone", "onnxruntime", "torch")
-
-
-def rounds_of(run: Callable[[], object]) -> Callable[[], dict[str, Any]]:
-    """Return a round: the median and best time of runs that fill the budget."""
-    for _ in range(3):
-        run()
-
-    def one() -> dict[str, Any]:
-        times: list[float] = []
-        while len(times) < 5 or sum(times) < BUDGET_S:
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-        return {"ms": statistics.median(times) * 1e3, "best_ms": min(times) * 1e3}
-
-    return one
 
 
 def smallest() -> bytes:
@@ -148,7 +133,7 @@ def main() -> None:
     show(rows[-1])
     if not options.no_write:
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        command_text = "python benchmarks/inference.py"
+        command_text = "python benchmarks/execution/inference.py"
         write("inference", "Inference, batch 1", command_text, columns, rows)
 
 

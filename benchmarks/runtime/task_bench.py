@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import harness
 import task_bench_peers as peers
 
@@ -180,7 +182,7 @@ def main() -> None:
         for row in rows:
             harness.show(row)
     else:
-        harness.write("task_bench", title, "python benchmarks/task_bench.py", columns, rows)
+        harness.write("task_bench", title, "python benchmarks/runtime/task_bench.py", columns, rows)
 
 
 if __name__ == "__main__":
