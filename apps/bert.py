@@ -10,7 +10,7 @@ the size that TASO and FlexFlow measure, on hidden states instead of words.
 from __future__ import annotations
 
 from soapstone import AdamW, Model, Tensor, run_app
-from soapstone.apps._attention import Blocks
+from soapstone.apps._shared.attention import Blocks
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import texts
 from soapstone.ir.graph import Initial

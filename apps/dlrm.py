@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from soapstone import SGD, Model, Tensor, run_app
-from soapstone.apps._dense import dense_layers
+from soapstone.apps._shared.dense import dense_layers
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import clicks
 from soapstone.ir.graph import Initial

@@ -11,7 +11,7 @@ Optimizations, 2020, section 3.7.1.
 from __future__ import annotations
 
 from soapstone import Adam, Model, Tensor, run_app
-from soapstone.apps._recurrent import (
+from soapstone.apps._shared.recurrent import (
     State,
     dense_steps,
     joined,

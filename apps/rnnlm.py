@@ -11,7 +11,7 @@ vocabulary of Penn Treebank.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import (
+from soapstone.apps._shared.recurrent import (
     dense_steps,
     joined,
     lstm,

@@ -12,7 +12,7 @@ Recurrent Units for Highly Parallelizable Recurrence, 2018.
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._recurrent import lstm, lstm_cells, sru, stacked, steps_of, time_major
+from soapstone.apps._shared.recurrent import lstm, lstm_cells, sru, stacked, steps_of, time_major
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import texts
 

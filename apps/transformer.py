@@ -11,7 +11,7 @@ size and gives no other, so that it follows from the bytes.
 from __future__ import annotations
 
 from soapstone import Adam, Model, Tensor, run_app
-from soapstone.apps._attention import Blocks
+from soapstone.apps._shared.attention import Blocks
 from soapstone.frontend.data.sets import Splits
 from soapstone.frontend.data.synthetic import translations
 from soapstone.ir.graph import Initial
