@@ -81,7 +81,7 @@ def _text(where: str, value: Any) -> Any:
 
 
 def _tensor(where: str, value: Any) -> Any:
-    from soapstone.frontend.model import Tensor
+    from soapstone.frontend.recording import Tensor
 
     if not isinstance(value, Tensor):
         raise GraphError(f"{where}: {_shown(value)} found, a tensor of the model needed")

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from soapstone.errors import DataError
     from soapstone.frontend.data.sets import digits
     from soapstone.frontend.inference import InferenceSession
-    from soapstone.frontend.model import Model, Tensor
+    from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import from_onnx, to_onnx
-    from soapstone.frontend.optimization.optimize import OptimizeResult, optimize
+    from soapstone.frontend.optimization.optimize import optimize
+    from soapstone.frontend.optimization.result import OptimizeResult
+    from soapstone.frontend.recording import Tensor
     from soapstone.frontend.strategies.preferences import find_strategy
     from soapstone.frontend.training.checkpoint import CheckpointError
     from soapstone.frontend.training.optimizers import SGD, Adam, AdamW
@@ -34,9 +36,11 @@ _NAMES = {
     "soapstone.errors": ("DataError",),
     "soapstone.frontend.data.sets": ("digits",),
     "soapstone.frontend.inference": ("InferenceSession",),
-    "soapstone.frontend.model": ("Model", "Tensor"),
+    "soapstone.frontend.model": ("Model",),
     "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),
-    "soapstone.frontend.optimization.optimize": ("OptimizeResult", "optimize"),
+    "soapstone.frontend.optimization.optimize": ("optimize",),
+    "soapstone.frontend.optimization.result": ("OptimizeResult",),
+    "soapstone.frontend.recording": ("Tensor",),
     "soapstone.frontend.strategies.preferences": ("find_strategy",),
     "soapstone.frontend.training.checkpoint": ("CheckpointError",),
     "soapstone.frontend.training.optimizers": ("SGD", "Adam", "AdamW"),

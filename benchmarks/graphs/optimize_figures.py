@@ -37,7 +37,7 @@ from models import export
 import soapstone
 from soapstone.apps import inception, squeezenet
 from soapstone.frontend.model import Model
-from soapstone.frontend.optimization.optimize import OptimizeResult
+from soapstone.frontend.optimization.result import OptimizeResult
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Array, Role

@@ -11,7 +11,7 @@ from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
 
 if TYPE_CHECKING:
-    from soapstone.frontend.model import Tensor
+    from soapstone.frontend.recording import Tensor
 
 
 class AttentionLayers(LayerBase):

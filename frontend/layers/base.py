@@ -14,7 +14,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:
-    from soapstone.frontend.model import Emit, Tensor
+    from soapstone.frontend.recording import Emit, Tensor
 
 Pair = int | tuple[int, int]
 Padding = int | tuple[int, ...] | str

@@ -19,7 +19,7 @@ from soapstone.frontend.layers.base import (
 from soapstone.ir.errors import ShapeError
 
 if TYPE_CHECKING:
-    from soapstone.frontend.model import Tensor
+    from soapstone.frontend.recording import Tensor
 
 Extent = int | Sequence[int]
 _AXES = {1: "n c l", 2: "n c h w", 3: "n c d h w"}

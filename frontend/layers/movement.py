@@ -11,7 +11,7 @@ from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 
 if TYPE_CHECKING:
-    from soapstone.frontend.model import Tensor
+    from soapstone.frontend.recording import Tensor
 
 
 class MovementLayers(LayerBase):

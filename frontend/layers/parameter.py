@@ -12,7 +12,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:
-    from soapstone.frontend.model import Tensor
+    from soapstone.frontend.recording import Tensor
 
 
 class ParameterLayers(LayerBase):

@@ -20,7 +20,7 @@ from soapstone.ir.graph import Initial
 from soapstone.ir.tensor import Role
 
 if TYPE_CHECKING:
-    from soapstone.frontend.model import Tensor
+    from soapstone.frontend.recording import Tensor
 
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 _STATES = {"lstm": 2, "gru": 1, "rnn": 1, "sru": 1}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from soapstone.files import write
 
 if TYPE_CHECKING:
-    from soapstone.frontend.optimization.optimize import OptimizeResult
+    from soapstone.frontend.optimization.result import OptimizeResult
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }

@@ -27,7 +27,7 @@ from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
 
 if TYPE_CHECKING:
-    from soapstone.frontend.optimization.optimize import OptimizeResult
+    from soapstone.frontend.optimization.result import OptimizeResult
 
 _TOLERANCE = 1e-2  # of the largest change of a value in a step; gradients add up rounding
 _ROUNDING = 1e-5  # of the largest change of all: gradients that are zero but for rounding

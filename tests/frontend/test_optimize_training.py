@@ -20,7 +20,8 @@ from soapstone import SGD, Adam, Model
 from soapstone.cli.main import app
 from soapstone.engine.measuring import drawn
 from soapstone.frontend.optimization import optimize as optimiser
-from soapstone.frontend.optimization.optimize import OptimizeResult, training_graph_of
+from soapstone.frontend.optimization.optimize import training_graph_of
+from soapstone.frontend.optimization.result import OptimizeResult
 from soapstone.frontend.optimization.training import Ground, StepRunner, verified_step
 from soapstone.frontend.training.callbacks import TrainingState
 from soapstone.frontend.training.optimizers import Optimizer

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from soapstone.frontend.layers.base import LayerBase
-from soapstone.frontend.model import Tensor
+from soapstone.frontend.recording import Tensor
 from soapstone.ir.spec import OpSpec
 
 def layer_signature(spec: OpSpec) -> inspect.Signature: ...
