@@ -3,7 +3,8 @@
 Numba's own stamp covers the file of a function only. What a function inlines or calls is compiled
 into it, wherever it is written, and constants are too. So the folder in which Numba keeps what it
 makes of a module is named by the stamp of all sources the module imports (`sources.stamp`), and by
-the environment: other sources are another folder. Numba adds processor and signature itself.
+the environment: other sources are another folder. Numba adds processor and signature itself, and
+what a function closes over, but by names that are other ones in each process (`_alike`).
 
 Importing this module imports Numba: only modules that are imported on first use may do so.
 """
@@ -19,10 +20,11 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
-from numba.core import config, sigutils
+from numba.core import config, serialize, sigutils, types
 from numba.core.ccallback import CFunc
 
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
@@ -48,8 +50,8 @@ def cfunc(signature: str, **options: Any) -> Decorator:
     """Return a decorator as `numba.cfunc`, compiled at once unless it is kept on disk."""
 
     def wrap(function: Callable[..., Any]) -> Any:
-        types = sigutils.normalize_signature(signature)
-        made = _kept(lambda: CFunc(function, types, {}, options), function)
+        given = sigutils.normalize_signature(signature)
+        made = _kept(lambda: CFunc(function, given, {}, options), function)
         made.compile()
         return made
 
@@ -60,6 +62,15 @@ def root() -> Path:
     """Return the folder of compiled functions: Numba's own where one is named, else ours."""
     named = os.environ.get("NUMBA_CACHE_DIR")
     return Path(named) if named else folder() / "compiled"
+
+
+def stamped(*modules: str) -> str:
+    """Return the name of the folder of what is compiled of modules, by environment and sources.
+
+    Checked mode is of those who call: what they call is the same.
+    """
+    settings = {name: at for name, at in environment().items() if name != "SOAPSTONE_CHECKED"}
+    return digest(key(settings), stamp(*modules, compiled=True))
 
 
 def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
@@ -83,7 +94,33 @@ def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
         _say(f"Numba {numba.__version__} does not keep compiled code where it is told to")
         return make()
     _forgive(made._cache)
+    _alike(made._cache, function)
     return made
+
+
+def _alike(store: Any, function: Callable[..., Any]) -> None:
+    """Find in every process what one has compiled of a function that closes over compiled ones.
+
+    Numba's key of a closure is how it is pickled, and what it compiles has a random name in that.
+    """
+    if getattr(function, "__closure__", None):
+        told = digest(repr(_told(function, set())))
+        store._index_key = lambda signature, codegen: (signature, codegen.magic_tuple(), told)
+
+
+def _told(thing: Any, seen: set[int]) -> object:
+    """Return what a function is made of, or a thing in its closure, as every process tells it."""
+    inner = getattr(thing, "py_func", getattr(thing, "_defn", thing))  # of a dispatcher, intrinsic
+    if isinstance(inner, FunctionType):
+        name = f"{inner.__module__}.{inner.__qualname__}"
+        if id(inner) in seen:  # it calls itself
+            return name
+        seen.add(id(inner))
+        cells = [_told(cell.cell_contents, seen) for cell in inner.__closure__ or ()]
+        return name, inner.__code__.co_code, str(getattr(thing, "targetoptions", "")), cells
+    if isinstance(thing, tuple | list):
+        return [_told(each, seen) for each in thing]
+    return str(thing) if isinstance(thing, types.Type) else serialize.dumps(thing)
 
 
 def _forgive(store: Any) -> None:
@@ -125,7 +162,7 @@ def _place(modules: tuple[str, ...], module: str) -> Path | None:
         return None
     more = f"+{digest(*modules)[:8]}" if modules != (module,) else ""
     family = root() / f"{module}{more}"
-    place = family / digest(key(environment()), stamp(*modules, compiled=True))
+    place = family / stamped(*modules)
     try:
         new = not place.exists()
         place.mkdir(parents=True, exist_ok=True)
@@ -154,4 +191,4 @@ def _say(why: str) -> None:
         warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
 
 
-__all__ = ["ABOUT", "cfunc", "njit", "root"]
+__all__ = ["ABOUT", "cfunc", "njit", "root", "stamped"]

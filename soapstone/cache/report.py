@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soapstone.cache.environment import digest, environment, folder, key
-from soapstone.cache.sources import stamp
+from soapstone.cache.environment import environment, folder, key
 from soapstone.cache.store import default_path
 
 _FORMER = ("kernels.sqlite", "costs.sqlite")  # stores of other formats: never read
@@ -91,13 +90,13 @@ def _current(text: str) -> bool:
 
 def _compiled() -> Cache:
     """Return what is compiled: functions by module."""
-    from soapstone.cache.compiled import ABOUT, root
+    from soapstone.cache.compiled import ABOUT, root, stamped
 
     entries: dict[str, int] = {}
     stale = 0
     for about in root().glob(f"*/{ABOUT}"):
         with contextlib.suppress(OSError, ValueError):
-            now = digest(_key(), stamp(*json.loads(about.read_text()), compiled=True))
+            now = stamped(*json.loads(about.read_text()))
             for place in about.parent.iterdir():
                 count = sum(1 for _ in place.rglob("*.nbi"))
                 if count:

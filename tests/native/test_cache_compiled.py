@@ -48,17 +48,29 @@ def call(x):
 print(run(4), call.ctypes(4), sum(run.stats.cache_hits.values()), call.cache_hits)
 """,
     "factory.py": """
+from numba import types
+from numba.extending import intrinsic
 from soapstone.cache.compiled import njit
-def made(helper):
+def made(*helpers):
+    helper, twice = helpers[0], helpers[-1]
     @njit()
     def run(x):
-        return helper(x)
+        return helper(twice(x))
     return run
+def doubled(kind):
+    @intrinsic
+    def double(context, x):
+        def code(context, builder, signature, given):
+            return builder.add(given[0], given[0])
+        return kind(kind), code
+    return double
 """,
     "user.py": """
-from soapstone.factory import made
+from numba import types
+from soapstone.factory import doubled, made
 from soapstone.helper import scaled
-print(made(scaled)(4))
+for run in (made(scaled), made(scaled, doubled(types.int64))):
+    print(run(4), sum(run.stats.cache_hits.values()))
 """,
     "full.py": """
 import resource, signal
@@ -115,10 +127,11 @@ def test_compiled_code_is_kept_and_follows_what_it_inlines(package: Path) -> Non
 
 def test_compiled_code_follows_what_a_factory_is_given(package: Path) -> None:
     """The factory's own module does not import the helper that it compiles in."""
-    assert _run(package, "user")[0] == [40]
+    assert _run(package, "user")[0] == [400, 0, 80, 0]
+    assert _run(package, "user")[0] == [400, 1, 80, 1]  # under the names of another process
     helper = package / "helper.py"
     helper.write_text(helper.read_text().replace("FACTOR = 10", "FACTOR = 30"))
-    assert _run(package, "user")[0] == [120]
+    assert _run(package, "user")[0] == [3600, 0, 240, 0]
 
 
 def test_compiled_code_of_a_program_follows_the_helpers_it_imports(package: Path) -> None:
@@ -152,6 +165,7 @@ def test_settings_of_the_compiler_are_part_of_the_stamp(package: Path) -> None:
     assert _run(package)[0] == [41, 41, 0, 0]
     assert _run(package, NUMBA_LOOP_VECTORIZE="0")[0] == [41, 41, 0, 0]
     assert _run(package, NUMBA_LOOP_VECTORIZE="0")[0] == [41, 41, 1, 1]
+    assert _run(package, SOAPSTONE_CHECKED="1")[0] == [41, 41, 1, 1]  # which those who call look at
 
 
 def test_where_nothing_can_be_written_functions_are_compiled_and_it_is_said(package: Path) -> None:

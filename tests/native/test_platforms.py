@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import soapstone
+from soapstone.cache.compiled import root
 
 ROOT = Path(soapstone.__file__).resolve().parent.parent
 FOLDERS = ("apps", "benchmarks", "frontend", "ir", "kernels", "mappers", "runtime", "search")
@@ -132,7 +133,7 @@ WORK = """
 
 def test_training_inference_and_optimize_run_without_them(tmp_path: Path) -> None:
     script = textwrap.dedent(WITHOUT.replace("{absent!r}", repr(ABSENT))) + textwrap.dedent(WORK)
-    environment = {**os.environ, "SOAPSTONE_CACHE": str(tmp_path)}
+    environment = {**os.environ, "SOAPSTONE_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(root())}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment
     )
