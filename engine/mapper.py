@@ -102,12 +102,12 @@ def backing_memories(machine: Machine) -> dict[str, str]:
     """
     capacity = {memory.name: memory.capacity_bytes for memory in machine.memories}
     rates = {(link.source, link.target): link.bytes_per_s for link in machine.links}
-    found: dict[str, str] = {}
+    backing: dict[str, str] = {}
     for name in sorted({processor.memory for processor in machine.processors}):
         larger = [other for other in capacity if capacity[other] > capacity[name]]
         if larger:
-            found[name] = max(larger, key=lambda other: rates.get((other, name), 0.0))
-    return found
+            backing[name] = max(larger, key=lambda other: rates.get((other, name), 0.0))
+    return backing
 
 
 def check_backing(machine: Machine, offloaded: Collection[str]) -> Mapping[str, str]:
@@ -151,10 +151,10 @@ def strategy_of(mapper: GraphMapper, graph: Graph, machine: Machine) -> Strategy
         GraphError, StrategyError: what the mapper says of the graph or its strategy.
     """
     who = f"{name_of(mapper)}, graph {graph.name!r}"
-    found = _answer(mapper, who, "strategy", graph, machine)
-    if not isinstance(found, Strategy):
-        raise MapperError(f"{who}: strategy is {found!r}, needed a Strategy")
-    return found
+    strategy = _answer(mapper, who, "strategy", graph, machine)
+    if not isinstance(strategy, Strategy):
+        raise MapperError(f"{who}: strategy is {strategy!r}, needed a Strategy")
+    return strategy
 
 
 def _answer(mapper: GraphMapper, who: str, question: str, graph: Graph, machine: Machine) -> Any:
@@ -169,11 +169,13 @@ def _answer(mapper: GraphMapper, who: str, question: str, graph: Graph, machine:
 def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str, Configuration]:
     """Return the checked answer to `configure`."""
     who = f"{name_of(mapper)}, graph {graph.name!r}"
-    found = _answer(mapper, who, "configure", graph, machine)
-    if not isinstance(found, Mapping):
-        raise MapperError(f"{who}: configure is {found!r}, needed a mapping of Configurations")
+    configurations = _answer(mapper, who, "configure", graph, machine)
+    if not isinstance(configurations, Mapping):
+        raise MapperError(
+            f"{who}: configure is {configurations!r}, needed a mapping of Configurations"
+        )
     names = {node.name for node in graph.nodes}
-    for name, configuration in found.items():
+    for name, configuration in configurations.items():
         if not isinstance(name, str) or name not in names:
             raise MapperError(f"{who}: configure has {name!r}, needed names of its operators")
         if not isinstance(configuration, Configuration):
@@ -181,7 +183,7 @@ def _configured(mapper: GraphMapper, graph: Graph, machine: Machine) -> dict[str
                 f"{who}: configure of operator {name!r} is {configuration!r}, needed a "
                 "Configuration"
             )
-    return dict(found)
+    return dict(configurations)
 
 
 def touched_bytes(graph: Graph, node: Node, degrees: Mapping[str, int]) -> int:
@@ -209,7 +211,7 @@ def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]
     graph: that of the node. parts: how many tiles.
     """
     signature = graph.signature(node)
-    found = []
+    names = []
     for dim in signature.dims:
         degrees = {dim.name: parts}
         if (
@@ -219,5 +221,5 @@ def row_dims(graph: Graph, node: Node, parts: int, least: int = 16) -> list[str]
             and legal(graph, node, degrees)
             and all(signature.monoid(i, degrees) is None for i in range(len(signature.outputs)))
         ):
-            found.append(dim.name)
-    return found
+            names.append(dim.name)
+    return names

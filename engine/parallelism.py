@@ -36,8 +36,10 @@ def split(
 def data_parallel(graph: Graph, devices: Sequence[int]) -> dict[str, Configuration]:
     """Return the configuration of each node that is split over its samples."""
     samples = graph.sample_dims
-    found = {node.name: split(graph, node, samples.get(node.name), devices) for node in graph.nodes}
-    return {name: item for name, item in found.items() if item is not None}
+    configurations = {
+        node.name: split(graph, node, samples.get(node.name), devices) for node in graph.nodes
+    }
+    return {name: item for name, item in configurations.items() if item is not None}
 
 
 __all__ = ["data_parallel", "legal", "split"]

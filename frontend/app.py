@@ -112,8 +112,8 @@ class TrainResult:
 def app_names() -> tuple[str, ...]:
     """Return the names of the apps that the package carries."""
     package = importlib.import_module(PACKAGE)
-    found = pkgutil.iter_modules(package.__path__)
-    return tuple(sorted(item.name for item in found if not item.name.startswith("_")))
+    modules = pkgutil.iter_modules(package.__path__)
+    return tuple(sorted(item.name for item in modules if not item.name.startswith("_")))
 
 
 def load_app(name_or_path: str | Path) -> App:
@@ -175,10 +175,10 @@ def _app(module: ModuleType, name: str) -> App:
 
 def _checked(name: str, data: Callable[[], Any]) -> Callable[[], Splits]:
     def call() -> Splits:
-        found = data()
-        if not isinstance(found, Splits):
-            raise AppError(f"app {name!r}: data: {type(found).__name__} returned, Splits needed")
-        return found
+        splits = data()
+        if not isinstance(splits, Splits):
+            raise AppError(f"app {name!r}: data: {type(splits).__name__} returned, Splits needed")
+        return splits
 
     return call
 

@@ -39,12 +39,12 @@ def count(where: str, value: Any, least: int = 1, error: type[ValueError] = Grap
         error: another value; `where` is what it calls it.
     """
     try:
-        found = integer(value)
+        whole = integer(value)
     except TypeError:
-        found = None
-    if found is None or found < least:
+        whole = None
+    if whole is None or whole < least:
         raise error(f"{where}: {value!r} found, an integer of {least} or more needed")
-    return found
+    return whole
 
 
 def number(where: str, value: Any, error: type[ValueError] = GraphError) -> float:
@@ -55,10 +55,10 @@ def number(where: str, value: Any, error: type[ValueError] = GraphError) -> floa
     """
     if isinstance(value, bool | str | bytes) or not hasattr(value, "__float__"):
         raise error(f"{where}: {value!r} found, a number needed")
-    found = float(value)
-    if not math.isfinite(found):
+    real = float(value)
+    if not math.isfinite(real):
         raise error(f"{where}: {value!r} found, a finite number needed")
-    return found
+    return real
 
 
 def _integer(where: str, value: Any) -> Any:

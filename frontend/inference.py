@@ -248,17 +248,17 @@ class InferenceSession:
     def _bound(self, given: Mapping[str, Array]) -> _Bound:
         if not self._close.alive:
             raise StoppedError(f"session of model {self._source.name!r}: it was closed")
-        found = self._bounds.get(self._key(given))
-        if found is None:
+        bound = self._bounds.get(self._key(given))
+        if bound is None:
             while len(self._bounds) >= self._most:
                 self._bounds.popitem(last=False)[1][0].close()
             graph, contents = self._source.graph(given)
             self._telling.update(contents)
             layouts = self._orders(graph)
-            found = _bind(graph, self._source.weights(), self._machine, self._plain, layouts)
-            self._bounds[self._key(given)] = found
+            bound = _bind(graph, self._source.weights(), self._machine, self._plain, layouts)
+            self._bounds[self._key(given)] = bound
         self._bounds.move_to_end(self._key(given))
-        return found
+        return bound
 
     def _orders(self, graph: Graph) -> Layouts | None:
         """Return the axis orders of a graph's values; a file's are for all extents of its dims."""

@@ -271,9 +271,9 @@ class Model(Recording):
         """
         from soapstone.engine.initial import materialise
 
-        found = dict(self.values)
+        known = dict(self.values)
         if self._trainer is not None:
-            found.update(self._trainer.state())
+            known.update(self._trainer.state())
         elif self._lost:
             raise GraphError(
                 f"model {self.name!r}: its weights went with executor {self._lost!r} when it was"
@@ -281,8 +281,8 @@ class Model(Recording):
             )
         graph, result = self.graph, {}
         for name in self.carried:
-            if name in found:
-                result[name] = np.array(found[name], graph.tensors[name].dtype)
+            if name in known:
+                result[name] = np.array(known[name], graph.tensors[name].dtype)
             else:
                 initial = graph.initials.get(name)
                 result[name] = materialise(initial, graph.tensors[name], self.seed, name)
@@ -329,8 +329,8 @@ class Model(Recording):
             array = np.asarray(value)
             fits = array.shape == spec.shape and np.can_cast(array.dtype, spec.dtype, "same_kind")
             if not fits:
-                found = f"{array.dtype} of shape {array.shape}"
-                raise GraphError(f"parameter {name!r}: {found} found, {spec} needed")
+                told = f"{array.dtype} of shape {array.shape}"
+                raise GraphError(f"parameter {name!r}: {told} found, {spec} needed")
             given[name] = array.astype(spec.dtype)
         if self._trainer is not None:
             self._trainer.load_state(given)

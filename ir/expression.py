@@ -91,11 +91,11 @@ PARAMETER = "parameter"  # a variable that is one number for all elements: an op
 
 def _interned(operation: str, operands: tuple[Expression, ...], value: Any) -> Expression:
     key = operation, operands, repr(value)
-    found = _MADE.get(key)
-    if found is None:
-        found = _MADE[key] = Expression()
-        found.operation, found.operands, found.value = operation, operands, value
-    return found
+    made = _MADE.get(key)
+    if made is None:
+        made = _MADE[key] = Expression()
+        made.operation, made.operands, made.value = operation, operands, value
+    return made
 
 
 def number(value: Expression | Number) -> Expression:
@@ -146,17 +146,17 @@ def square(x: Expression) -> Expression:
 
 def order(expressions: Iterable[Expression]) -> list[Expression]:
     """Return all that the expressions are made of, operands before what is made of them."""
-    found: dict[Expression, None] = {}
+    ordered: dict[Expression, None] = {}
 
     def visit(expression: Expression) -> None:
-        if expression not in found:
+        if expression not in ordered:
             for operand in expression.operands:
                 visit(operand)
-            found[expression] = None
+            ordered[expression] = None
 
     for expression in expressions:
         visit(expression)
-    return list(found)
+    return list(ordered)
 
 
 def evaluate(

@@ -197,12 +197,12 @@ class Graph:
 
     def signature(self, node: Node) -> Signature:
         """Return the node's dims and operands, bound to its shapes."""
-        found = self._signatures.get(node.name)
-        if found is None:
+        signature = self._signatures.get(node.name)
+        if signature is None:
             specs = tuple(self.tensors[i] for i in node.inputs)
-            found = _signature(node.operator, node.items, specs)
-            self._signatures[node.name] = found
-        return found
+            signature = _signature(node.operator, node.items, specs)
+            self._signatures[node.name] = signature
+        return signature
 
     def flops(self) -> float:
         """Return the arithmetic operations of one execution."""

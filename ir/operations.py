@@ -332,11 +332,11 @@ class Formula:
     def _alone(self) -> dict[Any, tuple[Callable[..., Array], tuple[str, ...]]]:
         """The functions of single operations on the operands, and attributes they take after."""
         operands = tuple(map(variable, self.operands))
-        found = {}
+        functions = {}
         for value, expression in self.expressions.items():
             rest = expression.operands[len(operands) :]
             alone = expression.operands[: len(operands)] == operands
             if alone and all(one.operation == PARAMETER for one in rest):
                 names = tuple(one.value for one in rest)
-                found[value] = NUMPY[expression.operation], names
-        return found
+                functions[value] = NUMPY[expression.operation], names
+        return functions

@@ -389,9 +389,9 @@ def operator(name: str) -> OpSpec:
     Raises:
         GraphError: there is none of that name.
     """
-    found = _REGISTRY.get(name)
-    if found is not None:
-        return found
+    declared = _REGISTRY.get(name)
+    if declared is not None:
+        return declared
     import soapstone.ir.ops  # noqa: F401  (declares the operators on first use)
 
     try:

@@ -36,7 +36,7 @@ def load(mapper: object, strategy: Strategy | str | Path | None = None) -> Graph
         kind = mapper_class(mapper)
         if not (isinstance(kind, type) and issubclass(kind, GraphMapper)):
             raise StrategyError(f"mapper {mapper!r}: {kind!r} is not a subclass of GraphMapper")
-        found: GraphMapper = made(mapper, kind)
+        plugin: GraphMapper = made(mapper, kind)
     except MapperError as error:
         raise StrategyError(str(error)) from None
-    return found
+    return plugin

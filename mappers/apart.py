@@ -39,14 +39,14 @@ def configure_apart(
             chosen[group[0].name] = (group, dim)
     tables = [group[0] for group, _ in chosen.values() if _table(graph, group[0])]
     owners = _dealt(graph, tables, parts)
-    found: dict[str, Configuration] = {}
+    configurations: dict[str, Configuration] = {}
     held: dict[str, int] = {}  # where a parameter, or its gradient, is whole
     axes: dict[str, int] = {}  # or along which axis it is split
     for first, (group, dim) in chosen.items():
         for node in group:
             own = _named(graph, node, dim, parts) or samples[node.name]
             whole = first in owners
-            found[node.name] = _whole(owners[first]) if whole else _over(own, parts)
+            configurations[node.name] = _whole(owners[first]) if whole else _over(own, parts)
             for name, operand in _parameters(graph, node, samples[node.name]):
                 axis = _axis(operand, own)
                 if whole:
@@ -60,13 +60,13 @@ def configure_apart(
         owner = next((held[name] for name in node.inputs if name in held), None)
         along = _followed(graph, node, axes, parts)
         if owner is not None:
-            found[node.name] = _whole(owner)
+            configurations[node.name] = _whole(owner)
             held.update((name, owner) for name, _ in outputs)
         elif along is not None:
-            found[node.name] = _over(along, parts)
+            configurations[node.name] = _over(along, parts)
             every = [(name, _axis(operand, along)) for name, operand in outputs]
             axes.update((name, axis) for name, axis in every if axis is not None)
-    return found
+    return configurations
 
 
 def moved_bytes(
@@ -118,7 +118,7 @@ def _stays(graph: Graph, name: str, made: Set[str] | None, inside: Set[str]) -> 
 
 def _groups(graph: Graph, samples: Mapping[str, str]) -> list[list[Node]]:
     """The operators with parameters that see samples, each with its gradients."""
-    found = {
+    groups = {
         node.name: [node]
         for node in graph.nodes
         if node.origin is None
@@ -126,9 +126,9 @@ def _groups(graph: Graph, samples: Mapping[str, str]) -> list[list[Node]]:
         and any(graph.roles.get(name) is Role.PARAMETER for name in node.inputs)
     }
     for node in graph.nodes:
-        if node.origin in found and node.name in samples:
-            found[node.origin].append(node)
-    return list(found.values())
+        if node.origin in groups and node.name in samples:
+            groups[node.origin].append(node)
+    return list(groups.values())
 
 
 def _best(
@@ -203,12 +203,12 @@ def _dealt(graph: Graph, nodes: Sequence[Node], parts: int) -> dict[str, int]:
         for node in nodes
     }
     load = [0] * parts
-    found = {}
+    owners = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         owner = load.index(min(load))
-        found[name] = owner
+        owners[name] = owner
         load[owner] += sizes[name]
-    return found if max(load) * parts <= EVEN * sum(load) else {}
+    return owners if max(load) * parts <= EVEN * sum(load) else {}
 
 
 def _axis(operand: Operand, dim: str) -> int | None:

@@ -47,14 +47,18 @@ class DataParallelMapper(GraphMapper):
         if len(parts) == 1:
             return {}
         shared = len({processor.memory for processor in machine.processors}) == 1
-        found = data_parallel(graph, parts)
+        configurations = data_parallel(graph, parts)
         for node in graph.nodes:
             rows = self._rows(graph, node, parts, shared)
             if rows is not None:
-                found[node.name] = rows
+                configurations[node.name] = rows
         if not shared:
-            found |= configure_apart(graph, graph.sample_dims, len(parts))
-        return {node.name: found[node.name] for node in graph.nodes if node.name in found}
+            configurations |= configure_apart(graph, graph.sample_dims, len(parts))
+        return {
+            node.name: configurations[node.name]
+            for node in graph.nodes
+            if node.name in configurations
+        }
 
     def _rows(self, graph: Graph, node: Node, parts: range, shared: bool) -> Configuration | None:
         """Return a node split by rows, where it sees no samples or rows touch fewer bytes."""
@@ -85,10 +89,10 @@ class RoundRobinMapper(DataParallelMapper):
     def configure(self, graph: Graph, machine: Machine) -> Mapping[str, Configuration]:
         """Return the data-parallel degrees, each operator's first point on the next processor."""
         parts = len(machine.processors)
-        found = super().configure(graph, machine)
+        split = super().configure(graph, machine)
         result = {}
         for index, node in enumerate(graph.nodes):
-            degrees = found[node.name].degrees if node.name in found else {}
+            degrees = split[node.name].degrees if node.name in split else {}
             points = int(np.prod(list(degrees.values()), dtype=np.int64))
             devices = tuple((index + point) % parts for point in range(points))
             result[node.name] = Configuration(degrees, devices)

@@ -57,10 +57,10 @@ class Deadline:
 
     def within(self, seconds: float) -> Deadline:
         """Return the deadline of a part of the work, of so many seconds at most."""
-        found = self.keeping(0.0)
-        found._end = min(self._end, self._clock() + seconds)
-        found._stop = self._stop
-        return found
+        part = self.keeping(0.0)
+        part._end = min(self._end, self._clock() + seconds)
+        part._stop = self._stop
+        return part
 
     def part(self, share: float) -> Deadline:
         """Return the deadline of a part of the work: after a share of the time that is left."""
@@ -68,9 +68,9 @@ class Deadline:
 
     def keeping(self, seconds: float) -> Deadline:
         """Return a deadline so many seconds before this one; to stop it does not stop this one."""
-        found = Deadline(clock=self._clock)
-        found._end = self._end - seconds
-        return found
+        earlier = Deadline(clock=self._clock)
+        earlier._end = self._end - seconds
+        return earlier
 
 
 __all__ = ["Deadline", "TimeUpError"]

@@ -89,11 +89,11 @@ class Fields:
 
     def text_mapping(self, name: str) -> dict[str, str]:
         """Return an object of strings."""
-        found = self.mapping(name)
-        for key, value in found.items():
+        texts = self.mapping(name)
+        for key, value in texts.items():
             if not _is_text(value):
                 raise self.fail(f"{name}.{key}", value, "a string")
-        return found
+        return texts
 
     def integers_mapping(self, name: str) -> dict[str, tuple[int, ...]]:
         """Return an object of lists of integers."""

@@ -56,13 +56,13 @@ class Held:
 
     def get(self, tiles: Tiles) -> dict[Hashable, int]:
         """Return the bytes that each place lacks of what it reads; it has them afterwards."""
-        found: dict[Hashable, int] = {}
+        lacked: dict[Hashable, int] = {}
         for lo, hi, place in zip(tiles.lo, tiles.hi, tiles.places):
             has, cells = self._at(place), self._cells(lo, hi)
             lacks = int(self._volume[cells][~has[cells]].sum()) * self._itemsize
-            found[place] = found.get(place, 0) + lacks
+            lacked[place] = lacked.get(place, 0) + lacks
             has[cells] = True
-        return found
+        return lacked
 
     def _at(self, place: Hashable) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         if place not in self._has:
