@@ -145,12 +145,14 @@ class Case:
         differentiable: the positions of the inputs whose gradient is compared with finite
             differences; None means every floating-point one.
         positive: whether inputs are drawn from (0.2, 0.9).
+        contents: of inputs that are not drawn, by position: a graph's edges.
     """
 
     inputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     differentiable: tuple[int, ...] | None = None
     positive: bool = False  # draw inputs from (0.2, 0.9): logarithms, square roots, probabilities
+    contents: Mapping[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,29 @@ class DeclaredLayers(LayerBase):
     def softmax(self, x: Tensor, axis: int = ..., *, name: str | None = ...) -> Tensor: ...
     def softplus(self, x: Tensor, *, name: str | None = ...) -> Tensor: ...
     def softsign(self, x: Tensor, *, name: str | None = ...) -> Tensor: ...
+    def spmm(
+        self,
+        x: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        indptr_t: Tensor,
+        indices_t: Tensor,
+        weights: Tensor | None = ...,
+        weights_t: Tensor | None = ...,
+        *,
+        reduction: str = ...,
+        name: str | None = ...,
+    ) -> Tensor: ...
+    def spmm_max(
+        self,
+        x: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        indptr_t: Tensor,
+        indices_t: Tensor,
+        *,
+        name: str | None = ...,
+    ) -> tuple[Tensor, Tensor]: ...
     def sqrt(self, x: Tensor, *, name: str | None = ...) -> Tensor: ...
     def sub(self, x: Tensor, y: Tensor, *, name: str | None = ...) -> Tensor: ...
     def tan(self, x: Tensor, *, name: str | None = ...) -> Tensor: ...

@@ -35,6 +35,7 @@ _FAMILIES = (
     "movement.variants",
     "products.depthwise",
     "normalization.dropout",
+    "graphs.spmm",
     "indexing.embedding",
     "indexing.embedding_bag",
     "indexing.embedding_grad",

@@ -111,7 +111,7 @@ def test_halves_equal_doubles_rounded_once(spec: OpSpec) -> None:
         attributes = spec.normalise(case.attributes)
         native_halves(spec, attributes, subject(spec, case, "float16").arrays)
         for where, specs in enlarged(spec, case):
-            if where in seen:
+            if where in seen or case.contents:  # which would be others
                 continue
             seen.add(where)
             halves = positive(case, specs, len(seen))

@@ -1,0 +1,1 @@
+"""Operators over the neighbours of each vertex of a graph."""

@@ -1,0 +1,1 @@
+"""Kernels over the neighbours of each vertex of a graph."""

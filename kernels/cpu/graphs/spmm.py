@@ -1,0 +1,311 @@
+"""Rows of a matrix gathered along the entries of a sparse one, summed as they are read.
+
+Threads share out rows so that each has about as many entries: offsets are searched when an entry
+runs, since they are contents. Each row of a result is made by one thread, in the order of its
+entries, so its bits do not depend on how rows are shared out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soapstone.ir.ops.graphs.spmm import entries
+from soapstone.kernels.cpu.indexing.slices import outside
+from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
+from soapstone.kernels.entry import Array, Call, Entry
+from soapstone.kernels.registry import variant
+from soapstone.native.blocks import Fields
+from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.memory import Block
+from soapstone.native.simd import load, load_first, splat, store, store_first, sum_lanes
+
+# A tile of `rows` rows of the matrix, of which there are `parts` parts: their offsets, and of all
+# its `entries` the columns and weights; the rows of x, n floats each, are `columns`. degrees: the
+# offsets of a matrix whose rows are these, by whose number of entries each is divided.
+_MATRIX = Fields(
+    "indptr indices weights degrees rows entries columns parts x x_step y y_step n mean"
+    " chosen chosen_step base"
+)
+_matrix_of = _MATRIX.at
+
+
+@helper
+def _first_row(w: Any, part: int) -> Any:
+    """The first row of a part: rows and entries before it are its share of both together."""
+    p = i64p(w.indptr)
+    if part == 0:
+        return np.int64(0)
+    if part == w.parts:
+        return np.int64(w.rows)
+    share = (p[w.rows] - p[0] + w.rows) * part // w.parts
+    low, high = np.int64(0), np.int64(w.rows)
+    while low < high:
+        middle = (low + high) // 2
+        if p[middle] - p[0] + middle < share:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@helper
+def _bad(w: Any, row: int) -> bool:
+    """Whether a row's offsets or columns are outside."""
+    p, column = i64p(w.indptr), i32p(w.indices)
+    begin, end = p[row], p[row + 1]
+    if begin < 0 or end < begin or end > w.entries:
+        return True
+    bad = False
+    for entry in range(begin, end):
+        bad |= column[entry] < 0 or column[entry] >= w.columns
+    return bad
+
+
+@helper
+def _weight(w: Any, entry: int, column: Any) -> Any:
+    if w.weights != 0:
+        return f32p(w.weights)[entry]
+    if w.degrees != 0:
+        counts = i64p(w.degrees)
+        return np.float32(1) / np.float32(counts[column + 1] - counts[column])
+    return np.float32(1)
+
+
+@native("body")
+def _spmm(block: Any, begin: int, end: int) -> int:
+    w = _matrix_of(block)
+    p, column = i64p(w.indptr), i32p(w.indices)
+    n, x, step = w.n, w.x, w.x_step
+    for row in range(_first_row(w, begin), _first_row(w, end)):
+        if _bad(w, row):
+            return 1
+        first, past = p[row], p[row + 1]
+        scale = np.float32(1)
+        if w.mean != 0 and past > first:
+            scale = np.float32(1) / np.float32(past - first)
+        to = w.y + row * w.y_step
+        at = np.int64(0)
+        while at + 128 <= n:
+            a = splat(np.float32(0))
+            b, c, d, e, f, g, h = a, a, a, a, a, a, a
+            for entry in range(first, past):
+                s = np.int64(column[entry])
+                of = x + s * step
+                v = _weight(w, entry, s)
+                a = a + load(of, at) * v
+                b = b + load(of, at + 16) * v
+                c = c + load(of, at + 32) * v
+                d = d + load(of, at + 48) * v
+                e = e + load(of, at + 64) * v
+                f = f + load(of, at + 80) * v
+                g = g + load(of, at + 96) * v
+                h = h + load(of, at + 112) * v
+            store(to, at, a * scale)
+            store(to, at + 16, b * scale)
+            store(to, at + 32, c * scale)
+            store(to, at + 48, d * scale)
+            store(to, at + 64, e * scale)
+            store(to, at + 80, f * scale)
+            store(to, at + 96, g * scale)
+            store(to, at + 112, h * scale)
+            at += 128
+        while at + 32 <= n:
+            a = splat(np.float32(0))
+            b = a
+            for entry in range(first, past):
+                s = np.int64(column[entry])
+                v = _weight(w, entry, s)
+                a = a + load(x + s * step, at) * v
+                b = b + load(x + s * step, at + 16) * v
+            store(to, at, a * scale)
+            store(to, at + 16, b * scale)
+            at += 32
+        while at < n:
+            a = splat(np.float32(0))
+            for entry in range(first, past):
+                s = np.int64(column[entry])
+                a = a + load_first(x + s * step, at, n - at) * _weight(w, entry, s)
+            store_first(to, at, a * scale, n - at)
+            at += 16
+    return 0
+
+
+@native("body")
+def _sddmm(block: Any, begin: int, end: int) -> int:
+    w = _matrix_of(block)
+    p, column, to = i64p(w.indptr), i32p(w.indices), f32p(w.weights)
+    n = w.n
+    for row in range(_first_row(w, begin), _first_row(w, end)):
+        if _bad(w, row):
+            return 1
+        a = w.y + row * w.y_step
+        for entry in range(p[row], p[row + 1]):
+            b = w.x + np.int64(column[entry]) * w.x_step
+            total = splat(np.float32(0))
+            for at in range(0, n, 16):
+                total = total + load_first(a, at, n - at) * load_first(b, at, n - at)
+            to[entry] = sum_lanes(total)
+    return 0
+
+
+@native("body")
+def _spmm_max(block: Any, begin: int, end: int) -> int:
+    w = _matrix_of(block)
+    p, column, n = i64p(w.indptr), i32p(w.indices), w.n
+    for row in range(_first_row(w, begin), _first_row(w, end)):
+        if _bad(w, row):
+            return 1
+        y, chosen = f32p(w.y + row * w.y_step), i32p(w.chosen + row * w.chosen_step)
+        for i in range(n):
+            y[i] = 0.0
+            chosen[i] = -1
+        for entry in range(p[row], p[row + 1]):
+            s = column[entry]
+            x = f32p(w.x + np.int64(s) * w.x_step)
+            for i in range(n):
+                larger = x[i] > y[i] or (x[i] != x[i] and y[i] == y[i]) or chosen[i] < 0
+                y[i] = x[i] if larger else y[i]
+                chosen[i] = s if larger else chosen[i]
+    return 0
+
+
+@native("body")
+def _spmm_max_grad(block: Any, begin: int, end: int) -> int:
+    w = _matrix_of(block)
+    p, column, n = i64p(w.indptr), i32p(w.indices), w.n
+    for row in range(_first_row(w, begin), _first_row(w, end)):
+        if _bad(w, row):
+            return 1
+        dx = f32p(w.y + row * w.y_step)
+        for i in range(n):
+            dx[i] = 0.0
+        for entry in range(p[row], p[row + 1]):
+            s = np.int64(column[entry])
+            if entry > p[row] and s == column[entry - 1]:
+                continue
+            dy, chosen = f32p(w.x + s * w.x_step), i32p(w.chosen + s * w.chosen_step)
+            for i in range(n):
+                dx[i] += dy[i] if chosen[i] == row + w.base else np.float32(0)
+    return 0
+
+
+def _served(indptr: Array, indices: Array, *rows: Array) -> bool:
+    """Whether kernels take offsets and indices of these types, and rows of these strides."""
+    whole = indptr.dtype == np.int64 and indices.dtype == np.int32
+    plain = all(a.flags.c_contiguous and a.flags.aligned for a in (indptr, indices))
+    return whole and plain and is_float32(*rows) and rows_contiguous(*rows)
+
+
+def _matrix(
+    call: Call,
+    indptr: Array,
+    indices: Array,
+    x: Array,
+    y: Array,
+    chosen: Array | None = None,
+    **more: Any,
+) -> tuple[Block, int]:
+    """Return the block of a tile of the matrix and its operands, and how many parts it has."""
+    rows, n = max(indptr.size - 1, 0), x.shape[1]
+    threads = useful_threads(call.threads, 4 * indices.size * n + 4 * rows * n)
+    parts = max(1, min(threads, rows))
+    values: dict[str, Any] = {
+        **dict.fromkeys(("weights", "degrees", "mean", "chosen", "chosen_step", "base"), 0),
+        "indptr": indptr,
+        "indices": indices,
+        "rows": rows,
+        "entries": indices.size,
+        "columns": len(x),
+        "parts": parts,
+        "x": x,
+        "x_step": x.strides[0],
+        "y": y,
+        "y_step": y.strides[0],
+        "n": n,
+    }
+    if chosen is not None:
+        values |= {"chosen": chosen, "chosen_step": chosen.strides[0]}
+    return _MATRIX.pack(**values | more), parts
+
+
+def _entry(call: Call, body: Any, matrix: tuple[Block, int], *checked: Any) -> Entry:
+    """Return the entry that runs a body over the parts of a matrix."""
+    block, parts = matrix
+    return parallel_for(body, block, parts, parts, outside(call.operator, entries, *checked))
+
+
+@variant("spmm", "numba")
+def spmm(call: Call) -> Entry | None:
+    """The sum or mean of the rows of x that each row of the matrix names."""
+    x, indptr, indices, _, _, *weights = call.inputs
+    (y,) = call.outputs
+    if not _served(indptr, indices, x, y):
+        return None
+    if any(not is_float32(w) or not w.flags.c_contiguous for w in weights[:1]):
+        return None
+    if y.size == 0:
+        return noop()
+    mean = call.attributes["reduction"] == "mean"
+    more = {"weights": weights[0]} if weights else {}
+    matrix = _matrix(call, indptr, indices, x, y, mean=mean, **more)
+    return _entry(call, _spmm, matrix, indptr, indices, len(x))
+
+
+@variant("spmm_mean_grad", "numba")
+def spmm_mean_grad(call: Call) -> Entry | None:
+    """The rows of dy over their entries' number, summed over the entries of each column."""
+    dy, degrees, indptr, indices = call.inputs
+    (dx,) = call.outputs
+    if not _served(indptr, indices, dy, dx) or not _served(degrees, indices):
+        return None
+    if dx.size == 0:
+        return noop()
+    matrix = _matrix(call, indptr, indices, dy, dx, degrees=degrees)
+    return _entry(call, _spmm, matrix, indptr, indices, len(dy))
+
+
+@variant("sddmm", "numba")
+def sddmm(call: Call) -> Entry | None:
+    """The product of a row of `a` and a row of `b` at each entry."""
+    a, b, indptr, indices = call.inputs
+    (y,) = call.outputs
+    if not _served(indptr, indices, a, b) or not is_float32(y) or not y.flags.c_contiguous:
+        return None
+    if y.size == 0:
+        return noop()
+    matrix = _matrix(call, indptr, indices, b, a, weights=y)
+    return _entry(call, _sddmm, matrix, indptr, indices, len(b))
+
+
+@variant("spmm_max", "numba")
+def spmm_max(call: Call) -> Entry | None:
+    """The maxima of the rows of x that each row of the matrix names, and which rows they are."""
+    x, indptr, indices, _, _ = call.inputs
+    y, chosen = call.outputs
+    if not _served(indptr, indices, x, y) or not _int32_rows(chosen):
+        return None
+    if y.size == 0:
+        return noop()
+    matrix = _matrix(call, indptr, indices, x, y, chosen)
+    return _entry(call, _spmm_max, matrix, indptr, indices, len(x))
+
+
+@variant("spmm_max_grad", "numba")
+def spmm_max_grad(call: Call) -> Entry | None:
+    """The rows of dy added to the rows of x that were chosen."""
+    dy, chosen, indptr, indices = call.inputs
+    (dx,) = call.outputs
+    if not _served(indptr, indices, dy, dx) or not _int32_rows(chosen):
+        return None
+    if dx.size == 0:
+        return noop()
+    base = call.attributes["base"]
+    matrix = _matrix(call, indptr, indices, dy, dx, chosen, base=base)
+    return _entry(call, _spmm_max_grad, matrix, indptr, indices, len(dy))
+
+
+def _int32_rows(array: Array) -> bool:
+    return array.dtype == np.int32 and array.flags.aligned and rows_contiguous(array)

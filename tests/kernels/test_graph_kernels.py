@@ -1,0 +1,74 @@
+"""Kernels over the entries of a sparse matrix: the same bits on any threads, and bad matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soapstone.ir.errors import GraphError
+from soapstone.ir.spec import operator
+from soapstone.ir.tensor import Array
+from soapstone.kernels.entry import Call
+from soapstone.kernels.registry import variants
+from soapstone.native import memory
+
+
+def skewed(rows: int, columns: int, seed: int) -> tuple[Array, Array]:
+    """Return offsets and indices of a matrix, most of whose entries are in a few rows."""
+    random = np.random.default_rng(seed)
+    counts = np.minimum(random.zipf(1.4, rows), 4000)
+    counts[random.integers(0, rows, rows // 4)] = 0
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    return indptr, random.integers(0, columns, indptr[-1]).astype(np.int32)
+
+
+def entry_of(call: Call) -> Any:
+    (only,) = variants(call.operator)
+    return only.bind(call)
+
+
+@pytest.mark.parametrize("width", [7, 200])
+def test_bits_do_not_depend_on_threads(width: int) -> None:
+    indptr, indices = skewed(300, 211, 0)
+    random = np.random.default_rng(1)
+    x = random.standard_normal((211, width)).astype(np.float32)
+    weights = random.standard_normal(indices.size).astype(np.float32)
+    back = np.zeros(212, np.int64), indices
+    found = []
+    for threads in (1, 2, 5):
+        y = np.full((300, width), 7, np.float32)
+        operands = (x, indptr, indices, *back, weights, weights)
+        entry = entry_of(Call("spmm", {"reduction": "sum"}, operands, (y,), threads))
+        assert memory.run(entry) == 0
+        found.append(y)
+    wanted = operator("spmm").run({"reduction": "sum"}, *operands)[0]
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-3)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "said"),
+    [
+        ((0, 3, 2, 4), (0, 1, 0, 1), "indptr 3, then 2 found at row 1"),
+        ((0, 1, 2, 5), (0, 1, 0, 1), "indptr 5 found at row 3, offsets from 0 to 4"),
+        ((-1, 1, 2, 4), (0, 1, 0, 1), "indptr -1 found at row 0"),
+        ((0, 1, 2, 4), (0, 1, 0, 2), "index 2 found, 0 to 1 needed"),
+        ((0, 1, 2, 4), (0, -1, 0, 1), "index -1 found, 0 to 1 needed"),
+    ],
+)
+def test_bad_matrices_are_refused(
+    indptr: tuple[int, ...], indices: tuple[int, ...], said: str
+) -> None:
+    x = np.ones((2, 3), np.float32)
+    matrix = np.array(indptr, np.int64), np.array(indices, np.int32)
+    operands = (x, *matrix, np.zeros(3, np.int64), matrix[1])
+    with pytest.raises(GraphError, match=f"spmm: {said}"):
+        operator("spmm").run({"reduction": "mean"}, *operands)
+    y = np.zeros((3, 3), np.float32)
+    entry = entry_of(Call("spmm", {"reduction": "mean"}, operands, (y,), threads=2))
+    status = memory.run(entry)
+    told = entry.statuses[status]
+    assert said in told()
