@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from soapstone.engine.lower import View, in_place, launched
+from soapstone.engine.replicas import Replicas, replicas_of
 from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.spec import Tile
@@ -143,9 +144,9 @@ def expand(
     Raises:
         StrategyError: a configuration is not legal; names the operator and the dim.
     """
-    aliases = in_place(graph)
+    aliases, copied = in_place(graph), replicas_of(graph, strategy)
     return tuple(
-        _node_launch(graph, strategy, node, aliases, constants, seen)
+        _node_launch(graph, strategy, node, aliases, copied, constants, seen)
         for node in graph.nodes
         if launched(node, seen)
     )
@@ -156,13 +157,13 @@ def _node_launch(
     strategy: Strategy,
     node: Node,
     aliases: Mapping[str, str],
+    copied: Mapping[str, Replicas],
     constants: Set[str],
     seen: Mapping[str, View],
 ) -> NodeLaunch:
     signature = graph.signature(node)
     configuration = strategy.configuration(graph, node)
-    degrees = configuration.degrees
-    grid, lo, hi = signature.points(degrees, configuration.cuts)
+    grid, lo, hi = signature.points(*configuration.cutting)
     points = math.prod(grid)
     arguments: list[Argument] = []
 
@@ -171,7 +172,11 @@ def _node_launch(
             return Operand(*boxes, constant=name)
         view = seen.get(name)
         region = name if view is None else view.root
-        box = boxes if view is None else _root_boxes(graph.tensors[region].shape, view, boxes)
+        shape = graph.tensors[region].shape
+        box = boxes if view is None else _root_boxes(shape, view, boxes)
+        if region in copied:
+            written = None if privilege is Read else signature
+            box = copied[region].moved(box, shape[0], configuration, written)
         arguments.append(Argument(region, *box, privilege))
         return Operand(*boxes, argument=len(arguments) - 1, view=view)
 
@@ -186,7 +191,7 @@ def _node_launch(
             arguments[shared.argument] = replace(arguments[shared.argument], privilege=ReadWrite)
             outputs.append(shared)
             continue
-        monoid = signature.monoid(position, degrees)
+        monoid = signature.monoid(position, configuration.parts)
         privilege = Write if monoid is None else Reduce(monoid)
         outputs.append(place(name, signature.written(position, lo, hi, points), privilege))
     return NodeLaunch(

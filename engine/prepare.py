@@ -8,7 +8,7 @@ rest, whose weights are constant (`folded`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from soapstone.engine.carry import CARRY, carry_out
@@ -21,7 +21,7 @@ from soapstone.engine.lower.verify import check_graph
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.interpret import interpret
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, TensorSpec
 from soapstone.native.memory import CHECKED
 
 
@@ -41,6 +41,16 @@ class Prepared:
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that are launched, in order."""
         return tuple(node for node in self.graph.nodes if launched(node, self.seen))
+
+    @cached_property
+    def copies(self) -> Mapping[str, int]:
+        """How many copies of a value there are, where there are several."""
+        return self.strategy.copies(self.graph)
+
+    def region(self, value: str) -> TensorSpec:
+        """Return what memory holds of a value: its copies, one after the other along axis 0."""
+        spec, count = self.graph.tensors[value], self.copies.get(value, 1)
+        return spec if count == 1 else replace(spec, shape=(count * spec.shape[0], *spec.shape[1:]))
 
     @cached_property
     def launches(self) -> tuple[NodeLaunch, ...]:

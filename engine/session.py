@@ -256,9 +256,9 @@ class Session:
         self.runtime.close()
 
 
-def _region(graph: Graph, name: str, transient: bool = False) -> Region:
+def _region(graph: Graph, name: str) -> Region:
     spec = graph.tensors[name]
-    return Region(spec.shape, spec.dtype, name, transient=transient)
+    return Region(spec.shape, spec.dtype, name)
 
 
 def planned_memory(graph: Graph, strategy: Strategy, machine: Machine) -> tuple[int, ...]:
@@ -300,5 +300,6 @@ def program_of(
         regions[value] = regions[old]
     for name in graph.tensors:
         if name not in regions and name not in constants and name not in prepared.seen:
-            regions[name] = _region(graph, name, transient=True)
+            spec = prepared.region(name)
+            regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
     return Program(prepared.launches, regions, constants, choices=choices)

@@ -274,8 +274,12 @@ class Signature:
         self,
         degrees: Mapping[str, int],
         cuts: Mapping[str, Sequence[int]] | None = None,
+        replicated: Sequence[str] = (),
     ) -> tuple[tuple[int, ...], dict[str, Ints], dict[str, Ints]]:
-        """Return the grid and, for each dim, the interval of every point in row-major order."""
+        """Return the grid and, for each dim, the interval of every point in row-major order.
+
+        replicated: dims of which every point has all.
+        """
         grid = tuple(degrees.get(dim.name, 1) for dim in self.dims)
         count = math.prod(grid)
         index = np.unravel_index(np.arange(count), grid) if grid else ()
@@ -286,6 +290,8 @@ class Signature:
                 (cuts or {}).get(dim.name) or equal_cuts(dim.extent, parts), np.int64
             )
             lo[dim.name], hi[dim.name] = bounds[position], bounds[position + 1]
+            if dim.name in replicated:
+                lo[dim.name], hi[dim.name] = np.full((2, count), [[0], [dim.extent]])
         return grid, lo, hi
 
     def written(self, output: int, lo: Intervals, hi: Intervals, points: int) -> tuple[Ints, Ints]:

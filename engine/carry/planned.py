@@ -42,7 +42,7 @@ def planned_bytes(
                 uses.setdefault(argument.region, []).append((item, argument))
     found: dict[tuple[str, str], int] = {}
     for value, some in uses.items():
-        spec = prepared.graph.tensors[value]
+        spec = prepared.region(value)
         done = [_done(machine, spec, item, argument) for item, argument in some]
         held = Held(spec, [tiles for tiles, _ in done])
         for (item, argument), (tiles, folded) in zip(some, done):

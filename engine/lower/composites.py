@@ -18,7 +18,7 @@ def lower_composites(graph: Graph, strategy: Strategy) -> Graph:
             node.name
             for node in graph.nodes
             if node.spec.lower is not None
-            and graph.signature(node).lowers(strategy.configuration(graph, node).degrees)
+            and graph.signature(node).lowers(strategy.configuration(graph, node).parts)
         }
         if not split:
             return graph

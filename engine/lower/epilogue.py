@@ -35,7 +35,7 @@ def fuse_epilogues(graph: Graph, strategy: Strategy) -> Graph:
 
 def _chain(graph: Graph, strategy: Strategy, node: Node, taken: set[str]) -> list[Node]:
     """Return the element-wise nodes that may join a product, in order."""
-    degrees = strategy.configuration(graph, node).degrees
+    degrees = strategy.configuration(graph, node).parts
     signature = graph.signature(node)
     if signature.monoid(0, degrees) is not None or signature.lowers(degrees):
         return []
@@ -66,13 +66,13 @@ def _same_tiles(graph: Graph, strategy: Strategy, node: Node, reader: Node) -> b
     boxes = []
     for item, configuration in ((node, first), (reader, second)):
         signature = graph.signature(item)
-        grid, lo, hi = signature.points(configuration.degrees, configuration.cuts)
+        grid, lo, hi = signature.points(*configuration.cutting)
         boxes.append(signature.outputs[0].tiles(lo, hi, math.prod(grid)))
     (lo_a, hi_a), (lo_b, hi_b) = boxes
     return (
         lo_a.shape == lo_b.shape
         and bool((lo_a == lo_b).all() and (hi_a == hi_b).all())
-        and first.devices == second.devices
+        and (first.devices, first.copies) == (second.devices, second.copies)
     )
 
 

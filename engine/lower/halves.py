@@ -53,7 +53,7 @@ def widen_halves(graph: Graph, strategy: Strategy) -> Graph:
 def _leaves_partials(graph: Graph, strategy: Strategy, node: Node) -> bool:
     if not any(graph.tensors[name].is_half for name in (*node.inputs, *node.outputs)):
         return False
-    signature, degrees = graph.signature(node), strategy.configuration(graph, node).degrees
+    signature, degrees = graph.signature(node), strategy.configuration(graph, node).parts
     return signature.lowers(degrees) or any(
         signature.monoid(output, degrees) for output in range(len(node.outputs))
     )

@@ -92,6 +92,7 @@ def scan(
     """
     found: dict[str, View] = {}
     refused: dict[str, tuple[str, ...]] = {}
+    copied = strategy.copies(graph).keys()  # are beside each other in one memory
     for value, (root, first) in places(graph, strategy).items():
         past = tuple(low + extent for low, extent in zip(first, graph.tensors[value].shape))
         found[value] = View(root, box=(first, past))
@@ -99,7 +100,10 @@ def scan(
         if node.spec.view in (None, "concat") or node.inputs[0] in constants:
             continue
         source = node.inputs[0]
-        looks = _looks(graph, node, found.get(source, View(source)))
+        behind = found.get(source, View(source))
+        if not copied.isdisjoint((behind.root, *node.outputs)):
+            continue
+        looks = _looks(graph, node, behind)
         transposed = _written_through(graph, strategy, node, found.keys() | graph.results)
         strict = transposed is not None
         bad = tuple(v for v in looks if not _allowed(graph, strategy, looks[v], v, strict))
@@ -239,7 +243,7 @@ def _tiles_fit(graph: Graph, strategy: Strategy, node: Node, value: str, view: V
         if (argument[:1] != samples) if kind == "reshape" else (argument[0] != 0):
             return False
     signature = graph.signature(node)
-    grid, lo, hi = signature.points(configuration.degrees, configuration.cuts)
+    grid, lo, hi = signature.points(*configuration.cutting)
     operands = zip((*node.inputs, *node.outputs), (*signature.inputs, *signature.outputs))
     shape = graph.tensors[value].shape
     for name, operand in operands:

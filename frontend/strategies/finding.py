@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,17 @@ def parse_sizes(texts: list[str] | None) -> dict[str, Any]:
 
 
 def imported(graph: Graph, machine: Machine, path: str | Path) -> dict[str, Configuration]:
-    """Return the configurations of a strategy file's operators.
+    """Return the configurations of a strategy file's operators; searches begin without copies.
 
     Raises:
         StrategyError: it cannot be read, or is for another graph or machine.
     """
     strategy = Strategy.load(path)
     strategy.check(graph, machine.describe())
-    return dict(strategy.configurations)
+    return {
+        name: replace(item, replicated=()) if item.replicated else item
+        for name, item in strategy.configurations.items()
+    }
 
 
 def given(graph: Graph, machine: Machine, strategy: str | Path) -> str | Strategy:

@@ -90,7 +90,7 @@ def _operator(name: str, item: Configuration, x: int, y: int, devices: int) -> s
             f' y="{y + point // columns * _BOX / rows:.2f}" width="{_BOX / columns:.2f}"'
             f' height="{_BOX / rows:.2f}" fill="{_colour(device, devices)}"/>'
         )
-    split = " ".join(f"{dim}={degree}" for dim, degree in degrees) or "whole"
+    split = str(item)
     where = f"{name}: {split} on {', '.join(map(str, item.devices)) or 'any device'}"
     return (
         f"<g><title>{escape(where)}</title>{''.join(cells)}"

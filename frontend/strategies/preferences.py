@@ -134,6 +134,7 @@ def find_strategy(
     eps: float = 0.01,
     saving: Collection[Saving | str] = (),
     paths: bool = False,
+    replicate: bool = False,
     network: bool = False,
     batch_size: int | None = None,
     progress: Progress | None = None,
@@ -153,6 +154,7 @@ def find_strategy(
         saving: what memory may be saved by, at the cost of time: recompute, offload, copies; models
             of many configurations take minutes then.
         paths: whether values may be moved from layout to layout in several steps.
+        replicate: whether several devices may compute the same forward, to save messages.
         network: whether time on the network is a cost of its own, besides memory and time.
         batch_size: samples of a step of an app, all devices together; default: the app's own.
         progress: called with the stage, how much of it is done, and of how much.
@@ -190,6 +192,7 @@ def find_strategy(
             eps=eps,
             saving=saving,
             paths=paths,
+            replicate=replicate,
             network=network,
             progress=_joins(count, progress),
         )

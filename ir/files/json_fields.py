@@ -103,11 +103,12 @@ class Fields:
     def record(self, kind: type[Record], **known: Any) -> Record:
         """Return a dataclass whose fields are those of the object, as their types say.
 
-        known: fields that are read otherwise.
+        Fields that are optional need not be there. known: fields that are read otherwise.
         """
         hints = get_type_hints(kind)
         for field in fields(cast("Any", kind)):
-            if field.name not in known:
+            absent = field.metadata.get("optional") and field.name not in self._data
+            if field.name not in known and not absent:
                 known[field.name] = self._typed(field.name, hints[field.name], field.metadata)
         self.finish()
         return kind(**known)
@@ -156,10 +157,15 @@ class Fields:
 def as_data(value: Any) -> Any:
     """Return a value as JSON has it: dataclasses and mappings as objects, tuples as lists.
 
-    It is what `Fields.record` reads.
+    It is what `Fields.record` reads. Optional fields are left out where they are empty.
     """
     if is_dataclass(value):
-        return {field.name: as_data(getattr(value, field.name)) for field in fields(value)}
+        found = {field: getattr(value, field.name) for field in fields(value)}
+        return {
+            field.name: as_data(item)
+            for field, item in found.items()
+            if item or not field.metadata.get("optional")
+        }
     if isinstance(value, Mapping):
         return {key: as_data(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

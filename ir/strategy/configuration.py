@@ -18,7 +18,7 @@ import numpy as np
 
 from soapstone.ir.dims import Signature
 from soapstone.ir.errors import StrategyError
-from soapstone.ir.graph import Node
+from soapstone.ir.graph import Graph, Node
 
 COLLECTIVES = (
     "local_slice",
@@ -47,17 +47,39 @@ class Configuration:
         devices: the processor of each point, row-major over the signature's dims; empty: the mapper
             places blocks of points.
         cuts: the boundaries of uneven tiles along a dim, from 0 to its extent.
+        replicated: of the dims that are split, those of which each point computes all: results are
+            there once for each index of their grid, and readers take the copy that is nearest. What
+            follows the operator (its gradients) is split along them.
     """
 
     degrees: Mapping[str, int] = field(default_factory=dict, metadata={"least": 1})
     devices: tuple[int, ...] = ()
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    replicated: tuple[str, ...] = field(default=(), metadata={"optional": True})
 
     def __post_init__(self) -> None:
         cuts = {name: tuple(int(bound) for bound in cut) for name, cut in self.cuts.items()}
         object.__setattr__(self, "degrees", MappingProxyType(dict(self.degrees)))
         object.__setattr__(self, "devices", tuple(int(device) for device in self.devices))
         object.__setattr__(self, "cuts", MappingProxyType(cuts))
+        object.__setattr__(self, "replicated", tuple(self.replicated))
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The degrees into which what the operator computes is cut: without replicated dims."""
+        if not self.replicated:
+            return self.degrees
+        return {name: n for name, n in self.degrees.items() if name not in self.replicated}
+
+    @property
+    def cutting(self) -> tuple[Mapping[str, int], Mapping[str, tuple[int, ...]], tuple[str, ...]]:
+        """What `Signature.points` is given."""
+        return self.degrees, self.cuts, self.replicated
+
+    @property
+    def copies(self) -> int:
+        """How many times each part is computed."""
+        return math.prod(self.degrees.get(name, 1) for name in self.replicated)
 
     @property
     def points(self) -> int:
@@ -65,7 +87,11 @@ class Configuration:
         return math.prod(self.degrees.values())
 
     def __str__(self) -> str:
-        split = " ".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1)
+        split = " ".join(
+            f"{name}={degree}{'*' * (name in self.replicated)}"
+            for name, degree in self.degrees.items()
+            if degree > 1
+        )
         return split or "whole"
 
 
@@ -204,4 +230,43 @@ def check_configuration(node: Node, signature: Signature, item: Configuration) -
         raise StrategyError(
             f"degrees are listed as {', '.join(split)}; {', '.join(order)} needed, the order of"
             " the dims, which devices follow"
+        )
+
+
+def once(graph: Graph, node: Node) -> str:
+    """Return why a node's results cannot be computed in copies, or nothing."""
+    if node.origin in graph.by_name:
+        return f"it follows {node.origin!r}"
+    if node.overwrites:
+        return "it writes over what it reads"
+    left = sorted(graph.results.intersection(node.outputs))
+    if left:
+        return f"{left[0]!r} is left of a run"
+    scalar = [name for name in node.outputs if not graph.tensors[name].rank]
+    return f"{scalar[0]!r} is a scalar" if scalar else ""
+
+
+def check_replicated(graph: Graph, node: Node, item: Configuration) -> None:
+    """Raise StrategyError unless what an operator computes may be there in copies.
+
+    Each copy must be complete by itself: parts of sums are not summed once a copy.
+    """
+    if not item.replicated:
+        return
+    signature, names = graph.signature(node), ", ".join(item.replicated)
+    why = once(graph, node)
+    if why:
+        raise StrategyError(f"replicated {names} found, nothing needed because {why}")
+    for name in item.replicated:
+        if item.degrees.get(name, 1) == 1 or item.replicated.count(name) > 1:
+            raise StrategyError(f"replicated {names} found: dim {name} split, and once, needed")
+    if not item.devices:
+        raise StrategyError(f"replicated {names} found, devices of the points needed")
+    parts = item.parts
+    signature.check(parts, node.spec.lower is not None)
+    partial = any(signature.monoid(i, parts) for i in range(len(node.outputs)))
+    if partial or signature.lowers(parts):
+        split = " ".join(f"{name}={n}" for name, n in parts.items() if n > 1)
+        raise StrategyError(
+            f"replicated {names} found where {split} leaves parts of results; final results needed"
         )

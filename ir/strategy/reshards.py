@@ -115,6 +115,9 @@ def check_reshard(
             )
         except GraphError as error:
             raise StrategyError(f"{where}: layout: {error}") from None
+        if step.layout.replicated:
+            names = ", ".join(step.layout.replicated)
+            raise StrategyError(f"{where}: layout: replicated {names} found, none needed")
         if step.layout.devices and len(step.layout.devices) != step.layout.points:
             raise StrategyError(
                 f"{where}: layout: {len(step.layout.devices)} devices found,"
@@ -168,7 +171,7 @@ def read_in(
 
 
 def _tiles(graph: Graph, node: Node, operand: Operand, configuration: Configuration) -> Tiles:
-    _, lo, hi = graph.signature(node).points(configuration.degrees, configuration.cuts)
+    _, lo, hi = graph.signature(node).points(*configuration.cutting)
     return Tiles(*operand.tiles(lo, hi, configuration.points), configuration.devices)
 
 

@@ -22,7 +22,9 @@ from soapstone.ir.strategy.configuration import (
     Keep,
     Reshard,
     check_configuration,
+    check_replicated,
     inherited,
+    once,
     resolved,
 )
 from soapstone.ir.strategy.keeping import check_kept
@@ -90,7 +92,8 @@ class Strategy:
         node: one of the graph's.
         A configuration taken over drops the dims that the node does not have or may not split.
         Every degree is capped to the extent, and cuts of another extent (a last, smaller batch)
-        become equal tiles; the points that remain keep their processors. It is worked out once for
+        become equal tiles; the points that remain keep their processors. What is left of a run is
+        not there in copies (`once`). It is worked out once for
         a node of one shape: the passes of lowering, which ask for the same again, share it.
 
         Raises:
@@ -102,13 +105,16 @@ class Strategy:
         signature = graph.signature(node)
         first = graph.by_name.get(node.origin) if source is None and node.origin else None
         origin = None if first is None else graph.signature(first)
-        about = signature, origin, node.operator, node.origin, node.rename
+        alone = source is not None and bool(source.replicated and once(graph, node))
+        about = signature, origin, node.operator, node.origin, node.rename, alone
         known = self._resolved.get(node.name)
         if known is None or known[0] != about:
-            known = self._resolved[node.name] = about, self._resolve(node, signature, origin)
+            known = self._resolved[node.name] = about, self._resolve(node, signature, origin, alone)
         return known[1]
 
-    def _resolve(self, node: Node, signature: Signature, origin: Signature | None) -> Configuration:
+    def _resolve(
+        self, node: Node, signature: Signature, origin: Signature | None, alone: bool
+    ) -> Configuration:
         source = self.configurations.get(node.name)
         if source is not None:
             try:
@@ -121,7 +127,9 @@ class Strategy:
                 signature.check(capped, node.spec.lower is not None)
             except StrategyError as error:
                 raise StrategyError(f"{node.label}: {error}") from None
-            return resolved(node, signature, source, capped, {}, list(signature.by_name))
+            found = resolved(node, signature, source, capped, {}, list(signature.by_name))
+            kept = tuple(name for name in source.replicated if name in found.degrees)
+            return replace(found, replicated=kept) if kept and not alone else found
         order: list[str] | None = None
         if node.origin is not None and node.origin in self.configurations:
             source = self.configurations[node.origin]
@@ -133,6 +141,13 @@ class Strategy:
         rename = dict(node.rename)
         taken = inherited(node, signature, source.degrees, rename)
         return resolved(node, signature, source, taken, rename, order or list(source.degrees))
+
+    def copies(self, graph: Graph) -> dict[str, int]:
+        """Return how many copies of a value there are, where its operator computes several."""
+        if not any(item.replicated for item in self.configurations.values()):
+            return {}
+        counts = ((node, self.configuration(graph, node).copies) for node in graph.nodes)
+        return {name: n for node, n in counts if n > 1 for name in node.outputs}
 
     # Whether it is legal
 
@@ -157,6 +172,7 @@ class Strategy:
                 node = _node(graph, name, "configurations")
                 try:
                     check_configuration(node, graph.signature(node), configuration)
+                    check_replicated(graph, node, configuration)
                 except StrategyError as error:
                     raise StrategyError(f"{node.label}: {error}") from None
             _check_devices(name, configuration, processors)
@@ -283,6 +299,9 @@ def _check_value(graph: Graph, name: str, where: str) -> None:
 
 
 def _check_devices(name: str, item: Configuration, processors: int | None) -> None:
+    if name == DEFAULT and item.replicated:
+        found = ", ".join(item.replicated)
+        raise StrategyError(f"operator {name!r}: replicated {found} found, of one operator needed")
     if item.devices and len(item.devices) != item.points:
         raise StrategyError(
             f"operator {name!r}: {len(item.devices)} devices found, {item.points} needed,"

@@ -176,6 +176,7 @@ def _described(launch: NodeLaunch) -> dict[str, Any]:
         "operators": _work(launch.node),
         "work_of": list(launch.node.work_of),
         "degrees": dict(launch.configuration.degrees),
+        "split": str(launch.configuration),
         "devices": list(launch.configuration.devices),
         "tiles": [
             {"region": a.region, "privilege": str(a.privilege), "shape": shape} for a, shape in at
@@ -193,8 +194,7 @@ def _table(lowering: _Lowering) -> Iterator[str]:
         previous = graph
     yield f"\n{len(lowering.launches)} launches"
     for launch in map(_described, lowering.launches):
-        split = " ".join(f"{dim}={degree}" for dim, degree in launch["degrees"].items()) or "whole"
         tiles = ", ".join(
             f"{tile['privilege']} {tile['region']}{tile['shape']}" for tile in launch["tiles"]
         )
-        yield f"  {launch['name']}: {launch['operators']}; {split}; {tiles}"
+        yield f"  {launch['name']}: {launch['operators']}; {launch['split']}; {tiles}"

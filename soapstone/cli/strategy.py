@@ -228,6 +228,9 @@ def frontier(
     paths: Annotated[
         bool, typer.Option(help="Values may be moved from layout to layout in several steps.")
     ] = False,
+    replicate: Annotated[
+        bool, typer.Option(help="Several devices may compute the same, which saves messages.")
+    ] = False,
     network: Annotated[
         bool, typer.Option(help="Time on the network is a third cost, besides that of the step.")
     ] = False,
@@ -256,6 +259,7 @@ def frontier(
             eps=eps,
             saving=saving or (),
             paths=paths,
+            replicate=replicate,
             network=network,
             progress=stages,
         )

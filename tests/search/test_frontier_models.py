@@ -10,6 +10,7 @@ import pytest
 from soapstone import SGD, GraphBuilder, Model
 from soapstone.frontend.strategies.finding import graph_of, machine_of
 from soapstone.frontend.strategies.preferences import find_strategy
+from soapstone.ir.graph import Graph
 from soapstone.ir.strategy.configuration import Configuration
 from soapstone.ir.tensor import Role, TensorSpec
 from soapstone.search.parallel import NAMED, Options, ParallelError, Simulator, search, simulate
@@ -69,6 +70,53 @@ def test_the_frontier_is_that_of_all_combinations(model: Prepared) -> None:
     assert frontier.exact and frontier.error == 0.0
     assert frontier.baselines["data"].memory_bytes == maker.sums(data)[0]
     assert frontier.turning_point in frontier.points
+
+
+def test_copies_are_among_all_combinations(model: Prepared) -> None:
+    """Every strategy of the space with redundant computation, its sums added up one by one."""
+    frontier = cost_frontier(model.graph, model.machine, replicate=True)
+    choices, _ = joined(model, configurations_of(model, replicate=True), "data")
+    costs = costs_of(model, choices)
+    maker = _Points(model, costs, ways_of(model, costs))
+    sums = {
+        maker.sums(dict(zip(choices, rows)))
+        for rows in itertools.product(*(range(len(each)) for each in choices.values()))
+    }
+    best = [a for a in sums if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in sums)]
+    assert [(p.memory_bytes, round(p.time_us * 1e3)) for p in frontier.points] == sorted(best)
+    plain = cost_frontier(model.graph, model.machine)
+    assert frontier.configurations > plain.configurations
+    assert {**frontier.baselines} == {**plain.baselines} and frontier.mesh == plain.mesh
+
+
+def test_copies_make_steps_shorter() -> None:
+    """Points that no strategy without redundant computation reaches, simulated too; their files
+    say what is in copies."""
+    graph, machine = narrow(), machine_of("v100", 4)
+    plain, found = (cost_frontier(graph, machine, replicate=each) for each in (False, True))
+    for point in plain.points:
+        assert any(
+            each.memory_bytes <= point.memory_bytes and each.time_us <= point.time_us
+            for each in found.points
+        )
+    fastest = found.points[-1]
+    assert fastest.replicated and fastest.time_us < plain.points[-1].time_us
+    assert fastest.simulated_us < min(each.simulated_us for each in plain.points)
+    fastest.strategy.check(graph, machine.describe())
+    forms = fastest.strategy.configurations
+    assert any(item.replicated for item in forms.values())
+    again = simulate(graph, machine, fastest.strategy)
+    assert again.step_us == fastest.simulated_us
+
+
+def narrow() -> Graph:
+    """A training step of a narrow layer before a wide one: cheap to compute, dear to send."""
+    with Model("narrow", seed=0) as net:
+        x = net.input("x", (2048, 16))
+        x = net.dense(x, 512, activation="relu", name="narrow")
+        net.output(net.dense(x, 16384, name="wide"))
+        net.compile(SGD(1e-2), loss="mse", cpus=1)
+        return net.training_graph
 
 
 def test_one_mesh_splits_names_alike(model: Prepared) -> None:

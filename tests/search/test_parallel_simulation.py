@@ -38,13 +38,17 @@ def settled(model: Prepared, configurations: Any) -> Settled:
     return made
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
     """Degrees, devices and boxes of every node are what its exported strategy says."""
     graph, p = prepared.graph, prepared.problem
     made = settled(prepared, randomly(prepared, seed))
     if seed % 2:
         made = unevenly(prepared, made, seed)
+    if seed > 3:
+        made.choice.operators["replicated"][p.free] = -1  # all dims, where that may be
+        made.settle()
+        assert made.choice.nodes["replicated"].any()
     strategy = as_strategy(graph, prepared, made.configurations(), {})
     strategy.check(graph)
     c = made.choice
@@ -59,10 +63,12 @@ def test_tiles_are_those_of_expand(prepared: Prepared, seed: int) -> None:
             if degree > 1
         }
         assert dict(found.degrees) == degrees, node.label
+        whole = [dim.name for i, dim in enumerate(signature.dims) if row["replicated"] >> i & 1]
+        assert list(found.replicated) == whole, node.label
         op = int(p.nodes["operator"][number])
         devices = tuple(int(c.placed[op, at]) for at in c.node_at[number, : row["points"]])
         assert (found.devices or (int(c.placed[op, 0]),) * found.points) == devices
-        _, lo, hi = signature.points(found.degrees, found.cuts)
+        _, lo, hi = signature.points(*found.cutting)
         operands = range(*p.nodes[number]["operands"])
         for operand, shaped in zip(operands, (*signature.inputs, *signature.outputs)):
             low, high = shaped.tiles(lo, hi, found.points)
@@ -109,6 +115,44 @@ def test_bytes_moved_between_two_products(
         },
     )
     assert moved(made) == expected
+
+
+def test_copies_save_messages_and_cost_work() -> None:
+    """Two products, by hand: halves of the first are sent, or each device computes all of it."""
+    model = prepare(product(256, 64, 512), load_machine("p100", 2))
+    second = Configuration({"n": 2}, (0, 1))
+    halves = settled(model, {"first": Configuration({"m": 2}, (0, 1)), "second": second})
+    both = settled(model, {"first": Configuration({"m": 2}, (0, 1), {}, ("m",)), "second": second})
+    alone = settled(model, {"first": Configuration(), "second": second})
+
+    def step(made: Settled) -> int:
+        state = schedule.room(model.problem, len(made.choice.messages))
+        return int(call(schedule.simulate, model.problem, made.choice, state, 0, -1))
+
+    (half, _, _), (last, _, _) = halves.choice.task_ns.tolist()
+    ((whole, other, _), again), once = both.choice.task_ns.tolist(), alone.choice.task_ns[0, 0]
+    assert whole == other == once > half and again[:2] == [last, last]
+    assert moved(halves) == 256 * 64 * 4 and moved(both) == 0
+    (sent,) = {int(row["busy"] + row["latency"]) for row in halves.choice.live}
+    assert (step(halves), step(both)) == (half + sent + last, whole + last)
+
+
+def test_what_is_not_at_hand_comes_from_the_nearest_copy() -> None:
+    """Copies on each of two computers: parts are gathered inside of them."""
+    model = prepare(product(256, 64, 512), load_machine("p100", 8))
+    eight = tuple(range(8))
+    made = settled(
+        model,
+        {
+            "first": Configuration({"m": 4, "n": 2}, (0, 4, 1, 5, 2, 6, 3, 7), {}, ("n",)),
+            "second": Configuration({"n": 8}, eight),
+        },
+    )
+    live = made.choice.live
+    assert len(live) == 2 and moved(made) == 2 * 3 * 256 * 64 * 4
+    channels = [made.choice.channels[row["channels"] :] for row in live]
+    one, two = (set(each[: each.tolist().index(-1)].tolist()) for each in channels)
+    assert one and two and not one & two
 
 
 def test_data_parallel_sums_and_spreads_every_parameter_once() -> None:

@@ -62,6 +62,7 @@ def _row(choices: Choices, split: Any, placed: Array) -> int | None:
     points = int(split["points"])
     same = (choices.degrees["degrees"] == split["degrees"]).all(-1)
     same &= (choices.placed[:, :points] == placed[:points]).all(-1)
+    same &= choices.degrees["replicated"] == split["replicated"]
     found = np.flatnonzero(same & (choices.degrees["points"] == points))
     return int(found[0]) if len(found) else None
 
@@ -75,7 +76,7 @@ def least_memory(costs: Costs, problem: Problem) -> Rows | None:
     kept = {}
     for op, each in costs.choices.items():
         points = each.degrees["points"]
-        kept[op] = np.flatnonzero(points == points.max())
+        kept[op] = np.flatnonzero((points == points.max()) & (each.degrees["replicated"] == 0))
     found = track(only(problem, list(kept.values())))
     if not len(found):
         return None
@@ -182,6 +183,7 @@ def _configurations(choices: Choices, mesh: Mesh, places: Sequence[int]) -> Arra
     known = {
         (tuple(split["degrees"].tolist()), tuple(where[: split["points"]].tolist())): row
         for row, (split, where) in enumerate(zip(choices.degrees, choices.placed))
+        if not split["replicated"]
     }
     found = []
     for axes in itertools.product(range(-1, len(mesh)), repeat=len(places)):

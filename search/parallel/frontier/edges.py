@@ -101,7 +101,8 @@ def _layouts(part: Part, op: int, choices: Choices, operands: Sequence[int]) -> 
     flat = np.ascontiguousarray(boxes).reshape(len(choices), -1).view(np.int64)
     varies = np.ptp(flat, 0) > 0
     varies[0] = True
-    flat = flat[:, varies]
+    copies = choices.degrees["replicated"] > 0  # or else such tiles may be parts of sums
+    flat = np.column_stack([flat[:, varies], copies])
     _, first, number = np.unique(flat, axis=0, return_index=True, return_inverse=True)
     return number.reshape(-1).astype(np.int64), first
 

@@ -3,7 +3,8 @@
 Cai et al., TensorOpt, section 2.1: the devices are an array of some shape, a *mesh*, in row-major
 order, and each of its axes splits one dim of the operator, or none. Every operator has a mesh of
 its own, with no restriction between operators (section 4.2). An axis that splits nothing leaves the
-devices beyond its first idle.
+devices beyond its first idle. What an axis splits may be computed whole on each of its devices, if
+that is asked for (redundant computation): only the backward pass is split then.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from soapstone.search.parallel.exact.tables import Choices
-from soapstone.search.parallel.problem.arrays import MOST_DIMS, Problem
+from soapstone.search.parallel.problem.arrays import MOST_DIMS, SPLIT, Problem
 from soapstone.search.parallel.problem.configurations import rows
-from soapstone.search.parallel.problem.geometry import legal
+from soapstone.search.parallel.problem.geometry import complete, legal
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
 
@@ -45,8 +46,11 @@ def tensor_maps(mesh: Mesh, dims: int) -> Iterator[tuple[int, ...]]:
             yield found
 
 
-def configurations(p: Problem, op: int) -> Choices:
-    """Return all configurations of an operator by meshes: legal, and in equal parts."""
+def configurations(p: Problem, op: int, replicate: bool = False) -> Choices:
+    """Return all configurations of an operator by meshes: legal, and in equal parts.
+
+    replicate: also those that compute copies; they come last.
+    """
     row, devices = p.operators[op], len(p.devices)
     dims, node = int(row["dims"]), int(row["node"])
     able = [dim for dim in range(dims) if row["splits"][dim] and row["extent"][dim] > 1]
@@ -65,15 +69,33 @@ def configurations(p: Problem, op: int) -> Choices:
                 found[
                     tuple(degrees), devices_of(mesh, [able[p] if p >= 0 else p for p in places])
                 ] = None
-    return Choices(*rows(list(found), devices))
+    made = Choices(*rows(list(found), devices))
+    return _with_copies(p, node, made) if replicate else made
 
 
-def configurations_of(model: Model) -> dict[int, Choices]:
+def _with_copies(p: Problem, node: int, choices: Choices) -> Choices:
+    """Return configurations, and each of them with all of some of its split dims at each point."""
+    whole, some = [made.copy() for made in choices.degrees], list(choices.placed)
+    for split, placed in zip(choices.degrees, choices.placed):
+        dims = (1 << np.flatnonzero(split["degrees"] > 1)).tolist()
+        for count in range(1, len(dims) + 1):
+            for taken in itertools.combinations(dims, count):
+                if call(complete, p, node, split["degrees"].copy(), sum(taken)):
+                    whole.append(split.copy())
+                    whole[-1]["replicated"] = sum(taken)
+                    some.append(placed)
+    return Choices(np.array(whole, SPLIT), np.array(some))
+
+
+def configurations_of(model: Model, replicate: bool = False) -> dict[int, Choices]:
     """Return those of all operators that have one of their own; operators of a class share them."""
     p = model.problem
-    kind = {op: int(p.operators[op]["class_"]) for op in p.free}
+    kind: dict[int, object] = {op: int(p.operators[op]["class_"]) for op in p.free}
+    for op in p.free if replicate else ():  # of a class, results of some may be left of a run
+        alone = p.nodes["once"][p.lists[slice(*p.operators[op]["nodes"])]]
+        kind[op] = kind[op], tuple(alone.tolist())
     first = {number: op for op, number in reversed(kind.items())}
-    made = {number: configurations(p, op) for number, op in first.items()}
+    made = {number: configurations(p, op, replicate) for number, op in first.items()}
     return {op: made[number] for op, number in kind.items()}
 
 

@@ -53,7 +53,7 @@ class FrontierPoint:
         network_us, compute_us: which are its parts.
         devices: of the machine. recomputed, offloaded: operators whose results the backward pass
             makes again, or gets from the memory behind; copied: edges of which it is one end alone;
-            routed: edges that go in several steps.
+            routed: edges that go in several steps. replicated: operators that compute copies.
     """
 
     memory_bytes: int
@@ -65,6 +65,7 @@ class FrontierPoint:
     offloaded: int
     copied: int
     routed: int
+    replicated: int
     made: Callable[[], Strategy] = field(repr=False, compare=False)
     simulated: Callable[[Strategy], Simulation] = field(repr=False, compare=False)
 
@@ -223,6 +224,7 @@ def cost_frontier(
     eps: float = 0.0,
     saving: Collection[Saving | str] = (),
     paths: bool = False,
+    replicate: bool = False,
     network: bool = False,
     method: Method = "linear",
     progress: Progress | None = None,
@@ -233,6 +235,7 @@ def cost_frontier(
         eps: how much more a point may cost than the exact frontier's, as a share; 0: exact.
         saving: what memory may be saved by, at the cost of time.
         paths: whether values may be moved in several steps.
+        replicate: whether operators may compute the same on several devices.
         network: whether time on the network is a cost of its own, besides memory and time.
         method: linear: dynamic programming along the spine; elimination: down to two operators.
 
@@ -241,7 +244,7 @@ def cost_frontier(
     """
     began = time.perf_counter()
     model = prepare(graph, machine)
-    choices, data = joined(model, configurations_of(model), "data")
+    choices, data = joined(model, configurations_of(model, replicate), "data")
     costs = costs_of(model, choices, paths)
     ways = ways_of(model, costs, savings(saving), network)
     made = time.perf_counter()
@@ -296,11 +299,12 @@ class _Points:
 
     def point(self, found: Point) -> FrontierPoint:
         """Return a point of what has been found."""
-        compute, made, keeps, made_by = 0, {}, {}, {}
+        compute, made, keeps, made_by, copied = 0, {}, {}, {}, 0
         for op, number in zip(self.free, found.configurations):
             own, chosen = self.costs.own[op], self.costs.choices[op]
             row = number % len(chosen)
             made[op], made_by[op] = (chosen.degrees[row], chosen.placed[row]), row
+            copied += bool(chosen.degrees["replicated"][row])
             compute += int(own.compute[row])
             keep = self.ways.keeps[number // len(chosen)]
             if keep is not Keep.KEEP:
@@ -325,6 +329,7 @@ class _Points:
             offloaded=counts[Keep.OFFLOAD],
             copied=sum(how is not Sent.PATH for how, _ in sent.values()),
             routed=sum(how is Sent.PATH for how, _ in sent.values()),
+            replicated=copied,
             made=partial(self._strategy, made, keeps, sent, told),
             simulated=self._simulated,
         )

@@ -49,9 +49,9 @@ OPERATOR = record(
     by_dim="extent splits",
 )
 # `follows`: the dim of its operator that a dim of a node follows, or -1; `rate`: its type;
-# `crosses`: it copies to or from a backing memory.
+# `crosses`: it copies to or from a backing memory; `once`: its results are never in copies.
 NODE = record(
-    "operator task rate is_view crosses dims",
+    "operator task rate is_view crosses once dims",
     ranges="nested operands",
     by_dim="extent splits follows lowers",
 )
@@ -74,8 +74,9 @@ DEVICE_KIND = record("memory_rate launch_ns full", np.float64, rates=(np.float64
 # of values of 2^i bytes.
 PROFILE = record("kind members", ns=(np.float64, (MOST_EXPONENT,)))
 
-SPLIT = record("points cut", by_dim="degrees")  # `cut`: the dim with uneven tiles, or -1
-WHOLE = np.array((1, -1, [1] * MOST_DIMS), SPLIT)  # a split in one point
+# `cut`: the dim with uneven tiles, or -1; `replicated`: a bit for each dim of which a point has all
+SPLIT = record("points cut replicated", by_dim="degrees")
+WHOLE = np.array((1, -1, 0, [1] * MOST_DIMS), SPLIT)  # a split in one point
 MESSAGE = record("busy latency moved source target givers channels")
 GIVER = record("row point next", np.int32)  # a point of a row of writers
 LINK = record("message next", np.int32)
@@ -83,7 +84,7 @@ LINK = record("message next", np.int32)
 MESSAGES, GIVERS, SENDS, NEEDS, CHANNELS, HEADS, OVERFLOW = (integer(pool) for pool in range(7))
 
 BOX = record("", low=(np.int64, (MOST_RANK,)), high=(np.int64, (MOST_RANK,)))
-TILE = record("device row point same", box=BOX)
+TILE = record("device row point same number", box=BOX)  # `number`: of the copy
 HOLDING = record("message next", box=BOX)  # the message that brought a device a box
 MARK = record("stamp member holding sent")  # of a device
 COLLECTED = record("operator operator_stamp value value_stamp")

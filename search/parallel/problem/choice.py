@@ -12,7 +12,11 @@ from soapstone.ir.dims import equal_cuts
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph, Node
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.strategy.configuration import Configuration, check_configuration
+from soapstone.ir.strategy.configuration import (
+    Configuration,
+    check_configuration,
+    check_replicated,
+)
 from soapstone.search.parallel.problem.arrays import (
     BOX,
     COLLECTED,
@@ -230,6 +234,7 @@ class Settled:
         signature = self.model.graph.signature(node)
         try:
             check_configuration(node, signature, item)
+            check_replicated(self.model.graph, node, item)
         except StrategyError as error:
             raise ParallelError(f"{node.label}: {error}") from None
         if item.points > most:
@@ -250,6 +255,7 @@ class Settled:
         split["points"], c.placed[op, : item.points] = item.points, devices
         for number, dim in enumerate(signature.dims):
             split["degrees"][number] = item.degrees.get(dim.name, 1)
+            split["replicated"] |= (dim.name in item.replicated) << number
             if dim.name in uneven:
                 split["cut"] = number
                 c.cuts[op, : len(uneven[dim.name])] = uneven[dim.name]
@@ -298,6 +304,7 @@ class Settled:
                     {name: degree for name, degree in degrees.items() if degree > 1},
                     tuple(c.placed[op, points].tolist()),
                     cuts,
+                    tuple(n for dim, n in enumerate(names) if row["replicated"] >> dim & 1),
                 )
         return found
 

@@ -47,7 +47,7 @@ def uneven(p: Problem, c: Choice, node: int, dim: int) -> bool:
 def interval(p: Problem, c: Choice, node: int, dim: int, index: int) -> tuple[int, int]:
     """Return the interval of one of a dim's tiles."""
     extent, degree = p.nodes[node].extent[dim], c.nodes[node].degrees[dim]
-    if degree == 1:
+    if degree == 1 or (c.nodes[node].replicated >> dim) & 1:
         return ZERO, extent
     if uneven(p, c, node, dim):
         op = p.nodes[node].operator
@@ -109,10 +109,17 @@ def inside(a: Any, b: Any, rank: int) -> bool:
 
 @compiled
 def partial(p: Problem, c: Choice, operand: int) -> bool:
+    """Return whether an output's tiles are partial results."""
+    row = c.nodes[p.operands[operand].node]
+    return bool(_partial(p, operand, row.degrees, row.replicated))
+
+
+@compiled
+def _partial(p: Problem, operand: int, degrees: Array, replicated: int) -> bool:
     """Return whether an output's tiles are partial results (`Signature.monoid`)."""
     node = p.operands[operand].node
     for dim in range(p.nodes[node].dims):
-        if c.nodes[node].degrees[dim] == 1:
+        if degrees[dim] == 1 or (replicated >> dim) & 1:
             continue
         found = False
         for number in span(p.operands[operand].axes):
@@ -136,6 +143,36 @@ def legal(p: Problem, node: int, degrees: Array) -> bool:
         if degrees[p.lists[place]] > 1 and degrees[outer] != p.nodes[node].extent[outer]:
             return False
     return True
+
+
+@entry
+def complete(p: Problem, node: int, degrees: Array, replicated: int) -> bool:
+    """Return whether a node may have all of some dims at each point (`check_replicated`)."""
+    mine = p.nodes[node]
+    if mine.once:
+        return False
+    for place in range(mine.nested.begin, mine.nested.end, 2):
+        inner, outer = p.lists[place], p.lists[place + 1]
+        apart = degrees[inner] > 1 and not (replicated >> inner) & 1
+        if apart and (replicated >> outer) & 1:
+            return False
+    for dim in range(mine.dims):
+        if mine.lowers[dim] and degrees[dim] > 1 and not (replicated >> dim) & 1:
+            return False
+    for operand in span(mine.operands):
+        if p.operands[operand].is_output and _partial(p, operand, degrees, replicated):
+            return False
+    return True
+
+
+@compiled
+def _replicated(p: Problem, node: int, degrees: Array, dims: int) -> int:
+    """Return the dims of which a node has all, where its operator has all of these: all or none."""
+    mine, found = p.nodes[node], ZERO
+    for dim in range(mine.dims):
+        if degrees[dim] > 1 and (dims >> mine.follows[dim]) & 1:
+            found |= ONE << dim
+    return found if found and complete(p, node, degrees, found) else ZERO
 
 
 @compiled
@@ -164,6 +201,8 @@ def spread(p: Problem, c: Choice, s: Scratch, op: int) -> None:
             else:
                 taken[dim] = 1
         c.nodes[node].points = points
+        dims = c.operators[op].replicated
+        c.nodes[node].replicated = _replicated(p, node, taken, dims) if dims else ZERO
         weight = ONE
         for own in range(p.operators[op].dims - 1, -1, -1):
             s.at[own] = weight
@@ -182,7 +221,8 @@ def axis_degree(p: Problem, c: Choice, axis: int, node: int) -> int:
     """Return in how many ranges an axis is cut."""
     degree = 1
     for place in span(p.axes[axis].dims):
-        degree *= c.nodes[node].degrees[p.lists[place]]
+        if not (c.nodes[node].replicated >> p.lists[place]) & 1:
+            degree *= c.nodes[node].degrees[p.lists[place]]
     return degree
 
 
@@ -358,13 +398,19 @@ def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: in
 def measured(p: Problem, c: Choice, task: int) -> int:
     """Return the row of `Problem.times` for a task with its operator's degrees, or -1.
 
-    Only equal parts are measured. An update's row says last how many points made its gradient:
-    a parameter that every device reads is slower to write than one that stays on its device.
+    Only equal parts are measured, and none in copies. An update's row says last how many points
+    made its gradient: a parameter that every device reads is slower to write than one that stays on
+    its device.
     """
     op = p.tasks[task].operator
     split, dims = c.operators[op], p.operators[op].dims
     if split.cut >= 0:
         return -1
+    if split.replicated:
+        for place in span(p.operators[op].nodes):
+            node = p.lists[place]
+            if c.nodes[node].replicated and p.nodes[node].task == task:
+                return -1
     update = p.operators[op].kind == UPDATES
     shared = copies(p, c, op) if update else ZERO
     for row in span(p.tasks[task].times):
@@ -426,7 +472,7 @@ def _exchanges(p: Problem, c: Choice, task: int, op: int) -> int:
             continue
         exchanged = False
         for dim in range(p.nodes[node].dims):
-            split = c.nodes[node].degrees[dim] > 1
+            split = c.nodes[node].degrees[dim] > 1 and not (c.nodes[node].replicated >> dim) & 1
             exchanged = exchanged or (split and p.nodes[node].lowers[dim] != 0)
         if exchanged:
             total += max(1, 2 * levels * latency)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from soapstone.ir.configuration import once
 from soapstone.ir.dims import Affine, Axis, Kind, Product, Whole
 from soapstone.ir.graph import Graph, Node
 from soapstone.search.cost.launches import work
@@ -57,6 +58,7 @@ def nodes_of(n: Numbering) -> tuple[Array, Array]:
         flops[i] = work(n.graph, node)[0]
         dtype = signature.dtypes[0] if signature.dtypes else "float32"
         row["rate"] = TYPES.index(dtype) if dtype in TYPES else 0
+        row["once"] = bool(once(n.graph, node))
         row["is_view"] = node.spec.view in ("reshape", "split", "slice", "concat")
     return rows, flops
 

@@ -133,13 +133,16 @@ def _sent(p: Problem, c: Choice, message: int) -> None:
 
 @compiled
 def _from_all(
-    p: Problem, c: Choice, s: Scratch, box: Any, rank: int, total: int, message: int
+    p: Problem, c: Choice, s: Scratch, box: Any, rank: int, total: int, message: int, copy: int
 ) -> None:
-    """Let a message wait for all that has a part of a box, and be sent by the last of them."""
+    """Let a message wait for all that has a part of a box, and be sent by the last of them.
+
+    copy: the number of the one that is sent.
+    """
     if not _noted(c):
         return
     for i in range(total):
-        if overlap(s.writers[i].box, box, rank):
+        if s.writers[i].number == copy and overlap(s.writers[i].box, box, rank):
             _give(c, s.writers[i], message)
     _sent(p, c, message)
 
@@ -294,14 +297,14 @@ def _writers(p: Problem, c: Choice, s: Scratch, value: int) -> tuple[int, bool]:
             for point in range(s.ready_points[ready]):
                 w = s.writers[total]
                 _take_ready(s, ready, point, p.values[value].rank, w)
-                w.row, w.point = row, point
+                w.row, w.point, w.number = row, point, ZERO
                 total += 1
             continue
         sums = sums or partial(p, c, operand)
         for point in range(c.nodes[node].points):
             w = s.writers[total]
             tile(p, c, operand, point, w.box, s.at)
-            w.row = row
+            w.row, w.number = row, ZERO
             w.point = c.node_at[node, point]
             w.device = c.placed[op, w.point]
             total += 1
@@ -354,6 +357,7 @@ def _same(p: Problem, c: Choice, operand: int, other: int) -> bool:
         or p.lists[mine.nodes.begin] - node != p.lists[theirs.nodes.begin] - before
         or p.nodes[node].operands.begin - operand != p.nodes[before].operands.begin - other
         or split.cut != c.operators[first].cut
+        or c.nodes[node].replicated != c.nodes[before].replicated
     ):
         return False
     for dim in range(p.nodes[node].dims):
@@ -382,10 +386,46 @@ def _known(p: Problem, c: Choice, s: Scratch, operand: int, waits: int, count: i
 
 
 @compiled
+def _numbered(s: Scratch, total: int, rank: int) -> bool:
+    """Number the copies of each final tile of a value; return whether there are several."""
+    several = ZERO
+    for i in range(1, total):
+        several += _equal(s.writers[0].box, s.writers[i].box, rank)
+    if several == 0:
+        return False
+    for i in range(total):
+        for j in range(i):
+            s.writers[i].number += _equal(s.writers[i].box, s.writers[j].box, rank)
+    return True
+
+
+@compiled
+def _nearest(s: Scratch, total: int, device: int) -> int:
+    """Return the number of the copy that a device reads (`Replicas`)."""
+    found, least = s.writers[0].number, abs(s.writers[0].device - device)
+    for i in range(1, total):
+        away = abs(s.writers[i].device - device)
+        if away < least or (away == least and s.writers[i].number < found):
+            found, least = s.writers[i].number, away
+    return found
+
+
+@compiled
+def _at_home(s: Scratch, r: Any, total: int, rank: int) -> int:
+    """Return a tile of a copy, by its place, that a reader's device has made all it reads in."""
+    for i in range(total):
+        w = s.writers[i]
+        if w.device == r.device and w.number == r.number and inside(r.box, w.box, rank):
+            return i
+    return 0
+
+
+@compiled
 def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
     """Bring final tiles to their readers."""
     rank = p.values[value].rank
     held, kept = ZERO, ZERO
+    copied = _numbered(s, total, rank)
     for place in span(p.values[value].readers):
         # The first to read a tile on a device waits for it; those after it find it there.
         if _known(p, c, s, p.readers[place].operand, 1 if p.readers[place].task >= 0 else 0, kept):
@@ -395,11 +435,13 @@ def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> No
         for j in range(count):
             r = s.readers[j]
             r.same = -2
+            r.number = _nearest(s, total, r.device) if copied else ZERO
             if volume(r.box, rank) == 0:
                 continue
             found = _held(s, r.device, r.box, rank)
             if found == NONE:
-                w = s.writers[j if j < total else 0]
+                at = _at_home(s, r, total, rank) if copied else j if j < total else 0
+                w = s.writers[at]
                 if w.device == r.device and inside(r.box, w.box, rank):
                     found = HERE
                     if not _at_hand(p, c, w.row):
@@ -420,7 +462,8 @@ def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> No
             devices = 1
             for other in range(j + 1, count):
                 r = s.readers[other]
-                if r.same == -1 and _equal(s.readers[j].box, r.box, rank):
+                alike = r.same == -1 and r.number == s.readers[j].number
+                if alike and _equal(s.readers[j].box, r.box, rank):
                     r.same = j
                     if s.marks[r.device].stamp != s.stamp[0]:
                         s.marks[r.device].stamp = s.stamp[0]
@@ -439,21 +482,21 @@ def _gather(
 ) -> int:
     """One box for many devices: a broadcast or an all-gather."""
     rank, item = p.values[value].rank, p.values[value].element_bytes
-    box = s.readers[j].box
+    box, copy = s.readers[j].box, s.readers[j].number
     nbytes = float(volume(box, rank) * item)
     wanted = 0.0
     for device in range(p.devices.shape[0]):
         if s.marks[device].stamp == s.stamp[0]:
             wanted += nbytes
     for i in range(total):
-        shared = overlap(s.writers[i].box, box, rank)
+        shared = overlap(s.writers[i].box, box, rank) if s.writers[i].number == copy else ZERO
         if shared and s.marks[s.writers[i].device].stamp == s.stamp[0]:
             wanted -= shared * item
     for i in range(total):
-        if overlap(s.writers[i].box, box, rank):
+        if s.writers[i].number == copy and overlap(s.writers[i].box, box, rank):
             s.marks[s.writers[i].device].stamp = s.stamp[0]
     message = _collective(p, c, s, nbytes, FROM_ONE, nbytes, wanted)
-    _from_all(p, c, s, box, rank, total, message)
+    _from_all(p, c, s, box, rank, total, message, copy)
     for other in range(j, count):
         r = s.readers[other]
         if r.same == j:
@@ -471,7 +514,7 @@ def _fetch(p: Problem, c: Choice, s: Scratch, value: int, j: int, total: int, he
     device = r.device
     for i in range(total):
         w = s.writers[i]
-        shared = overlap(w.box, r.box, rank)
+        shared = overlap(w.box, r.box, rank) if w.number == r.number else ZERO
         if shared == 0:
             continue
         for axis in range(rank):
@@ -539,7 +582,7 @@ def _reduce(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> None:
         most = nbytes * p.devices.shape[0]
         moved = (holders - 1) * nbytes + max(0.0, min(wanted, most) - nbytes)
         message = _collective(p, c, s, nbytes, SUM, need, moved)
-        _from_all(p, c, s, box, rank, total, message)
+        _from_all(p, c, s, box, rank, total, message, ZERO)
         for place in span(p.values[value].readers):
             if not _noted(c):
                 break
@@ -569,6 +612,6 @@ def _passed_on(p: Problem, c: Choice, s: Scratch, value: int, q: int, total: int
             if mark.stamp != s.stamp[0]:
                 mark.stamp = s.stamp[0]
                 mark.sent = _copy(p, c, shared * item, home, r.device)
-                _from_all(p, c, s, box, rank, total, mark.sent)
+                _from_all(p, c, s, box, rank, total, mark.sent, ZERO)
             if r.point >= 0:
                 _depend(c, mark.sent, r.point)
