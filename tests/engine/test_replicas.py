@@ -135,7 +135,7 @@ def guarded() -> Graph:
     x, w = builder.input("x", (4, 4)), builder.input("w", (4, 4), role=Role.PARAMETER)
     made = builder.apply("tanh", builder.apply("matmul", x, w, name="product")[0], name="made")[0]
     slope = builder.apply("tanh_grad", made, made, name="slope", origin="made")[0]
-    builder.output(builder.apply("sum", made, axes=(0, 1), name="total")[0])
+    builder.output(builder.apply("reduce_sum", made, axes=(0, 1), keepdims=False, name="total")[0])
     builder.update("w", builder.apply("mul", slope, "w", name="next")[0])
     return builder.build()
 
