@@ -143,7 +143,10 @@ class Strategy:
         return resolved(node, signature, source, taken, rename, order or list(source.degrees))
 
     def copies(self, graph: Graph) -> dict[str, int]:
-        """Return how many copies of a value there are, where its operator computes several."""
+        """Return how many copies of a value there are, where its operator computes several.
+
+        graph: whose values are named.
+        """
         if not any(item.replicated for item in self.configurations.values()):
             return {}
         counts = ((node, self.configuration(graph, node).copies) for node in graph.nodes)

@@ -407,7 +407,7 @@ def _nearest(s: Scratch, total: int, device: int) -> int:
         away = abs(s.writers[i].device - device)
         if away < least or (away == least and s.writers[i].number < found):
             found, least = s.writers[i].number, away
-    return found
+    return int(found)
 
 
 @compiled
