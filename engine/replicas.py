@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from soapstone.ir.configuration import Configuration
 from soapstone.ir.dims import Ints, Signature
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import Configuration
 
 
 @dataclass(frozen=True)

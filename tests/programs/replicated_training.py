@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 from programs.carried_training import Change, all_recomputed, compiled, kept, trained
 
-from soapstone.ir.configuration import check_replicated
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy.configuration import check_replicated
 from soapstone.ir.tensor import Array
 from soapstone.runtime.machines.cluster import load_machine
 from soapstone.search.parallel.mcmc.initial import randomly

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from soapstone.ir.configuration import once
 from soapstone.ir.dims import Affine, Axis, Kind, Product, Whole
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.strategy.configuration import once
 from soapstone.search.cost.launches import work
 from soapstone.search.parallel.problem.arrays import (
     AFFINE,
