@@ -18,8 +18,9 @@ from programs.replicated_training import at_random, close, in_copies, recomputed
 
 from soapstone.engine.carry.planned import planned_bytes
 from soapstone.engine.prepare import prepare
+from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import StrategyError
-from soapstone.ir.graph import Graph, GraphBuilder
+from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Reshard, Step, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine, Read
