@@ -1,0 +1,1 @@
+"""Graphs of vertices and edges, as data that models learn from: read, generated, normalised."""

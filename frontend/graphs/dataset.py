@@ -1,0 +1,144 @@
+"""A graph with what is known of its vertices: features, labels, and which are for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.frontend.data.sets import Splits
+from soapstone.frontend.graphs.adjacency import Adjacency
+from soapstone.ir.tensor import Array
+
+PARTS = ("train", "val", "test")
+UNLABELLED = -1  # the label of a vertex that takes no part in a loss
+
+
+@dataclass(frozen=True, eq=False)
+class GraphData:
+    """A graph whose vertices are to be classified.
+
+    Attributes:
+        name: of the data set. adjacency: its edges.
+        features: (vertices, width) float32, None where the set has none.
+        labels: (vertices) int32 class numbers, -1 where a vertex has none; None without labels.
+        parts: the vertices to train on, to validate on and to test on: ids by "train", "val" and
+            "test".
+        synthetic: whether it was made up.
+
+    Raises:
+        DataError: rows that are not the graph's vertices, features that are not finite, labels
+            below -1, or ids outside.
+    """
+
+    name: str
+    adjacency: Adjacency
+    features: Array | None = None
+    labels: Array | None = None
+    parts: Mapping[str, Array] = field(default_factory=dict)
+    synthetic: bool = False
+
+    def __post_init__(self) -> None:
+        label, count = f"graph {self.name!r}", self.adjacency.vertices
+        for what, rank in (("features", 2), ("labels", 1)):
+            array = getattr(self, what)
+            if array is None:
+                continue
+            if array.ndim != rank or len(array) != count:
+                raise DataError(
+                    f"{label}: {what} of shape {array.shape} found, a row for each of {count}"
+                    " vertices needed"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
+                raise DataError(f"{label}: features of vertex {row} are not finite")
+        if self.labels is not None and self.labels.min(initial=UNLABELLED) < UNLABELLED:
+            vertex = int(np.argmin(self.labels))
+            raise DataError(
+                f"{label}: label {self.labels[vertex]} of vertex {vertex} found, class numbers or"
+                f" {UNLABELLED} for none needed"
+            )
+        for part, ids in self.parts.items():
+            if ids.ndim != 1 or not (ids.size == 0 or 0 <= ids.min() <= ids.max() < count):
+                raise DataError(f"{label}: {part}: ids from 0 to {count - 1} needed")
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are: one more than the largest label."""
+        return 0 if self.labels is None else int(self.labels.max(initial=-1)) + 1
+
+    def labels_of(self, part: str) -> Array:
+        """Return the labels of a part's vertices, and -1 of all others: (vertices) int32.
+
+        Raises:
+            DataError: the data set has no labels, or not that part.
+        """
+        if self.labels is None or part not in self.parts:
+            have = ", ".join(self.parts) or "none"
+            what = "no labels" if self.labels is None else f"parts {have}"
+            raise DataError(f"graph {self.name!r}: {what} found, labels and part {part!r} needed")
+        chosen = np.full(self.adjacency.vertices, UNLABELLED, np.int32)
+        chosen[self.parts[part]] = self.labels[self.parts[part]]
+        return chosen
+
+    def splits(self) -> Splits:
+        """Return the data set of a step over the whole graph: features, and labels of each part.
+
+        Raises:
+            DataError: it lacks features, labels, or the part to train or to test on.
+        """
+        if self.features is None:
+            raise DataError(f"graph {self.name!r}: no features found; needed to train on")
+        train, test = self.labels_of("train"), self.labels_of("test")
+        return Splits(self.features, train, self.features, test, self.name, self.synthetic)
+
+    def row_normalised(self) -> GraphData:
+        """Return the data set with the features of each vertex over their sum, where that is > 0.
+
+        Raises:
+            DataError: it has no features.
+        """
+        if self.features is None:
+            raise DataError(f"graph {self.name!r}: no features found")
+        total = self.features.sum(axis=1, keepdims=True)
+        scaled = self.features / np.where(total > 0, total, 1)
+        return GraphData(self.name, self.adjacency, scaled, self.labels, self.parts, self.synthetic)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `soapstone graph info` tells, as JSON can say it."""
+        degrees = self.adjacency.in_degrees
+        edges = self.adjacency
+        own = edges.indices == edges.targets
+        return {
+            "name": self.name,
+            "synthetic": self.synthetic,
+            "vertices": edges.vertices,
+            "edges": edges.edges,
+            "symmetric": edges.symmetric,
+            "self_edges": int(own.sum()),
+            "equal_edges": edges.edges - int(own.sum()) - edges.simple().edges,
+            "isolated": int(((degrees == 0) & (np.diff(edges.indptr_t) == 0)).sum()),
+            "in_degree_mean": float(degrees.mean()) if degrees.size else 0.0,
+            "in_degree_most": int(degrees.max(initial=0)),
+            "features": 0 if self.features is None else self.features.shape[1],
+            "classes": self.classes,
+            "parts": {part: len(ids) for part, ids in self.parts.items()},
+        }
+
+    def __str__(self) -> str:
+        found = self.as_dict()
+        parts = ", ".join(f"{count:,} {part}" for part, count in found["parts"].items())
+        lines = [
+            f"graph {self.name!r}{' (synthetic)' if self.synthetic else ''}: {self.adjacency}",
+            f"  edges:      {'both ways' if found['symmetric'] else 'one way'},"
+            f" {found['self_edges']:,} of a vertex to itself, {found['equal_edges']:,} repeated",
+            f"  in-degree:  {found['in_degree_mean']:.1f} mean, {found['in_degree_most']:,} most,"
+            f" {found['isolated']:,} vertices without edges",
+            f"  features:   {found['features'] or 'none'}",
+            f"  classes:    {found['classes'] or 'none'}",
+            f"  vertices:   {parts or 'no parts'}",
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,213 @@
+"""Graphs in files: npz with features and labels, lists of edges, Matrix Market's coordinates."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.files import naming, write
+from soapstone.frontend.data import npz
+from soapstone.frontend.data.sets import VARIABLE, data_folder
+from soapstone.frontend.graphs.adjacency import Adjacency
+from soapstone.frontend.graphs.dataset import PARTS, GraphData
+from soapstone.frontend.graphs.generate import PRESETS, preset
+from soapstone.ir.tensor import Array
+from soapstone.limits import check_bytes
+
+LISTS = (".txt", ".tsv", ".edges", ".el")
+SUFFIXES = (".npz", ".mtx", *LISTS)
+
+
+def read_graph(name_or_path: str | Path) -> GraphData:
+    """Return a graph: of a file, of the folder SOAPSTONE_DATA by name, or a preset's made-up one.
+
+    Args:
+        name_or_path: a path that ends in .npz, .mtx or as a list of edges (.txt, .tsv, .edges,
+            .el); "cora" for `cora.npz` in the folder; or such as "reddit-like:0.01".
+
+    A list has an edge a line, source and target, ids from 0; `#` and `%` begin a comment. In a
+    Matrix Market file an entry (i, j), counted from 1, is an edge from i to j; a `symmetric` one
+    goes both ways. An npz file has `edges`, (e, 2) integers, and may have `vertices`; `labels`;
+    `features`, or `feature_data`, `feature_indices`, `feature_indptr` and `num_features`, a sparse
+    matrix of them; and the ids `train`, `val` and `test`. Equal edges and edges of a vertex to
+    itself are kept.
+
+    Raises:
+        DataError: no such graph, a file that cannot be read, or contents that do not fit.
+    """
+    path = Path(name_or_path)
+    if path.suffix.lower() in SUFFIXES:
+        return _read(path)
+    text = str(name_or_path)
+    made = preset(text)
+    if made is not None:
+        return made
+    folder = data_folder()
+    if folder is not None and path.name == text and (folder / f"{text}.npz").is_file():
+        return _read(folder / f"{text}.npz")
+    where = f"file {text}.npz in folder {str(folder)!r}" if folder else f"folder (set {VARIABLE})"
+    raise DataError(
+        f"graph {text!r} found; a file ({', '.join(SUFFIXES)}), one of {', '.join(PRESETS)}, or a"
+        f" {where} needed"
+    )
+
+
+def _read(path: Path) -> GraphData:
+    label = f"file {str(path)!r}"
+    if not path.is_file():
+        raise DataError(f"{label}: no such file")
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".npz":
+            return _of_arrays(path.stem, npz.read(path, label, DataError))
+        with naming(path):
+            text = path.read_text("utf-8")
+        if suffix == ".mtx":
+            return GraphData(path.stem, _matrix_market(text))
+        sources, targets = ends = _columns(text)
+        count = int(ends.max(initial=-1)) + 1
+        return GraphData(path.stem, Adjacency.from_edges(sources, targets, count))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{label}: {error}") from None
+    except DataError as error:
+        said = str(error)
+        raise DataError(said if said.startswith(label) else f"{label}: {said}") from None
+
+
+def _columns(text: str, skip: int = 0) -> Array:
+    """Return sources and targets, (2, e) int64, of lines that each have two integers."""
+    lines = io.StringIO(text)
+    for _ in range(skip):
+        lines.readline()
+    if not any(line.strip() and line.strip()[0] not in "#%" for line in lines):
+        return np.zeros((2, 0), np.int64)
+    lines.seek(0)
+    for _ in range(skip):
+        lines.readline()
+    try:
+        found = np.loadtxt(lines, np.int64, comments=("#", "%"), ndmin=2)
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{error}; two integers a line needed") from None
+    if found.shape[1] != 2:
+        raise DataError(f"{found.shape[1]} numbers a line found, a source and a target needed")
+    return found.T
+
+
+def _matrix_market(text: str) -> Adjacency:
+    """Return the edges of a coordinate file of a pattern."""
+    lines = text.split("\n")
+    words = lines[0].lower().split()
+    good = words[:3] == ["%%matrixmarket", "matrix", "coordinate"] and len(words) == 5
+    if not good or words[3] != "pattern" or words[4] not in ("general", "symmetric"):
+        raise DataError(
+            f"header {lines[0]!r} found; '%%MatrixMarket matrix coordinate pattern general' or"
+            " 'symmetric' needed (edges have no values)"
+        )
+    at = next((n for n, s in enumerate(lines) if s.strip() and not s.startswith("%")), None)
+    sizes = lines[at].split() if at is not None else []
+    if len(sizes) != 3 or not all(size.isascii() and size.isdigit() for size in sizes):
+        raise DataError(f"sizes {' '.join(sizes)!r} found; rows, columns and entries needed")
+    rows, columns, count = map(int, sizes)
+    if rows != columns:
+        raise DataError(f"{rows} rows and {columns} columns found; as many of both needed")
+    assert at is not None
+    sources, targets = _columns(text, at + 1) - 1
+    if len(sources) != count:
+        raise DataError(f"{len(sources)} entries found, {count} needed")
+    check_bytes(16 * rows, "graph", DataError)
+    if words[4] == "symmetric":
+        below = sources != targets
+        sources, targets = np.append(sources, targets[below]), np.append(targets, sources[below])
+    return Adjacency.from_edges(sources, targets, rows)
+
+
+def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
+    """Return the graph of an npz file's arrays."""
+    edges = arrays.get("edges")
+    if edges is None or edges.ndim != 2 or edges.shape[1] != 2:
+        found = "no field" if edges is None else f"shape {edges.shape}"
+        raise DataError(f"field 'edges': {found} found, (edges, 2) needed")
+    labels, features = arrays.get("labels"), _features(arrays)
+    count = int(edges.max(initial=-1)) + 1
+    if "vertices" in arrays:
+        count = int(_scalar(arrays, "vertices"))
+    else:
+        count = next((len(rows) for rows in (labels, features) if rows is not None), count)
+    check_bytes(16 * max(count, 0), "field 'vertices'", DataError)
+    if labels is not None and labels.dtype.kind not in "iu":
+        raise DataError(f"field 'labels': {labels.dtype} found, integers needed")
+    parts = {}
+    for part in PARTS:
+        if part in arrays:
+            if arrays[part].dtype.kind not in "iu":
+                raise DataError(f"field {part!r}: {arrays[part].dtype} found, ids needed")
+            parts[part] = arrays[part].astype(np.int64)
+    adjacency = Adjacency.from_edges(edges[:, 0], edges[:, 1], count)
+    labels = None if labels is None else labels.astype(np.int32)
+    return GraphData(name, adjacency, features, labels, parts)
+
+
+def _scalar(arrays: Mapping[str, Array], name: str) -> Any:
+    if name not in arrays or arrays[name].shape != () or arrays[name].dtype.kind not in "iu":
+        raise DataError(f"field {name!r}: one integer needed")
+    return arrays[name]
+
+
+def _features(arrays: Mapping[str, Array]) -> Array | None:
+    """Return the features of vertices as a dense matrix, from a dense or a sparse one."""
+    if "features" in arrays:
+        if arrays["features"].dtype.kind not in "iufb":
+            raise DataError(f"field 'features': {arrays['features'].dtype} found, numbers needed")
+        return arrays["features"].astype(np.float32, copy=False)
+    if "feature_data" not in arrays:
+        return None
+    try:
+        data, indices, indptr = (arrays[f"feature_{n}"] for n in ("data", "indices", "indptr"))
+    except KeyError as error:
+        raise DataError(f"field {error}: it is missing beside 'feature_data'") from None
+    width, rows = int(_scalar(arrays, "num_features")), len(indptr) - 1
+    counts = np.diff(indptr)
+    fits = indptr.ndim == 1 and rows >= 0 and counts.min(initial=0) >= 0 and indptr[0] == 0
+    if not fits or indptr[-1] != len(data) or data.shape != indices.shape:
+        raise DataError(
+            f"field 'feature_indptr': offsets that do not fall, from 0 to the {len(data)} of"
+            " 'feature_data', needed"
+        )
+    if indices.size and not 0 <= indices.min() <= indices.max() < width:
+        raise DataError(f"field 'feature_indices': columns from 0 to {width - 1} needed")
+    check_bytes(4 * rows * width, "features", DataError)
+    dense = np.zeros((rows, width), np.float32)
+    dense[np.repeat(np.arange(rows), counts), indices] = data
+    return dense
+
+
+def write_graph(path: str | Path, graph: GraphData) -> None:
+    """Write a graph to a file, whole or not at all.
+
+    Args:
+        path: ends in .npz, which has all there is; .mtx or as a list of edges, which have edges.
+        graph: what is written.
+
+    Raises:
+        DataError: another suffix.
+    """
+    path, edges = Path(path), graph.adjacency
+    pairs = np.stack([edges.indices, edges.targets], axis=1)
+    if path.suffix.lower() == ".npz":
+        arrays: dict[str, Any] = {"edges": pairs, "vertices": np.int64(edges.vertices)}
+        known = {"features": graph.features, "labels": graph.labels, **graph.parts}
+        arrays |= {name: array for name, array in known.items() if array is not None}
+        write(path, lambda stream: np.savez(stream, **arrays))
+    elif path.suffix.lower() == ".mtx":
+        head = "%%MatrixMarket matrix coordinate pattern general\n"
+        head += f"{edges.vertices} {edges.vertices} {edges.edges}"
+        write(path, lambda stream: np.savetxt(stream, pairs + 1, "%d", header=head, comments=""))
+    elif path.suffix.lower() in LISTS:
+        write(path, lambda stream: np.savetxt(stream, pairs, "%d"))
+    else:
+        raise DataError(f"file {str(path)!r}: suffix {', '.join(SUFFIXES)} needed")

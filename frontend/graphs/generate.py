@@ -1,0 +1,189 @@
+"""Made-up graphs that follow from a seed: R-MAT, and a block model whose labels can be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.frontend.graphs.adjacency import Adjacency
+from soapstone.frontend.graphs.dataset import GraphData
+from soapstone.ir.tensor import Array
+
+_AT_ONCE = 1 << 22  # edges that are drawn together
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a graph is: vertices, edges (each way), features of a vertex, and classes."""
+
+    vertices: int
+    edges: int
+    features: int
+    classes: int
+
+    def scaled(self, scale: float) -> Shape:
+        """Return the shape with that share of vertices and edges."""
+        vertices = max(round(self.vertices * scale), self.classes)
+        return Shape(vertices, round(self.edges * scale), self.features, self.classes)
+
+
+# Sizes as published: Planetoid's citation graphs, and table 4.4 of Jia 2020 for the others.
+PRESETS: Mapping[str, Shape] = {
+    "cora-like": Shape(2_708, 10_556, 1_433, 7),
+    "pubmed-like": Shape(19_717, 108_365, 500, 3),
+    "reddit-like": Shape(232_965, 114_848_857, 602, 41),
+    "amazon-like": Shape(9_430_088, 231_594_310, 300, 24),
+}
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, 0]))
+
+
+def _need(what: str, **sizes: float) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise DataError(f"{what}: {name}: {value!r} found, 1 or more needed")
+
+
+def rmat(
+    vertices: int,
+    edges: int,
+    *,
+    shares: tuple[float, float, float, float] = (0.57, 0.19, 0.19, 0.05),
+    seed: int = 0,
+) -> Adjacency:
+    """Return a graph of skewed degrees: each edge chooses a quarter of the matrix, over and over.
+
+    Args:
+        vertices: how many; ids of low numbers have the most edges.
+        edges: how many are drawn; some are equal, and some lead from a vertex to itself.
+        shares: how likely each quarter is: sources and targets both low, targets high, sources
+            high, both high.
+        seed: what the draws follow from.
+
+    Raises:
+        DataError: a size below 1, or shares that are no probabilities.
+
+    Source: Chakrabarti, Zhan and Faloutsos, R-MAT: a recursive model for graph mining, SDM 2004.
+    """
+    _need("rmat", vertices=vertices, edges=edges)
+    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+        raise DataError(f"rmat: shares {shares} found, 4 numbers of sum 1 needed")
+    random, levels = _generator(seed), (vertices - 1).bit_length()
+    both, right, low, _ = shares
+    drawn: list[tuple[Array, Array]] = []
+    for start in range(0, edges, _AT_ONCE):
+        count = min(_AT_ONCE, edges - start)
+        source, target = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        for _ in range(levels):
+            draw = random.random(count, np.float32)
+            source = source * 2 + (draw >= both + right)
+            target = target * 2 + (
+                ((draw >= both) & (draw < both + right)) | (draw >= both + right + low)
+            )
+        scaled = [(ids * vertices >> levels).astype(np.int32) for ids in (source, target)]
+        drawn.append((scaled[0], scaled[1]))
+    sources, targets = (np.concatenate(side) for side in zip(*drawn))
+    return Adjacency.from_edges(sources, targets, vertices)
+
+
+def block_model(
+    shape: Shape,
+    *,
+    name: str = "block model",
+    homophily: float = 0.8,
+    skew: float = 2.5,
+    signal: float = 0.3,
+    seed: int = 0,
+) -> GraphData:
+    """Return a graph whose edges and features tell the classes of its vertices.
+
+    Vertices have a class each, by turns, and a propensity that follows a power law. An edge begins
+    at a vertex drawn by propensity and ends at one of its class, or at any, drawn the same way; it
+    goes both ways, equal ones and those of a vertex to itself are left out, so there are fewer than
+    the shape says, by far where it is dense. Features are the class's mean plus normal noise. Twenty vertices of a class
+    are to train on, then up to 500 to validate on and 1,000 to test on.
+
+    Args:
+        shape: how large it is. name: what it is called.
+        homophily: the share of edges that are kept within a class.
+        skew: the exponent of the degrees' power law, above 1: the smaller, the more skewed.
+        signal: the deviation of class means; that of the noise is 1.
+        seed: what the draws follow from.
+
+    Raises:
+        DataError: a size below 1, fewer vertices than classes, or a share outside of 0 to 1.
+
+    Source: Karrer and Newman, Stochastic blockmodels and community structure in networks, 2011.
+    """
+    _need(
+        "block_model",
+        vertices=shape.vertices // max(shape.classes, 1),
+        features=shape.features,
+        classes=shape.classes,
+    )
+    if not (0 <= homophily <= 1 and skew > 1 and shape.edges >= 0):
+        raise DataError(
+            f"block_model: homophily {homophily}, skew {skew} and {shape.edges} edges found; 0 to"
+            " 1, above 1, and 0 or more needed"
+        )
+    random, count, classes = _generator(seed), shape.vertices, shape.classes
+    labels = (np.arange(count) % classes).astype(np.int32)
+    # Ids are in no order: a class's vertices are `classes` apart, and propensities are drawn.
+    weight = np.minimum((1 - random.random(count)) ** (-1 / (skew - 1)), np.sqrt(count))
+    whole = np.cumsum(weight)
+    own = [np.cumsum(weight[number::classes]) for number in range(classes)]
+    ends: list[tuple[Array, Array]] = []
+    for start in range(0, shape.edges // 2, _AT_ONCE):
+        drawn = min(_AT_ONCE, shape.edges // 2 - start)
+        source = _drawn(whole, random.random(drawn))
+        target = _drawn(whole, random.random(drawn))
+        near, place = random.random(drawn) < homophily, random.random(drawn)
+        for number, sums in enumerate(own):
+            chosen = np.flatnonzero(near & (source % classes == number))
+            target[chosen] = _drawn(sums, place[chosen]) * classes + number
+        ends.append((source.astype(np.int32), target.astype(np.int32)))
+    empty = np.zeros(0, np.int32)
+    sources, targets = (np.concatenate(side) for side in zip((empty, empty), *ends))
+    edges = Adjacency.from_edges(sources, targets, count).undirected()
+    means = random.standard_normal((classes, shape.features), np.float32) * np.float32(signal)
+    features = random.standard_normal((count, shape.features), np.float32)
+    features += means[labels]
+    order = random.permutation(count)
+    first = np.concatenate([order[labels[order] == number][:20] for number in range(classes)])
+    rest = order[~np.isin(order, first)]
+    held = min(500, len(rest) // 3)
+    parts = {"train": np.sort(first), "val": rest[:held], "test": rest[held : held + 1000]}
+    return GraphData(name, edges, features, labels, parts, synthetic=True)
+
+
+def _drawn(sums: Array, uniform: Array) -> Array:
+    """Return numbers drawn by weights whose running sums these are."""
+    found = np.searchsorted(sums, uniform * sums[-1], side="right")
+    return np.asarray(np.minimum(found, len(sums) - 1))
+
+
+def preset(text: str, seed: int = 0) -> GraphData | None:
+    """Return the block model of a preset's shape, or None where a text names none.
+
+    Args:
+        text: a name of `PRESETS`, with `:SCALE` for that share of vertices and edges.
+        seed: what the draws follow from.
+
+    Raises:
+        DataError: a scale that is no number above 0.
+    """
+    name, _, scale = text.partition(":")
+    if name not in PRESETS:
+        return None
+    try:
+        factor = float(scale or 1)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 1000:
+        raise DataError(f"graph {text!r}: scale {scale!r} found, a number above 0 needed")
+    return block_model(PRESETS[name].scaled(factor), name=text, seed=seed)

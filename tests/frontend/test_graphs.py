@@ -1,0 +1,159 @@
+"""Graphs as data: their order and transpose, normalisation, files, generators, bad input."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from soapstone.errors import DataError
+from soapstone.frontend.graphs.adjacency import Adjacency
+from soapstone.frontend.graphs.dataset import GraphData
+from soapstone.frontend.graphs.files import read_graph, write_graph
+from soapstone.frontend.graphs.generate import Shape, block_model, rmat
+from soapstone.ir.tensor import Array
+
+
+def dense(graph: Adjacency, transpose: bool = False) -> Array:
+    """Return the matrix of the weights of edges, (target, source)."""
+    pointers = (graph.indptr_t, graph.indices_t) if transpose else (graph.indptr, graph.indices)
+    weights = graph.weights_t if transpose else graph.weights
+    found = np.zeros((graph.vertices, graph.vertices))
+    rows = np.repeat(np.arange(graph.vertices), np.diff(pointers[0]))
+    np.add.at(found, (rows, pointers[1]), 1.0 if weights is None else weights)
+    return found
+
+
+def drawn(vertices: int = 30, edges: int = 100, seed: int = 0) -> tuple[Array, Array]:
+    random = np.random.default_rng(seed)
+    return tuple(random.integers(0, vertices - 3, (2, edges)))  # the last vertices are isolated
+
+
+def test_edges_are_in_order_both_ways() -> None:
+    sources, targets = drawn()
+    graph = Adjacency.from_edges(sources, targets, 30)
+    wanted = np.zeros((30, 30))
+    np.add.at(wanted, (targets, sources), 1)
+    np.testing.assert_array_equal(dense(graph), wanted)
+    np.testing.assert_array_equal(dense(graph, transpose=True), wanted.T)
+    for indptr, indices in ((graph.indptr, graph.indices), (graph.indptr_t, graph.indices_t)):
+        assert all((np.diff(indices[a:b]) >= 0).all() for a, b in itertools.pairwise(indptr))
+    assert not graph.symmetric
+    both = graph.undirected()
+    assert both.symmetric
+    np.testing.assert_array_equal(dense(both), ((wanted + wanted.T) > 0) & ~np.eye(30, dtype=bool))
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_normalisation_is_that_of_the_dense_matrix(undirected: bool) -> None:
+    graph = Adjacency.from_edges(*drawn(), 30)
+    graph = graph.undirected() if undirected else graph
+    wanted = dense(graph)
+    wanted[np.diag(wanted) == 0] += np.eye(30)[np.diag(wanted) == 0]
+    scale = 1 / np.sqrt(wanted.sum(axis=1))
+    found = graph.normalised()
+    np.testing.assert_allclose(dense(found), wanted * scale[:, None] * scale, rtol=1e-6)
+    np.testing.assert_allclose(dense(found, transpose=True), dense(found).T, rtol=1e-6)
+
+
+def test_generators_follow_from_their_seed() -> None:
+    graph, again = rmat(1000, 20_000, seed=3), rmat(1000, 20_000, seed=3)
+    np.testing.assert_array_equal(graph.indices, again.indices)
+    assert graph.edges == 20_000
+    assert graph.in_degrees.max() > 10 * graph.in_degrees.mean()
+    data = block_model(Shape(700, 8000, 12, 7), seed=1)
+    edges = data.adjacency
+    assert edges.symmetric
+    assert 0.7 * 8000 < edges.edges <= 8000
+    assert data.labels is not None
+    same = (data.labels[edges.indices] == data.labels[edges.targets]).mean()
+    assert same > 0.7
+    assert edges.in_degrees.max() > 4 * edges.in_degrees.mean()
+    assert {part: len(ids) for part, ids in data.parts.items()} == {
+        "train": 140,
+        "val": 186,
+        "test": 374,
+    }
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".txt"])
+def test_files_give_back_what_was_written(tmp_path: Path, suffix: str) -> None:
+    data = block_model(Shape(50, 300, 4, 3))
+    write_graph(tmp_path / f"a{suffix}", data)
+    found = read_graph(tmp_path / f"a{suffix}")
+    np.testing.assert_array_equal(found.adjacency.indices, data.adjacency.indices)
+    if suffix == ".npz":
+        np.testing.assert_array_equal(found.features, data.features)
+        np.testing.assert_array_equal(found.labels_of("val"), data.labels_of("val"))
+
+
+def arrays(**changed: Any) -> dict[str, Any]:
+    given = {"edges": np.array([[0, 1], [1, 2]]), "labels": np.array([0, 1, -1])}
+    given |= {"features": np.ones((3, 2), np.float32), "train": np.array([0, 1])}
+    return given | changed
+
+
+BAD: dict[str, tuple[str, Any, str]] = {
+    "outside": ("a.npz", arrays(edges=[[0, 3]]), "edge 0: target 3 found, 0 to 2 needed"),
+    "negative": ("a.npz", arrays(edges=[[1, 1], [-1, 0]]), "edge 1: source -1 found"),
+    "flat": ("a.npz", arrays(edges=[0, 1]), r"field 'edges': shape \(2,\)"),
+    "real": ("a.npz", arrays(edges=[[0.5, 1.0]]), "sources: float64"),
+    "rows": ("a.npz", arrays(features=np.ones((2, 2))), r"features of shape \(2, 2\) found, a row"),
+    "nan": ("a.npz", arrays(features=[[1.0], [np.nan], [0.0]]), "features of vertex 1 are not fin"),
+    "labels": ("a.npz", arrays(labels=[0, -2, 1]), "label -2 of vertex 1"),
+    "part": ("a.npz", arrays(val=[0, 3]), "val: ids from 0 to 2 needed"),
+    "vertices": ("a.npz", arrays(vertices=np.int64(-1)), "-1 vertices found"),
+    "sparse": ("a.npz", {"edges": [[0, 0]], "feature_data": [1.0]}, "'feature_indices': it is mis"),
+    "words": ("a.txt", "0 1\n1 x\n", "could not convert string 'x'"),
+    "three": ("a.txt", "0 1 5\n", "3 numbers a line found"),
+    "below": ("a.txt", "# edges\n0 -1\n", "target -1 found"),
+    "values": ("a.mtx", "%%MatrixMarket matrix coordinate real general\n", "pattern"),
+    "count": (
+        "a.mtx",
+        "%%MatrixMarket matrix coordinate pattern general\n2 2 2\n1 2\n",
+        "1 entries found, 2 needed",
+    ),
+    "oblong": (
+        "a.mtx",
+        "%%MatrixMarket matrix coordinate pattern general\n2 3 0\n",
+        "2 rows and 3 columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
+    name, contents, said = BAD[kind]
+    path = tmp_path / name
+    if isinstance(contents, str):
+        path.write_text(contents)
+    else:
+        np.savez(path, **contents)
+    with pytest.raises(DataError, match=f"a{path.suffix}.*{said}"):
+        read_graph(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: read_graph("nowhere"), "graph 'nowhere' found"),
+        (lambda: read_graph("reddit-like:0"), "scale '0' found"),
+        (lambda: rmat(0, 3), "vertices: 0 found"),
+        (lambda: block_model(Shape(2, 9, 3, 4)), "vertices"),
+        (lambda: GraphData("a", Adjacency.from_edges([], [], 2)).splits(), "no features"),
+    ],
+)
+def test_bad_arguments_are_refused(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        call()
+
+
+def test_empty_graphs_are_graphs(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("# none\n")
+    assert read_graph(tmp_path / "a.txt").adjacency.edges == 0
+    graph = Adjacency.from_edges([], [], 3).normalised()
+    np.testing.assert_array_equal(dense(graph), np.eye(3))
