@@ -11,11 +11,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from programs.carried_training import Change, all_recomputed, compiled, kept, trained
+from programs.carried_training import (
+    Change,
+    all_recomputed,
+    compiled,
+    kept,
+    moved_again,
+    routed,
+    trained,
+)
 
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
-from soapstone.ir.strategy import Strategy
+from soapstone.ir.strategy import Copies, Strategy
 from soapstone.ir.strategy.configuration import check_replicated
 from soapstone.ir.tensor import Array
 from soapstone.runtime.machines.cluster import load_machine
@@ -54,9 +62,13 @@ def at_random(seed: int, devices: int = 2) -> Change:
     return change
 
 
-def recomputed(graph: Graph, strategy: Strategy) -> Strategy:
-    """Compute in copies, and once more for the backward pass."""
-    return in_copies(graph, all_recomputed(graph, strategy))
+def along(change: Change) -> Change:
+    """Change a strategy, and compute in copies what it moves or keeps otherwise."""
+
+    def both(graph: Graph, strategy: Strategy) -> Strategy:
+        return in_copies(graph, change(graph, strategy))
+
+    return both
 
 
 def close(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
@@ -66,11 +78,14 @@ def close(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+WAYS = (in_copies, *map(along, (all_recomputed, moved_again, *map(routed, Copies))))
+
+
 def main() -> None:
     executor, count = sys.argv[1], int(sys.argv[2])
     cpus = 1 if executor == "mpi" else 2  # of each process
     wanted = trained(compiled(kept))
-    ways = [in_copies, recomputed, *map(at_random, range(count))]
+    ways = [*WAYS, *map(at_random, range(count))]
     for change in ways:
         close(trained(compiled(change, executor, cpus)), wanted)
     print(f"{len(ways)} strategies equal\n", end="", flush=True)  # in one piece

@@ -109,6 +109,17 @@ def test_copies_make_steps_shorter() -> None:
     assert again.step_us == fastest.simulated_us
 
 
+def test_copies_go_with_what_saves_memory() -> None:
+    """Points that also recompute, offload or keep one copy are strategies."""
+    graph, machine = graph_of("lenet", 256), machine_of("v100", 4)
+    found = cost_frontier(graph, machine, eps=0.01, replicate=True, saving=[*Saving], paths=True)
+    some = [point for point in found.points if point.replicated]
+    assert any(point.recomputed for point in some) and any(point.offloaded for point in some)
+    for point in some[:: max(1, len(some) // 6)]:
+        point.strategy.check(graph, machine.describe())
+        assert point.simulated_us <= 1.5 * point.time_us
+
+
 def narrow() -> Graph:
     """A training step of a narrow layer before a wide one: cheap to compute, dear to send."""
     with Model("narrow", seed=0) as net:
