@@ -18,12 +18,14 @@ from programs.replicated_training import WAYS, at_random, close
 
 from soapstone.engine.carry.planned import planned_bytes
 from soapstone.engine.prepare import prepare
+from soapstone.frontend.strategies.finding import imported
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import StrategyError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import DEFAULT, Configuration, Reshard, Step, Strategy
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine, Read
+from soapstone.runtime.machines.cluster import load_machine
 
 ALL = Configuration({"m": 2}, (0, 1), replicated=("m",))
 
@@ -128,6 +130,14 @@ def test_files_say_what_is_in_copies_and_older_ones_do_not(tmp_path: Path) -> No
     data = json.loads((tmp_path / "some.json").read_text())
     assert data["configurations"]["first"]["replicated"] == ["m"]
     assert set(data["configurations"]["second"]) == {"degrees", "devices", "cuts"}
+
+
+def test_searches_begin_without_copies(tmp_path: Path) -> None:
+    step, machine = product(8, 12, 4), load_machine("p100", 2)
+    given(ALL).save(tmp_path / "some.json")
+    found = imported(step, machine, tmp_path / "some.json")
+    assert found["first"] == replace(ALL, replicated=())
+    assert "m=2*" in str(given(ALL))
 
 
 def guarded() -> Graph:

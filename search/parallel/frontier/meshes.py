@@ -90,6 +90,7 @@ def _with_copies(p: Problem, node: int, choices: Choices) -> Choices:
 def configurations_of(model: Model, replicate: bool = False) -> dict[int, Choices]:
     """Return those of all operators that have one of their own; operators of a class share them."""
     p = model.problem
+    replicate &= len(np.unique(p.devices["memory"])) > 1  # in one they read each other's results
     kind: dict[int, object] = {op: int(p.operators[op]["class_"]) for op in p.free}
     for op in p.free if replicate else ():  # of a class, results of some may be left of a run
         alone = p.nodes["once"][p.lists[slice(*p.operators[op]["nodes"])]]

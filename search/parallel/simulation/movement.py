@@ -386,9 +386,11 @@ def _known(p: Problem, c: Choice, s: Scratch, operand: int, waits: int, count: i
 
 
 @compiled
-def _numbered(s: Scratch, total: int, rank: int) -> bool:
+def _numbered(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> bool:
     """Number the copies of each final tile of a value; return whether there are several."""
-    several = ZERO
+    operand, rank, several = p.writers[p.values[value].writers.begin], p.values[value].rank, ZERO
+    if s.ready_at[operand] < 0 and c.nodes[p.operands[operand].node].replicated == 0:
+        return False
     for i in range(1, total):
         several += _equal(s.writers[0].box, s.writers[i].box, rank)
     if several == 0:
@@ -425,7 +427,7 @@ def _distribute(p: Problem, c: Choice, s: Scratch, value: int, total: int) -> No
     """Bring final tiles to their readers."""
     rank = p.values[value].rank
     held, kept = ZERO, ZERO
-    copied = _numbered(s, total, rank)
+    copied = _numbered(p, c, s, value, total)
     for place in span(p.values[value].readers):
         # The first to read a tile on a device waits for it; those after it find it there.
         if _known(p, c, s, p.readers[place].operand, 1 if p.readers[place].task >= 0 else 0, kept):
