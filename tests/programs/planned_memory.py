@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from programs.replicated_training import in_copies
 
 from soapstone.engine.measuring import running
 from soapstone.engine.peers import Peers
@@ -35,7 +36,7 @@ SEEDS = 2
 
 
 def strategies(graph: Graph, model: Model) -> Iterator[tuple[str, Strategy]]:
-    """Yield data parallelism, random strategies, and one that recomputes."""
+    """Yield data parallelism, with copies too, random strategies, and one that recomputes."""
 
     def made(found: object) -> Strategy:
         settled = Settled(model)
@@ -44,6 +45,7 @@ def strategies(graph: Graph, model: Model) -> Iterator[tuple[str, Strategy]]:
 
     data = made(data_parallel(model))
     yield "data", data
+    yield "copies", in_copies(graph, data)
     for seed in range(SEEDS):
         yield f"random {seed}", made(randomly(model, seed))
     inner = [

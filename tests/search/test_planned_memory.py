@@ -27,7 +27,7 @@ from soapstone.search.parallel.problem.prepare import prepare
 
 def check(lines: str) -> None:
     rows = [line.split("\t") for line in lines.splitlines()]
-    assert len(rows) == len(program.APPS) * (2 + program.SEEDS)
+    assert len(rows) == len(program.APPS) * (3 + program.SEEDS)
     for name, label, *both in rows:
         planned, held = map(ast.literal_eval, both)
         assert planned == held, (name, label)
