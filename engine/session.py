@@ -30,6 +30,7 @@ from soapstone.runtime.tracing.planned import PlannedStep
 _AGREEING = 3  # times a graph is bound at most until all processes have made the same choices
 CARRIED = (Role.PARAMETER, Role.STATE)
 NOTHING: Mapping[str, Array] = MappingProxyType({})
+_NONE = np.zeros(0)  # contents that nobody reads
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,8 @@ def planned_memory(graph: Graph, strategy: Strategy, machine: Machine) -> tuple[
     Raises:
         StrategyError: the strategy is not legal for the graph.
     """
-    prepared, mapper = prepare(graph, strategy), GraphMapper()
+    constants = graph.inputs(Role.CONSTANT)
+    prepared, mapper = prepare(graph, strategy, set(constants)), GraphMapper()
     ranks = {processor.memory for processor in machine.processors if processor.node}
     step = PlannedStep(machine, mapper, processes=len(ranks) or 1)
     mapper.adopt(prepared.strategy)
@@ -279,8 +281,9 @@ def planned_memory(graph: Graph, strategy: Strategy, machine: Machine) -> tuple[
     regions = {
         name: step.hold(_region(lowered, name), live=graph.roles.get(name) not in CARRIED)
         for name in dict.fromkeys((*graph.roles, *lowered.outputs))
+        if name not in constants
     }
-    program_of(prepared, regions, {}, Choices()).launch(step)
+    program_of(prepared, regions, dict.fromkeys(constants, _NONE), Choices()).launch(step)
     return step.nbytes()
 
 

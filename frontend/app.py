@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from soapstone.errors import fault
 from soapstone.files import check_targets
 from soapstone.frontend.arguments import count
 from soapstone.frontend.data.sets import Splits, read_splits
+from soapstone.frontend.graphs.dataset import GraphData
+from soapstone.frontend.graphs.files import read_graph
 from soapstone.frontend.training.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.training.checkpoint import check_exists
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
@@ -34,6 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
     "metrics": ("accuracy",),
     "epochs": 1,
     "batch_size": 64,
+    "shuffle": True,
 }
 SUMMARY_ROWS = (
     ("loss", "loss", "{:.4f}"),
@@ -56,7 +61,8 @@ class App:
     Attributes:
         build: the model for a batch size, no weights allocated and no data read.
         data: the data set; None where the script has none and `--data` must name it.
-        options: optimizer, loss, metrics, epochs and batch_size.
+        options: optimizer, loss, metrics, epochs, batch_size and shuffle.
+        over: the same app over another graph than its own, for apps that learn from one.
     """
 
     name: str
@@ -64,6 +70,7 @@ class App:
     build: Callable[[int], Model]
     data: Callable[[], Splits] | None = None
     options: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
+    over: Callable[[GraphData], App] | None = None
 
     @property
     def summary(self) -> str:
@@ -170,7 +177,19 @@ def _app(module: ModuleType, name: str) -> App:
             f"app {name!r}: OPTIONS: {unknown[0]!r} found, some of {', '.join(DEFAULTS)} needed"
         )
     checked = None if data is None else _checked(name, data)
-    return App(name, module.__doc__ or "", build, checked, {**DEFAULTS, **given})
+    app = App(name, module.__doc__ or "", build, checked, {**DEFAULTS, **given})
+    if data is None or not all("graph" in signature(each).parameters for each in (build, data)):
+        return app
+
+    def over(graph: GraphData) -> App:
+        return replace(
+            app,
+            build=partial(build, graph=graph),
+            data=_checked(name, partial(data, graph=graph)),
+            options={**app.options, "batch_size": graph.adjacency.vertices},
+        )
+
+    return replace(app, over=over)
 
 
 def _checked(name: str, data: Callable[[], Any]) -> Callable[[], Splits]:
@@ -197,6 +216,7 @@ def train_app(
     optimize: bool = False,
     step: str | Path | None = None,
     choices: str | Path | None = None,
+    graph: str | Path | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -218,6 +238,7 @@ def train_app(
         optimize: whether to search for a faster step first; step: the file of one that was found.
         choices: a file of kernel choices to repeat, or to write where there is none.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
+        graph: a graph to learn from in place of the app's own (see `read_graph`).
         checkpoint: a file to save to after each epoch; resume: one to go on from.
         profile: a file for the timeline of some ten steps.
         say: called with the program, the strategy and the data set, as text.
@@ -227,6 +248,11 @@ def train_app(
     """
     if not isinstance(app, App):
         app = load_app(app)
+    if graph is not None:
+        if app.over is None or data is not None:
+            found = "--data, which has no graph" if data is not None else "which learns from none"
+            raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
+        app = app.over(read_graph(graph))
     options = app.options
     size = options["batch_size"] if batch_size is None else batch_size
     most = options["epochs"] if epochs is None else epochs
@@ -276,6 +302,7 @@ def train_app(
             splits.train_y,
             batch_size=size,
             epochs=most,
+            shuffle=bool(options["shuffle"]),
             callbacks=hooks,
             resume=resume,
             progress=progress,

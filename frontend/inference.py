@@ -117,7 +117,7 @@ def _of_model(model: Model, weights: Mapping[str, Array]) -> Source:
             raise DataError(f"model {model.name!r}: batch sizes {sizes} found; one needed")
         return model.build(next(iter(sizes.values()))), {}
 
-    held = dict(weights) if weights else model.weights()
+    held = {**(weights or model.weights()), **model.constants}
     return Source(model.name, fields, graph.outputs, build, lambda: held)
 
 

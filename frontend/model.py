@@ -79,7 +79,8 @@ class Model(Recording):
         Args:
             optimizer: an SGD, Adam or AdamW, or its name in small letters.
             loss: of the first output. "cross_entropy" (labels: class numbers, without the output's
-                last axis), "cross_entropy_dense" (labels: probabilities), "mse", "bce" (of
+                last axis), "masked_cross_entropy" (the same over the labels that are not -1),
+                "cross_entropy_dense" (labels: probabilities), "mse", "bce" (of
                 probabilities) or "bce_with_logits"; labels of these have the output's shape.
             metrics: "accuracy", where labels are class numbers, or none.
             machine: a described machine to run on; by default this one with `cpus` processors of

@@ -16,7 +16,7 @@ from soapstone.frontend.layers import Layers
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
-from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.ir.tensor import Array, Role, TensorSpec
 
 Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
 
@@ -109,6 +109,8 @@ class Recording(Layers):
         self._tensors: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._batch_size: int | None = None
+        self._matrices = {}
+        self.constants: dict[str, Array] = {}  # the contents of values that never change
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """Declare an input and return it; the first axis of every input runs over samples.

@@ -31,6 +31,7 @@ class Role(StrEnum):
     PARAMETER = "parameter"  # trained: its next value is an output
     STATE = "state"  # carried from step to step: momentum, running statistics, counters
     SCALAR = "scalar"  # set by the host between steps: the learning rate
+    CONSTANT = "constant"  # given with the model, and never another: the edges of a graph
 
 
 @dataclass(frozen=True, slots=True)

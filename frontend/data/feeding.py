@@ -41,14 +41,15 @@ class Feeding:
     Args:
         forward: the model's graph; only its first axes depend on the batch size.
         labels: what its loss takes beside the first output.
+        masked: whether a label may be -1, of a sample that does not count.
     """
 
-    def __init__(self, forward: Graph, labels: TensorSpec) -> None:
+    def __init__(self, forward: Graph, labels: TensorSpec, masked: bool = False) -> None:
         self.model = forward.name
         self.inputs = forward.inputs(Role.INPUT)
         self.specs = {name: forward.tensors[name] for name in self.inputs} | {LABELS: labels}
         self.ranges = {
-            name: _range(name, spec, forward)
+            name: _range(name, spec, forward, masked)
             for name, spec in self.specs.items()
             if np.dtype(spec.dtype).kind in "iu"
         }
@@ -115,13 +116,16 @@ class Feeding:
         return array.astype(self.specs[name].dtype, copy=False)
 
 
-def _range(name: str, spec: TensorSpec, forward: Graph) -> Range:
+def _range(name: str, spec: TensorSpec, forward: Graph, masked: bool) -> Range:
     """Return the range of an integer input: classes of labels, rows of a table, or its type's."""
     if name == LABELS:
         output = forward.outputs[0]
         classes = forward.tensors[output].shape[-1]
         layer = forward.producers[output].name if output in forward.producers else output
-        return Range(0, classes - 1, f"layer {layer!r} has {classes} classes (0-{classes - 1})")
+        why = f"layer {layer!r} has {classes} classes (0-{classes - 1})"
+        if masked:
+            return Range(-1, classes - 1, f"{why}, and -1 is for none")
+        return Range(0, classes - 1, why)
     pending, rows = [name], []
     while pending:
         for node in forward.consumers[pending.pop()]:

@@ -70,6 +70,11 @@ class GraphData:
         """How many classes there are: one more than the largest label."""
         return 0 if self.labels is None else int(self.labels.max(initial=-1)) + 1
 
+    @property
+    def width(self) -> int:
+        """How many features each vertex has."""
+        return 0 if self.features is None else self.features.shape[1]
+
     def labels_of(self, part: str) -> Array:
         """Return the labels of a part's vertices, and -1 of all others: (vertices) int32.
 
@@ -123,7 +128,7 @@ class GraphData:
             "isolated": int(((degrees == 0) & (np.diff(edges.indptr_t) == 0)).sum()),
             "in_degree_mean": float(degrees.mean()) if degrees.size else 0.0,
             "in_degree_most": int(degrees.max(initial=0)),
-            "features": 0 if self.features is None else self.features.shape[1],
+            "features": self.width,
             "classes": self.classes,
             "parts": {part: len(ids) for part, ids in self.parts.items()},
         }

@@ -105,8 +105,8 @@ def block_model(
     Vertices have a class each, by turns, and a propensity that follows a power law. An edge begins
     at a vertex drawn by propensity and ends at one of its class, or at any, drawn the same way; it
     goes both ways, equal ones and those of a vertex to itself are left out, so there are fewer than
-    the shape says, by far where it is dense. Features are the class's mean plus normal noise. Twenty vertices of a class
-    are to train on, then up to 500 to validate on and 1,000 to test on.
+    the shape says, by far where it is dense. Features are the class's mean plus normal noise.
+    Twenty vertices of a class are to train on, then up to 500 to validate on and 1,000 to test on.
 
     Args:
         shape: how large it is. name: what it is called.

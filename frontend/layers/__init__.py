@@ -6,6 +6,7 @@ from soapstone.frontend.layers.attention import AttentionLayers
 from soapstone.frontend.layers.convolution import ConvolutionLayers
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.layers.dense import DenseLayers
+from soapstone.frontend.layers.graphs import GraphLayers
 from soapstone.frontend.layers.movement import MovementLayers
 from soapstone.frontend.layers.normalization import NormalizationLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
@@ -14,13 +15,14 @@ from soapstone.frontend.layers.recurrent import RecurrentLayers
 
 
 class Layers(
-    DenseLayers,
     ConvolutionLayers,
     PoolingLayers,
     NormalizationLayers,
     RecurrentLayers,
     AttentionLayers,
     MovementLayers,
+    GraphLayers,
+    DenseLayers,
     ParameterLayers,
     DeclaredLayers,
 ):

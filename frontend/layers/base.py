@@ -11,7 +11,7 @@ from soapstone.frontend.arguments import Checked
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role
 
 if TYPE_CHECKING:
     from soapstone.frontend.recording import Emit, Tensor
@@ -85,6 +85,7 @@ class LayerBase(Checked):
 
     _builder: GraphBuilder
     seed: int
+    constants: dict[str, Array]
     record: Callable[[Emit, Sequence[Tensor]], tuple[Tensor, ...]]
     all_or_nothing: Callable[[], AbstractContextManager[None]]
 

@@ -1,22 +1,24 @@
-"""Trained tensors of their own: shared between layers, or scaling their values."""
+"""Tensors of their own: trained ones, shared between layers or scaling them, and constants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from soapstone.frontend.layers.base import LayerBase
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
-from soapstone.ir.tensor import Role
+from soapstone.ir.tensor import Array, Role, spec_of
 
 if TYPE_CHECKING:
     from soapstone.frontend.recording import Tensor
 
 
 class ParameterLayers(LayerBase):
-    """Parameters that belong to no single layer."""
+    """Parameters and constants that belong to no single layer."""
 
     def parameter(self, name: str, shape: Sequence[int], initial: Initial | None = None) -> Tensor:
         """Return a trained float32 tensor of a shape, by its name.
@@ -37,6 +39,26 @@ class ParameterLayers(LayerBase):
             return (builder.input(name, extents, "float32", Role.PARAMETER, first),)
 
         return self.record(emit, ())[0]
+
+    def constant(self, name: str, contents: Array) -> Tensor:
+        """Return a tensor whose contents are given, and never change: no step copies or trains it.
+
+        name: of the value. contents: numbers of any shape; they are not copied where that serves,
+        and must not be written to.
+
+        Raises:
+            GraphError: the name is taken.
+            ShapeError: an element type that there is not.
+        """
+        array = np.asarray(contents, order="C")
+        spec = spec_of(array)
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            return (builder.input(name, spec.shape, spec.dtype, Role.CONSTANT),)
+
+        made = self.record(emit, ())[0]
+        self.constants[name] = array
+        return made
 
     def prelu(self, x: Tensor, initial: float = 0.25, *, name: str | None = None) -> Tensor:
         """Return x where positive, elsewhere x times a trained slope by channel.

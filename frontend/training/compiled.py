@@ -14,14 +14,14 @@ from soapstone.engine.session import CARRIED, Bound, Session
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
 from soapstone.frontend.training import checkpoint, saved
-from soapstone.frontend.training.losses import LABELS
+from soapstone.frontend.training.losses import LABELS, MASKED
 from soapstone.frontend.training.optimizers import Optimizer
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.frontend.training.step_graph import evaluation_graph, training_graph
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
-from soapstone.ir.tensor import Array
+from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
 from soapstone.runtime import Machine
@@ -111,6 +111,12 @@ class Compiled:
                 f"optimize: found with executor {executor!r}, whose processes would find different "
                 "steps; find one with executor 'local', and give its file as step"
             )
+        if optimize and model.constants:
+            name = next(iter(model.constants))
+            raise GraphError(
+                f"optimize: found with constant {name!r}; a search runs steps on contents that it"
+                " draws, which a graph's edges cannot be"
+            )
         self.steps = Steps(self.original_graph, Ground(self.machine, self.mapper), optimize, step)
         self._strategies: dict[str, Strategy] = {}
         self._repeats = choices is not None
@@ -123,7 +129,7 @@ class Compiled:
         self.changed = False  # whether parameters are other than the initial ones
         forward = model.build(training=True)
         graph = training_graph(forward, loss, self.optimizer, metrics)  # everything is checked here
-        self.feeding = Feeding(forward, graph.tensors[LABELS])
+        self.feeding = Feeding(forward, graph.tensors[LABELS], loss == MASKED)
         self.carried = {
             name: graph.tensors[name] for name, role in graph.roles.items() if role in CARRIED
         }
@@ -189,7 +195,8 @@ class Compiled:
                 graph = self.model.build(batch_size)
                 if kind == "evaluate":
                     graph = evaluation_graph(graph, self.loss, self.metrics)
-            self._bounds[key] = self.session.bind(graph, self._strategy(graph))
+            constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
+            self._bounds[key] = self.session.bind(graph, self._strategy(graph), constants)
         return self._bounds[key]
 
     # Checkpoints

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError
-from soapstone.ir.tensor import Role, TensorSpec
+from soapstone.ir.tensor import Array, Role, TensorSpec
 
 LABELS = "labels"
 
@@ -54,16 +56,42 @@ def _operator(
     return emit
 
 
+def _masked(builder: GraphBuilder, output: str, labels: str) -> str:
+    """Add the mean cross-entropy of the rows whose label is not negative; 0 where there is none."""
+
+    def add(operator: str, *operands: str, of: str = "", **attributes: Any) -> str:
+        return builder.apply(operator, *operands, name=f"loss{of}", **attributes)[0]
+
+    logits, labels = _rows(builder, output, 2), _rows(builder, labels, 1)
+    shown = add("affine", labels, of=".shown", shift=1.0)
+    mask = add("cast", add("clip", shown, of=".mask", low=0.0, high=1.0), of=".mask", to="float32")
+    known = add("clip", labels, of=".labels", low=0.0)
+    chosen = add("pick", add("log_softmax", logits, of=".log"), known, of=".chosen")
+    total = add("reduce_sum", add("mul", chosen, mask, of=".rows"), of=".sum", axes=(0,))
+    count = add("clip", add("reduce_sum", mask, of=".count", axes=(0,)), of=".count", low=1.0)
+    return add("neg", add("div", total, count, of=".mean"))
+
+
 LOSSES = {
     "cross_entropy": Loss(
         lambda spec: TensorSpec(spec.shape[:-1], "int32"), _operator("cross_entropy", (2, 1))
     ),
+    "masked_cross_entropy": Loss(lambda spec: TensorSpec(spec.shape[:-1], "int32"), _masked),
     "cross_entropy_dense": Loss(lambda spec: spec, _operator("cross_entropy_dense", (2, 2))),
     "mse": Loss(lambda spec: spec, _operator("mse")),
     "bce": Loss(lambda spec: spec, _operator("bce", from_logits=False)),
     "bce_with_logits": Loss(lambda spec: spec, _operator("bce", from_logits=True)),
 }
 METRICS = ("accuracy",)
+MASKED = "masked_cross_entropy"  # samples whose label is -1 do not count
+
+
+def labelled(loss: str, labels: Array) -> tuple[int, int]:
+    """Return how many samples of a batch count in a loss, and how many labels they have."""
+    if loss != MASKED:
+        return len(labels), np.size(labels)
+    known = int(np.count_nonzero(np.asarray(labels) >= 0))
+    return known, known
 
 
 def add_loss(builder: GraphBuilder, output: str, loss: str) -> str:

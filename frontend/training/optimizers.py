@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from soapstone.frontend.arguments import number
 from soapstone.frontend.training.schedules import Schedule
@@ -20,16 +20,25 @@ class Optimizer:
 
     Attributes:
         learning_rate: a number, or a schedule: a function from the step, counted from 0, to it.
+        decayed: the parameters, by name, to which `weight_decay` applies; None for all.
 
     Raises:
         GraphError: a setting that is no number of 0 or more.
     """
 
     learning_rate: float | Schedule = 0.01
+    decayed: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
+            if item.name == "decayed":
+                texts = isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+                if value is not None and not texts:
+                    raise GraphError(
+                        f"{type(self).__name__}: decayed {value!r} found, a tuple of names needed"
+                    )
+                continue
             if isinstance(item.default, bool) or callable(value):
                 continue
             if number(f"{type(self).__name__}: {item.name}", value) < 0:
@@ -71,8 +80,10 @@ class Optimizer:
             builder.input(f"{parameter}.{name}", spec.shape, spec.dtype, Role.STATE, zero)
             for name in states
         ]
-        names = [item.name for item in fields(self) if item.name != "learning_rate"]
+        names = {item.name for item in fields(self)} - {"learning_rate", "decayed"}
         settings = {name: getattr(self, name) for name in names} | more
+        if self.decayed is not None and parameter not in self.decayed:
+            settings["weight_decay"] = 0.0
         operands = (parameter, grad, *slots, *scalars, finite)
         results = builder.apply(operator, *operands, name=f"{parameter}.update", **settings)
         for name, value in zip([parameter, *slots], results):
@@ -86,7 +97,7 @@ class SGD(Optimizer):
     v' = momentum v + (g + weight_decay w); w' = w - rate v' (Nesterov: g + momentum v').
 
     Attributes:
-        learning_rate: as of every optimizer. momentum: 0 keeps no v.
+        learning_rate, decayed: as of every optimizer. momentum: 0 keeps no v.
         nesterov: whether the step looks ahead. weight_decay: an L2 penalty.
 
     Source: Sutskever et al., On the importance of initialization and momentum, ICML 2013.
@@ -106,7 +117,7 @@ class Adam(Optimizer):
     """Adam; `weight_decay` is added to the gradient, as an L2 penalty.
 
     Attributes:
-        learning_rate: as of every optimizer. beta1, beta2: how much of the running mean and of the
+        learning_rate, decayed: as of every optimizer. beta1, beta2: how much of the running mean and of the
             running square of the gradient stays from step to step.
         epsilon: added to the root of the square.
 
@@ -131,7 +142,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: parameters first shrink by rate times `weight_decay`.
 
     Attributes:
-        learning_rate, beta1, beta2, epsilon: those of Adam.
+        learning_rate, decayed, beta1, beta2, epsilon: those of Adam.
 
     Source: Loshchilov and Hutter, Decoupled weight decay regularization, ICLR 2019.
     """

@@ -46,7 +46,9 @@ class Loaded:
 def settings(optimizer: Optimizer) -> dict[str, Any]:
     """Return an optimizer's name and settings, but for the learning rate, which may change."""
     names = [item.name for item in fields(optimizer) if item.name != "learning_rate"]
-    return {"name": type(optimizer).__name__, **{name: getattr(optimizer, name) for name in names}}
+    found = {name: getattr(optimizer, name) for name in names}
+    found |= {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+    return {"name": type(optimizer).__name__, **found}
 
 
 def layers(forward: Graph) -> dict[str, Any]:

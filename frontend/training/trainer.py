@@ -18,7 +18,7 @@ from soapstone.frontend.data.feeding import PREDICT
 from soapstone.frontend.inference import concatenated
 from soapstone.frontend.training.callbacks import Callback, ProgressBar, TrainingState
 from soapstone.frontend.training.compiled import Compiled, together
-from soapstone.frontend.training.losses import LABELS
+from soapstone.frontend.training.losses import LABELS, labelled
 from soapstone.ir.guard import LEARNING_RATE, STEP
 from soapstone.ir.interpret import first_non_finite
 from soapstone.ir.tensor import Array
@@ -52,9 +52,9 @@ class TrainingResult:
         return self.epochs[-1].get(key) if self.epochs else None
 
 
-def _correct(counts: Sequence[Array], labels: Array) -> float:
-    """Return the batch's samples times the fraction of its labels that were found."""
-    return float(counts[0]) * len(labels) / max(np.size(labels), 1) if counts else 0.0
+def _correct(counts: Sequence[Array], samples: int, labels: int) -> float:
+    """Return the samples times the fraction of the labels that were found."""
+    return float(counts[0]) * samples / max(labels, 1) if counts else 0.0
 
 
 def _pair(data: object) -> tuple[Any, Any]:
@@ -167,6 +167,7 @@ class Trainer(Compiled):
         position = self._position
         samples = len(labels)
         bound = self.bound("train", samples)
+        counted, known = labelled(self.loss, labels)
         rate = state.rate()
         if rate is None:
             rate = self.optimizer.rate(position.step)
@@ -182,9 +183,9 @@ class Trainer(Compiled):
                 raise self._non_finite(bound, float(loss))
             position.step += 1
         position.batch += 1
-        position.samples += samples
-        position.loss_sum += float(loss) * samples
-        position.correct += _correct(counts, labels)
+        position.samples += counted
+        position.loss_sum += float(loss) * counted
+        position.correct += _correct(counts, counted, known)
         state.step, state.loss = position.step, float(loss)
         state.ran(rate)
         state.metrics = self._means(position.correct, position.samples)
@@ -223,6 +224,7 @@ class Trainer(Compiled):
     def _non_finite(self, bound: Bound, loss: float) -> NonFiniteLoss:
         """Find the first layer that is not finite by running the step again, sequentially."""
         values = self.session.state() | {k: np.array(v) for k, v in bound.feeds.items()}
+        values |= self.model.constants
         missing = [name for name in bound.graph.roles if name not in values]
         where = None if missing else first_non_finite(bound.graph, values)
         return NonFiniteLoss(
@@ -258,9 +260,10 @@ class Trainer(Compiled):
             if labels is None:
                 raise DataError("evaluate: labels are missing; y, or files with y, needed")
             loss, *counts = self._run("evaluate", inputs, labels, len(labels))
-            loss_sum += float(loss) * len(labels)
-            correct += _correct(counts, labels)
-            samples += len(labels)
+            counted, known = labelled(self.loss, labels)
+            loss_sum += float(loss) * counted
+            correct += _correct(counts, counted, known)
+            samples += counted
         if not samples:
             raise DataError("evaluate: no samples found, 1 or more needed")
         return {"loss": loss_sum / samples} | self._means(correct, samples)

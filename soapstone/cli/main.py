@@ -70,6 +70,9 @@ def train(
     data: Annotated[
         Path | None, typer.Option(help="A folder with train and test: npz files of x and y.")
     ] = None,
+    graph: Annotated[
+        str | None, typer.Option(help="A graph to learn from: a file, a name, or a preset.")
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Save here after each epoch: .safetensors or .npz.")
     ] = None,
@@ -106,6 +109,7 @@ def train(
             choices=choices,
             seed=seed,
             data=data,
+            graph=graph,
             callbacks=saving,
             resume=resume,
             profile=profile,

@@ -1,0 +1,201 @@
+"""Layers over the neighbours of each vertex; the samples are the vertices of one whole graph."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from soapstone.frontend.layers.base import Parameters, declare
+from soapstone.frontend.layers.declared import DeclaredLayers
+from soapstone.frontend.layers.dense import DenseLayers
+from soapstone.frontend.layers.parameter import ParameterLayers
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError, ShapeError
+from soapstone.ir.graph import Initial
+
+if TYPE_CHECKING:
+    from soapstone.frontend.graphs.adjacency import Adjacency
+    from soapstone.frontend.recording import Tensor
+
+
+class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
+    """Sums, means and maxima over neighbours, and the convolutions that are made of them."""
+
+    _matrices: dict[int, tuple[Adjacency, tuple[Tensor, ...]]]
+
+    def aggregate(
+        self, x: Tensor, graph: Adjacency, reduction: str = "sum", *, name: str | None = None
+    ) -> Tensor:
+        """Return, for each vertex, the sum, mean or maximum of x over the edges that lead to it.
+
+        x: (vertices, width), a row for the source of each edge; result: of that shape, 0 where no
+        edge leads to a vertex.
+
+        Args:
+            graph: the edges (`soapstone.frontend.graphs`); a sum is of x times their weights.
+            reduction: "sum", "mean" or "max".
+
+        Raises:
+            ShapeError: x has another number of rows than the graph has vertices.
+            GraphError: another reduction, or a mean or maximum where edges have weights.
+
+        Source: Jia, Automated Discovery of Machine Learning Optimizations, 2020, section 4.2.
+        """
+        node = self._name("aggregate", name)
+        if reduction not in ("sum", "mean", "max"):
+            raise GraphError(
+                f"aggregate {node!r}: reduction {reduction!r} found, 'sum', 'mean' or 'max' needed"
+            )
+        if reduction != "sum" and graph.weights is not None:
+            raise GraphError(
+                f"aggregate {node!r}: edges with weights found; a {reduction} has none"
+            )
+        self._check_vertices(f"aggregate {node!r}", x, graph)
+        matrix = self._matrix(graph)
+        if reduction == "max":
+            return self.apply_all("spmm_max", x, *matrix, name=node)[0]
+        return self.apply("spmm", x, *matrix, name=node, reduction=reduction)
+
+    def gcn_conv(
+        self,
+        x: Tensor,
+        graph: Adjacency,
+        width: int,
+        *,
+        activation: str | None = None,
+        bias: bool = True,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return activation(A x w + b): a graph convolution.
+
+        x: (vertices, k); result: (vertices, width). The product with w comes first where it
+        narrows x, so that fewer columns are summed over edges.
+
+        Args:
+            graph: A, the edges with their weights, as `Adjacency.normalised` gives them.
+            width: columns of the result.
+            activation: an operator of one operand, such as "relu"; None for none.
+            bias: whether b, a trained vector, is added.
+            name: of the node; its parameters are `name.weight`, (k, width), uniform in
+                sqrt(6 / (k + width)) either way, and `name.bias`, (width,), which begins at 0.
+
+        Raises:
+            ShapeError: x has another number of rows than the graph has vertices, or the width is
+                below 1.
+            GraphError: edges without weights, or another argument that does not fit.
+
+        Source: Kipf and Welling, Semi-supervised classification with graph convolutional networks,
+        ICLR 2017.
+        """
+        node = self._name("gcn_conv", name)
+        label = f"gcn_conv {node!r}"
+        self._check_vertices(label, x, graph)
+        if width < 1:
+            raise ShapeError(f"{label}: width {width} found, 1 or more needed")
+        if graph.weights is None:
+            raise GraphError(f"{label}: edges without weights found; graph.normalised() needed")
+        k = x.shape[1]
+        weight = Initial("uniform", math.sqrt(6 / max(k + width, 1)))
+        parameters: Parameters = {"weight": ((k, width), weight)}
+        if bias:
+            parameters["bias"] = ((width,), Initial())
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            y, *matrix = values
+            weight, *shift = declare(builder, node, parameters)
+            if width >= k:
+                (y,) = builder.apply("spmm", y, *matrix, name=f"{node}.edges")
+            (y,) = builder.apply("linear", y, weight, name=f"{node}.product", bias=False)
+            if width < k:
+                (y,) = builder.apply("spmm", y, *matrix, name=f"{node}.edges")
+            for operator, operands in (("add", shift), (activation, [])):
+                if operator is not None and (operands or operator != "add"):
+                    (y,) = builder.apply(operator, y, *operands, name=f"{node}.{operator}")
+            return (y,)
+
+        return self.record(emit, (x, *self._matrix(graph)))[0]
+
+    def sage_conv(
+        self,
+        x: Tensor,
+        graph: Adjacency,
+        width: int,
+        *,
+        reduction: str = "mean",
+        activation: str | None = None,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return activation(x v + m w + b), where m is the mean of x over neighbours: GraphSAGE.
+
+        x: (vertices, k); result: (vertices, width).
+
+        Args:
+            graph: the edges, without weights unless it is a sum.
+            width: columns of the result.
+            reduction: "mean", "max" or "sum".
+            activation: an operator of one operand, such as "relu"; None for none.
+            name: of the node; its parameters are those of dense layers `name.own` and
+                `name.neighbours`, of which the second has no bias.
+
+        Raises:
+            ShapeError, GraphError: as of `aggregate` and `dense`.
+
+        Source: Hamilton, Ying and Leskovec, Inductive representation learning on large graphs,
+        NeurIPS 2017; all neighbours are taken, not a sample of them.
+        """
+        node = self._name("sage_conv", name)
+        narrow = width < x.shape[-1] and reduction != "max"  # what is linear may come first
+        near = x if narrow else self.aggregate(x, graph, reduction, name=f"{node}.edges")
+        near = self.dense(near, width, bias=False, name=f"{node}.neighbours")
+        if narrow:
+            near = self.aggregate(near, graph, reduction, name=f"{node}.edges")
+        y = self.add(self.dense(x, width, name=f"{node}.own"), near, name=f"{node}.add")
+        return y if activation is None else self.apply(activation, y, name=node)
+
+    def gin_conv(
+        self, x: Tensor, graph: Adjacency, width: int, *, name: str | None = None
+    ) -> Tensor:
+        """Return two dense layers of x + s, where s is the sum of x over neighbours: GIN-0.
+
+        x: (vertices, k); result: (vertices, width), with a rectifier between the layers.
+
+        Args:
+            graph: the edges.
+            width: columns of the result, and between the layers.
+            name: of the node; the layers are `name.inner` and `name.outer`.
+
+        Raises:
+            ShapeError, GraphError: as of `aggregate` and `dense`.
+
+        Source: Xu, Hu, Leskovec and Jegelka, How powerful are graph neural networks?, ICLR 2019.
+        """
+        node = self._name("gin_conv", name)
+        near = self.aggregate(x, graph, name=f"{node}.edges")
+        y = self.add(x, near, name=f"{node}.add")
+        y = self.dense(y, width, activation="relu", initial="he", name=f"{node}.inner")
+        return self.dense(y, width, name=f"{node}.outer")
+
+    def _check_vertices(self, label: str, x: Tensor, graph: Adjacency) -> None:
+        if len(x.shape) != 2 or x.shape[0] != graph.vertices:
+            raise ShapeError(
+                f"{label}: x {x.spec} found; (vertices, width) needed, with {graph.vertices}"
+                " vertices"
+            )
+
+    def _matrix(self, graph: Adjacency) -> tuple[Tensor, ...]:
+        """Return what `spmm` takes after x: constants, the same for all layers over a graph."""
+        if id(graph) not in self._matrices:
+            number = len(self._matrices)
+            node = f"graph_{number}" if number else "graph"
+            forward, backward = list["Tensor"](), list["Tensor"]()
+            for name in ("indptr", "indices", "weights"):
+                there, back = getattr(graph, name), getattr(graph, f"{name}_t")
+                if there is None:
+                    continue
+                made = self.constant(f"{node}.{name}", there)
+                forward.append(made)
+                same = back is there  # edges go both ways
+                backward.append(made if same else self.constant(f"{node}.{name}_t", back))
+            operands = (*forward[:2], *backward[:2], *forward[2:], *backward[2:])
+            self._matrices[id(graph)] = graph, operands  # which keeps the graph, and its id
+        return self._matrices[id(graph)][1]
