@@ -42,6 +42,7 @@ _SIGNATURES: dict[Kind, str] = {
     "team": "void(voidptr)",
 }
 _COMPILING = threading.Lock()
+_OPTIONS = {"error_model": "numpy", "no_cfunc_wrapper": True}  # which nobody calls
 
 
 class Native:
@@ -83,13 +84,13 @@ def native(kind: Kind = "entry") -> Callable[[Callable[..., Any]], Native]:
 
 def helper(function: F) -> F:
     """Return the function compiled to be inlined into the kernels that call it."""
-    compiled: F = numba.njit(error_model="numpy", forceinline=True)(function)
+    compiled: F = numba.njit(forceinline=True, **_OPTIONS)(function)
     return compiled
 
 
 def routine(function: F) -> F:
     """Return the function compiled to be called by kernels, inlined only where LLVM sees fit."""
-    compiled: F = numba.njit(error_model="numpy")(function)
+    compiled: F = numba.njit(**_OPTIONS)(function)
     return compiled
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from soapstone.cache.compiled import njit
 
 F = TypeVar("F", bound=Callable[..., Any])
-_njit = partial(njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
+_njit = partial(njit, nogil=True, error_model="numpy")
 
 
 # Integers written in the code would be types of their own, for which functions are compiled again.
