@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from helpers.processes import PROGRAMS, mpiexec, ranks
+from programs.strategy_training import strategy_of
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
 if mpiexec() is None:
@@ -16,7 +19,10 @@ def test_sparse_partitions_futures_and_subtasks_on_two_ranks() -> None:
     assert done.stdout.splitlines() == ["6 programs equal"] * 2
 
 
-def test_strategies_train_to_the_same_numbers_on_two_ranks() -> None:
-    done = ranks(2, PROGRAMS / "strategy_training.py", "mpi", 3, timeout_s=60)
+def test_strategies_train_to_the_same_numbers_on_two_ranks(tmp_path: Path) -> None:
+    files = [tmp_path / f"{seed}.json" for seed in range(3)]
+    for seed, file in enumerate(files):
+        strategy_of(seed).save(file)
+    done = ranks(2, PROGRAMS / "strategy_training.py", "mpi", *files, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["3 strategies equal"] * 2

@@ -428,7 +428,7 @@ def check_apps() -> None:
 def check_strategies() -> None:
     """A strategy trains to the numbers of a run without one."""
     for seed in range(2):
-        strategy_training.compare(seed, "legate", cpus=2)
+        strategy_training.compare(strategy_training.strategy_of(seed), "legate", cpus=2)
 
 
 def check_inputs() -> None:

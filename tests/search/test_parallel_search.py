@@ -170,7 +170,7 @@ def test_an_unknown_processor_needs_its_rates() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_strategies_train_to_the_same_numbers(seed: int) -> None:
-    strategy_training.compare(seed, "local", cpus=2)
+    strategy_training.compare(strategy_training.strategy_of(seed), "local", cpus=2)
 
 
 def test_steps_of_a_recurrent_layer_are_changed_together() -> None:

@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.processes import TESTS, mpiexec, ranks
+from helpers.processes import PROGRAMS, mpiexec, ranks
 from programs import planned_memory as program
+from programs.replicated_training import in_copies
 
 from soapstone import SGD, Model
 from soapstone.engine.measuring import running
 from soapstone.frontend.strategies.finding import graph_of
+from soapstone.ir.strategy.configuration import Keep
 from soapstone.ir.tensor import Role
 from soapstone.runtime import Machine
 from soapstone.runtime.machines.machine import Link, Memory, Processor
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import Simulator
 from soapstone.search.parallel.frontier.points import cost_frontier
-from soapstone.search.parallel.mcmc.initial import data_parallel
+from soapstone.search.parallel.mcmc.initial import data_parallel, randomly
+from soapstone.search.parallel.problem.choice import Settled, as_strategy
 from soapstone.search.parallel.problem.prepare import prepare
 
 
-def check(lines: str) -> None:
-    rows = [line.split("\t") for line in lines.splitlines()]
-    assert len(rows) == len(program.APPS) * (3 + program.SEEDS)
-    for name, label, *both in rows:
-        planned, held = map(ast.literal_eval, both)
-        assert planned == held, (name, label)
+@pytest.fixture(scope="module")
+def strategies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Files of data parallelism, with copies too, random strategies, and one that recomputes."""
+    folder, files = tmp_path_factory.mktemp("strategies"), []
+    for name in program.APPS:
+        graph = program.graph_named(name)
+        model = prepare(graph, computer(2))
+        ways = {"data": data_parallel(model)}
+        ways |= {f"random {seed}": randomly(model, seed) for seed in range(2)}
+        settled, made = Settled(model), {}
+        for way, found in ways.items():
+            settled.set(found)
+            made[way] = as_strategy(graph, model, settled.configurations(), {})
+        inner = [
+            value
+            for item in model.operators
+            for node in item.ahead[:-1]
+            for value in node.outputs
+            if value not in node.overwrites
+        ]
+        made["copies"] = in_copies(graph, made["data"])
+        kept = dict.fromkeys(inner, Keep.RECOMPUTE)
+        made["recomputed"] = replace(made["data"], tensors=kept)
+        for way, strategy in made.items():
+            files.append(folder / f"{name} {way}.json")
+            replace(strategy, machine={}).save(files[-1])
+    return files
 
 
-def test_workers_hold_what_is_planned() -> None:
-    command = [sys.executable, "-m", "programs.planned_memory"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=TESTS)
-    assert done.returncode == 0, done.stderr
-    check(done.stdout)
+def test_workers_hold_what_is_planned(strategies: list[Path]) -> None:
+    for name, planned, held in program.rows(strategies, "local"):
+        assert planned == held, name
 
 
 @pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
-def test_ranks_hold_what_is_planned() -> None:
+def test_ranks_hold_what_is_planned(strategies: list[Path]) -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
-    done = ranks(2, "-m", "programs.planned_memory", timeout_s=60)
+    done = ranks(2, PROGRAMS / "planned_memory.py", *strategies, timeout_s=60)
     assert done.returncode == 0, done.stderr
-    check(done.stdout)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in rows] == [file.stem for file in strategies]
+    for name, planned, held in rows:
+        assert ast.literal_eval(planned) == ast.literal_eval(held), name
 
 
 def computer(cpus: int) -> MeasuredMachine:

@@ -6,14 +6,15 @@ import ast
 import gc
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.processes import PROGRAMS, mpiexec, ranks
+from typer.testing import CliRunner
 
+from soapstone.cli.main import app
 from soapstone.frontend.training import checkpoint
 from soapstone.runtime import Region
 from soapstone.runtime.agreement import Agreement
@@ -40,12 +41,10 @@ def test_random_programs_equal_sequential_numpy_and_are_accepted(
 
 
 def train(*arguments: object, count: int = 1) -> Any:
-    command = ("-m", "soapstone.cli.main", "train", *arguments)
     if count > 1:
-        return ranks(count, *command, timeout_s=60)
-    return subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False
-    )
+        return ranks(count, "-m", "soapstone.cli.main", "train", *arguments, timeout_s=60)
+    done = CliRunner().invoke(app, ["train", *map(str, arguments)])
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def test_training_gives_the_numbers_of_one_process_and_checkpoints_resume(tmp_path: Path) -> None:
