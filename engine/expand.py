@@ -262,11 +262,14 @@ class Program:
             )
 
     def release(self) -> None:
-        """Forget the constants that no Python body reads: kernels keep what they need of them."""
+        """Forget the constants that no Python body reads: kernels keep what they need of them.
+
+        Those of nodes that are not bound yet are kept.
+        """
         read = {
             operand.constant
             for item in self.launches
-            if self.variants.get(item.node.name) == REFERENCE
+            if self.variants.get(item.node.name, REFERENCE) == REFERENCE
             for operand in item.inputs
         }
         self.constants = {name: self.constants[name] for name in read if name is not None}

@@ -15,7 +15,7 @@ from soapstone.frontend.data import npz
 from soapstone.frontend.data.sets import VARIABLE, data_folder
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import PARTS, GraphData
-from soapstone.frontend.graphs.generate import PRESETS, preset
+from soapstone.frontend.graphs.generate import PRESETS, named
 from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
@@ -44,9 +44,8 @@ def read_graph(name_or_path: str | Path) -> GraphData:
     if path.suffix.lower() in SUFFIXES:
         return _read(path)
     text = str(name_or_path)
-    made = preset(text)
-    if made is not None:
-        return made
+    if text.partition(":")[0] in PRESETS:
+        return named(text)
     folder = data_folder()
     if folder is not None and path.name == text and (folder / f"{text}.npz").is_file():
         return _read(folder / f"{text}.npz")
@@ -149,7 +148,8 @@ def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
             parts[part] = arrays[part].astype(np.int64)
     adjacency = Adjacency.from_edges(edges[:, 0], edges[:, 1], count)
     labels = None if labels is None else labels.astype(np.int32)
-    return GraphData(name, adjacency, features, labels, parts)
+    synthetic = bool(np.any(arrays.get("synthetic", False)))
+    return GraphData(name, adjacency, features, labels, parts, synthetic)
 
 
 def _scalar(arrays: Mapping[str, Array], name: str) -> Any:
@@ -197,9 +197,11 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
         DataError: another suffix.
     """
     path, edges = Path(path), graph.adjacency
+    check_suffix(path)
     pairs = np.stack([edges.indices, edges.targets], axis=1)
     if path.suffix.lower() == ".npz":
         arrays: dict[str, Any] = {"edges": pairs, "vertices": np.int64(edges.vertices)}
+        arrays["synthetic"] = np.bool_(graph.synthetic)
         known = {"features": graph.features, "labels": graph.labels, **graph.parts}
         arrays |= {name: array for name, array in known.items() if array is not None}
         write(path, lambda stream: np.savez(stream, **arrays))
@@ -207,7 +209,18 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
         head = "%%MatrixMarket matrix coordinate pattern general\n"
         head += f"{edges.vertices} {edges.vertices} {edges.edges}"
         write(path, lambda stream: np.savetxt(stream, pairs + 1, "%d", header=head, comments=""))
-    elif path.suffix.lower() in LISTS:
-        write(path, lambda stream: np.savetxt(stream, pairs, "%d"))
     else:
-        raise DataError(f"file {str(path)!r}: suffix {', '.join(SUFFIXES)} needed")
+        write(path, lambda stream: np.savetxt(stream, pairs, "%d"))
+
+
+def check_suffix(path: str | Path) -> None:
+    """Refuse a file whose suffix is of no kind that is read and written.
+
+    Raises:
+        DataError: names the file.
+    """
+    suffix = Path(path).suffix
+    if suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"file {str(path)!r}: suffix {suffix!r} found, {', '.join(SUFFIXES)} needed"
+        )

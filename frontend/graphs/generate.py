@@ -167,19 +167,22 @@ def _drawn(sums: Array, uniform: Array) -> Array:
     return np.asarray(np.minimum(found, len(sums) - 1))
 
 
-def preset(text: str, seed: int = 0) -> GraphData | None:
-    """Return the block model of a preset's shape, or None where a text names none.
+def named(text: str, seed: int = 0) -> GraphData:
+    """Return the block model of a preset's shape.
 
     Args:
         text: a name of `PRESETS`, with `:SCALE` for that share of vertices and edges.
         seed: what the draws follow from.
 
     Raises:
-        DataError: a scale that is no number above 0.
+        DataError: no preset's name, or a scale that is no number above 0.
     """
     name, _, scale = text.partition(":")
     if name not in PRESETS:
-        return None
+        raise DataError(
+            f"graph {text!r} found; rmat, blocks, or one of {', '.join(PRESETS)} needed, with"
+            " :SCALE for a share of one"
+        )
     try:
         factor = float(scale or 1)
     except ValueError:

@@ -103,14 +103,17 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
             y, *matrix = values
             weight, *shift = declare(builder, node, parameters)
-            if width >= k:
-                (y,) = builder.apply("spmm", y, *matrix, name=f"{node}.edges")
-            (y,) = builder.apply("linear", y, weight, name=f"{node}.product", bias=False)
+            steps = [("spmm", matrix), ("linear", [weight])]
             if width < k:
-                (y,) = builder.apply("spmm", y, *matrix, name=f"{node}.edges")
-            for operator, operands in (("add", shift), (activation, [])):
-                if operator is not None and (operands or operator != "add"):
-                    (y,) = builder.apply(operator, y, *operands, name=f"{node}.{operator}")
+                steps.reverse()
+            if bias:
+                steps.append(("add", shift))
+            if activation is not None:
+                steps.append((activation, []))
+            for operator, operands in steps:
+                more = {"bias": False} if operator == "linear" else {}
+                label = node if operator == steps[-1][0] else f"{node}.{operator}"
+                (y,) = builder.apply(operator, y, *operands, name=label, **more)
             return (y,)
 
         return self.record(emit, (x, *self._matrix(graph)))[0]
@@ -149,7 +152,8 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         near = self.dense(near, width, bias=False, name=f"{node}.neighbours")
         if narrow:
             near = self.aggregate(near, graph, reduction, name=f"{node}.edges")
-        y = self.add(self.dense(x, width, name=f"{node}.own"), near, name=f"{node}.add")
+        own = self.dense(x, width, name=f"{node}.own")
+        y = self.add(own, near, name=node if activation is None else f"{node}.add")
         return y if activation is None else self.apply(activation, y, name=node)
 
     def gin_conv(
@@ -162,7 +166,7 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         Args:
             graph: the edges.
             width: columns of the result, and between the layers.
-            name: of the node; the layers are `name.inner` and `name.outer`.
+            name: of the node, which is the second layer; the first is `name.inner`.
 
         Raises:
             ShapeError, GraphError: as of `aggregate` and `dense`.
@@ -173,7 +177,7 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         near = self.aggregate(x, graph, name=f"{node}.edges")
         y = self.add(x, near, name=f"{node}.add")
         y = self.dense(y, width, activation="relu", initial="he", name=f"{node}.inner")
-        return self.dense(y, width, name=f"{node}.outer")
+        return self.dense(y, width, name=node)
 
     def _check_vertices(self, label: str, x: Tensor, graph: Adjacency) -> None:
         if len(x.shape) != 2 or x.shape[0] != graph.vertices:

@@ -117,8 +117,9 @@ class Adam(Optimizer):
     """Adam; `weight_decay` is added to the gradient, as an L2 penalty.
 
     Attributes:
-        learning_rate, decayed: as of every optimizer. beta1, beta2: how much of the running mean and of the
-            running square of the gradient stays from step to step.
+        learning_rate, decayed: as of every optimizer.
+        beta1, beta2: how much of the running mean and of the running square of the gradient stays
+            from step to step.
         epsilon: added to the root of the square.
 
     Source: Kingma and Ba, Adam, ICLR 2015, algorithm 1.

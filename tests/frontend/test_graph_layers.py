@@ -53,7 +53,7 @@ def test_convolutions_are_products_with_the_matrix(width: int) -> None:
     np.testing.assert_allclose(y, wanted, atol=1e-4)
     y, w = ran(lambda m, x: m.gin_conv(x, plain, width, name="l"))
     inner = np.maximum((x + matrix(plain) @ x) @ w["inner.weight"] + w["inner.bias"], 0)
-    np.testing.assert_allclose(y, inner @ w["outer.weight"] + w["outer.bias"], atol=1e-3)
+    np.testing.assert_allclose(y, inner @ w["weight"] + w["bias"], atol=1e-3)
     y, _ = ran(lambda m, x: m.aggregate(x, plain, "max", name="l"))
     rows = [x[plain.indices[p:q]] for p, q in pairwise(plain.indptr)]
     np.testing.assert_array_equal(y, [r.max(axis=0) if len(r) else np.zeros(12) for r in rows])
@@ -148,6 +148,17 @@ def test_an_app_learns_from_a_graph_in_a_file(tmp_path: Path) -> None:
 def test_layers_name_what_does_not_fit(layer: Callable[[Model, Any], Any], said: str) -> None:
     with pytest.raises((GraphError, ShapeError), match=said):
         ran(layer)
+
+
+def test_layers_have_names_of_their_own() -> None:
+    model = Model("net")
+    x, edges = model.input("x", (90, 12)), DATA.adjacency
+    for _ in range(2):
+        x = model.gcn_conv(x, edges.normalised(), 8)
+        x = model.gin_conv(model.sage_conv(model.aggregate(x, edges), edges, 8), edges, 8)
+    model.output(x)
+    assert len(model.parameters()) == 2 * (2 + 4 + 3)
+    assert len(model.constants) == 3 * 2 + 2
 
 
 def test_a_constant_keeps_its_contents_through_compiling_again() -> None:

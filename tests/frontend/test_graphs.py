@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from soapstone.cli.main import app
 from soapstone.errors import DataError
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
@@ -157,3 +160,19 @@ def test_empty_graphs_are_graphs(tmp_path: Path) -> None:
     assert read_graph(tmp_path / "a.txt").adjacency.edges == 0
     graph = Adjacency.from_edges([], [], 3).normalised()
     np.testing.assert_array_equal(dense(graph), np.eye(3))
+
+
+def test_the_command_line_makes_shows_and_converts(tmp_path: Path) -> None:
+    def run(*words: str) -> Any:
+        found = CliRunner().invoke(app, ["graph", *words])
+        return json.loads(found.stdout) if "--json" in words and not found.exit_code else found
+
+    made, other = str(tmp_path / "a.npz"), str(tmp_path / "a.mtx")
+    told = run("generate", "blocks", made, "--vertices", "80", "--edges", "400", "--json")
+    assert told["vertices"] == 80
+    assert run("convert", made, other, "--json") == {**told, "name": "a"}
+    shown = run("info", other, "--json")
+    assert (shown["edges"], shown["features"]) == (told["edges"], 0)
+    assert "both ways" in run("info", made).stdout
+    assert "one of cora-like" in run("generate", "elsewhere", made).stderr
+    assert "suffix '.png' found" in run("convert", made, str(tmp_path / "a.png")).stderr
