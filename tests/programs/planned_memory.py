@@ -25,7 +25,7 @@ SMALL = {"layers": 1, "hidden": 32, "heads": 4, "inner": 64, "vocabulary": 50}
 APPS = {
     "mlp": (16, {}),
     "transformer": (4, SMALL),
-    "resnet": (2, {"depth": 18, "image_size": 32, "classes": 10, "width": 8}),
+    "resnet": (2, {"depth": 18, "blocks": (1, 1), "image_size": 32, "classes": 10, "width": 8}),
     "rnnlm": (4, {"unrolled": True, "hidden": 32, "length": 3, "vocabulary": 50}),
 }
 
