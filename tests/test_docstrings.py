@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-import pytest
-
 from soapstone import apps, runtime
 from soapstone.runtime import DefaultMapper
 
@@ -140,6 +138,7 @@ def complaints(label: str, thing: Any) -> Iterator[str]:
                 yield f"{label}.{name}: {argument} is not described"
 
 
-@pytest.mark.parametrize("label", described())
-def test_what_users_import_is_described(label: str) -> None:
-    assert list(complaints(label, described()[label])) == []
+def test_what_users_import_is_described() -> None:
+    known = described()
+    assert len(known) > 200
+    assert [each for label, thing in known.items() for each in complaints(label, thing)] == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
+from helpers.operator_checks import named
 
 from soapstone.ir.spec import operator
 from soapstone.kernels.entry import Call
@@ -63,11 +65,11 @@ def check(call, limit=3e-6):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-@pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_equals_the_product(rows, depth, columns, threads):
-    check(linear(random(rows, depth), columns, threads))
+def test_equals_the_product(rows, threads):
+    for depth, columns in itertools.product(DEPTHS, COLUMNS):
+        with named(depth, columns):
+            check(linear(random(rows, depth), columns, threads))
 
 
 def test_many_columns_over_threads():
