@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from soapstone.frontend.layers.base import Parameters, declare
 from soapstone.frontend.layers.declared import DeclaredLayers
@@ -111,7 +111,7 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
             if activation is not None:
                 steps.append((activation, []))
             for operator, operands in steps:
-                more = {"bias": False} if operator == "linear" else {}
+                more: dict[str, Any] = {"bias": False} if operator == "linear" else {}
                 label = node if operator == steps[-1][0] else f"{node}.{operator}"
                 (y,) = builder.apply(operator, y, *operands, name=label, **more)
             return (y,)
