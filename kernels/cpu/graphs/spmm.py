@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
 
 from soapstone.ir.ops.graphs.spmm import entries
 from soapstone.kernels.cpu.indexing.slices import outside
@@ -18,9 +20,18 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.intrinsics import INT, POINTER, VOID, f32p, i32p, i64p
 from soapstone.native.memory import Block
-from soapstone.native.simd import load, load_first, splat, store, store_first, sum_lanes
+from soapstone.native.simd import (
+    Lanes,
+    load,
+    load_first,
+    splat,
+    store,
+    store_first,
+    sum_lanes,
+    vectorised,
+)
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts: their offsets, and of all
 # its `entries` the columns and weights; the rows of x, n floats each, are `columns`. degrees: the
@@ -30,6 +41,17 @@ _MATRIX = Fields(
     " chosen chosen_step base"
 )
 _matrix_of = _MATRIX.at
+
+
+_AHEAD = 8  # entries whose rows of x are asked for before they are added
+_LINE = 64  # bytes
+
+
+@vectorised
+def _prefetch(p: Lanes) -> None:
+    kind = ir.FunctionType(VOID, [POINTER, INT, INT, INT])
+    function = cgutils.get_or_insert_function(p.builder.module, kind, "llvm.prefetch.p0")
+    p.builder.call(function, [p.builder.inttoptr(p.value, POINTER), INT(0), INT(3), INT(1)])
 
 
 @helper
@@ -79,6 +101,7 @@ def _spmm(block: Any, begin: int, end: int) -> int:
     w = _matrix_of(block)
     p, column = i64p(w.indptr), i32p(w.indices)
     n, x, step = w.n, w.x, w.x_step
+    last = np.int64(w.entries - 1)
     for row in range(_first_row(w, begin), _first_row(w, end)):
         if _bad(w, row):
             return 1
@@ -94,6 +117,9 @@ def _spmm(block: Any, begin: int, end: int) -> int:
             for entry in range(first, past):
                 s = np.int64(column[entry])
                 of = x + s * step
+                later = x + 4 * at + np.int64(column[min(entry + _AHEAD, last)]) * step
+                for line in range(0, 128 * 4, _LINE):
+                    _prefetch(later + line)
                 v = _weight(w, entry, s)
                 a = a + load(of, at) * v
                 b = b + load(of, at + 16) * v
