@@ -11,6 +11,7 @@ import numpy as np
 from soapstone.errors import DataError
 from soapstone.frontend.graphs.transpose import offsets_of, transposed
 from soapstone.ir.tensor import Array
+from soapstone.limits import check_bytes
 
 _MOST_VERTICES = 2**31 - 1
 
@@ -45,10 +46,12 @@ class Adjacency:
             vertices: how many there are; those without edges count.
 
         Raises:
-            DataError: lengths that differ, no integers, or an id outside; names the edge.
+            DataError: lengths that differ, no integers, or an id outside; names the edge. Or more
+                vertices than there is memory for.
         """
         if not 0 <= vertices <= _MOST_VERTICES:
             raise DataError(f"graph: {vertices} vertices found, 0 to {_MOST_VERTICES} needed")
+        check_bytes(16 * vertices, "graph", DataError)
         ends = {"source": np.asarray(sources), "target": np.asarray(targets)}
         for name, ids in ends.items():
             if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):

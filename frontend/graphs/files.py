@@ -118,7 +118,6 @@ def _matrix_market(text: str) -> Adjacency:
     sources, targets = _columns(text, at + 1) - 1
     if len(sources) != count:
         raise DataError(f"{len(sources)} entries found, {count} needed")
-    check_bytes(16 * rows, "graph", DataError)
     if words[4] == "symmetric":
         below = sources != targets
         sources, targets = np.append(sources, targets[below]), np.append(targets, sources[below])
@@ -137,7 +136,6 @@ def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
         count = int(_scalar(arrays, "vertices"))
     else:
         count = next((len(rows) for rows in (labels, features) if rows is not None), count)
-    check_bytes(16 * max(count, 0), "field 'vertices'", DataError)
     if labels is not None and labels.dtype.kind not in "iu":
         raise DataError(f"field 'labels': {labels.dtype} found, integers needed")
     parts = {}

@@ -116,16 +116,12 @@ def block_model(
         seed: what the draws follow from.
 
     Raises:
-        DataError: a size below 1, fewer vertices than classes, or a share outside of 0 to 1.
+        DataError: a size below 1, or a share outside of 0 to 1.
 
     Source: Karrer and Newman, Stochastic blockmodels and community structure in networks, 2011.
     """
-    _need(
-        "block_model",
-        vertices=shape.vertices // max(shape.classes, 1),
-        features=shape.features,
-        classes=shape.classes,
-    )
+    sizes = {"features": shape.features, "classes": shape.classes}
+    _need("block_model", vertices=shape.vertices, **sizes)
     if not (0 <= homophily <= 1 and skew > 1 and shape.edges >= 0):
         raise DataError(
             f"block_model: homophily {homophily}, skew {skew} and {shape.edges} edges found; 0 to"
@@ -163,6 +159,8 @@ def block_model(
 
 def _drawn(sums: Array, uniform: Array) -> Array:
     """Return numbers drawn by weights whose running sums these are."""
+    if not len(uniform):
+        return np.zeros(0, np.int64)
     found = np.searchsorted(sums, uniform * sums[-1], side="right")
     return np.asarray(np.minimum(found, len(sums) - 1))
 

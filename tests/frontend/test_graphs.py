@@ -146,7 +146,7 @@ def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
         (lambda: read_graph("nowhere"), "graph 'nowhere' found"),
         (lambda: read_graph("reddit-like:0"), "scale '0' found"),
         (lambda: rmat(0, 3), "vertices: 0 found"),
-        (lambda: block_model(Shape(2, 9, 3, 4)), "vertices"),
+        (lambda: block_model(Shape(0, 9, 3, 4)), "vertices"),
         (lambda: GraphData("a", Adjacency.from_edges([], [], 2)).splits(), "no features"),
     ],
 )
