@@ -4,7 +4,7 @@ Numba's own stamp covers the file of a function only. What a function inlines or
 into it, wherever it is written, and constants are too. So the folder in which Numba keeps what it
 makes of a module is named by the stamp of all sources the module imports (`sources.stamp`), and by
 the environment: other sources are another folder. Numba adds processor and signature itself, and
-what a function closes over, but by names that are other ones in each process (`_alike`).
+what a function closes over, but by names that are other ones in each process (`_closed`).
 
 Importing this module imports Numba: only modules that are imported on first use may do so.
 """
@@ -84,9 +84,10 @@ def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
     place = _place(tuple(sorted(modules_of(function))), function.__module__)
     if place is None:
         return made
+    closed = _closed(function)
     with _PLACING:
         before = config.CACHE_DIR
-        config.CACHE_DIR = str(place)
+        config.CACHE_DIR = str(place / closed)
         try:
             made.enable_caching()
         except RuntimeError:  # the folder has gone, or is not writable
@@ -97,18 +98,24 @@ def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
         _say(f"Numba {numba.__version__} does not keep compiled code where it is told to")
         return make()
     _forgive(made._cache)
-    _alike(made._cache, function)
+    if closed:
+        made._cache._index_key = lambda signature, codegen: (
+            signature,
+            codegen.magic_tuple(),
+            closed,
+        )
     return made
 
 
-def _alike(store: Any, function: Callable[..., Any]) -> None:
-    """Find in every process what one has compiled of a function that closes over compiled ones.
+def _closed(function: Callable[..., Any]) -> str:
+    """Return a name of what a function closes over, the same in every process, or "".
 
     Numba's key of a closure is how it is pickled, and what it compiles has a random name in that.
+    Each closure has a folder: in one index, processes that write at once give two of them one file.
     """
-    if getattr(function, "__closure__", None):
-        told = digest(repr(_told(function, set())))
-        store._index_key = lambda signature, codegen: (signature, codegen.magic_tuple(), told)
+    if not getattr(function, "__closure__", None):
+        return ""
+    return digest(repr(_told(function, set())))
 
 
 def _told(thing: Any, seen: set[int]) -> object:
