@@ -100,6 +100,22 @@ def test_an_error_that_is_certified_holds_where_the_largest_block_counts(
             assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_halves_of_a_problem_leave_out_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is left is too much to go through, until halves are not."""
+    monkeypatch.setattr(tracking, "STEPS", 12)
+    shape = SHAPES[("residual", "far", "grid", "full")[seed % 4]]
+    problem = small(seed, shape, infeasible=0.05, largest=1000)
+    needed = brute(problem)
+    assert checked(problem, list(track(problem))) == needed
+    for eps in (0.005, 0.05):
+        result = track(problem, eps=eps)
+        assert result.error <= eps
+        points = np.array(checked(problem, list(result))).reshape(-1, 2)
+        for point in needed:
+            assert (points <= np.array(point) * (1 + result.error) + 1e-6).all(1).any()
+
+
 def test_nothing_is_feasible() -> None:
     never = np.full((2, 2, 1, 2), INFEASIBLE)
     free = np.zeros((2, 1, 2), np.int64)

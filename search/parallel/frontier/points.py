@@ -26,8 +26,9 @@ from soapstone.search.parallel.frontier.baselines import Rows, joined, least_mem
 from soapstone.search.parallel.frontier.costs import Costs, costs_of, keeping
 from soapstone.search.parallel.frontier.edges import between
 from soapstone.search.parallel.frontier.meshes import configurations_of
+from soapstone.search.parallel.frontier.ordering import Method
 from soapstone.search.parallel.frontier.tables import Point, added
-from soapstone.search.parallel.frontier.tracking import Method, Progress, track
+from soapstone.search.parallel.frontier.tracking import Progress, track
 from soapstone.search.parallel.frontier.ways import (
     MEMORY,
     TIME,

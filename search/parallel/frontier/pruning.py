@@ -146,8 +146,8 @@ class Pruning:
         summing: as the problem has it. largest: of which costs the largest block counts.
         work: cells of edges, over all weights, that bounds were had of.
         offset: (totals,), what is in totals besides the costs of tables.
-        least: (weights,) of all points. bounds: (configurations, weights) of those with each
-            configuration, for each operator.
+        least: (weights,) of all points. beyond: weights, and the same of more points than these.
+        bounds: (configurations, weights) of those with each configuration, for each operator.
     """
 
     def __init__(self, problem: Problem, eps: float) -> None:
@@ -156,6 +156,7 @@ class Pruning:
         self.tried = np.zeros((0, len(problem.operators)), np.int64)
         totals = problem.summing.shape[1]
         self.weights, self.least = np.zeros((0, totals)), np.zeros(0)
+        self.beyond: tuple[Array, Array] = self.weights, self.least
         self.bounds = [np.zeros((len(item.costs), 0)) for item in problem.operators]
         self.summing, self.offset = problem.summing, np.zeros(totals)
         self.largest = np.array([monoid == "max" for monoid in problem.monoids])
@@ -173,7 +174,7 @@ class Pruning:
         """
         relaxation = Relaxation(leaves, self.block)
         if shares is None:
-            shares = np.array([self._near(weight) for weight in weights])
+            shares = np.array([self.near(weight) for weight in weights])
         pairs = list(zip(weights, shares))
         found = list(run(lambda pair: self._bounded(relaxation, *pair), pairs))
         rows = [self._complete(leaves, at) for *_, points in found for at in points]
@@ -201,7 +202,7 @@ class Pruning:
         alone = self.summing @ weight
         return np.where(self.largest, share[:, None] * alone, alone)
 
-    def _near(self, weight: Array) -> Array:
+    def near(self, weight: Array) -> Array:
         """Return the shares of the nearest weights, or equal ones of blocks that have much.
 
         They are none where there are not two totals: points are then compared total by total.
@@ -330,9 +331,42 @@ class Pruning:
 
     def _open(self, eps: float) -> bool:
         """Return whether bounds leave room for points that known ones do not cover."""
-        sums = self.known.corners(eps) @ self.weights.T
-        closed = (sums < self.least - MARGIN * np.abs(self.least)).any(1)
-        return not bool(closed.all())
+        return bool((self.rooms(eps)[0] >= 0).any())
+
+    def rooms(self, eps: float) -> tuple[Array, Array]:
+        """Return by how much each corner of known points is above bounds, and for which weights.
+
+        As a share, for the weights for which it is least, below 0 where nothing can be: (corners,).
+        The weights are (corners, weights), the nearest first.
+        """
+        weights, least = (
+            np.concatenate(pair) for pair in zip((self.weights, self.least), self.beyond)
+        )
+        sums = self.known.corners(eps) @ weights.T
+        above = (sums - least) / np.maximum(np.abs(least), 1e-9) + MARGIN
+        order = np.argsort(above, 1, kind="stable")
+        return np.take_along_axis(above, order[:, :1], 1)[:, 0], weights[order]
+
+    def part(self) -> Pruning:
+        """Return the same for a part of the points, of which nothing else is known yet."""
+        made = Pruning(self.problem, self.eps)
+        made.known = self.known
+        (weights, least), mine = self.beyond, (self.weights, self.least)
+        made.beyond = np.concatenate([mine[0], weights]), np.concatenate([mine[1], least])
+        return made
+
+    def apart(self) -> tuple[int, int] | None:
+        """Return two known points between which bounds leave the most room; None: nowhere.
+
+        They are neighbours on the hull of known points.
+        """
+        if self.weights.shape[1] != 2 or len(self.known.costs) < 2:
+            return None
+        above, _ = self.rooms(self.eps)
+        at = int(above.argmax())
+        hull = np.searchsorted(self.known.costs[:, 0], _hull(self.known.costs)[:, 0])
+        after = int(np.clip(np.searchsorted(hull, at), 1, len(hull) - 1)) if len(hull) > 1 else 0
+        return (int(hull[after - 1]), int(hull[after])) if above[at] >= 0 and after else None
 
     def narrow(self, alive: list[Array]) -> None:
         """Leave out configurations that are part of nothing that is not known."""

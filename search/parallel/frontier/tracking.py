@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +27,14 @@ from soapstone.search.parallel.frontier.eliminate import (
     unrolled,
 )
 from soapstone.search.parallel.frontier.levels import levels, limited
+from soapstone.search.parallel.frontier.ordering import Method, order
 from soapstone.search.parallel.frontier.pruning import MARGIN, Known, Pruning
 from soapstone.search.parallel.frontier.relaxation import NEVER
-from soapstone.search.parallel.frontier.spine import Spine, marked_spine
+from soapstone.search.parallel.frontier.spine import marked_spine
 from soapstone.search.parallel.frontier.tables import Problem, Result, added_up
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.operators import ParallelError
 
-Method = Literal["linear", "elimination"]
 Progress = Callable[[int, int, int], None]  # joins done, of how many, points of the last one
 WEIGHTS = (6, 8, *[12] * 8)  # for which bounds are computed, round by round
 DIVES = (1, 2, 3, 4, 6, 8)  # rounds after which combinations of what was good are tried
@@ -43,7 +43,7 @@ STEPS = 300_000_000  # products of frontiers that are made at most before operat
 MOST_STEPS = 4_000_000_000  # and without bounds
 SPLITS = 200  # of operators' configurations in two
 MOST_WORK = 1_000_000_000  # cells of edges, over all weights, that bounds are had of before that
-SHRINK = 0.9  # to which a split must bring what is to be gone through, or splits are given up
+NEAREST = 3  # weights for which bounds of a half are had, of those nearest to what is open
 FEW = 24  # points of a frontier that are gone on with at first
 COARSE = 0.01  # how near to known points others are not asked for, before the frontier itself is
 NEXT = 2  # configurations that are tried for each weight, at least
@@ -148,6 +148,7 @@ class Tracker:
                 pruning.learn(made, weights, run)
             elif turn - 1 not in DIVES and turn not in DIVES:
                 break
+            before = pruning.certified() if self.eps else math.inf
             if turn in DIVES:
                 near = (self.eps or COARSE / 2**turn) / (2 if turn < ENOUGH else 4)
                 self._dive(near, max(FEW * 2 ** min(turn - 1, 3), pruning.reach(near)))
@@ -155,26 +156,29 @@ class Tracker:
             made = leaves(self.problem, alive)
             if turn + 1 >= ENOUGH and self._steps(made) <= STEPS:
                 break
+            if turn in DIVES and not len(weights) and pruning.certified() >= before < math.inf:
+                break  # halves say more
         self.counts["classes"] = sum(table.size for table in made.operators)
         self.error = self.eps
-        left = [(alive, math.inf)]
+        left = [(alive, pruning)]
         while left:
-            alive, last = left.pop()
+            alive, node = left.pop()
             made = leaves(self.problem, alive)
+            node.known = pruning.known
             if not all(table.size for table in made.operators):
                 continue
-            steps = self._steps(made)
-            helps = not self.eps or (steps < SHRINK * last and pruning.work < MOST_WORK)
-            if steps <= STEPS:
+            if self.eps and node.certified() <= self.eps:
+                continue
+            goes_on = not self.eps or pruning.work < MOST_WORK
+            if self._steps(made) <= STEPS:
                 pruning.known = self._followed(made, pruning.spread(INSIDE))
-            elif self.counts.get("splits", 0) < SPLITS and helps:
+            elif self.counts.get("splits", 0) < SPLITS and goes_on:
                 self.counts["splits"] = self.counts.get("splits", 0) + 1
-                left += [(half, steps) for half in self._split(alive, run)]
-            elif self.eps and pruning.certified() < math.inf:  # more than was asked for
-                self.error = max(self.error, pruning.certified())
-                break
+                left += self._split(alive, node, run)
+            elif self.eps and node.certified() < math.inf:  # more than was asked for
+                self.error = max(self.error, node.certified())
             else:
-                left.append((self._decided(alive), last))
+                left.append((self._decided(alive), node))
         return pruning.known
 
     def _steps(self, made: Leaves) -> float:
@@ -188,14 +192,50 @@ class Tracker:
         found = eliminated(names, scopes, stages=stages)
         return sum(math.prod(self.sizes[each] for each in (op, *others)) for op, others in found)
 
-    def _split(self, alive: list[Array], run: Any) -> list[list[Array]]:
+    def _split(
+        self, alive: list[Array], node: Pruning, run: Any
+    ) -> list[tuple[list[Array], Pruning]]:
         """Return the two halves of what one operator may cost, less what bounds leave out."""
-        pruning = self.pruning
-        ranges = np.zeros((len(alive), pruning.weights.shape[1]))
+        pruning, (op, costs, middle) = self.pruning, self._halved(alive, node)
+        weights = pruning.weights[pruning.spread(INSIDE)]
+        if self.eps and node.weights.shape[1] == 2:  # near what is open: the rest is closed
+            above, nearest = node.rooms(self.eps)
+            few = nearest[above >= 0, :NEAREST].reshape(-1, 2)
+            weights = np.unique(np.concatenate([pruning.weights[:2], few]), axis=0)[::-1]
+        live, found = alive[op], []
+        for half in (live & (costs > middle), live & (costs <= middle)):
+            mine = [each.copy() for each in alive]
+            mine[op] = half
+            part = node.part()
+            part.known = pruning.known
+            made = leaves(self.problem, mine)
+            if all(table.size for table in made.operators):
+                shares = np.array([pruning.near(weight) for weight in weights])
+                part.learn(made, weights, run, shares)
+                part.narrow(mine)
+                pruning.known, pruning.work = part.known, pruning.work + part.work
+                found.append((mine, part))
+        return found
+
+    def _halved(self, alive: list[Array], node: Pruning) -> tuple[int, Array, float]:
+        """Return an operator, what its configurations cost, and what half of them cost at most.
+
+        It is the one in which points around what bounds leave open differ most, else the one whose
+        costs do.
+        """
+        known = self.pruning.known
+        scale = np.maximum(1, np.ptp(known.costs, 0)) if len(known.costs) else 1
         own = [item.costs.min(1) @ self.problem.summing for item in self.problem.operators]
-        for op, live in enumerate(alive):
-            ranges[op] = np.ptp(own[op][live], 0)
-        ranges /= np.maximum(1, np.ptp(pruning.known.costs, 0)) if len(pruning.known.costs) else 1
+        ends = node.apart() if self.eps else None
+        if ends is not None:
+            pairs = [of[known.configurations[list(ends), at]] for at, of in enumerate(own)]
+            differ = np.array([np.abs(np.diff(pair, axis=0)[0]) for pair in pairs]) / scale
+            for number in np.argsort(-differ, axis=None, kind="stable"):
+                op, total = divmod(int(number), differ.shape[1])
+                costs, middle = own[op][:, total], float(pairs[op][:, total].mean())
+                if len(np.unique(costs[alive[op]] > middle)) == 2:
+                    return op, costs, middle
+        ranges = np.array([np.ptp(of[live], 0) for of, live in zip(own, alive)]) / scale
         op, total = divmod(int(ranges.argmax()), ranges.shape[1])
         costs = own[op][:, total]
         if ranges[op, total] == 0:
@@ -205,20 +245,7 @@ class Tracker:
         middle = np.sort(costs[live])[(live.sum() - 1) // 2]
         if middle == costs[live].max():
             middle -= 1
-        found = []
-        for half in (live & (costs > middle), live & (costs <= middle)):
-            mine = [each.copy() for each in alive]
-            mine[op] = half
-            node = Pruning(self.problem, self.eps)
-            node.known = pruning.known
-            made = leaves(self.problem, mine)
-            if all(table.size for table in made.operators):
-                rows = pruning.spread(INSIDE)
-                node.learn(made, pruning.weights[rows], run, pruning.shares[rows])
-                node.narrow(mine)
-                pruning.known, pruning.work = node.known, pruning.work + node.work
-                found.append(mine)
-        return found
+        return op, costs, middle
 
     def _decided(self, alive: list[Array]) -> list[Array]:
         """Return what is left when an operator has the configuration that is best (heuristically).
@@ -404,56 +431,3 @@ def _rounded(table: Table, delta: Array) -> None:
     keep[np.unique(boxes, axis=0, return_index=True)[1]] = True
     table.keep(keep)
     table.slack = table.slack + whole - 1
-
-
-def order(
-    tables: Sequence[Table],
-    sizes: dict[int, int],
-    spine: Spine,
-    method: Method,
-    only: set[int] | None = None,
-) -> list[tuple[int, str]]:
-    """Return operators in an order of elimination, and what it counts as ("": see `eliminate`).
-
-    Of the spine's order, from one end to the other, and by the least tables, the one is taken that
-    has the least to go through, by an estimate.
-    """
-    names = sorted({op for table in tables for op in table.scope})
-    scopes = [frozenset(table.scope) for table in tables]
-    wanted = set(names) if only is None else only
-    last = len(names) + len(spine.marked) + 9
-    later = {op: last for op in names if op not in wanted}
-    line = [op for op in spine.marked if op in wanted and op not in spine.far]
-    if method == "elimination":
-        line = [*line[1:-1], *(op for op in spine.far if op in wanted), *line[:1], *line[-1:]]
-    stages = dict.fromkeys(names, 0) | {op: at + 1 for at, op in enumerate(line)} | later
-    stages |= {op: last - 1 for op in spine.far if op in wanted and op not in line}
-    plans = [stages]
-    if method == "linear":
-        plans += [dict.fromkeys(names, 0) | later, {op: op for op in names} | later]
-    found = [eliminated(names, scopes, sizes=sizes, stages=plan) for plan in plans]
-    best = min(found, key=lambda each: work(each, scopes, sizes, wanted))
-    linear = set(line) if best is found[0] and method == "linear" else set()
-    return [(op, "linear" if op in linear else "") for op, _ in best if op in wanted]
-
-
-def work(
-    order: Sequence[tuple[int, tuple[int, ...]]],
-    scopes: Sequence[frozenset[int]],
-    sizes: dict[int, int],
-    wanted: set[int],
-) -> float:
-    """Return about how many points an order has to go through.
-
-    A frontier of several operators is taken to have as many points as those.
-    """
-    left = [(scope, 1) for scope in scopes]
-    total = 0.0
-    for op, others in order:
-        if op not in wanted:
-            continue
-        mine = [many for scope, many in left if op in scope]
-        left = [each for each in left if op not in each[0]]
-        total += math.prod(sizes[each] for each in (op, *others)) * math.prod(mine)
-        left.append((frozenset(others), sum(mine)))
-    return total
