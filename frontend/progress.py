@@ -143,17 +143,34 @@ def staged() -> Iterator[Stages]:
 
 @contextmanager
 def searching(stream: TextIO | None = None) -> Iterator[Callable[[float, int, float], None]]:
-    """Show how far a search for a strategy is: a line that changes, or one every few seconds."""
+    """Show how far a search for a strategy is."""
+    with _line(stream) as say:
+        yield lambda seconds, proposals, best_us: say(
+            f"{seconds:6.1f} s  {proposals:,} proposals  best {best_us:,.1f} us"
+        )
+
+
+@contextmanager
+def planning(stream: TextIO | None = None) -> Iterator[Callable[[int, int, int], None]]:
+    """Show how far a search for a memory plan is."""
+    with _line(stream) as say:
+        yield lambda decided, count, nbytes: say(
+            f"{decided:,} of {count:,} decisions  best {nbytes:,} bytes"
+        )
+
+
+@contextmanager
+def _line(stream: TextIO | None) -> Iterator[Callable[[str], None]]:
+    """Show a line that changes, or where there is no terminal one every few seconds."""
     out = stream or sys.stderr
     alive = out.isatty()
     last = [0.0]
 
-    def show(seconds: float, proposals: int, best_us: float) -> None:
+    def show(text: str) -> None:
         now = time.perf_counter()
         if now - last[0] < (_REFRESH_S if alive else _LINE_S):
             return
         last[0] = now
-        text = f"{seconds:6.1f} s  {proposals:,} proposals  best {best_us:,.1f} us"
         print(f"\r{text}\x1b[K" if alive else text, end="" if alive else "\n", file=out, flush=True)
 
     try:

@@ -49,8 +49,9 @@ NAMES = (
     ("soapstone.frontend.strategies.finding", "measure_tasks"),
     ("soapstone.frontend.strategies.picture", "save_picture"),
     ("soapstone.ir.interpret", "interpret"),
-    ("soapstone.search.placement.streaming", "least_recently_used"),
-    ("soapstone.search.placement.streaming", "stream"),
+    ("soapstone.search.placement.baselines", "least_recently_used"),
+    ("soapstone.search.placement.baselines", "stream"),
+    ("soapstone.search.placement.find", "memory_plan"),
 )
 # What every layer has is said where layers are described, and files are files by any name.
 UNDERSTOOD = {"self", "cls", "name"}

@@ -48,7 +48,7 @@ from soapstone.runtime import (
     task,
 )
 from soapstone.search.parallel import Options, search
-from soapstone.search.placement.streaming import least_recently_used, stream
+from soapstone.search.placement.baselines import least_recently_used, stream
 
 MB = 1 << 20
 ROUND_S = 0.1  # at least: one run after another of the same mapper

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import soapstone
-from soapstone.cli import bench, graph, onnx, profile, rules, strategy
+from soapstone.cli import bench, graph, memory, onnx, profile, rules, strategy
 from soapstone.cli.common import Json, answer, command, tell
 from soapstone.cli.optimize import optimize
 from soapstone.cli.show import show
@@ -27,6 +27,7 @@ app = typer.Typer(
 
 app.add_typer(bench.app, name="bench")
 app.add_typer(graph.app, name="graph")
+app.add_typer(memory.app, name="memory")
 app.add_typer(onnx.app, name="onnx")
 app.add_typer(profile.app, name="profile")
 app.add_typer(rules.app, name="rules")

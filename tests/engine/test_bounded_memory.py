@@ -16,7 +16,7 @@ from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.tensor import Array
 from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine, MemoryExhausted
-from soapstone.search.placement.streaming import least_recently_used, stream
+from soapstone.search.placement.baselines import least_recently_used, stream
 
 
 def _mlp() -> Model:
@@ -84,7 +84,7 @@ def test_plans_replay_and_lru_moves_no_more_than_streaming(share: float) -> None
         made = {name for node in graph.nodes for name in node.outputs}
         read = {name for node in graph.nodes for name in node.inputs} - made
         sizes = {name: spec.nbytes for name, spec in graph.tensors.items()}
-        assert lru.moved_bytes == sum(sizes[n] for n in (*read, *made.intersection(graph.outputs)))
+        assert lru.moved_bytes == sum(sizes[n] for n in (*read, *made.intersection(graph.results)))
 
 
 def test_a_plan_for_too_little_memory_names_the_node() -> None:

@@ -1,0 +1,92 @@
+"""A memory plan from where values are when: offsets by the arena planner, then the steps.
+
+Values do not move within the fast memory, so spans whose sum fits may still not fit side by side.
+Then less memory is planned for, until what is planned packs into all of it; the bytes held back are
+the margin. A plan that keeps nothing between nodes always packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from soapstone.ir.plan import Action, MemoryPlan, Step
+from soapstone.runtime.tracing import arena
+from soapstone.search.placement.timeline import Span, Timeline
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A checked plan, and the bytes of the capacity that were held back for it to pack."""
+
+    plan: MemoryPlan
+    margin_bytes: int
+
+
+def packed(
+    timeline: Timeline, choose: Callable[[Timeline], Sequence[Span]], *, liveness: bool = True
+) -> Packed:
+    """Return the plan of the spans that are chosen for a capacity, or for a little less.
+
+    choose: returns spans for a timeline of the capacity that it has. liveness: whether values that
+    nothing reads any more leave for free; else they are copied out as any other.
+    """
+    capacity = timeline.capacity_bytes
+    least = int(timeline.needs.max(initial=0))
+    planned = capacity
+    while True:
+        spans = choose(timeline.within(planned))
+        steps, peak = _steps(timeline, spans, liveness)
+        if peak <= capacity:
+            break
+        if planned <= least:
+            steps, _ = _steps(timeline, timeline.spans(set()), liveness)
+            break
+        planned = max(least, planned - max(peak - capacity, capacity // 64))
+    plan = MemoryPlan(capacity, steps)
+    plan.check(timeline.graph)
+    return Packed(plan, capacity - planned)
+
+
+def _steps(
+    timeline: Timeline, spans: Sequence[Span], liveness: bool
+) -> tuple[tuple[Step, ...], int]:
+    """Return the steps of a plan, and the end of its highest bytes."""
+    sizes = timeline.nbytes
+    blocks = [arena.Block(timeline.padded[value], first, last) for value, first, last in spans]
+    blocks += [
+        arena.Block(timeline.workspace.get(node.name, 0), step, step)
+        for step, node in enumerate(timeline.order)
+    ]
+    found = arena.plan(blocks)
+    begin: list[list[int]] = [[] for _ in timeline.order]
+    end: list[list[int]] = [[] for _ in timeline.order]
+    for number, (_, first, last) in enumerate(spans):
+        begin[first].append(number)
+        end[last].append(number)
+    made, results = timeline.graph.producers, timeline.graph.results
+    dirty: set[str] = set()
+    seen: set[str] = set()
+    steps: list[Step] = []
+
+    def add(action: Action, number: int) -> None:
+        value = spans[number].value
+        steps.append(Step(action, value, sizes[value], int(found.offsets[number])))
+
+    for step, node in enumerate(timeline.order):
+        for number in begin[step]:
+            value = spans[number].value
+            fresh = value in made and value not in seen
+            add(Action.ALLOCATE if fresh else Action.FETCH, number)
+            seen.add(value)
+            if fresh:
+                dirty.add(value)
+        steps.append(Step(Action.RUN, node.name))
+        for number in end[step]:
+            value = spans[number].value
+            needed = value in results or timeline.touches[value][-1] > step
+            needed = needed or (not liveness and step < len(timeline.order) - 1)
+            add(Action.EVICT if value in dirty and needed else Action.FREE, number)
+            if needed:
+                dirty.discard(value)
+    return tuple(steps), found.peak_bytes

@@ -1,0 +1,52 @@
+"""`soapstone memory`: plans for a memory that is too small for all values of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from soapstone.cli.common import Dims, Json, command, dims_of, tell
+from soapstone.cli.strategy import BatchSize, ModelName, Sizes
+
+app = typer.Typer(help="Models larger than a memory: plan.", no_args_is_help=True)
+
+
+@command(app, "plan")
+def plan(
+    model: ModelName,
+    capacity: Annotated[int, typer.Option(min=1, help="Bytes of the fast memory.")],
+    batch_size: BatchSize = None,
+    size: Sizes = None,
+    dim: Dims = None,
+    training: Annotated[
+        bool, typer.Option("--training/--inference", help="An app's step, or its forward graph.")
+    ] = True,
+    method: Annotated[
+        str, typer.Option(help="dp: fewest bytes; lru, stream or belady: no search.")
+    ] = "dp",
+    budget: Annotated[float, typer.Option(min=0, help="Seconds of search, at most.")] = 30.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan here (JSON).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what is copied between a fast memory and a backing one, and when, to run a model.
+
+    An interrupt ends the search; the best plan until then is shown and written.
+    """
+    from soapstone.deadline import Deadline
+    from soapstone.files import check_targets
+    from soapstone.frontend.progress import planning
+    from soapstone.frontend.strategies.finding import graph_of, parse_sizes
+    from soapstone.search.placement.find import memory_plan
+
+    check_targets(output)
+    sizes, dims = parse_sizes(size), dims_of(dim)
+    graph = graph_of(model, batch_size, training=training, sizes=sizes, dims=dims)
+    with planning() as progress:
+        found = memory_plan(graph, capacity, method, deadline=Deadline(budget), progress=progress)
+    if output is not None:
+        found.plan.save(output)
+    tell(found, {**found.as_dict(), "output": None if output is None else str(output)}, as_json)

@@ -1,0 +1,104 @@
+"""Memory plans by a search: optimal, packed, never worse than the baselines, honest about gaps."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.ir_examples import training
+from helpers.memory_optimum import optimum, random_graph
+
+from soapstone.deadline import Deadline
+from soapstone.ir.errors import GraphError
+from soapstone.ir.plan import Action
+from soapstone.search.placement import baselines
+from soapstone.search.placement.find import METHODS, memory_plan
+from soapstone.search.placement.optimal import fewest_bytes
+from soapstone.search.placement.timeline import Timeline, timeline
+
+ROOMY = 1 << 40
+
+
+def tight(graph_seed: int, share: float = 0.3, workspace: int = 0) -> Timeline:
+    """Return the timeline of a random graph, little above what its largest node needs."""
+    graph = random_graph(graph_seed)
+    beside = {graph.nodes[0].name: workspace}
+    roomy = timeline(graph, ROOMY, workspace=beside)
+    least, most = int(roomy.needs.max()), sum(roomy.padded.values())
+    return roomy.within(int(least + share * max(0, most - least)) // 64 * 64)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_bytes_are_the_optimum_of_single_copies(seed: int) -> None:
+    known = tight(seed, (0.0, 0.15, 0.4)[seed % 3], workspace=64 * (seed % 2))
+    found = fewest_bytes(known, set())
+    assert found.exact
+    wanted = optimum(known.graph, known.capacity_bytes, known.workspace, any_order=False)
+    assert found.moved_bytes == wanted
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_plans_run_every_node_in_the_capacity(method: str, share: float) -> None:
+    graph = training()
+    roomy = timeline(graph, ROOMY)
+    least, most = int(roomy.needs.max()), sum(roomy.padded.values())
+    found = memory_plan(graph, int(least + share * (most - least)), method)
+    assert found.plan.peak_bytes <= found.plan.capacity_bytes
+    assert found.lower_bound_bytes <= found.transfer_bytes <= found.streaming_bytes
+    if method == "dp":
+        assert found.transfer_bytes <= found.lru_bytes
+    ran = [step.name for step in found.plan.steps if step.action is Action.RUN]
+    assert sorted(ran) == sorted(node.name for node in graph.nodes)
+    if share == 1 and method != "stream":
+        assert found.exact and found.transfer_bytes == roomy.least_bytes
+    for name in ran:
+        assert name in str(found)
+
+
+def test_a_narrow_search_tells_a_bound_below_the_optimum() -> None:
+    gaps = 0
+    for seed in range(20):
+        known = tight(seed, 0.1)
+        best = fewest_bytes(known, set())
+        beam = fewest_bytes(known, set(), widths=(1,))
+        assert beam.lower_bound_bytes <= best.moved_bytes <= beam.moved_bytes
+        gaps += not beam.exact
+    assert gaps  # some were cut, or nothing was shown
+
+
+def test_a_search_without_time_returns_the_best_known() -> None:
+    known = tight(3, 0.1)
+    start = baselines.kept_by(known, baselines.latest)
+    found = fewest_bytes(known, start, deadline=Deadline(0.0))
+    assert found.moved_bytes == known.moved_bytes(start)
+    assert found.lower_bound_bytes >= known.least_bytes
+
+
+def test_results_and_values_copied_out_before_are_written_once() -> None:
+    for seed in range(10):
+        known = tight(seed, 0.0)
+        plan = memory_plan(known.graph, known.capacity_bytes).plan
+        out = [step.name for step in plan.steps if step.action is Action.EVICT]
+        assert len(out) == len(set(out))
+        assert known.graph.results & known.graph.producers.keys() <= set(out)
+
+
+def test_too_little_memory_and_unknown_methods_are_named() -> None:
+    graph = training()
+    with pytest.raises(GraphError, match=r"'w1.sgd': uses 768 bytes .* 600 found .* 168 more"):
+        memory_plan(graph, 600)
+    with pytest.raises(GraphError, match=r"'fc1': uses 1\d{5} bytes"):
+        memory_plan(graph, 100_000, workspace={"fc1": 100_000})
+    with pytest.raises(GraphError, match=r"method 'mru' found; dp, lru, stream, belady needed"):
+        memory_plan(graph, 100_000, "mru")
+
+
+def test_lru_without_liveness_copies_out_what_is_dead() -> None:
+    moved = {True: 0, False: 0}
+    for seed in range(20):
+        known = tight(seed, 0.1)
+        for liveness in moved:
+            plan = baselines.least_recently_used(
+                known.graph, known.capacity_bytes, liveness=liveness
+            )
+            moved[liveness] += plan.moved_bytes
+    assert moved[True] < moved[False]
