@@ -45,7 +45,8 @@ def environment() -> Mapping[str, str]:
 
     found = {"onednn": "none", "openblas": "none", "openmp": "none"}
     if onednn.available():
-        found["onednn"] = f"{onednn.version()} {digest(str(onednn.library()._name))}"
+        path = digest(str(onednn.library()._name))
+        found["onednn"] = f"{onednn.version()} {onednn.instructions():x} {path}"
     else:  # it is loaded only then
         blas, _ = openblas.attempt()
         if blas is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from soapstone.ir.spec import operator
 from soapstone.ir.tensor import Array, spec_of
 from soapstone.kernels.cpu import onednn
+from soapstone.kernels.cpu.onednn.library import instructions
 from soapstone.kernels.cpu.products.forms import default_form
 from soapstone.kernels.entry import Call, Entry
 from soapstone.kernels.registry import variants
@@ -17,6 +18,10 @@ from soapstone.native import memory
 
 LIBRARY = (default_form() or ("reference", None))[0]  # whose products there are
 BOTH = {"numba", "onednn"} if onednn.available() else {"numba"}
+# oneDNN has less code for vectors of less than 512 bits: gradients of softmax are plain loops, and
+# its classic product is its first choice.
+WIDE = onednn.available() and bool(instructions() & 0x20)
+SOFTMAX_GRAD = BOTH if WIDE else {"numba"}
 LAYOUTS = ("plain", "last", "tile", "last tile")
 FILL = 77  # of what no kernel writes
 

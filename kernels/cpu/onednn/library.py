@@ -52,6 +52,7 @@ _P = POINTER
 # call, unless `_RETURNS` says otherwise.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dnnl_version": (),
+    "dnnl_get_effective_cpu_isa": (),
     "dnnl_engine_create": (_OUT, _INT, C.c_size_t),
     "dnnl_stream_create": (_OUT, _P, _UNSIGNED),
     "dnnl_stream_destroy": (_P,),
@@ -117,6 +118,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 _RETURNS: dict[str, Any] = {
     "dnnl_version": None,  # set to a pointer to _Version when the library is loaded
+    "dnnl_get_effective_cpu_isa": C.c_int,
     "dnnl_memory_desc_get_size": C.c_size_t,
     "dnnl_primitive_desc_query_md": C.c_void_p,
     "dnnl_memory_desc_equal": C.c_int,
@@ -252,6 +254,11 @@ def library() -> C.CDLL:
             f"{VARIABLE} to the path of {_FILE}"
         )
     return handle
+
+
+def instructions() -> int:
+    """Return the instructions that the library uses here, as bits of its `dnnl_cpu_isa_t`."""
+    return int(library().dnnl_get_effective_cpu_isa())
 
 
 def version() -> str:
