@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from soapstone import Adam, GraphError, Model, ShapeError
-from soapstone.apps import gcn
+from soapstone.apps import gcn, sage
 from soapstone.errors import DataError
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.adjacency import Adjacency
@@ -59,9 +59,17 @@ def test_convolutions_are_products_with_the_matrix(width: int) -> None:
     np.testing.assert_array_equal(y, [r.max(axis=0) if len(r) else np.zeros(12) for r in rows])
 
 
-def trained(**how: Any) -> tuple[list[float], Array]:
+def gcn_small() -> Model:
+    return gcn.build(90, DATA, hidden=4)
+
+
+def sage_small() -> Model:
+    return sage.build(90, DATA, hidden=4, reduction="max")
+
+
+def trained(build: Callable[[], Model], **how: Any) -> tuple[list[float], Array]:
     splits = DATA.splits()
-    with gcn.build(90, DATA, hidden=4) as model:
+    with build() as model:
         model.compile(Adam(0.05), "masked_cross_entropy", ["accuracy"], seed=3, **how)
         result = model.fit(splits.train_x, splits.train_y, epochs=6, shuffle=False, progress=False)
         scores = model.evaluate(splits.test_x, splits.test_y)
@@ -72,15 +80,16 @@ def trained(**how: Any) -> tuple[list[float], Array]:
     return [record["loss"] for record in result.epochs], found
 
 
-def test_workers_and_threads_compute_what_one_does() -> None:
-    losses, found = trained(cpus=1)
+@pytest.mark.parametrize("build", [gcn_small, sage_small])
+def test_workers_and_threads_compute_what_one_does(build: Callable[[], Model]) -> None:
+    losses, found = trained(build, cpus=1)
     assert losses[-1] < losses[0]
     for how in (
         {"machine": Machine.local(cpus=2)},
         {"machine": Machine.local(cpus=3)},
         {"machine": Machine.local(cpus=1, threads=2)},
     ):
-        others, other = trained(**how)
+        others, other = trained(build, **how)
         np.testing.assert_allclose(others, losses, rtol=1e-5)
         np.testing.assert_allclose(other, found, atol=1e-4)
 
@@ -119,13 +128,19 @@ def test_only_named_parameters_decay() -> None:
         Adam(decayed="conv1")  # type: ignore[arg-type]
 
 
-def test_an_app_learns_from_a_graph_in_a_file(tmp_path: Path) -> None:
+def test_apps_learn_from_a_graph_in_a_file(tmp_path: Path) -> None:
     write_graph(tmp_path / "a.npz", DATA)
-    result = train_app(
-        "gcn", graph=tmp_path / "a.npz", epochs=60, cpus=1, progress=False, learning_rate=0.1
-    )
-    assert result.test_accuracy is not None
-    assert result.test_accuracy > 0.8
+    for app, epochs, rate in (("gcn", 60, 0.1), ("sage", 30, 0.01), ("gin", 60, 0.01)):
+        result = train_app(
+            app,
+            graph=tmp_path / "a.npz",
+            epochs=epochs,
+            learning_rate=rate,
+            cpus=1,
+            progress=False,
+        )
+        assert result.test_accuracy is not None
+        assert result.test_accuracy > 0.8, app
     for app, more, said in (
         ("gcn", {"batch_size": 7}, "a step is over all 90 vertices"),
         ("digits", {}, "which learns from none"),
