@@ -40,7 +40,7 @@ _TOLD: set[Path] = set()
 def njit(**options: Any) -> Decorator:
     """Return a decorator as `numba.njit`, compiled on the first call and kept on disk.
 
-    Numba's wrapper for C is left out: compiling it takes a quarter of the time, and none is called.
+    Numba's wrapper for C is left out: none is called, and each takes time to compile.
     """
 
     def wrap(function: Callable[..., Any]) -> Any:
