@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numba
@@ -29,6 +29,7 @@ from numba.core.ccallback import CFunc
 
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
 from soapstone.cache.sources import edited, modules_of, stamp
+from soapstone.system import locked
 
 Decorator = Callable[[Callable[..., Any]], Any]  # Numba infers types of its own
 ABOUT = "modules.json"  # in the folder of a module: whose sources the stamps are of
@@ -97,7 +98,7 @@ def _kept(make: Callable[[], Any], function: Callable[..., Any]) -> Any:
     if not _inside(made, place):
         _say(f"Numba {numba.__version__} does not keep compiled code where it is told to")
         return make()
-    _forgive(made._cache)
+    _forgive(made._cache, place / "lock")
     if closed:
         made._cache._index_key = lambda signature, codegen: (
             signature,
@@ -111,7 +112,7 @@ def _closed(function: Callable[..., Any]) -> str:
     """Return a name of what a function closes over, the same in every process, or "".
 
     Numba's key of a closure is how it is pickled, and what it compiles has a random name in that.
-    Each closure has a folder: in one index, processes that write at once give two of them one file.
+    Each closure has a folder, where its index says nothing of others.
     """
     if not getattr(function, "__closure__", None):
         return ""
@@ -127,22 +128,32 @@ def _told(thing: Any, seen: set[int]) -> object:
             return name
         seen.add(id(inner))
         cells = [_told(cell.cell_contents, seen) for cell in inner.__closure__ or ()]
-        return name, inner.__code__.co_code, str(getattr(thing, "targetoptions", "")), cells
+        given = [_told(each, seen) for each in inner.__defaults__ or ()]
+        options = str(getattr(thing, "targetoptions", ""))
+        return name, _written(inner.__code__), options, cells, given
     if isinstance(thing, tuple | list):
         return [_told(each, seen) for each in thing]
     return str(thing) if isinstance(thing, types.Type) else serialize.dumps(thing)
 
 
-def _forgive(store: Any) -> None:
+def _written(code: CodeType) -> object:
+    """Return what tells code from other code of its module; `marshal` has other bytes each time."""
+    inner = [_written(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return code.co_firstlineno, code.co_code, code.co_names, inner
+
+
+def _forgive(store: Any, lock: Path) -> None:
     """Let functions run whose code cannot be written or read: a full disk, a file cut short.
 
-    Numba raises then, in whatever the function was called for.
+    Numba raises then, in whatever the function was called for. And it lets two processes that write
+    at once give one file to two signatures, of which one would later run the other's code.
     """
     save, load = store.save_overload, store.load_overload
 
     def kept(*arguments: Any) -> None:
         try:
-            save(*arguments)
+            with locked(lock):
+                save(*arguments)
         except OSError as error:
             _say(f"{error}; compiled code is not kept")
 

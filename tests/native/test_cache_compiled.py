@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import soapstone.cache
+import soapstone.system
 from soapstone.cache.sources import closure, stamp
 
 # A small package with the caches of the real one: `main` inlines `middle`, and with it `helper`.
@@ -72,6 +74,35 @@ from soapstone.helper import scaled
 for run in (made(scaled), made(scaled, doubled(types.int64))):
     print(run(4), sum(run.stats.cache_hits.values()))
 """,
+    "beside.py": """
+import os, time
+from numba.core import caching
+from soapstone.cache.compiled import njit
+write = caching.IndexDataCacheFile._save_index
+def slowly(self, index):
+    time.sleep(1.0)  # meanwhile others read the index
+    write(self, index)
+caching.IndexDataCacheFile._save_index = slowly
+@njit()
+def add(x, y):
+    return x + y
+for kind in os.environ["KINDS"].split():
+    print(int(add(eval(kind)(30), eval(kind)(12))))
+print(sum(add.stats.cache_hits.values()))
+""",
+    "alike.py": """
+from numba import njit as helper
+from soapstone.cache.compiled import njit
+def made(inner):
+    @njit()
+    def run(x):
+        return inner(x)
+    return run
+less, more = helper(lambda x: x + 1), helper(lambda x: x + 2)
+for inner in less, more:
+    run = made(inner)
+    print(run(4), sum(run.stats.cache_hits.values()))
+""",
     "full.py": """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -88,6 +119,7 @@ def package(tmp_path: Path) -> Path:
     for name, text in _FILES.items():
         (folder / name).write_text(text)
     shutil.copytree(Path(soapstone.cache.__file__).parent, folder / "cache")
+    shutil.copy(soapstone.system.__file__, folder)
     return folder
 
 
@@ -146,6 +178,19 @@ def test_compiled_code_of_a_program_follows_the_helpers_it_imports(package: Path
     for file, found in ((package / "helper.py", 160), (package.parent / "mine.py", 240)):
         file.write_text(file.read_text().replace("FACTOR = 10", "FACTOR = 30"))
         assert _run(package, "factory; import program", **path)[0] == [found]
+
+
+def test_processes_that_compile_at_once_keep_what_each_made(package: Path) -> None:
+    """Numba by itself gives both signatures one file: of two numbers one would be nonsense."""
+    with ThreadPoolExecutor() as pool:
+        runs = [pool.submit(_run, package, "beside", KINDS=kind) for kind in ("int", "float")]
+    assert [run.result()[0] for run in runs] == [[42, 0], [42, 0]]
+    assert _run(package, "beside", KINDS="int float")[0] == [42, 42, 2]
+
+
+def test_closures_of_functions_of_one_name_are_told_apart(package: Path) -> None:
+    assert _run(package, "alike")[0] == [5, 0, 6, 0]
+    assert _run(package, "alike")[0] == [5, 1, 6, 1]
 
 
 def test_what_is_edited_while_a_process_runs_is_not_kept(package: Path) -> None:
