@@ -35,6 +35,7 @@ SENT = Task("sent", (Read,), body=_body, kind="sent")
 POST = Task("post", (Write,), body=_body, kind="post")
 MESSAGES = ("send", "recv")
 STARTS, ENDS = ("send", "post"), ("sent", "recv")  # of a message in a trace
+BEHIND = 16  # places that who receives may be behind before who sends waits for the end
 _SPLIT = {"send": (SEND, SENT), "recv": (POST, RECEIVE)}
 
 
@@ -110,9 +111,10 @@ def split(
 
     Starts stay where they are in the order, which is the same in all processes, and the end of a
     message comes just before the first operation that depends on it: a receive before what reads
-    it or, in the process that sends, overwrites it. Everything that waits, waits for what is
-    earlier in that order; so nothing can wait in a circle, even where bytes move only once the
-    receiver comes to the end.
+    it or, in the process that sends, overwrites it. What is sent and not overwritten is held until
+    a little after it has been received. Everything that waits, waits for what is earlier in that
+    order; so nothing can wait in a circle, even where bytes move only once the receiver comes to
+    the end.
 
     operations: those of all processes, by id. edges: int64 (edges, 2), `joined`. buckets: of sends
     and receives that share one message, the id of the first (`bucket.buckets`). Returns the same
@@ -133,6 +135,15 @@ def split(
             group = buckets.get(source, source)
             at = place[buckets.get(target, target)]
             needed[group] = min(needed.get(group, len(order)), at)
+    received = {
+        message_of(op).number: needed.get(buckets.get(op.id, op.id), len(order))
+        for op in operations
+        if op.kind == "recv"
+    }
+    for first, group_of in members.items():
+        if group_of[0].kind == "send":
+            behind = BEHIND + max(received[message_of(op).number] for op in group_of)
+            needed[first] = min(needed.get(first, len(order)), behind)
     found: list[Operation] = []
     keys: list[tuple[int, int]] = []
     enter: dict[int, int] = {}

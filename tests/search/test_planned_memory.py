@@ -21,6 +21,8 @@ from soapstone.runtime import Machine
 from soapstone.runtime.machines.machine import Link, Memory, Processor
 from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel import Simulator
+from soapstone.search.parallel.exact.tables import Pair, edges_of
+from soapstone.search.parallel.frontier.meshes import configurations_of
 from soapstone.search.parallel.frontier.points import cost_frontier
 from soapstone.search.parallel.mcmc.initial import data_parallel, randomly
 from soapstone.search.parallel.problem.choice import Settled, as_strategy
@@ -91,6 +93,35 @@ def test_points_of_a_frontier_hold_what_they_say(cpus: int) -> None:
         with running(graph, machine, point.strategy) as (session, _):
             assert session.peak_bytes == point.simulated_bytes
             assert set(session.peak_bytes_per_device.values()) == {point.simulated_bytes}
+
+
+def over_ranks() -> MeasuredMachine:
+    """Two ranks of one computer, as if they had been measured."""
+    names = ("rank0", "rank1")
+    return MeasuredMachine(
+        "ranks",
+        tuple(Processor(f"{name}.cpu0", "cpu", 1, name, 50e9, node="node0") for name in names),
+        tuple(Memory(name, 1 << 34, 10e9) for name in names),
+        tuple(Link(*ends, 3e-6, 5e9) for ends in (names, names[::-1])),
+    )
+
+
+def test_sums_of_ranks_are_what_they_hold() -> None:
+    """What is sent is not held longer than until it has been received, and copies count."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "inner": 256, "vocabulary": 50, "length": 32}
+    graph, machine = graph_of("transformer", 8, sizes=sizes), over_ranks()
+    points = cost_frontier(graph, machine, saving=("recompute",), eps=0.02).points
+    some = points[:: max(1, len(points) // 6)]
+    assert any(each.recomputed for each in some)
+    for point in some:
+        assert point.simulated_bytes == pytest.approx(point.memory_bytes, rel=0.15)
+
+
+def test_messages_between_operators_cost_ranks_time() -> None:
+    model = prepare(graph_of("mlp", 64), over_ranks())
+    choices = configurations_of(model)
+    for ends in edges_of(model):
+        assert Pair(model, ends).moving(*(choices[op] for op in ends)).any()
 
 
 def test_devices_of_one_memory_hold_together() -> None:

@@ -250,6 +250,7 @@ class Pair(Part):
     def __init__(self, model: Model, ends: tuple[int, int]) -> None:
         super().__init__(model, ends)
         self.between = np.array(self._between(model), BETWEEN)
+        self.moved = [self._moved(back) for back in (False, True)]  # numbers of values, each way
         self.shared = tuple(self.between["shared"].tolist())
 
     def _between(self, whole: Model) -> list[tuple[int, int, bool, bool]]:
@@ -272,6 +273,22 @@ class Pair(Part):
                     found.append((value, read, goes_back, len(theirs) > 2))
         return found
 
+    def _moved(self, back: bool) -> list[int]:
+        """Return values that one of the two makes and the other reads, in one of the passes."""
+        p = self.model.problem
+        ends = [self.model.operators[op] for op in self.ops[:: -1 if back else 1]]
+        made, read = ({node.name for node in (x.back if back else x.ahead)} for x in ends)
+
+        def nodes(operands: Array) -> set[str]:
+            return {self.model.nodes[at].name for at in p.operands["node"][operands]}
+
+        return [
+            value
+            for value, row in enumerate(p.values)
+            if made & nodes(p.writers[slice(*row["writers"])])
+            and read & nodes(p.readers_of(value)["operand"])
+        ]
+
     def operands(self, value: int) -> tuple[list[int], list[int]]:
         """Return the operands of a value that belong to the first and to the second operator."""
         p = self.model.problem
@@ -284,17 +301,23 @@ class Pair(Part):
                     side.append(operand)
         return sides
 
-    def moving(self, mine: Choices, others: Choices) -> Array:
-        """Return the nanoseconds of all that moves, by configurations: (mine, others), int64."""
-        values, p = self.between["value"], self.model.problem
+    def moving(self, mine: Choices, others: Choices, values: Sequence[int] | None = None) -> Array:
+        """Return the nanoseconds of what moves, by configurations: (mine, others), int64.
+
+        Args:
+            values: numbers of some; None: all, forward and back.
+        """
+        p = self.model.problem
+        ahead, back = self.moved
+        every = np.array([*ahead, *back] if values is None else values, np.int64)
         sides = np.full(len(p.operands), -1, np.int64)
         first, rows = np.zeros(len(p.operands), np.int64), 0
-        for value in values.tolist():
+        for value in every.tolist():
             for side, (operands, choices) in enumerate(zip(self.operands(value), (mine, others))):
                 sides[operands] = side
                 first[operands] = rows + len(choices) * np.arange(len(operands))
                 rows += len(choices) * len(operands)
-        axes = int(p.values["rank"][values].max(initial=0))
+        axes = int(p.values["rank"][every].max(initial=0))
         while True:
             made = np.zeros((len(mine), len(others)), np.int64)
             c = self.settled.choice.messages_only
@@ -308,7 +331,7 @@ class Pair(Part):
                 of = np.flatnonzero(sides == side)
                 both = choices.degrees, choices.placed
                 call(lay_ready, p, c, s, self.ops[side], *both, of, first[of])
-            if call(moving_table, p, c, s, self._room(), values.copy(), sides, first, made) != NONE:
+            if call(moving_table, p, c, s, self._room(), every, sides, first, made) != NONE:
                 return made
             self.settled.grow()
 

@@ -77,6 +77,31 @@ def in_memories(p: Problem, operand: int, boxes: Array, parts: bool = False) -> 
     return found if parts else found.clip(max=whole_bytes(p, operand))
 
 
+def grown(p: Problem, operand: int, a: Array, b: Array) -> Array:
+    """Return by how many bytes the box around all boxes in a memory is more than some of them are.
+
+    The most of any memory.
+
+    Args:
+        a, b: boxes (configurations, devices) of one value: those, and others.
+    """
+    memory, mine = p.devices["memory"], in_memories(p, operand, a)
+    row = p.operands[operand]
+    rank, extents = int(row["axes"]["end"] - row["axes"]["begin"]), np.iinfo(np.int64).max
+    found = np.zeros((len(a), len(b)), np.int64)
+    for first in np.unique(memory, return_index=True)[1].tolist():
+        low, high = [], []
+        for boxes in (a, b):
+            here = boxes[:, memory == memory[first]]
+            there = here["high"][..., :1] >= 0
+            low.append(np.where(there, here["low"], extents).min(1))
+            high.append(here["high"].max(1))
+        sides = np.maximum(high[0][:, None], high[1]) - np.minimum(low[0][:, None], low[1])
+        nbytes = np.prod(np.maximum(sides, 0)[..., :rank], axis=-1) * int(row["element_bytes"])
+        found = np.maximum(found, nbytes - mine[:, None, first])
+    return found
+
+
 def layout_in(shape: Sequence[int], boxes: Array) -> Configuration | None:
     """Return the layout of a value that has these boxes on devices, if there is one."""
     there = np.flatnonzero(boxes["high"][:, 0] >= 0) if len(shape) else np.zeros(0, np.int64)

@@ -8,9 +8,9 @@ pass; an edge holds the copies that another distribution of a value needs until 
 an edge holds nothing, which contradicts its tensor reuse, section 4.2). Bytes are those of the
 memory that holds most, of all its devices together.
 
-Executors here keep parameters and states whole in every memory. Workers of one memory update as
-soon as there is a gradient, which is not counted unless it is a part of a sum of several; ranks
-send theirs and keep them to the end of the step.
+Executors here keep parameters and states whole in every memory, and update as soon as there is a
+gradient, which is not counted unless it is a part of a sum of several. Such a part waits for the
+others, but is made when what its operator kept for it is not needed any more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Own:
         time: ns of both passes and all that its gradients and parameters need.
         compute: of them, ns of its tasks; the rest is network. ahead: of them, in the forward pass.
         fixed: bytes of parameters, gradients and states. kept: of what the backward pass reads, but
-            what edges hold (`Moving.sole`); inner: of that, what no other operator reads.
+            what edges hold (`Moving.sole`); inner: of that, what no other operator reads. waiting:
+            of gradients that take its place, not in `fixed`.
         passes: whether an edge holds something that it makes.
     """
 
@@ -54,6 +55,7 @@ class Own:
     fixed: Array
     kept: Array
     inner: Array
+    waiting: Array
     passes: bool
 
 
@@ -115,12 +117,6 @@ def keeping(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in late if not graph.by_name[name].spec.updates)
 
 
-def at_once(model: Model) -> bool:
-    """Return whether updates follow their gradients at once: they do on workers of one memory."""
-    memories = {processor.memory for processor in model.machine.processors}
-    return isinstance(model.machine, MeasuredMachine) and len(memories) == 1
-
-
 @dataclass(frozen=True)
 class Held:
     """What an operator holds, as (place of the node in the operator, output, position).
@@ -167,7 +163,7 @@ def held_by(
         for position, name in enumerate(node.inputs):
             if graph.roles.get(name) is Role.PARAMETER and first[name] == op:
                 parameters[name] = place, False, position
-    summed = _summed(model, at_once(model))
+    summed = _summed(model, isinstance(model.machine, MeasuredMachine))
     for place, node in enumerate(item.back, len(item.ahead)):
         for position, name in enumerate(node.outputs):
             if name in summed:
@@ -269,13 +265,15 @@ def _own(model: Model, op: int, choices: Choices, has: Held) -> Own:
     ]
     lasting = [*numbers(has.parameters), *states]
     here = isinstance(model.machine, MeasuredMachine)
-    gradients = held(numbers(has.gradients), parts=not at_once(model))
+    gradients = held(numbers(has.gradients), parts=not here)
     if here:
-        fixed = gradients.max(-1) + sum(whole_bytes(p, each) for each in lasting)
+        waiting = gradients.max(-1)
+        fixed = np.full_like(waiting, sum(whole_bytes(p, each) for each in lasting))
     else:
         fixed = (held(lasting) + gradients).max(-1)
+        waiting = np.zeros_like(fixed)
     first = {node.name for node in item.ahead}
     tasks = [task for task, (_, done) in enumerate(small.tasks) if done[0].name in first]
     ahead = (costs.times.max(-1) + costs.exchanges)[:, tasks].sum(-1)
     kept, inner = (held(numbers(each)).max(-1) for each in (has.kept, has.inner))
-    return Own(costs.alone, compute, ahead, fixed, kept, inner, has.passes)
+    return Own(costs.alone, compute, ahead, fixed, kept, inner, waiting, has.passes)

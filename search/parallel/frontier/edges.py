@@ -1,4 +1,8 @@
-"""What moves between two operators, for all pairs of their layouts: bytes and nanoseconds."""
+"""What moves between two operators, for all pairs of their layouts: bytes and nanoseconds.
+
+On a described machine a copy is held for as long as it is read. Executors here have one instance of
+a value in a memory, which holds all that is used of it there, as long as any of it is.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,15 @@ import numpy as np
 
 from soapstone.ir.graph import Node
 from soapstone.ir.tensor import TensorSpec
+from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.exact.tables import Choices, Pair, Part
-from soapstone.search.parallel.frontier.boxes import boxes_of, in_memories, layout_in, volumes
+from soapstone.search.parallel.frontier.boxes import (
+    boxes_of,
+    grown,
+    in_memories,
+    layout_in,
+    volumes,
+)
 from soapstone.search.parallel.frontier.paths import Paths, Routed, routed
 from soapstone.search.parallel.frontier.tables import INFEASIBLE
 from soapstone.search.parallel.problem.arrays import Array, Problem
@@ -24,7 +35,8 @@ class Moving:
     Attributes:
         mine, others: the layout of each configuration of the maker and of the reader.
         ahead, back: ns of messages forward, and of gradients back.
-        copies: bytes of what is moved forward, where it is read.
+        copies: bytes of what is moved forward, where it is read. stays: of them, those that stay as
+            long as what they are copies of, whoever reads them.
         tile: bytes of it where it is made, by layout of the maker; passed: of that, what no
             backward pass reads; sole: what that of the reader alone does.
         whole: bytes of what is read, by layout of the reader, if that can be kept instead of what
@@ -38,6 +50,7 @@ class Moving:
     ahead: Array
     back: Array
     copies: Array
+    stays: Array
     tile: Array
     passed: Array
     sole: Array
@@ -127,9 +140,9 @@ def moving_of(
     """
     pair = Pair(model, ends)
     p = pair.model.problem
-    values = pair.between["value"].tolist()
+    ahead, back = pair.moved
     sides: tuple[dict[int, None], dict[int, None]] = {}, {}
-    for value in values:
+    for value in (*ahead, *back):
         for side, operands in zip(sides, pair.operands(value)):
             side.update(dict.fromkeys(operands))
     layouts, first = zip(
@@ -139,25 +152,28 @@ def moving_of(
         )
     )
     few = _some(mine, first[0]), _some(others, first[1])
-    every, times = pair.between, []
-    for goes_back in (False, True):
-        pair.between = every[every["back"].astype(bool) == goes_back]
-        times.append(pair.moving(*few))
+    times = [pair.moving(*few, values) for values in pair.moved]
     count = len(first[0]), len(first[1])
-    copies, whole = np.zeros(count, np.int64), np.zeros(count[1], np.int64)
+    copies, stays = (np.zeros(count, np.int64) for _ in range(2))
+    whole = np.zeros(count[1], np.int64)
     able = np.ones(count[1], np.bool_)
     tile, passed, sole = (np.zeros(count[0], np.int64) for _ in range(3))
     made = [name for node in model.operators[ends[0]].ahead for name in node.outputs]
-    for value in {int(v) for v, back in zip(values, every["back"]) if not back}:
+    for value in ahead:
         written, read = _operands(pair, value)
         a, b = (
             boxes_of(pair, int(op), each, [operand])[:, 0]
             for op, each, operand in zip(pair.ops, few, (written, read))
         )
-        copies += _copies(p, value, read, a, b)
+        number = made.index(pair.model.values[value])
+        if isinstance(model.machine, MeasuredMachine):
+            more = grown(p, read, a, b)
+            stays += more * kinds.late[number]
+        else:
+            more = _copies(p, value, read, a, b)
+        copies += more
         mine_bytes = in_memories(p, written, a).max(-1)
         tile += mine_bytes
-        number = made.index(pair.model.values[value])
         if not kinds.late[number]:
             passed += mine_bytes
         elif kinds.only[number]:
@@ -178,6 +194,7 @@ def moving_of(
         ahead=times[0],
         back=times[1],
         copies=copies,
+        stays=stays,
         tile=tile,
         passed=passed,
         sole=sole,

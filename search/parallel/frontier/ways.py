@@ -183,7 +183,8 @@ class _Table:
                 made = own.kept
                 longer = self._crossed(made)
             network = own.time - own.compute + (longer if keep is Keep.OFFLOAD else 0)
-            costs = np.stack([own.fixed + own.kept - made, own.time + longer, network, made], -1)
+            held = own.fixed + np.maximum(own.kept - made, own.waiting)
+            costs = np.stack([held, own.time + longer, network, made], -1)
             if keep is not Keep.KEEP and ((end and keep is Keep.RECOMPUTE) or not own.passes):
                 costs[made == 0] = INFEASIBLE  # nothing that could be had otherwise
             found.append(costs)
@@ -228,9 +229,10 @@ class _Table:
                 np.broadcast_arrays(0, late, copies + held if read else 0), -1
             )
             return found
-        found[:, :, 0] = np.stack(np.broadcast_arrays(held + copies, once, 0), -1)
+        stays = moving.copies if read else moving.stays
+        found[:, :, 0] = np.stack(np.broadcast_arrays(held + stays, once, 0), -1)
         if self.copies and read:
-            before = held, once + moving.ahead + self._copied(moving.tile)[:, None]
+            before = held + moving.stays, once + moving.ahead + self._copied(moving.tile)[:, None]
             found[:, :, 1] = np.stack(
                 np.broadcast_arrays(*before, copies + moving.tile[:, None]), -1
             )
