@@ -11,7 +11,7 @@ search a beam, and the bounds of those left out tell its gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Any
@@ -23,9 +23,9 @@ from soapstone.search.placement.timeline import Gap, Timeline
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, int], None]  # gaps decided, gaps in all, bytes of the best plan
-WIDTHS = (256, 4096)
-_ROUNDS = 400  # of prices
-_PATIENCE = 12  # rounds without a better bound, after which steps are halved
+WIDTHS = (64, 1024, 4096)
+_ROUNDS = 4000  # of prices, at most
+_PATIENCE = (12, 25, 50, 100)  # rounds without a better bound, after which steps are halved
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ def fewest_bytes(
     best = known.moved_bytes(start), frozenset(start)
     lower = known.least_bytes
     try:
-        prices, bound = problem.prices(best[0], deadline)
-        lower = problem.rounded(bound)
-        for width in widths:
+        for width, (prices, bound) in _attempts(problem, widths, best[0], deadline):
+            lower = max(lower, min(best[0], problem.rounded(bound)))
             if lower >= best[0] or deadline.over:
                 break
             found, missed = _search(problem, prices, bound, best[0], width, deadline, progress)
@@ -76,6 +75,22 @@ def fewest_bytes(
     except KeyboardInterrupt:
         deadline.stop()  # what was found is kept
     return Kept(best[1], best[0], min(lower, best[0]))
+
+
+def _attempts(
+    problem: _Problem, widths: Sequence[int], best: int, deadline: Deadline
+) -> Iterator[tuple[int, tuple[Array, float]]]:
+    """Yield the widths and the prices of searches, with the bounds that the prices prove.
+
+    A beam leaves out other states under other prices, and the tightest tell many states apart the
+    least: loose ones often find more.
+    """
+    known: list[tuple[Array, float]] = []
+    for width in widths:
+        for number, patience in enumerate(_PATIENCE):
+            if number == len(known):
+                known.append(problem.prices(best, patience, deadline))
+            yield width, known[number]
 
 
 class _Problem:
@@ -134,21 +149,30 @@ class _Problem:
         paid: Array = self.size * (sums[self.high] - sums[self.low])
         return paid
 
-    def prices(self, best: int, deadline: Deadline) -> tuple[Array, float]:
+    def _costs(self, prices: Array) -> tuple[Array, Array, Array]:
+        """Return what gaps pay, and what values do: some gaps not bridged, and all bridged."""
+        paid = self.per_gap(prices)
+        write = np.zeros(self.values)
+        write[self.value] = self.write
+        alone = np.bincount(self.value, np.minimum(paid, self.fetch), self.values) + write
+        return paid, alone, np.bincount(self.value, paid, self.values)
+
+    def bound(self, prices: Array) -> float:
+        """Return the bound that prices prove."""
+        _, alone, whole = self._costs(prices)
+        return float(self.known.least_bytes + np.minimum(alone, whole).sum() - prices @ self.room)
+
+    def prices(self, best: int, patience: int, deadline: Deadline) -> tuple[Array, float]:
         """Return prices of a byte at each step, and the bound that they prove (subgradients)."""
         prices = np.zeros(self.room.size)
         found, scale, since = (prices, float(self.known.least_bytes)), 1.0, 0
-        write = np.zeros(self.values)
-        write[self.value] = self.write
         for _ in range(_ROUNDS):
-            paid = self.per_gap(prices)
-            alone = np.bincount(self.value, np.minimum(paid, self.fetch), self.values) + write
-            whole = np.bincount(self.value, paid, self.values)
-            bound = self.known.least_bytes + np.minimum(alone, whole).sum() - prices @ self.room
+            paid, alone, whole = self._costs(prices)
+            bound = self.bound(prices)
             since += 1
             if bound > found[1]:
                 found, since = (prices, float(bound)), 0
-            if since >= _PATIENCE:
+            if since >= patience:
                 scale, since = scale / 2, 0
             bridged = (whole <= alone)[self.value] | (paid <= self.fetch)
             load = np.zeros(self.room.size + 1)
@@ -157,7 +181,7 @@ class _Problem:
             excess = np.cumsum(load)[:-1] - self.room
             excess[(prices == 0) & (excess < 0)] = 0
             norm = float(excess @ excess)
-            if norm == 0 or self.rounded(found[1]) >= best or deadline.over:
+            if norm == 0 or scale < 1e-6 or self.rounded(found[1]) >= best or deadline.over:
                 break
             prices = np.maximum(0, prices + scale * max(best - bound, 1.0) / norm * excess)
         return found

@@ -48,6 +48,11 @@ def packed(
     return Packed(plan, capacity - planned)
 
 
+def unpacked_bytes(timeline: Timeline, spans: Sequence[Span], *, liveness: bool = True) -> int:
+    """Return what spans copy as if the memory never fragmented: a plan need not exist."""
+    return MemoryPlan(timeline.capacity_bytes, _steps(timeline, spans, liveness)[0]).moved_bytes
+
+
 def _steps(
     timeline: Timeline, spans: Sequence[Span], liveness: bool
 ) -> tuple[tuple[Step, ...], int]:

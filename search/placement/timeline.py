@@ -125,6 +125,15 @@ class Timeline:
             self.nbytes[value] for value in kept if value in made
         )
 
+    @cached_property
+    def working_set_bytes(self) -> int:
+        """The space in which nothing that is touched again has to leave."""
+        alive = np.zeros(len(self.order) + 1, dtype=np.int64)
+        for gap in self.gaps:
+            alive[gap.first + 1] += self.padded[gap.value]
+            alive[gap.last] -= self.padded[gap.value]
+        return int((np.cumsum(alive)[:-1] + self.needs).max(initial=0))
+
     def spans(self, kept: set[Gap]) -> list[Span]:
         """Return where values are when they stay over these gaps, and over no others."""
         found = []

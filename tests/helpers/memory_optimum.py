@@ -10,7 +10,7 @@ import numpy as np
 
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.graph import Graph
-from soapstone.search.placement.timeline import aligned
+from soapstone.search.placement.timeline import Timeline, aligned
 
 
 def random_graph(seed: int, nodes: int = 6) -> Graph:
@@ -89,3 +89,32 @@ def optimum(
                 best[reached[1:]] = reached[0]
                 heapq.heappush(queue, (reached[0], next(order), *reached[1:]))
     return ends
+
+
+def mixed_integer_bytes(known: Timeline) -> int | None:
+    """Return the fewest bytes moved, by a mixed-integer program (HiGHS); None without SciPy.
+
+    A variable says for each gap whether it is bridged, and one for each value if it is copied out.
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+    except ImportError:
+        return None
+    gaps = known.gaps
+    written = sorted({gap.value for gap in gaps if known.dirty(gap.value)})
+    count, steps = len(gaps), len(known.order)
+    if not gaps:
+        return known.least_bytes
+    cost = [-known.nbytes[gap.value] for gap in gaps] + [known.nbytes[v] for v in written]
+    room = np.zeros((steps, len(cost)))
+    links = []
+    for number, gap in enumerate(gaps):
+        room[gap.first + 1 : gap.last, number] = known.padded[gap.value]
+        if known.dirty(gap.value):  # bridged + copied out >= 1
+            links.append(np.zeros(len(cost)))
+            links[-1][[number, count + written.index(gap.value)]] = 1
+    limits = [LinearConstraint(room, ub=known.capacity_bytes - known.needs)]
+    if links:
+        limits.append(LinearConstraint(np.array(links), lb=1))
+    found = milp(cost, constraints=limits, integrality=np.ones(len(cost)), bounds=Bounds(0, 1))
+    return known.least_bytes + sum(known.nbytes[gap.value] for gap in gaps) + round(found.fun)

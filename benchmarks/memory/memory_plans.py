@@ -1,0 +1,121 @@
+"""Bytes that memory plans copy, against LRU, Belady and streaming, and against the optimum.
+
+    python benchmarks/memory/memory_plans.py [--seconds 20] [--graphs 1000] [--only resnet18]
+
+Training graphs in 25, 50 and 75 % of the working set: the bytes with which LRU moves nothing but
+what every plan moves. Shares below what the largest node needs are left out, as is said. LRU
+without liveness is counted as if its memory never fragmented; all others are packed. Before that,
+small random graphs, whose optimum Dijkstra's algorithm finds over single copies, and of some of
+them, where SciPy is installed, a mixed-integer program too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from harness import tabulate
+from helpers.memory_optimum import mixed_integer_bytes, optimum, random_graph
+
+from soapstone.deadline import Deadline
+from soapstone.frontend.strategies.finding import graph_of
+from soapstone.search.placement import baselines
+from soapstone.search.placement.find import memory_plan
+from soapstone.search.placement.optimal import fewest_bytes
+from soapstone.search.placement.packing import unpacked_bytes
+from soapstone.search.placement.timeline import timeline
+
+MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "mlp": ("mlp", 64, {}),
+    "lenet": ("lenet", 64, {}),
+    "resnet18": ("resnet", 16, {"depth": 18}),
+    "inception": ("inception", 8, {}),
+    "transformer": ("transformer", 64, {}),
+}
+SHARES = (0.25, 0.5, 0.75)
+ROOMY = 1 << 60
+
+
+def models(only: str | None, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model and share of its working set."""
+    for name, (app, batch_size, sizes) in MODELS.items():
+        if only is not None and name != only:
+            continue
+        graph = graph_of(app, batch_size, sizes=sizes)
+        roomy = timeline(graph, ROOMY)
+        working_set = roomy.working_set_bytes
+        for share in SHARES:
+            capacity = int(working_set * share)
+            row = {"model": name, "nodes": len(graph.nodes), "share": share}
+            if capacity < roomy.needs.max():
+                yield {**row, "note": f"one node needs {roomy.needs.max() / working_set:.2f}"}
+                continue
+            found = memory_plan(graph, capacity, deadline=Deadline(seconds))
+            moved = found.transfer_bytes
+            tight = roomy.within(capacity)
+            dead = baselines.recent_without_liveness(tight)
+            belady = memory_plan(graph, capacity, "belady")
+            yield row | {
+                "MB": moved / 1e6,
+                "gap": moved / found.lower_bound_bytes - 1,
+                "exact": found.exact,
+                "reordered": found.reordered,
+                "LRU, no liveness / dp": unpacked_bytes(tight, dead, liveness=False) / moved,
+                "LRU / dp": found.lru_bytes / moved,
+                "Belady / dp": belady.transfer_bytes / moved,
+                "streaming / dp": found.streaming_bytes / moved,
+                "seconds": found.seconds,
+            }
+
+
+def small(count: int) -> Iterator[dict[str, Any]]:
+    """Yield how many small graphs have the optimum of Dijkstra, and of the integer program."""
+    equal = exact = same = programs = 0
+    began = time.perf_counter()
+    for seed in range(count):
+        graph = random_graph(seed)
+        roomy = timeline(graph, ROOMY)
+        least, most = int(roomy.needs.max()), sum(roomy.padded.values())
+        capacity = int(least + (0.0, 0.15, 0.4)[seed % 3] * max(0, most - least))
+        found = fewest_bytes(roomy.within(capacity), set())
+        exact += found.exact
+        equal += found.moved_bytes == optimum(graph, capacity, any_order=False)
+        wanted = mixed_integer_bytes(roomy.within(capacity)) if seed < 50 else None
+        if wanted is not None:
+            programs += 1
+            same += found.moved_bytes == wanted
+    yield {
+        "graphs": count,
+        "exact": exact,
+        "equal to Dijkstra": equal,
+        "programs": programs,
+        "equal to HiGHS": same,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def main() -> None:
+    """Run both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--graphs", type=int, default=1000)
+    parser.add_argument("--only", choices=tuple(MODELS))
+    options = parser.parse_args()
+    command = " ".join(["python benchmarks/memory/memory_plans.py", *sys.argv[1:]])
+    ratios = ("LRU, no liveness / dp", "LRU / dp", "Belady / dp", "streaming / dp")
+    if options.graphs:
+        title = "Memory plans of small random graphs"
+        tabulate("memory_optimum", title, command, small(options.graphs))
+    title = "Memory plans: bytes copied for a training step"
+    rows = models(options.only, options.seconds)
+    tabulate("memory_plans", title, command, rows, ratios, save=options.only is None)
+
+
+if __name__ == "__main__":
+    main()
