@@ -24,7 +24,7 @@ from soapstone.search.placement.timeline import Gap, Timeline
 Array = np.ndarray[Any, np.dtype[Any]]
 Progress = Callable[[int, int, int], None]  # gaps decided, gaps in all, bytes of the best plan
 WIDTHS = (64, 1024, 4096)
-_ROUNDS = 4000  # of prices, at most
+_ROUNDS, _LEAST_ROUNDS = 4000, 200  # of prices: at most, and whatever the time
 _PATIENCE = (12, 25, 50, 100)  # rounds without a better bound, after which steps are halved
 
 
@@ -166,7 +166,7 @@ class _Problem:
         """Return prices of a byte at each step, and the bound that they prove (subgradients)."""
         prices = np.zeros(self.room.size)
         found, scale, since = (prices, float(self.known.least_bytes)), 1.0, 0
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
             paid, alone, whole = self._costs(prices)
             bound = self.bound(prices)
             since += 1
@@ -181,7 +181,9 @@ class _Problem:
             excess = np.cumsum(load)[:-1] - self.room
             excess[(prices == 0) & (excess < 0)] = 0
             norm = float(excess @ excess)
-            if norm == 0 or scale < 1e-6 or self.rounded(found[1]) >= best or deadline.over:
+            if norm == 0 or scale < 1e-6 or self.rounded(found[1]) >= best:
+                break
+            if deadline.over and number >= _LEAST_ROUNDS:
                 break
             prices = np.maximum(0, prices + scale * max(best - bound, 1.0) / norm * excess)
         return found
