@@ -23,6 +23,7 @@ from soapstone.frontend.strategies.task_times import (
     influences,
     linked,
     measure,
+    strategy_of,
     usual,
 )
 from soapstone.frontend.training.step_graph import training_graph
@@ -351,7 +352,7 @@ def test_steps_with_few_preemptions_are_compared(
 ) -> None:
     """A long step is hardly ever without one; what counts is whether others want a processor."""
     model = prepare(perceptron(), computer())
-    strategy = as_strategy(model.graph, model, configured(model, randomly(model, 0)), {})
+    strategy = strategy_of(model, randomly(model, 0))
     counted = iter(range(0, 1 << 40, lost))
     monkeypatch.setattr(step_times, "preemptions", lambda: next(counted))
     monkeypatch.setattr(step_times, "_UNDISTURBED_S", 1e-6)  # steps here are very short
