@@ -207,6 +207,7 @@ def main() -> None:
     where = "_mpi" if executor == "mpi" else f"_{given.cpus}"
     options = f" --cpus {given.cpus}" if executor != "mpi" else ""
     options += " --halves" if given.halves else " --memory" if given.memory else ""
+    options += "" if given.memory else f" --seconds {given.seconds:g}"
     command = f"python benchmarks/strategies/frontier_fidelity.py{options}"
     if executor == "mpi":
         command = f"mpiexec -n 2 {command}"
