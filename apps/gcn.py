@@ -11,17 +11,13 @@ Source: Kipf and Welling, Semi-supervised classification with graph convolutiona
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._shared.graphs import citations, whole_graph
-from soapstone.frontend.data.sets import Splits
+from soapstone.apps._shared import graphs
 from soapstone.frontend.graphs.dataset import GraphData
 
 OPTIONS = {
+    **graphs.OPTIONS,
     "optimizer": Adam(0.01, weight_decay=5e-4, decayed=("conv1.weight",)),
-    "loss": "masked_cross_entropy",
-    "metrics": ["accuracy"],
     "epochs": 200,
-    "batch_size": 2708,
-    "shuffle": False,
 }
 
 
@@ -41,7 +37,7 @@ def build(
         layers: how many convolutions there are.
         dropout: the share of inputs of a layer that a step leaves out.
     """
-    graph = whole_graph("gcn", batch_size, graph)
+    graph = graphs.whole_graph("gcn", batch_size, graph)
     edges = graph.adjacency.normalised()
     model = Model("gcn")
     x = model.input("features", (batch_size, graph.width))
@@ -55,13 +51,7 @@ def build(
     return model
 
 
-def data(graph: GraphData | None = None) -> Splits:
-    """Return the features of the vertices, and the labels of those to train and to test on.
-
-    graph: whose vertices they are; by default the made-up one.
-    """
-    return citations(graph)
-
+data = graphs.citations
 
 if __name__ == "__main__":
     run_app(__file__)

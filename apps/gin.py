@@ -8,17 +8,13 @@ Source: Xu, Hu, Leskovec and Jegelka, How powerful are graph neural networks?, I
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._shared.graphs import citations, whole_graph
-from soapstone.frontend.data.sets import Splits
+from soapstone.apps._shared import graphs
 from soapstone.frontend.graphs.dataset import GraphData
 
 OPTIONS = {
+    **graphs.OPTIONS,
     "optimizer": Adam(0.01, weight_decay=5e-4),
-    "loss": "masked_cross_entropy",
-    "metrics": ["accuracy"],
     "epochs": 100,
-    "batch_size": 2708,
-    "shuffle": False,
 }
 
 
@@ -36,7 +32,7 @@ def build(
         hidden: the width of the layers between.
         dropout: the share of inputs of a layer that a step leaves out.
     """
-    graph = whole_graph("gin", batch_size, graph)
+    graph = graphs.whole_graph("gin", batch_size, graph)
     edges = graph.adjacency
     model = Model("gin")
     x = model.dropout(model.input("features", (batch_size, graph.width)), dropout, name="drop1")
@@ -47,13 +43,7 @@ def build(
     return model
 
 
-def data(graph: GraphData | None = None) -> Splits:
-    """Return the features of the vertices, and the labels of those to train and to test on.
-
-    graph: whose vertices they are; by default the made-up one.
-    """
-    return citations(graph)
-
+data = graphs.citations
 
 if __name__ == "__main__":
     run_app(__file__)

@@ -9,17 +9,13 @@ Source: Hamilton, Ying and Leskovec, Inductive representation learning on large 
 from __future__ import annotations
 
 from soapstone import Adam, Model, run_app
-from soapstone.apps._shared.graphs import citations, whole_graph
-from soapstone.frontend.data.sets import Splits
+from soapstone.apps._shared import graphs
 from soapstone.frontend.graphs.dataset import GraphData
 
 OPTIONS = {
+    **graphs.OPTIONS,
     "optimizer": Adam(0.01, weight_decay=5e-4),
-    "loss": "masked_cross_entropy",
-    "metrics": ["accuracy"],
     "epochs": 200,
-    "batch_size": 2708,
-    "shuffle": False,
 }
 
 
@@ -39,7 +35,7 @@ def build(
         dropout: the share of inputs of a layer that a step leaves out.
         reduction: "mean", "max" or "sum" over neighbours.
     """
-    graph = whole_graph("sage", batch_size, graph)
+    graph = graphs.whole_graph("sage", batch_size, graph)
     edges = graph.adjacency
     model = Model("sage")
     x = model.dropout(model.input("features", (batch_size, graph.width)), dropout, name="drop1")
@@ -49,13 +45,7 @@ def build(
     return model
 
 
-def data(graph: GraphData | None = None) -> Splits:
-    """Return the features of the vertices, and the labels of those to train and to test on.
-
-    graph: whose vertices they are; by default the made-up one.
-    """
-    return citations(graph)
-
+data = graphs.citations
 
 if __name__ == "__main__":
     run_app(__file__)

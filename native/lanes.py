@@ -230,6 +230,14 @@ def store_lanes(p: Lanes, i: Any, value: Lanes) -> None:
     made.align = _WIDTH[str(value.element)]
 
 
+def prefetch(p: Lanes) -> None:
+    """Ask for the cache line at an address, which is read later."""
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    function = cgutils.get_or_insert_function(p.builder.module, kind, "llvm.prefetch.p0")
+    p.builder.call(function, [p.builder.inttoptr(p.value, pointer), I32(0), I32(3), I32(1)])
+
+
 def first(count: Lanes, lanes: int = LANES) -> Lanes:
     """The mask of the first `count` (int64) lanes."""
     b = count.builder

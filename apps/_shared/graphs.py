@@ -10,6 +10,12 @@ from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.generate import PRESETS, block_model
 
 _OWN = PRESETS["cora-like"]
+OPTIONS = {
+    "loss": "masked_cross_entropy",
+    "metrics": ["accuracy"],
+    "batch_size": _OWN.vertices,
+    "shuffle": False,
+}
 
 
 def made_up(vertices: int = _OWN.vertices) -> GraphData:
@@ -39,8 +45,11 @@ def whole_graph(app: str, batch_size: int, graph: GraphData | None) -> GraphData
     return graph
 
 
-def citations(graph: GraphData | None) -> Splits:
-    """Return a graph's vertices to train and to test on; words' counts are over their sum."""
+def citations(graph: GraphData | None = None) -> Splits:
+    """Return the features of the vertices, and the labels of those to train and to test on.
+
+    graph: whose vertices they are; by default the made-up one. Words' counts are over their sum.
+    """
     graph = made_up() if graph is None else graph
     counts = graph.features is not None and graph.features.min(initial=0) >= 0
     return (graph.row_normalised() if counts else graph).splits()

@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils
 
 from soapstone.ir.ops.graphs.spmm import entries
 from soapstone.kernels.cpu.indexing.slices import outside
@@ -20,10 +18,10 @@ from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
 from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
-from soapstone.native.intrinsics import INT, POINTER, VOID, f32p, i32p, i64p
+from soapstone.native.intrinsics import f32p, i32p, i64p
+from soapstone.native.lanes import prefetch
 from soapstone.native.memory import Block
 from soapstone.native.simd import (
-    Lanes,
     load,
     load_first,
     splat,
@@ -45,13 +43,7 @@ _matrix_of = _MATRIX.at
 
 _AHEAD = 8  # entries whose rows of x are asked for before they are added
 _LINE = 64  # bytes
-
-
-@vectorised
-def _prefetch(p: Lanes) -> None:
-    kind = ir.FunctionType(VOID, [POINTER, INT, INT, INT])
-    function = cgutils.get_or_insert_function(p.builder.module, kind, "llvm.prefetch.p0")
-    p.builder.call(function, [p.builder.inttoptr(p.value, POINTER), INT(0), INT(3), INT(1)])
+_prefetch = vectorised(prefetch)
 
 
 @helper

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
-from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, store_lanes
+from soapstone.native.lanes import F32, I64, LANES, Lanes, load_lanes, prefetch, store_lanes
 from soapstone.native.simd import vectorised
 
 _LINE = 64  # bytes
@@ -16,13 +15,6 @@ _STEPS = 4  # values of k in one turn of the loop
 _STREAMS = 4  # pieces of a panel that are read side by side: prefetchers end at a page's bound
 _AHEAD = 32  # lines of each piece that are asked for before they are used
 _SUMS = 4  # vectors of a row: fewer would wait for one another
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    pointer = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
 
 
 def _stretch(
@@ -71,7 +63,7 @@ def _product(rows: int, vectors: int) -> Any:
             sums = list(sums)
             line = weights + k * (vectors * _LINE)
             for ahead in range(steps * vectors):
-                _prefetch(builder, (line + (_AHEAD + ahead) * _LINE).value)
+                prefetch(line + (_AHEAD + ahead) * _LINE)
             for step in range(steps):
                 right = [load_lanes(line, (step * vectors + v) * LANES) for v in range(vectors)]
                 for row in range(rows):

@@ -13,9 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
-from soapstone.native.lanes import F32, I32, I64, LANES, Lanes, load_lanes, store_lanes, where
+from soapstone.native.lanes import (
+    F32,
+    I64,
+    LANES,
+    Lanes,
+    load_lanes,
+    prefetch,
+    store_lanes,
+    where,
+)
 from soapstone.native.simd import vectorised
 
 NEAR, FAR = 0.75, 1.5  # the points of F(4x4), each with its negative
@@ -160,13 +168,6 @@ def _output_add(size: int) -> Any:
     return vectorised(form)
 
 
-def _prefetch(builder: Any, address: Any) -> None:
-    pointer = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
-
-
 def _product(rows: int) -> Any:
     def form(a: Lanes, stride: Lanes, b: Lanes, rounds: Lanes, m: Lanes, stride_m: Lanes) -> None:
         """Write a block of `rows` tiles by PANEL filters: m = a b.
@@ -195,7 +196,7 @@ def _product(rows: int) -> Any:
         totals: list[list[Any]] = [[Lanes(builder, phi) for phi in pair] for pair in sums]
         for step in range(STEPS):
             for line in range(2):
-                _prefetch(builder, (weights + (2 * step + line + AHEAD) * 64).value)
+                prefetch(weights + (2 * step + line + AHEAD) * 64)
             right = [load_lanes(weights, step * PANEL + half * LANES) for half in range(2)]
             for row in range(rows):
                 place = builder.inttoptr((at + (row * 64 + step * 4)).value, F32.as_pointer())
