@@ -1,6 +1,6 @@
 """Data layouts and substitutions: the strategies of TASO's Figure 2.12, on soapstone's executor.
 
-    python benchmarks/graphs/optimize_layouts.py [--models squeezenet,nasnet_a] [--seconds 40]
+    python benchmarks/optimization/optimize_layouts.py [--models squeezenet,nasnet_a] [--seconds 40]
 
 Each model is optimised in five ways, saved with its axis orders, and run from that file in a
 process of its own, in turns with the others:
@@ -139,7 +139,7 @@ def main() -> None:
     tabulate(
         "optimize_layouts",
         "Layouts and substitutions, batch 1",
-        "python benchmarks/graphs/optimize_layouts.py",
+        "python benchmarks/optimization/optimize_layouts.py",
         (row_of(name, options) for name in names),
         [f"joint over {kind}" for kind in WAYS[:-1]],
         not options.no_write,

@@ -1,6 +1,6 @@
 """Exhaustive search against backtracking, with MetaFlow's substitutions (MetaFlow, Table 3).
 
-    python benchmarks/graphs/metaflow_search.py [--models alexnet,resnet18] [--machine v100]
+    python benchmarks/optimization/metaflow_search.py [--models alexnet,resnet18] [--machine v100]
 
 Both look for the cheapest graph by the same costs: measured ones of this machine, which are taken
 in a first search that does not count, or those of a described device.
@@ -100,7 +100,7 @@ def main() -> None:
         write(
             f"metaflow_search_{options.machine}" if options.machine else "metaflow_search",
             f"Exhaustive search and backtracking, MetaFlow's substitutions, {where}",
-            f"python benchmarks/graphs/metaflow_search.py{arguments}",
+            f"python benchmarks/optimization/metaflow_search.py{arguments}",
             list(rows[0]),
             rows,
         )

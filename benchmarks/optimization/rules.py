@@ -1,6 +1,6 @@
 """The rules of the graph optimiser: time and memory to generate, prove, lift and verify them.
 
-python benchmarks/graphs/rules.py [--only NAME ...]
+python benchmarks/optimization/rules.py [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
     write(
         "rules",
         "Generating and verifying rules",
-        "python benchmarks/graphs/rules.py",
+        "python benchmarks/optimization/rules.py",
         list(rows[0]),
         rows,
     )

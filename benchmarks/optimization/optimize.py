@@ -1,6 +1,6 @@
 """The graph optimiser: models before and after, on soapstone's executor and in ONNX Runtime.
 
-    python benchmarks/graphs/optimize.py [--models nasrnn,resnext50_branches] [--target soapstone]
+    python benchmarks/optimization/optimize.py [--models nasrnn,resnet50] [--target soapstone]
 
 Each model is optimised by the command line, then the original (all lowering, and plain), the
 optimised one and ONNX Runtime on the original run in processes of their own, in turns.
@@ -121,7 +121,7 @@ def main() -> None:
     if options.peer:
         peer(options.peer, names[0], options.folder, options.threads)
         return
-    command_text = f"python benchmarks/graphs/optimize.py --target {options.target}"
+    command_text = f"python benchmarks/optimization/optimize.py --target {options.target}"
     title = f"Optimised graphs, target {options.target}, batch 1"
     table = f"optimize_{options.target}"
     if options.method != "backtracking":

@@ -1,6 +1,6 @@
 """The figures and tables of MetaFlow and TASO about graph optimisation, on soapstone's executor.
 
-    python benchmarks/graphs/optimize_figures.py [--only alpha,groups] [--models nasrnn,squeezenet]
+    python benchmarks/optimization/optimize_figures.py [--only alpha,groups] [--models nasrnn]
 
 | `--only` | is | of |
 | --- | --- | --- |
@@ -274,7 +274,7 @@ def main() -> None:
             rows.append({next(iter(rows[0])): "geometric mean", **means})
         if not options.no_write:
             columns = list(dict.fromkeys(key for row in rows for key in row))
-            command = f"python benchmarks/graphs/optimize_figures.py --only {only}"
+            command = f"python benchmarks/optimization/optimize_figures.py --only {only}"
             write(f"optimize_{only}", TITLES[only], command, columns, rows)
 
 

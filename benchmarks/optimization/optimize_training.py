@@ -1,6 +1,6 @@
 """Training throughput of original and optimised steps (MetaFlow, Figure 9).
 
-    python benchmarks/graphs/optimize_training.py [--models nasrnn,resnext50_branches] [--rounds 3]
+    python benchmarks/optimization/optimize_training.py [--models nasrnn,bert] [--rounds 3]
 
 A step is optimised in a process of its own and written to a file; then the original and the
 optimised step train in processes of their own, in turns, on one batch of SGD.
@@ -179,7 +179,7 @@ def main() -> None:
     tabulate(
         "optimize_training",
         "Training with optimised steps",
-        f"python benchmarks/graphs/optimize_training.py --rounds {options.rounds}",
+        f"python benchmarks/optimization/optimize_training.py --rounds {options.rounds}",
         (row_of(name, options) for name in names),
         ["speedup"],
         not options.no_write,
