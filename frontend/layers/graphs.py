@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from soapstone.frontend.layers.base import Parameters, declare
+import numpy as np
+
+from soapstone.frontend.layers.base import Parameters, declare, declare_scalar, layer_seed
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.layers.dense import DenseLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
 from soapstone.ir.builder import GraphBuilder
 from soapstone.ir.errors import GraphError, ShapeError
 from soapstone.ir.graph import Initial
+from soapstone.ir.guard import STEP
 
 if TYPE_CHECKING:
     from soapstone.frontend.graphs.adjacency import Adjacency
@@ -178,6 +181,106 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         y = self.add(x, near, name=f"{node}.add")
         y = self.dense(y, width, activation="relu", initial="he", name=f"{node}.inner")
         return self.dense(y, width, name=node)
+
+    def gat_conv(
+        self,
+        x: Tensor,
+        graph: Adjacency,
+        width: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        slope: float = 0.2,
+        dropout: float = 0.0,
+        activation: str | None = None,
+        bias: bool = True,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return activation(y + b), where y has for each head the neighbours' z = x w, weighted.
+
+        x: (vertices, k); result: (vertices, heads * width), or (vertices, width) of a mean. Weights
+        are softmax, over the edges that lead to a vertex v, of leaky(t z[v] + s z[u]) for an edge
+        from u: an edge of a vertex to itself has to be there (`Adjacency.with_self_edges`). Nothing
+        that each edge has its own of is kept in memory.
+
+        Args:
+            graph: the edges, without weights.
+            width: columns of a head.
+            heads: how many there are.
+            concat: whether heads lie beside each other; otherwise their mean is the result.
+            slope: of the scores below 0.
+            dropout: the share of weights of edges that a training step leaves out.
+            activation: an operator of one operand, such as "elu"; None for none.
+            bias: whether b, a trained vector, is added.
+            name: of the node; its parameters are w, `name.weight`, (k, heads * width), uniform in
+                sqrt(6 / (k + heads * width)) either way; s and t, `name.source` and `name.target`,
+                (heads, width), in sqrt(6 / (width + 1)); and `name.bias`, which begins at 0.
+
+        Raises:
+            ShapeError: x has another number of rows than the graph has vertices, or the width or
+                the number of heads is below 1.
+            GraphError: edges with weights, or another argument that does not fit.
+
+        Source: Velickovic et al., Graph attention networks, ICLR 2018.
+        """
+        node = self._name("gat_conv", name)
+        label = f"gat_conv {node!r}"
+        self._check_vertices(label, x, graph)
+        if min(width, heads) < 1:
+            raise ShapeError(f"{label}: width {width} and {heads} heads found, 1 or more needed")
+        if not 0 <= dropout < 1:
+            raise GraphError(f"{label}: dropout {dropout!r} found, 0 <= dropout < 1 needed")
+        if graph.weights is not None:
+            raise GraphError(f"{label}: edges with weights found; attention makes them")
+        k, columns = x.shape[1], heads * width
+        ends = Initial("uniform", math.sqrt(6 / (width + 1)))
+        parameters: Parameters = {
+            "weight": ((k, columns), Initial("uniform", math.sqrt(6 / (k + columns)))),
+            "source": ((heads, width), ends),
+            "target": ((heads, width), ends),
+        }
+        if bias:
+            parameters["bias"] = ((columns if concat else width,), Initial())
+        own = np.repeat(np.eye(heads, dtype=np.float32), width, axis=0)  # columns of each head
+        masks = (self.constant(f"{node}.heads", own),) if heads > 1 else ()
+        matrix = self._matrix(graph)
+        seed = layer_seed(self.seed, node)
+
+        def emit(builder: GraphBuilder, training: bool, values: tuple[str, ...]) -> tuple[str, ...]:
+            def add(of: str, operator: str, *operands: str, **more: Any) -> str:
+                return builder.apply(operator, *operands, name=f"{node}{of}", **more)[0]
+
+            y, *edges = values[:5]
+            weight, source, target, *shift = declare(builder, node, parameters)
+            z = add(".product", "linear", y, weight, bias=False)
+            scores = []
+            for end, part in (("source", source), ("target", target)):
+                vector = add(f".{end}.column", "reshape", part, shape=(columns, 1))
+                for mask in values[5:]:
+                    vector = add(f".{end}.columns", "mul", vector, mask)
+                scores.append(add(f".{end}.scores", "matmul", z, vector))
+            rows = builder.spec(z).shape[0]
+            cut = add(".cut", "reshape", z, shape=(rows, heads, width))
+            drawn = training and dropout > 0
+            step = [declare_scalar(builder, STEP, "int64")] if drawn else []
+            more: dict[str, Any] = {"rate": dropout, "seed": seed} if drawn else {}
+            operands = (cut, *scores, *edges, *step)
+            y = add(".edges", "graph_attention", *operands, slope=slope, **more)
+            steps: list[tuple[str, list[str], dict[str, Any]]] = [
+                ("reshape", [], {"shape": (rows, columns)})
+                if concat
+                else ("reduce_mean", [], {"axes": (1,)})
+            ]
+            if bias:
+                steps.append(("add", shift, {}))
+            if activation is not None:
+                steps.append((activation, [], {}))
+            for operator, others, given in steps:
+                of = "" if operator == steps[-1][0] else f".{operator}"
+                y = add(of, operator, y, *others, **given)
+            return (y,)
+
+        return self.record(emit, (x, *matrix, *masks))[0]
 
     def _check_vertices(self, label: str, x: Tensor, graph: Adjacency) -> None:
         if len(x.shape) != 2 or x.shape[0] != graph.vertices:

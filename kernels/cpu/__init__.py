@@ -36,6 +36,7 @@ _FAMILIES = (
     "products.depthwise",
     "normalization.dropout",
     "graphs.spmm",
+    "graphs.attention",
     "indexing.embedding",
     "indexing.embedding_bag",
     "indexing.embedding_grad",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from soapstone import Adam, GraphError, Model, ShapeError
-from soapstone.apps import gcn, sage
+from soapstone import SGD, Adam, GraphError, Model, ShapeError
+from soapstone.apps import gat, gcn, sage
 from soapstone.errors import DataError
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.adjacency import Adjacency
@@ -59,6 +59,40 @@ def test_convolutions_are_products_with_the_matrix(width: int) -> None:
     np.testing.assert_array_equal(y, [r.max(axis=0) if len(r) else np.zeros(12) for r in rows])
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("concat", [True, False])
+def test_attention_is_softmax_over_neighbours_and_learns_as_torch_does(
+    heads: int, concat: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    assert DATA.features is not None and DATA.labels is not None
+    edges = DATA.adjacency
+    model = Model("net", seed=4)
+    x = model.input("x", (90, 12))
+    model.output(model.gat_conv(x, edges, 3, heads, concat=concat, activation="elu", name="l"))
+    w = {name: torch.tensor(array, requires_grad=True) for name, array in model.weights().items()}
+    z = (torch.tensor(DATA.features) @ w["l.weight"]).reshape(90, heads, 3)
+    near, far = ((z * w[f"l.{end}"]).sum(2) for end in ("target", "source"))
+    scores = torch.nn.functional.leaky_relu(near[:, None] + far[None], 0.2)
+    lacking = torch.tensor(matrix(edges) == 0)[:, :, None]
+    weights = torch.softmax(scores.masked_fill(lacking, -torch.inf), dim=1).nan_to_num()
+    y = torch.einsum("vuh,uhd->vhd", weights, z)
+    y = torch.nn.functional.elu((y.reshape(90, -1) if concat else y.mean(1)) + w["l.bias"])
+    loss = torch.nn.functional.cross_entropy(y, torch.tensor(DATA.labels, dtype=torch.long))
+    loss.backward()
+    with model:
+        model.compile(SGD(1.0), "cross_entropy")
+        np.testing.assert_allclose(model.predict(DATA.features), y.detach(), atol=1e-5)
+        model.fit(DATA.features, DATA.labels, batch_size=90, shuffle=False, progress=False)
+        for name, array in model.weights().items():
+            wanted = (w[name] - w[name].grad).detach()
+            np.testing.assert_allclose(array, wanted, atol=2e-5, err_msg=name)
+
+
+def gat_small() -> Model:
+    return gat.build(90, DATA, hidden=4, heads=2)
+
+
 def gcn_small() -> Model:
     return gcn.build(90, DATA, hidden=4)
 
@@ -80,7 +114,7 @@ def trained(build: Callable[[], Model], **how: Any) -> tuple[list[float], Array]
     return [record["loss"] for record in result.epochs], found
 
 
-@pytest.mark.parametrize("build", [gcn_small, sage_small])
+@pytest.mark.parametrize("build", [gcn_small, sage_small, gat_small])
 def test_workers_and_threads_compute_what_one_does(build: Callable[[], Model]) -> None:
     losses, found = trained(build, cpus=1)
     assert losses[-1] < losses[0]
@@ -130,7 +164,8 @@ def test_only_named_parameters_decay() -> None:
 
 def test_apps_learn_from_a_graph_in_a_file(tmp_path: Path) -> None:
     write_graph(tmp_path / "a.npz", DATA)
-    for app, epochs, rate in (("gcn", 60, 0.1), ("sage", 30, 0.01), ("gin", 60, 0.01)):
+    runs = (("gcn", 60, 0.1), ("sage", 30, 0.01), ("gin", 60, 0.01), ("gat", 60, 0.02))
+    for app, epochs, rate in runs:
         result = train_app(
             app,
             graph=tmp_path / "a.npz",
@@ -155,6 +190,9 @@ def test_apps_learn_from_a_graph_in_a_file(tmp_path: Path) -> None:
     [
         (lambda m, x: m.gcn_conv(x, DATA.adjacency, 3), "normalised"),
         (lambda m, x: m.gcn_conv(x, DATA.adjacency.normalised(), 0), "width 0"),
+        (lambda m, x: m.gat_conv(x, DATA.adjacency.normalised(), 3), "edges with weights found"),
+        (lambda m, x: m.gat_conv(x, DATA.adjacency, 3, heads=0), "width 3 and 0 heads"),
+        (lambda m, x: m.gat_conv(x, DATA.adjacency, 3, dropout=1.0), "dropout 1.0 found"),
         (lambda m, x: m.aggregate(x, Adjacency.from_edges([0], [1], 2)), "with 2 vertices"),
         (lambda m, x: m.aggregate(x, DATA.adjacency.normalised(), "max"), "a max has none"),
         (lambda m, x: m.aggregate(x, DATA.adjacency, "min"), "reduction 'min'"),

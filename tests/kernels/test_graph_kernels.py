@@ -49,6 +49,37 @@ def test_bits_do_not_depend_on_threads(width: int) -> None:
         np.testing.assert_array_equal(other, found[0])
 
 
+@pytest.mark.parametrize(("heads", "width"), [(8, 8), (1, 41), (3, 16), (20, 5)])
+def test_attention_has_the_same_bits_on_any_threads(heads: int, width: int) -> None:
+    forward = skewed(300, 211, 0)
+    back = skewed(211, 300, 3)
+    random = np.random.default_rng(1)
+
+    def drawn(*shape: int) -> Array:
+        return random.standard_normal(shape).astype(np.float32)
+
+    x, dy = drawn(211, heads, width), drawn(300, heads, width)
+    source, target, dots = drawn(211, heads), drawn(300, heads), drawn(300, heads)
+    scale, step = drawn(300, heads) + 3, np.array(7, np.int64)
+    attributes = {"slope": 0.2, "rate": 0.3, "seed": 11}
+    calls = {
+        "graph_attention": (x, source, target, *forward, *back, step),
+        "graph_attention_grad": (dy, x, source, target, scale, dots, *back, step),
+    }
+    for name, operands in calls.items():
+        wanted = operator(name).run(attributes, *operands)
+        found = []
+        for threads in (1, 2, 5):
+            made = tuple(np.full_like(array, 7) for array in wanted)
+            assert memory.run(entry_of(Call(name, attributes, operands, made, threads))) == 0
+            found.append(made)
+        for first, *others, reference in zip(*found, wanted):
+            near = 1e-5 * float(np.abs(reference).max())
+            np.testing.assert_allclose(first, reference, rtol=1e-3, atol=10 * near, err_msg=name)
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+
+
 @pytest.mark.parametrize(
     ("indptr", "indices", "said"),
     [

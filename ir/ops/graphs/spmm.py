@@ -26,7 +26,7 @@ from soapstone.ir.tensor import Array, TensorSpec
 _GRAPH = ("v+", "e", "u+", "e")
 
 
-def _bound(inputs: Sequence[TensorSpec], terms: Sequence[str], outputs: Sequence[str]) -> Signature:
+def bound(inputs: Sequence[TensorSpec], terms: Sequence[str], outputs: Sequence[str]) -> Signature:
     """Return the signature of operands and results in the letters v, u, d and e."""
     sizes, table = DimTable(), DimTable()
 
@@ -85,7 +85,7 @@ def entries(operator: str, indptr: Array, indices: Array, columns: int) -> tuple
     return np.repeat(np.arange(counts.size), counts), held
 
 
-def _rename(g: GradientContext) -> dict[str, str]:
+def renamed(g: GradientContext) -> dict[str, str]:
     """Return how a gradient's rows, which are columns of the matrix, follow the operator's rows."""
     square = g.spec(g.inputs[0]).shape[0] == g.spec(g.outputs[0]).shape[0]
     return {} if square else {"v": ""}
@@ -100,7 +100,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
         need_integer(inputs, position)
     if len(inputs) == 7 and attributes["reduction"] == "mean":
         raise ShapeError("7 inputs found; 5 needed for a mean: its shape has no place for weights")
-    return _bound(inputs, ("u d", *_GRAPH, "e", "e")[: len(inputs)], ["v d"])
+    return bound(inputs, ("u d", *_GRAPH, "e", "e")[: len(inputs)], ["v d"])
 
 
 def _spmm(
@@ -127,7 +127,7 @@ def _spmm(
 
 def _gradient(g: GradientContext) -> Sequence[str | None]:
     x, indptr, indices, indptr_t, indices_t, *weights = g.inputs
-    rename = _rename(g)
+    rename = renamed(g)
     if g.attributes["reduction"] == "mean":
         operands = (g.grad(), indptr, indptr_t, indices_t)
         return [g.emit("spmm_mean_grad", *operands, rename=rename), None, None, None, None]
@@ -143,7 +143,7 @@ def _mean_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> S
     need_float(inputs, 0)
     for position in range(1, 4):
         need_integer(inputs, position)
-    return _bound(inputs, ("u d", "u+", "v+", "e"), ["v d"])
+    return bound(inputs, ("u d", "u+", "v+", "e"), ["v d"])
 
 
 def _mean_grad(
@@ -160,12 +160,12 @@ def _sddmm_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> 
     need_float(inputs, 0, 1)
     need_integer(inputs, 2)
     need_integer(inputs, 3)
-    bound = _bound(inputs, ("n d", "u d", "n+", "e"), ["e"])
+    plain = bound(inputs, ("n d", "u d", "n+", "e"), ["e"])
     table = DimTable()
-    table.add("e", bound.by_name["e"].extent, "input 3", Kind.WHOLE)
-    table.add("d", bound.by_name["d"].extent, "input 0")
-    whole = [Operand((Whole(spec.shape[0]), *o.axes[1:])) for spec, o in zip(inputs, bound.inputs)]
-    return finish(table, [*whole[:3], bound.inputs[3]], bound.outputs, bound.dtypes)
+    table.add("e", plain.by_name["e"].extent, "input 3", Kind.WHOLE)
+    table.add("d", plain.by_name["d"].extent, "input 0")
+    whole = [Operand((Whole(spec.shape[0]), *o.axes[1:])) for spec, o in zip(inputs, plain.inputs)]
+    return finish(table, [*whole[:3], plain.inputs[3]], plain.outputs, plain.dtypes)
 
 
 def _sddmm(attributes: Attributes, a: Array, b: Array, indptr: Array, indices: Array) -> Array:
@@ -180,7 +180,7 @@ def _max_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Si
     need_float(inputs, 0)
     for position in range(1, 5):
         need_integer(inputs, position)
-    return _bound(inputs, ("u d", *_GRAPH), ["v d", "v d"])
+    return bound(inputs, ("u d", *_GRAPH), ["v d", "v d"])
 
 
 def _spmm_max(
@@ -204,14 +204,14 @@ def _spmm_max(
 
 def _max_gradient(g: GradientContext) -> Sequence[str | None]:
     operands = (g.only_grad(), g.outputs[1], *g.inputs[3:])
-    return [g.emit("spmm_max_grad", *operands, rename=_rename(g)), None, None, None, None]
+    return [g.emit("spmm_max_grad", *operands, rename=renamed(g)), None, None, None, None]
 
 
 def _max_grad_signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signature:
     need_float(inputs, 0)
     for position in range(1, 4):
         need_integer(inputs, position)
-    return _bound(inputs, ("u d", "u d", "v+", "e"), ["v d"])
+    return bound(inputs, ("u d", "u d", "v+", "e"), ["v d"])
 
 
 def _spmm_max_grad(
@@ -235,12 +235,12 @@ def _localize_rows(attributes: Attributes, tile: Tile) -> Attributes:
 # -------------------------------------------------------------------------------- declarations
 # (offsets, indices) of a matrix of 4 by 5 with an empty row and an empty column, and transposed;
 # of one of 3 by 3 with equal entries; of one of 2 by 1 without any.
-_WIDE = ((0, 2, 2, 5, 6), (4, 0, 1, 0, 4, 3)), ((0, 2, 3, 3, 4, 6), (0, 2, 2, 3, 0, 2))
-_DOUBLE = ((0, 2, 5, 6), (1, 1, 0, 2, 0, 1)), ((0, 2, 5, 6), (1, 1, 0, 0, 2, 1))
-_NONE = ((0, 0, 0), ()), ((0, 0), ())
+WIDE = ((0, 2, 2, 5, 6), (4, 0, 1, 0, 4, 3)), ((0, 2, 3, 3, 4, 6), (0, 2, 2, 3, 0, 2))
+DOUBLE = ((0, 2, 5, 6), (1, 1, 0, 2, 0, 1)), ((0, 2, 5, 6), (1, 1, 0, 0, 2, 1))
+NONE = ((0, 0, 0), ()), ((0, 0), ())
 
 
-def _case(
+def example(
     operands: tuple[str, ...],
     graph: Sequence[tuple[Sequence[int], Sequence[int]]],
     differentiable: tuple[int, ...] | None = None,
@@ -252,7 +252,7 @@ def _case(
     given = {"p": p, "i": i, "pt": pt, "it": it}
     types = {"p": "int64", "i": index, "pt": "int64", "it": index}
     texts = tuple(f"{types[o]} {len(given[o])}" if o in types else o for o in operands)
-    given |= {"w 6": (1, 2, 3, 4, 5, 6), "wt 6": (2, 4, 3, 6, 1, 5)}  # those of _WIDE
+    given |= {"w 6": (1, 2, 3, 4, 5, 6), "wt 6": (2, 4, 3, 6, 1, 5)}  # those of WIDE
     texts = tuple(text.removeprefix("w ").removeprefix("wt ") for text in texts)
     contents = {k: tuple(given[o]) for k, o in enumerate(operands) if o in given}
     return Case(texts, attributes, differentiable, contents=contents)
@@ -269,13 +269,13 @@ register(
         gradient=_gradient,
         operations=_work,
         cases=(
-            _case(("5 3", *_ALL), _WIDE),
-            _case(("5 3", *_ALL, "w 6", "wt 6"), _WIDE, (0, 5)),
-            _case(("5 3", *_ALL), _WIDE, reduction="mean"),
-            _case(("3 70", *_ALL), _DOUBLE, (0,), "int64"),
-            _case(("3 149", *_ALL, "6", "6"), _DOUBLE, ()),
-            _case(("1 2", *_ALL), _NONE, reduction="mean"),
-            _case(("3 0", *_ALL), _DOUBLE),
+            example(("5 3", *_ALL), WIDE),
+            example(("5 3", *_ALL, "w 6", "wt 6"), WIDE, (0, 5)),
+            example(("5 3", *_ALL), WIDE, reduction="mean"),
+            example(("3 70", *_ALL), DOUBLE, (0,), "int64"),
+            example(("3 149", *_ALL, "6", "6"), DOUBLE, ()),
+            example(("1 2", *_ALL), NONE, reduction="mean"),
+            example(("3 0", *_ALL), DOUBLE),
         ),
         doc="the sum or mean, over the entries of each row of a sparse matrix, of the rows of x\n"
         "x: (u, d); indptr: (v + 1), indices: (e), the matrix (v, u) in CSR; indptr_t: (u + 1),\n"
@@ -293,9 +293,9 @@ register(
         reference=_mean_grad,
         operations=_work,
         cases=(
-            _case(("4 3", "p", "pt", "it"), _WIDE, ()),
-            _case(("3 70", "p", "pt", "it"), _DOUBLE, ()),
-            _case(("2 1", "p", "pt", "it"), _NONE, ()),
+            example(("4 3", "p", "pt", "it"), WIDE, ()),
+            example(("3 70", "p", "pt", "it"), DOUBLE, ()),
+            example(("2 1", "p", "pt", "it"), NONE, ()),
         ),
         doc="the rows of dy over their entries' number, summed over the entries of each column",
     )
@@ -308,9 +308,9 @@ register(
         reference=_sddmm,
         operations=_work,
         cases=(
-            _case(("4 3", "5 3", "p", "i"), _WIDE, ()),
-            _case(("3 70", "3 70", "p", "i"), _DOUBLE, ()),
-            _case(("2 2", "1 2", "p", "i"), _NONE, ()),
+            example(("4 3", "5 3", "p", "i"), WIDE, ()),
+            example(("3 70", "3 70", "p", "i"), DOUBLE, ()),
+            example(("2 2", "1 2", "p", "i"), NONE, ()),
         ),
         doc="at each entry of a sparse matrix, the product of its row of a and its column's of b",
     )
@@ -325,9 +325,9 @@ register(
         gradient=_max_gradient,
         operations=_work,
         cases=(
-            _case(("5 3", *_ALL), _WIDE),
-            _case(("3 70", *_ALL), _DOUBLE),
-            _case(("1 2", *_ALL), _NONE),
+            example(("5 3", *_ALL), WIDE),
+            example(("3 70", *_ALL), DOUBLE),
+            example(("1 2", *_ALL), NONE),
         ),
         doc="the maxima, over the entries of each row of a sparse matrix, of the rows of x, and"
         " which rows they are\n"
@@ -347,9 +347,9 @@ register(
         localize=_localize_rows,
         operations=_work,
         cases=(
-            _case(("4 3", "int32 4 3 >=-1 <5", "pt", "it"), _WIDE, ()),
-            _case(("3 20", "int32 3 20 >=-1 <3", "pt", "it"), _DOUBLE, ()),
-            _case(("2 1", "int32 2 1 >=-1 <1", "pt", "it"), _NONE, ()),
+            example(("4 3", "int32 4 3 >=-1 <5", "pt", "it"), WIDE, ()),
+            example(("3 20", "int32 3 20 >=-1 <3", "pt", "it"), DOUBLE, ()),
+            example(("2 1", "int32 2 1 >=-1 <1", "pt", "it"), NONE, ()),
         ),
         doc="dy, added to the row of x that was chosen",
     )

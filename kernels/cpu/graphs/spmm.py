@@ -41,13 +41,13 @@ _MATRIX = Fields(
 _matrix_of = _MATRIX.at
 
 
-_AHEAD = 8  # entries whose rows of x are asked for before they are added
-_LINE = 64  # bytes
-_prefetch = vectorised(prefetch)
+AHEAD = 8  # entries whose rows of x are asked for before they are added
+LINE = 64  # bytes
+request = vectorised(prefetch)
 
 
 @helper
-def _first_row(w: Any, part: int) -> Any:
+def first_row(w: Any, part: int) -> Any:
     """The first row of a part: rows and entries before it are its share of both together."""
     p = i64p(w.indptr)
     if part == 0:
@@ -66,7 +66,7 @@ def _first_row(w: Any, part: int) -> Any:
 
 
 @helper
-def _bad(w: Any, row: int) -> bool:
+def bad_row(w: Any, row: int) -> bool:
     """Whether a row's offsets or columns are outside."""
     p, column = i64p(w.indptr), i32p(w.indices)
     begin, end = p[row], p[row + 1]
@@ -94,8 +94,8 @@ def _spmm(block: Any, begin: int, end: int) -> int:
     p, column = i64p(w.indptr), i32p(w.indices)
     n, x, step = w.n, w.x, w.x_step
     last = np.int64(w.entries - 1)
-    for row in range(_first_row(w, begin), _first_row(w, end)):
-        if _bad(w, row):
+    for row in range(first_row(w, begin), first_row(w, end)):
+        if bad_row(w, row):
             return 1
         first, past = p[row], p[row + 1]
         scale = np.float32(1)
@@ -109,9 +109,9 @@ def _spmm(block: Any, begin: int, end: int) -> int:
             for entry in range(first, past):
                 s = np.int64(column[entry])
                 of = x + s * step
-                later = x + 4 * at + np.int64(column[min(entry + _AHEAD, last)]) * step
-                for line in range(0, 128 * 4, _LINE):
-                    _prefetch(later + line)
+                later = x + 4 * at + np.int64(column[min(entry + AHEAD, last)]) * step
+                for line in range(0, 128 * 4, LINE):
+                    request(later + line)
                 v = _weight(w, entry, s)
                 a = a + load(of, at) * v
                 b = b + load(of, at + 16) * v
@@ -156,8 +156,8 @@ def _sddmm(block: Any, begin: int, end: int) -> int:
     w = _matrix_of(block)
     p, column, to = i64p(w.indptr), i32p(w.indices), f32p(w.weights)
     n = w.n
-    for row in range(_first_row(w, begin), _first_row(w, end)):
-        if _bad(w, row):
+    for row in range(first_row(w, begin), first_row(w, end)):
+        if bad_row(w, row):
             return 1
         a = w.y + row * w.y_step
         for entry in range(p[row], p[row + 1]):
@@ -173,8 +173,8 @@ def _sddmm(block: Any, begin: int, end: int) -> int:
 def _spmm_max(block: Any, begin: int, end: int) -> int:
     w = _matrix_of(block)
     p, column, n = i64p(w.indptr), i32p(w.indices), w.n
-    for row in range(_first_row(w, begin), _first_row(w, end)):
-        if _bad(w, row):
+    for row in range(first_row(w, begin), first_row(w, end)):
+        if bad_row(w, row):
             return 1
         y, chosen = f32p(w.y + row * w.y_step), i32p(w.chosen + row * w.chosen_step)
         for i in range(n):
@@ -194,8 +194,8 @@ def _spmm_max(block: Any, begin: int, end: int) -> int:
 def _spmm_max_grad(block: Any, begin: int, end: int) -> int:
     w = _matrix_of(block)
     p, column, n = i64p(w.indptr), i32p(w.indices), w.n
-    for row in range(_first_row(w, begin), _first_row(w, end)):
-        if _bad(w, row):
+    for row in range(first_row(w, begin), first_row(w, end)):
+        if bad_row(w, row):
             return 1
         dx = f32p(w.y + row * w.y_step)
         for i in range(n):
