@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from soapstone.ir.graph import Graph
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
-from soapstone.runtime import Machine, Profile, Region, Trace
+from soapstone.runtime import Machine, Profile, ProfileError, Region, Trace
 from soapstone.runtime.machines.start import start
 from soapstone.runtime.tracing.planned import PlannedStep
 
@@ -238,17 +238,32 @@ class Session:
         return {processor.name: used[processor.memory] for processor in mine}
 
     @contextmanager
+    def timed(self) -> Iterator[Profile]:
+        """Time every task run inside; yields the timeline of this process.
+
+        Raises:
+            ProfileError: another timeline is being taken.
+        """
+        if self._timeline is not None:
+            raise ProfileError("profile: a timeline is already being taken, by another callback")
+        self._timeline = Profile.here(self.machine, self.runtime.executor.world, "soapstone")
+        try:
+            yield self._timeline
+        finally:
+            self._timeline = None
+
+    @contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
         """Time every task run inside and write a trace-event timeline, of all processes."""
-        world = self.runtime.executor.world
-        self._timeline = Profile.here(self.machine, world, "soapstone")
-        try:
+        with ExitStack() as stack:
+            timeline = stack.enter_context(self.timed())
+            stack.callback(self._save, timeline, path)
             yield
-        finally:
-            timeline, self._timeline = self._timeline, None
-            whole = self.runtime.executor.gathered(timeline)
-            if whole is not None:
-                whole.save(path)
+
+    def _save(self, timeline: Profile, path: str | Path) -> None:
+        whole = self.runtime.executor.gathered(timeline)
+        if whole is not None:
+            whole.save(path)
 
     def close(self) -> None:
         """Stop the workers and free the memory."""

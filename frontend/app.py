@@ -21,16 +21,19 @@ from soapstone.frontend.arguments import count
 from soapstone.frontend.data.sets import Splits, read_splits
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.files import read_graph
+from soapstone.frontend.graphs.partitioned import Partitioned
 from soapstone.frontend.training.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.training.checkpoint import check_exists
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.runtime.errors import MemoryExhausted
-from soapstone.runtime.machines.start import machine_of, rank_of
+from soapstone.runtime.machines.start import launched, machine_of, rank_of
+from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
     from soapstone.frontend.model import Model
 
 PACKAGE = "soapstone.apps"
+DEFAULT_MAPPER = "data_parallel"
 STREAMING = "bounded_memory"  # the mapper of models larger than a memory
 DEFAULTS: Mapping[str, Any] = {
     "optimizer": "sgd",
@@ -89,6 +92,7 @@ class TrainResult:
         step_us, samples_per_s: of the median step.
         peak_bytes: parameters, states, inputs and the arena of temporary tensors.
         strategy: the file that was given; None where the mapper made it.
+        cuts: where the vertices of a graph are cut into parts in the end; None where not asked for.
     """
 
     loss: float | None
@@ -102,6 +106,7 @@ class TrainResult:
     mapper: str
     strategy: str | None
     seed: int
+    cuts: tuple[int, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can say them."""
@@ -210,13 +215,16 @@ def train_app(
     cpus: int | None = None,
     threads: int = 1,
     executor: str = "local",
-    mapper: str = "data_parallel",
+    mapper: str = DEFAULT_MAPPER,
     memory_bytes: int | None = None,
     strategy: str | Path | None = None,
     optimize: bool = False,
     step: str | Path | None = None,
     choices: str | Path | None = None,
     graph: str | Path | None = None,
+    parts: int | None = None,
+    partitioner: str = "learned",
+    partition_costs: str | Path | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -239,6 +247,9 @@ def train_app(
         choices: a file of kernel choices to repeat, or to write where there is none.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
+        parts: into how many ranges its vertices are cut; by default the mapper decides.
+        partitioner: how: learned, vertex or edge. partition_costs: a file of what was learned
+            before, which is written anew in the end (`soapstone.frontend.graphs.partitioned`).
         checkpoint: a file to save to after each epoch; resume: one to go on from.
         profile: a file for the timeline of some ten steps.
         say: called with the program, the strategy and the data set, as text.
@@ -248,11 +259,23 @@ def train_app(
     """
     if not isinstance(app, App):
         app = load_app(app)
+    edges = None
     if graph is not None:
         if app.over is None or data is not None:
             found = "--data, which has no graph" if data is not None else "which learns from none"
             raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
-        app = app.over(read_graph(graph))
+        given = read_graph(graph)
+        app, edges = app.over(given), given.adjacency
+    if parts is not None:
+        others = {"--graph": graph is None, "no --mapper": mapper != DEFAULT_MAPPER}
+        others |= {"no --strategy": strategy is not None, "no --step": step is not None}
+        others |= {"no --optimize": optimize}
+        if wrong := [what for what, found in others.items() if found]:
+            raise AppError(f"app {app.name!r}: {parts} parts found; {', '.join(wrong)} needed")
+        if cpus is None:
+            cpus = max(1, min(parts, usable_cores()) // launched())
+    elif partition_costs is not None:
+        raise AppError(f"app {app.name!r}: costs of partitions found; --parts needed")
     options = app.options
     size = options["batch_size"] if batch_size is None else batch_size
     most = options["epochs"] if epochs is None else epochs
@@ -260,7 +283,7 @@ def train_app(
         count(f"app {app.name!r}: {name}", value, least, AppError)
     if resume is not None:
         check_exists(resume)
-    check_targets(choices)
+    check_targets(choices, partition_costs)
     machine = None
     if memory_bytes is not None:
         machine = machine_of(executor, cpus, threads).bounded(memory_bytes)
@@ -279,6 +302,10 @@ def train_app(
     splits = _splits(app, data)
     repeat = choices is not None and Path(choices).exists()
     with app.build(size) as model, _advised(memory_bytes, mapper):
+        split = None
+        if parts is not None and edges is not None:
+            split = Partitioned(model, edges, parts, partitioner, costs=partition_costs)
+            hooks.append(split)
         model.compile(
             optimizer,
             loss=options["loss"],
@@ -287,7 +314,7 @@ def train_app(
             cpus=cpus,
             threads=threads,
             machine=machine,
-            mapper=mapper,
+            mapper=mapper if split is None else split.mapper,
             strategy=strategy,
             optimize=optimize,
             step=step,
@@ -310,6 +337,11 @@ def train_app(
         scores = model.evaluate(splits.test_x, splits.test_y, batch_size=size)
         if choices is not None and not repeat and not rank_of(executor):
             model.save_choices(choices)
+        if split is not None:
+            say(str(split.partitioner))
+            if not rank_of(executor):
+                split.save()
+        named = mapper if split is None else split.mapper.name
         done = int(history.epochs[-1]["epoch"]) + 1 if history.epochs else 0
         return TrainResult(
             loss=history.last("loss"),
@@ -320,9 +352,10 @@ def train_app(
             samples_per_s=history.samples_per_s,
             peak_bytes=model.peak_bytes,
             executor=executor,
-            mapper=mapper if strategy is None else "strategy",
+            mapper=named if strategy is None else "strategy",
             strategy=None if strategy is None else str(strategy),
             seed=seed,
+            cuts=None if split is None else split.partitioner.cuts,
         )
 
 

@@ -102,10 +102,15 @@ class Affine:
 
 @dataclass(frozen=True)
 class Whole:
-    """An axis of which every point needs all: broadcast, gathered by an index, or not split."""
+    """An axis of which every point needs all: broadcast, gathered by an index, or not split.
+
+    of: the dim for each of whose indices some of it is gathered, as neighbours are for a vertex;
+        where what is gathered are samples, it counts samples too.
+    """
 
     extent: int
     gathered: bool = False
+    of: str = ""
 
     dims: tuple[str, ...] = ()
     overlaps = False

@@ -1,12 +1,13 @@
 """Which dim of each operator runs over the samples of a batch, derived from the signatures.
 
 FlexFlow (Jia, section 3.3) marks the sample dim of every operator by hand. Here the first axis of
-every step input is a sample axis, and the interval maps carry it through the graph.
+every step input is a sample axis, and the interval maps carry it through the graph; where samples
+are gathered for others of them, such as neighbours for vertices, those are the samples.
 """
 
 from __future__ import annotations
 
-from soapstone.ir.dims import Affine, Product
+from soapstone.ir.dims import Affine, Product, Whole
 from soapstone.ir.graph import Graph
 from soapstone.ir.tensor import Role
 
@@ -26,6 +27,9 @@ def sample_dims(graph: Graph) -> dict[str, str]:
             plain = isinstance(axis, Affine) and axis.stride == 1 and not axis.overlaps
             if plain or isinstance(axis, Product):
                 dim = axis.dims[0]
+                break
+            if isinstance(axis, Whole) and axis.of:
+                dim = axis.of
                 break
         if dim is None:
             continue

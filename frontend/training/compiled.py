@@ -315,10 +315,16 @@ class Compiled:
         if self._repeats or given.items() <= self.choices.made.items():
             return
         self.choices = Choices(given)
+        self.rebind()
+        if self._session is not None:
+            self._session.choices = self.choices
+
+    def rebind(self) -> None:
+        """Bind graphs anew when they are next run, and ask the mapper again."""
+        self._strategies.clear()
         self._bounds.clear()
         if self._session is not None:
             self._session.forget()
-            self._session.choices = self.choices
 
     def close(self) -> None:
         """Stop the workers."""

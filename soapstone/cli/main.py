@@ -75,6 +75,15 @@ def train(
     graph: Annotated[
         str | None, typer.Option(help="A graph to learn from: a file, a name, or a preset.")
     ] = None,
+    parts: Annotated[
+        int | None, typer.Option(min=1, help="Ranges of the graph's vertices, one a worker.")
+    ] = None,
+    partitioner: Annotated[
+        str, typer.Option(help="Where it is cut: learned, vertex (equal counts) or edge.")
+    ] = "learned",
+    partition_costs: Annotated[
+        Path | None, typer.Option(help="What was learned before; written in the end.")
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Save here after each epoch: .safetensors or .npz.")
     ] = None,
@@ -112,6 +121,9 @@ def train(
             seed=seed,
             data=data,
             graph=graph,
+            parts=parts,
+            partitioner=partitioner,
+            partition_costs=partition_costs,
             callbacks=saving,
             resume=resume,
             profile=profile,

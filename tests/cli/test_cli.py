@@ -57,6 +57,7 @@ KEYS = [
     "mapper",
     "strategy",
     "seed",
+    "cuts",
 ]
 MEASURED = ("step_us", "samples_per_s")  # the only fields that two equal runs may differ in
 

@@ -40,7 +40,7 @@ def bound(inputs: Sequence[TensorSpec], terms: Sequence[str], outputs: Sequence[
             return Whole(extent, gathered=True)
         sizes.add(letter, extent, where)
         if letter == "u":
-            return Whole(extent, gathered=True)
+            return Whole(extent, gathered=True, of="v" if "v+" in terms else "")
         kind = Kind.WHOLE if letter == "e" else Kind.FREE
         return Affine(table.add(letter, extent, where, kind), extent)
 

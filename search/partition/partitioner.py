@@ -1,0 +1,152 @@
+"""Where a graph is cut while a model runs over it: after each few steps nearer to equal times.
+
+The graph partitioner of ROC (Jia 2020, section 4.4): what each layer took on each part is added to
+a regression, from which follow cuts whose costliest part costs least. Besides, both simple ways to
+cut are run once, since two partitions tell features apart that one does not, and cuts stay in the
+end where the steps that were measured were shortest: learning is then no worse than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from soapstone.search.partition.costs import Costs
+from soapstone.search.partition.cuts import (
+    Cuts,
+    PartitionError,
+    check_parts,
+    equal_edges,
+    equal_vertices,
+    least_largest,
+)
+from soapstone.search.partition.features import Features
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+METHODS = ("learned", "vertex", "edge")
+_WARM, _EACH = 1, 3  # steps after a cut that are not looked at; steps whose median counts
+_MOVES = 10  # times that cuts move at most
+_GAIN = 0.02  # of a step: what cuts are moved for
+_SHARES = (0.5, 0.8, 0.95, 1.0)  # by which one layer's costs count for more than the others'
+
+
+class Partitioner:
+    """The cuts of a graph's vertices into consecutive parts, and what they are learned from.
+
+    Attributes:
+        cuts: from 0 to the number of vertices. costs: what has been learned so far.
+        settled: whether the cuts stay as they are.
+        measured: nanoseconds of each layer on each part, (layers, parts), by cuts that were run.
+
+    Args:
+        features: of the graph. parts: how many.
+        method: "learned"; "vertex" for as many vertices in each part, "edge" for as many edges.
+        costs: what was learned before, of this graph or others; learning goes on from there.
+
+    Raises:
+        PartitionError: more parts than vertices, another method, or costs of other layers.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        parts: int,
+        method: str = "learned",
+        costs: Costs | None = None,
+    ) -> None:
+        if method not in METHODS:
+            raise PartitionError(
+                f"partitioner {method!r} found, one of {', '.join(METHODS)} needed"
+            )
+        check_parts(features.vertices, parts)
+        if costs is not None:
+            costs.check(len(features.widths))
+        self.features, self.parts, self.method = features, parts, method
+        self.costs = costs or Costs.of(len(features.widths))
+        self.measured: dict[Cuts, Array] = {}
+        self.settled = method != "learned" or parts == 1
+        simple = equal_vertices(features.vertices, parts), equal_edges(features.edges, parts)
+        self._simple = () if self.costs.count else simple
+        learned = method == "learned" and self.costs.count > 0
+        self.cuts: Cuts = self._best() if learned else simple[method == "edge"]
+        self._steps: list[Array] = []
+
+    def observe(self, ns: Array) -> bool:
+        """Take what a step took, and return whether the cuts have moved.
+
+        ns: (layers, parts), nanoseconds of each layer on each part.
+        """
+        if self.settled:
+            return False
+        self._steps.append(np.asarray(ns, np.float64))
+        if len(self._steps) < _WARM + _EACH:
+            return False
+        usual = np.median(self._steps[_WARM:], axis=0)
+        self._steps.clear()
+        before = self.cuts
+        self.measured[before] = usual
+        self.costs = self.costs.seen(self.features.parts(before), usual)
+        self.cuts = self._next()
+        return self.cuts != before
+
+    def predicted(self, cuts: Sequence[int] | None = None) -> Array:
+        """Return what each layer takes on each part by what was learned: (layers, parts) ns.
+
+        cuts: of other parts than those that are run.
+        """
+        return self.costs.ns(self.features.parts(self.cuts if cuts is None else cuts))
+
+    def __str__(self) -> str:
+        vertices, edges = np.diff(self.cuts), np.diff(self.features.edges[list(self.cuts)])
+        lines = [f"partition {self.method!r}, {self.parts} parts"]
+        columns = ["vertices", "edges"]
+        rows = [[f"{count:,}" for count in each] for each in (vertices, edges)]
+        if self.cuts in self.measured:
+            columns += ["measured us", "predicted us"]
+            times = self.measured[self.cuts], self.predicted()
+            rows += [[f"{ns / 1e3:,.0f}" for ns in each.sum(axis=0)] for each in times]
+            lines[0] += f", learned from {len(self.measured)} partitions"
+        lines.append("".join(f"{name:>14}" for name in ("part", *columns)))
+        for part, cells in enumerate(zip(*rows)):
+            lines.append("".join(f"{cell:>14}" for cell in (part, *cells)))
+        return "\n".join(lines)
+
+    def _best(self) -> Cuts:
+        """Return the cuts that promise the shortest step.
+
+        Parts wait for each other at each gather, so a part that is short in one layer and long in
+        another makes up for nothing. Besides those of all layers' costs, cuts are looked at in
+        which one layer counts for more.
+        """
+        sums = self.costs.sums(self.features)
+        total, mixed = sums.sum(axis=0), [sums.sum(axis=0)]
+        if len(sums) > 1:
+            mixed += [share * own + (1 - share) * total for own in sums for share in _SHARES]
+        return min(
+            (least_largest(each, self.parts) for each in mixed),
+            key=lambda cuts: slowest(np.diff(sums[:, list(cuts)], axis=1)),
+        )
+
+    def _next(self) -> Cuts:
+        """Return the cuts to run next; where none promises more, settle for the best so far."""
+        fastest = min(self.measured, key=lambda cuts: slowest(self.measured[cuts]))
+        untried = [cuts for cuts in self._simple if cuts not in self.measured]
+        if untried:
+            return untried[0]
+        learned = self._best()
+        gain = 1 - slowest(self.predicted(learned)) / slowest(self.measured[fastest])
+        if learned in self.measured or gain < _GAIN or len(self.measured) > _MOVES:
+            self.settled = True
+            return fastest
+        return learned
+
+
+def slowest(ns: Array) -> float:
+    """Return what a step takes where all parts of a layer are waited for, nanoseconds.
+
+    ns: (layers, parts), of each layer on each part.
+    """
+    return float(ns.max(axis=1).sum())

@@ -1,0 +1,144 @@
+"""Training over a graph in parts, on workers and ranks: one worker's numbers, and moving cuts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.processes import mpiexec, ranks
+
+from soapstone import Adam, GraphError, Model
+from soapstone.apps import gcn, gin, sage
+from soapstone.frontend.app import AppError, train_app
+from soapstone.frontend.graphs.files import write_graph
+from soapstone.frontend.graphs.generate import Shape, block_model
+from soapstone.frontend.graphs.partitioned import Partitioned, layers_of
+from soapstone.ir.errors import StrategyError
+from soapstone.mappers.ranges import RangesMapper
+from soapstone.runtime import Machine
+from soapstone.search.partition.cuts import PartitionError, equal_edges, equal_vertices
+
+DATA = block_model(Shape(90, 600, 12, 3), signal=1.0, skew=1.8, seed=2)
+APPS: dict[str, Callable[[], Model]] = {
+    "gcn": lambda: gcn.build(90, DATA, hidden=4),
+    "gin": lambda: gin.build(90, DATA, hidden=8),
+    "sage": lambda: sage.build(90, DATA, hidden=4, reduction="max"),
+}
+
+
+def losses(model: Model, epochs: int = 6, callbacks: Any = (), **how: Any) -> list[float]:
+    splits = DATA.splits()
+    with model:
+        model.compile(Adam(0.02), "masked_cross_entropy", seed=3, **how)
+        given = {"epochs": epochs, "shuffle": False, "progress": False, "callbacks": callbacks}
+        found = model.fit(splits.train_x, splits.train_y, **given)
+    return [record["loss"] for record in found.epochs]
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_parts_compute_what_one_worker_does(app: str) -> None:
+    wanted = losses(APPS[app](), cpus=1)
+    assert wanted[-1] < wanted[0]
+    for cuts in ((0, 90), (0, 1, 90), (0, 20, 45, 46, 90)):
+        mapper, machine = RangesMapper(cuts), Machine.local(cpus=2)
+        found = losses(APPS[app](), mapper=mapper, machine=machine)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_every_operator_on_vertices_has_its_range() -> None:
+    with gcn.build(90, DATA) as model:
+        cuts = (0, 13, 30, 90)
+        model.compile("sgd", "masked_cross_entropy", mapper=RangesMapper(cuts), cpus=2)
+        graph, strategy = model.training_graph, model.strategy
+    samples = graph.sample_dims
+    assert {node.operator for node in graph.nodes} >= {"spmm", "dropout", "linear"}
+    for node in graph.nodes:
+        item = strategy.configurations.get(node.name)
+        if node.name in samples:
+            assert item is not None, node.label
+            assert item.cuts[samples[node.name]] == cuts, node.label
+            assert item.devices == (0, 0, 1)
+    for node in graph.nodes:
+        rows = [graph.tensors[name].shape[:1] == (90,) for name in (*node.inputs, *node.outputs)]
+        assert node.name in samples or not any(rows[: len(node.inputs)]), node.label
+
+
+def test_cuts_move_while_a_model_learns(tmp_path: Path) -> None:
+    wanted = losses(APPS["gcn"](), epochs=60, cpus=1)
+    model = APPS["gcn"]()
+    split = Partitioned(model, DATA.adjacency, 2, costs=tmp_path / "costs.json")
+    found = losses(model, 60, [split], mapper=split.mapper, machine=Machine.local(cpus=2))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    learning = split.partitioner
+    simple = {equal_vertices(90, 2), equal_edges(DATA.adjacency.indptr, 2)}
+    assert simple <= set(learning.measured)
+    assert learning.settled
+    assert split.mapper.cuts == learning.cuts
+    assert all((ns > 0).all() and ns.shape == (2, 2) for ns in learning.measured.values())
+    split.save()
+    again = Partitioned(APPS["gcn"](), DATA.adjacency, 7, costs=tmp_path / "costs.json")
+    assert again.partitioner.costs.count == learning.costs.count > 0
+    assert len(again.mapper.cuts) == 8
+    with pytest.raises(PartitionError, match="of 2 layers found, of 3 needed"):
+        Partitioned(gcn.build(90, DATA, layers=3), DATA.adjacency, 2, costs=split.path)
+
+
+def test_layers_end_with_what_gathers() -> None:
+    with gcn.build(90, DATA, hidden=5) as model:
+        model.compile("sgd", "masked_cross_entropy")
+        graph = model.training_graph
+    layers, widths = layers_of(graph)
+    assert widths == (5, 3)
+    assert layers["conv1.linear"] == layers["conv1.spmm"] == 0
+    assert layers["drop2"] == layers["conv2.linear"] == layers["conv2"] == 1
+    origins = {n.origin: n.name for n in graph.nodes if n.origin in ("conv1.spmm", "conv2")}
+    assert layers[origins["conv1.spmm"]] == 0
+    assert layers[origins["conv2"]] == 1
+    assert layers_of(model.build(training=True))[1] == widths
+
+
+def test_two_ranks_compute_what_one_worker_does(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install soapstone[mpi])")
+    if mpiexec() is None:
+        pytest.skip("there is no mpiexec")
+    write_graph(tmp_path / "a.npz", DATA)
+    command = ["train", "gcn", "--graph", tmp_path / "a.npz", "--epochs", 20, "--json"]
+    wanted = train_app("gcn", graph=tmp_path / "a.npz", epochs=20, cpus=1, progress=False)
+    for more in (["--partition-costs", tmp_path / "costs.json"], ["--partitioner", "edge"]):
+        done = ranks(2, "-m", "soapstone.cli.main", *command, "--parts", 3, *more, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert found["loss"] == pytest.approx(wanted.loss, rel=1e-3)
+        assert all(a < b for a, b in pairwise(found["cuts"]))
+    assert (tmp_path / "costs.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"parts": 91}, "91 parts found for 90 vertices"),
+        ({"parts": 2, "partitioner": "metis"}, "partitioner 'metis' found, one of learned"),
+        ({"parts": 2, "graph": None}, "2 parts found; --graph needed"),
+        ({"parts": 2, "mapper": "sequential"}, "no --mapper needed"),
+        ({"partition_costs": "costs.json"}, "--parts needed"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path: Path, how: dict[str, Any], said: str) -> None:
+    write_graph(tmp_path / "a.npz", DATA)
+    given = {"graph": tmp_path / "a.npz", "epochs": 1, "progress": False} | how
+    with pytest.raises((AppError, GraphError), match=said):
+        train_app("gcn", **given)
+
+
+def test_cuts_of_other_vertices_are_refused() -> None:
+    with pytest.raises(StrategyError, match=r"dim \w+: cuts \(0, 5, 80\) found, ascending.* 90"):
+        losses(APPS["gcn"](), mapper=RangesMapper((0, 5, 80)), cpus=2)
+    dense = Model("dense")
+    dense.output(dense.dense(dense.input("x", (8, 3)), 2))
+    with pytest.raises(PartitionError, match="'dense' gathers nothing"):
+        Partitioned(dense, DATA.adjacency, 2)
