@@ -13,7 +13,7 @@ import pytest
 from helpers.processes import mpiexec, ranks
 
 from soapstone import Adam, GraphError, Model
-from soapstone.apps import gcn, gin, sage
+from soapstone.apps import gat, gcn, gin, sage
 from soapstone.frontend.app import AppError, train_app
 from soapstone.frontend.graphs.files import write_graph
 from soapstone.frontend.graphs.generate import Shape, block_model
@@ -27,6 +27,7 @@ DATA = block_model(Shape(90, 600, 12, 3), signal=1.0, skew=1.8, seed=2)
 APPS: dict[str, Callable[[], Model]] = {
     "gcn": lambda: gcn.build(90, DATA, hidden=4),
     "gin": lambda: gin.build(90, DATA, hidden=8),
+    "gat": lambda: gat.build(90, DATA),
     "sage": lambda: sage.build(90, DATA, hidden=4, reduction="max"),
 }
 
