@@ -42,7 +42,8 @@ from soapstone.runtime.errors import (
     SubtaskError,
     TaskError,
 )
-from soapstone.runtime.executors.local import LocalExecutor, as_task_error
+from soapstone.runtime.executors.bodies import as_task_error
+from soapstone.runtime.executors.local import LocalExecutor
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.machines.memory import MemoryPool
 from soapstone.runtime.machines.world import World

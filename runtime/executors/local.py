@@ -1,17 +1,14 @@
 """The local executor: one thread a processor, which runs operations or replays native programs.
 
-Untraced operations start as soon as their dependence counts fall to zero. A thread waits in a
-queue between steps, sets its OpenMP thread count once, and is a daemon, so that a crash exits.
+Untraced operations start as soon as their dependence counts fall to zero.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import heapq
 import itertools
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,161 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from soapstone import system
-from soapstone.native import memory
-from soapstone.native.memory import FUNCTION, Entry
+from soapstone.native.memory import FUNCTION
 from soapstone.runtime.agreement import Agreement
 from soapstone.runtime.analysis.instance import Storage
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import (
-    BodyError,
     MapperError,
     MemoryExhausted,
     StoppedError,
     TaskError,
 )
+from soapstone.runtime.executors.bodies import as_task_error, bound, prepared_body
 from soapstone.runtime.executors.process.processes import WorkerProcess
 from soapstone.runtime.executors.stealing import Stealing
+from soapstone.runtime.executors.threads import Threads
 from soapstone.runtime.forks import FORKED, tell
-from soapstone.runtime.machines.machine import PROCESS, Machine, Processor
+from soapstone.runtime.machines.machine import PROCESS, Machine
 from soapstone.runtime.machines.memory import MemoryPool
 from soapstone.runtime.machines.world import World
-from soapstone.runtime.model.scalar import captured
-from soapstone.runtime.model.task import EntryLike, PointContext, identity, status_text
+from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.observe.profile import Observer, Profile
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def set_openmp_threads(threads: int) -> None:
-    """Set the calling thread's OpenMP thread count, where its library is there to be set."""
-    library = system.openmp()
-    if library is not None:
-        library.omp_set_num_threads(ctypes.c_int(threads))
-
-
-def context_of(operation: Operation, processor: Processor) -> PointContext:
-    """What the task of an operation may know."""
-    launch = operation.launch
-    return PointContext(
-        launch.task,
-        operation.point,
-        launch.grid,
-        processor,
-        launch.scalars,
-        operation.variant,
-    )
-
-
-def bound(operation: Operation, processor: Processor, arrays: Sequence[Array]) -> EntryLike | None:
-    """The native entry of an operation's task on arrays, or None where its Python body runs.
-
-    In checked mode it runs on fenced copies of them; see `native.checked`.
-    """
-    task = operation.launch.task
-    if task.bind is None:
-        return None
-    context = context_of(operation, processor)
-    if not memory.CHECKED:
-        return task.bind(context, arrays)
-    from soapstone.native.checked import Argument, fenced
-
-    arguments = [
-        Argument(f"argument {number} ({use})", array, use.reads, use.writes)
-        for number, (array, use) in enumerate(zip(arrays, task.privileges, strict=True))
-    ]
-    found: EntryLike | None = fenced(arguments, partial(task.bind, context))
-    return found
-
-
-def checked_message(entry: EntryLike) -> EntryLike:
-    """The entry of a message that also checks the memory it was given."""
-    from soapstone.native.checked import watched
-
-    return watched(entry) if isinstance(entry, Entry) else entry
-
-
-def prepared_body(
-    operation: Operation,
-    processor: Processor,
-    arrays: Sequence[Array],
-    process: WorkerProcess | None = None,
-) -> Callable[[], object]:
-    """The call of an operation's Python body on its arrays (read-only views where it only reads).
-
-    It may be called many times: reduce buffers are set to the identity before each. process: where
-    the body runs, if not in the calling thread.
-
-    Raises: StoppedError for a task without a body; BodyError for one that no process can run.
-    """
-    launch = operation.launch
-    task = launch.task
-    body = task.body
-    if body is None:
-        raise StoppedError(f"task {task.name!r} has no body, and its bind function gave no entry")
-    views = []
-    partials: list[tuple[Array, Any]] = []
-    for array, privilege in zip(arrays, task.privileges):
-        if not privilege.writes:
-            array = array.view()
-            array.setflags(write=False)
-        elif privilege.reduction is not None:
-            partials.append((array, identity(privilege.reduction, array.dtype)))
-        views.append(array)
-    given: list[Any] = [context_of(operation, processor)] if task.context else []
-    if launch.scalars:
-        regions, scalars = iter(views), iter(launch.scalars)
-        given += [next(regions) if region else next(scalars) for region in launch.layout]
-    else:
-        given += views
-    call: Callable[[], object] = partial(body, *given)
-    if process is not None:
-        call = process.prepared(task.name, body, given)
-    elif launch.changeable:
-        scalar = [False] * task.context + [not region for region in launch.layout]
-
-        def call() -> object:
-            return body(*[captured(x) if mine else x for x, mine in zip(given, scalar)])
-
-    if not partials:
-        return call
-
-    def reduce() -> None:
-        for array, value in partials:
-            array[...] = value
-        call()
-
-    return reduce
-
-
-def as_task_error(operation: Operation, processor: Processor, error: BaseException) -> TaskError:
-    """The error of a point task, caused by what its body raised."""
-    reason = error.reason if isinstance(error, BodyError) else f"{type(error).__name__}: {error}"
-    found = TaskError(operation.launch.name, operation.point, processor.name, reason)
-    found.__cause__ = error
-    return found
-
-
-class _Round:
-    """Functions running on several threads; the last to end says so."""
-
-    __slots__ = ("_tokens", "done", "errors")
-
-    def __init__(self, count: int) -> None:
-        self.done: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.errors: dict[int, BaseException] = {}
-        self._tokens = [None] * (count - 1)
-
-    def run(self, processor: int, function: Callable[[], None]) -> None:
-        """Run one function in the calling thread, and keep what it raises."""
-        try:
-            function()
-        except BaseException as error:
-            self.errors[processor] = error
-        try:
-            self._tokens.pop()  # atomic: only the last finds the list empty
-        except IndexError:
-            self.done.put(None)
 
 
 class LocalExecutor:
@@ -202,11 +66,10 @@ class LocalExecutor:
         self._ready: list[list[tuple[int, int, Operation]]] = [[] for _ in machine.processors]
         self._stepping = [False] * len(machine.processors)  # whether a thread will look at them
         self._steps = [partial(self._step, number) for number in range(len(machine.processors))]
-        self._queues: dict[int, queue.SimpleQueue[Callable[[], None] | None]] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads = Threads(machine)
         self._processes: dict[int, WorkerProcess] = {}  # of processors of kind "process"
         self._ticket = itertools.count()
-        self.workers: set[int] = set()  # the threads, by their identifiers
+        self.workers = self._threads.identifiers
         self._closed = ""  # why it is of no use any more
         self._stealing: Stealing | None = None  # once there is something to steal
         tell(self)
@@ -217,22 +80,7 @@ class LocalExecutor:
     def _start(self) -> None:
         if self._closed:
             raise StoppedError(self._closed)
-        cores = _cores(self.machine)
-        for number in self.processors:
-            if number in self._queues:
-                continue  # an interrupt came between this one and the next
-            processor = self.machine.processors[number]
-            inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=_serve,
-                args=(inbox, processor.threads, cores[number] if cores else None),
-                daemon=True,
-                name=f"soapstone-{processor.name}-{number}",
-            )
-            thread.start()
-            self.workers.add(thread.ident or 0)
-            self._queues[number] = inbox
-            self._threads.append(thread)
+        self._threads.start(self.processors)
 
     def run_all(
         self, jobs: Mapping[int, Callable[[], None]], interrupt: Callable[[], None]
@@ -245,27 +93,7 @@ class LocalExecutor:
         """
         if len(self._threads) < len(self.processors):
             self._start()
-        round_ = _Round(len(jobs))
-        try:
-            for processor, function in jobs.items():
-                self._queues[processor].put(partial(round_.run, processor, function))
-            if jobs:
-                round_.done.get()
-        except KeyboardInterrupt:
-            interrupt()
-            self._drain(list(jobs))
-            raise
-        if round_.errors:
-            raise round_.errors[min(round_.errors)]
-
-    def _drain(self, processors: Sequence[int]) -> None:
-        """Wait until some threads have run everything they were given, whatever interrupts."""
-        ended: set[int] = set()
-        for processor in processors:
-            self._queues[processor].put(partial(ended.add, processor))
-        while len(ended) < len(processors):
-            with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(0.001)
+        self._threads.run_all(jobs, interrupt)
 
     # -- untraced operations
 
@@ -320,7 +148,7 @@ class LocalExecutor:
     def _wake(self, processor: int) -> None:
         """Let a processor's thread look for ready operations; the lock is held."""
         self._stepping[processor] = True
-        self._queues[processor].put(self._steps[processor])
+        self._threads.queues[processor].put(self._steps[processor])
 
     def _step(self, processor: int) -> None:
         """Run the ready operations of a processor, the most urgent first, until there is none."""
@@ -409,7 +237,7 @@ class LocalExecutor:
 
         Returns whether there is such a thread.
         """
-        inbox = self._queues.get(processor)
+        inbox = self._threads.queues.get(processor)
         if inbox is not None:
             inbox.put(function)
         return inbox is not None
@@ -524,41 +352,8 @@ class LocalExecutor:
             self._drop()
         for process in list(self._processes.values()):
             process.close()  # also ends a body that runs in it
-        for inbox in self._queues.values():
-            inbox.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._threads.join()
 
 
 def _pass() -> None:
     """Do nothing: shows that a thread is free."""
-
-
-def _cores(machine: Machine) -> list[int] | None:
-    """The core of each worker when single-threaded workers fill this computer exactly, or None.
-
-    Two workers that wait for each other on one core, while another is idle, are 30 times slower,
-    and the operating system may leave them there. With fewer workers than cores nothing is
-    pinned: another process may be using the first ones.
-    """
-    cores = system.core_numbers()
-    if cores is None:
-        return None
-    single = all(processor.threads == 1 for processor in machine.processors)
-    fits = len(cores) == len(machine.processors) > 1
-    return cores if fits and single else None
-
-
-def _serve(
-    inbox: queue.SimpleQueue[Callable[[], None] | None], threads: int, core: int | None
-) -> None:
-    """A worker thread: run what arrives until None does."""
-    if core is not None:
-        system.pin(core)
-    set_openmp_threads(threads)
-    while True:
-        item = inbox.get()
-        if item is None:
-            return
-        item()
-        del item  # an idle thread keeps nothing alive

@@ -18,7 +18,7 @@ from soapstone.runtime.analysis import eviction
 from soapstone.runtime.analysis.instance import Cells, Instance, Instances
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import BodyError, MapperError, RuntimeCoreError, TaskError
-from soapstone.runtime.executors.local import as_task_error, bound, checked_message
+from soapstone.runtime.executors.bodies import as_task_error, bound, checked_message
 from soapstone.runtime.model.task import EntryLike, status_text
 from soapstone.runtime.observe.profile import Observer, Profile
 from soapstone.runtime.tracing.capture import (

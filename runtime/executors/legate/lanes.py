@@ -14,13 +14,9 @@ from soapstone.native.memory import address, aligned
 from soapstone.native.memory import call as native_call
 from soapstone.runtime.analysis.operation import Operation
 from soapstone.runtime.errors import TaskError
+from soapstone.runtime.executors.bodies import as_task_error, bound, prepared_body
 from soapstone.runtime.executors.legate.bundles import Lane, Slot
-from soapstone.runtime.executors.local import (
-    as_task_error,
-    bound,
-    prepared_body,
-    set_openmp_threads,
-)
+from soapstone.runtime.executors.threads import set_openmp_threads
 from soapstone.runtime.machines.machine import Machine
 from soapstone.runtime.model.region import Region
 from soapstone.runtime.model.task import EntryLike, status_text
