@@ -32,10 +32,10 @@ from soapstone.search.parallel.problem.compiling import (
     put,
     span,
 )
-from soapstone.search.parallel.problem.geometry import partial, spread, tile
+from soapstone.search.parallel.problem.geometry import overlap, partial, spread, tile
 from soapstone.search.parallel.problem.packing import call, packed
 from soapstone.search.parallel.problem.prepare import Model, prepare
-from soapstone.search.parallel.simulation.movement import connect, overlap
+from soapstone.search.parallel.simulation.movement import connect
 from soapstone.search.parallel.simulation.schedule import pass_on
 
 NEVER = integer(-(1 << 56))  # a delay that says nothing: less than all others together

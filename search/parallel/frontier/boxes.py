@@ -12,8 +12,9 @@ from soapstone.ir.strategy.reshards import layout_of
 from soapstone.search.parallel.exact.tables import Choices, Part
 from soapstone.search.parallel.problem.arrays import BOX, Array, Choice, Problem, Scratch
 from soapstone.search.parallel.problem.compiling import entry, put
-from soapstone.search.parallel.problem.geometry import settle, tile
+from soapstone.search.parallel.problem.geometry import tile
 from soapstone.search.parallel.problem.packing import call
+from soapstone.search.parallel.problem.pricing import settle
 from soapstone.search.parallel.simulation.liveness import whole_bytes
 
 

@@ -37,10 +37,11 @@ from soapstone.search.parallel.problem.arrays import (
     Scratch,
 )
 from soapstone.search.parallel.problem.compiling import compiled, entry, put, span
-from soapstone.search.parallel.problem.geometry import settle, uneven
+from soapstone.search.parallel.problem.geometry import uneven
 from soapstone.search.parallel.problem.operators import ParallelError
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model
+from soapstone.search.parallel.problem.pricing import settle
 from soapstone.search.parallel.simulation.movement import connect
 
 
@@ -101,7 +102,7 @@ def settle_all(p: Problem, c: Choice, s: Scratch) -> None:
     reconnect_all(p, c, s)
 
 
-@entry
+@compiled
 def reconnect_all(p: Problem, c: Choice, s: Scratch) -> None:
     """Make all messages anew, so that the pools hold nothing else."""
     for pool in range(7):

@@ -3,7 +3,7 @@
 An operator's degrees become those of its gradient nodes by dim name; light operators follow the
 tiles of what they read; updates are spread over the devices that hold parts of the gradient.
 
-What an axis map or a roofline says is compiled from where it is said.
+What an axis map says is compiled from where it is said.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from soapstone.ir.dims import affine_interval, equal_cut
-from soapstone.search.cost.machine import roofline
 from soapstone.search.parallel.problem.arrays import (
     AFFINE,
-    MOST_DIMS,
     UNINDEXED,
-    UPDATES,
     Array,
     Choice,
     Problem,
@@ -24,9 +21,7 @@ from soapstone.search.parallel.problem.arrays import (
 )
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, span
 
-SPLIT_FLOPS = 1024.0  # operations of a long sum that count as a result: they may be shared out
-
-_affine, _equal_cut, _roofline = compiled(affine_interval), compiled(equal_cut), compiled(roofline)
+_affine, _equal_cut = compiled(affine_interval), compiled(equal_cut)
 
 
 @entry
@@ -108,6 +103,27 @@ def inside(a: Any, b: Any, rank: int) -> bool:
 
 
 @compiled
+def overlap(a: Any, b: Any, rank: int) -> int:
+    """Return how many elements two boxes share."""
+    result = 1
+    for axis in range(rank):
+        low, high = max(a.low[axis], b.low[axis]), min(a.high[axis], b.high[axis])
+        if low >= high:
+            return 0
+        result *= high - low
+    return result
+
+
+@compiled
+def same_box(a: Any, b: Any, rank: int) -> bool:
+    """Return whether two boxes are equal."""
+    for axis in range(rank):
+        if a.low[axis] != b.low[axis] or a.high[axis] != b.high[axis]:
+            return False
+    return True
+
+
+@compiled
 def partial(p: Problem, c: Choice, operand: int) -> bool:
     """Return whether an output's tiles are partial results."""
     row = c.nodes[p.operands[operand].node]
@@ -121,15 +137,15 @@ def _partial(p: Problem, operand: int, degrees: Array, replicated: int) -> bool:
     for dim in range(p.nodes[node].dims):
         if degrees[dim] == 1 or (replicated >> dim) & 1:
             continue
-        found = False
+        indexed = False
         for number in span(p.operands[operand].axes):
             axis = p.axes[number]
             for place in span(axis.dims):
                 if p.lists[place] == dim:
-                    found = True
+                    indexed = True
                     if axis.map == AFFINE and axis.window > axis.stride:
                         return True
-        if not found:
+        if not indexed:
             return True
     return False
 
@@ -168,11 +184,11 @@ def complete(p: Problem, node: int, degrees: Array, replicated: int) -> bool:
 @compiled
 def _replicated(p: Problem, node: int, degrees: Array, dims: int) -> int:
     """Return the dims of which a node has all, where its operator has all of these: all or none."""
-    mine, found = p.nodes[node], ZERO
+    mine, whole = p.nodes[node], ZERO
     for dim in range(mine.dims):
         if degrees[dim] > 1 and (dims >> mine.follows[dim]) & 1:
-            found |= ONE << dim
-    return found if found and complete(p, node, degrees, found) else ZERO
+            whole |= ONE << dim
+    return whole if whole and complete(p, node, degrees, whole) else ZERO
 
 
 @compiled
@@ -236,16 +252,16 @@ def point_at(p: Problem, c: Choice, operand: int, ranges: Array, replica: int) -
         degree = c.nodes[node].degrees[dim]
         if degree == 1:
             continue
-        index, found = 0, False
+        index, indexed = 0, False
         for axis in range(first, p.operands[operand].axes.end):
             inner = 1
             dims = p.axes[axis].dims
             for place in range(dims.end - 1, dims.begin - 1, -1):
                 other = p.lists[place]
                 if other == dim:
-                    index, found = ranges[axis - first] // inner % degree, True
+                    index, indexed = ranges[axis - first] // inner % degree, True
                 inner *= c.nodes[node].degrees[other]
-        if not found:
+        if not indexed:
             index = left % degree
             left //= degree
         result += index * weight
@@ -338,160 +354,3 @@ def follow(p: Problem, c: Choice, op: int, ranges: Array, cut: Array) -> None:
                 ranges[axis] = index * cut[axis] // degrees[dim]
         at = point_at(p, c, source, ranges, replica)
         c.placed[op, point] = c.placed[p.nodes[made].operator, c.node_at[made, at]]
-
-
-@compiled
-def task_cost(p: Problem, c: Choice, s: Scratch, task: int, point: int, kind: int) -> int:
-    """Return the nanoseconds of a point task by the roofline of a device's kind (`Device.us`).
-
-    Unlike there a weight's gradient, few results of long sums, may fill a device.
-    """
-    total = 0
-    rates = p.kinds[kind]
-    for place in span(p.operators[p.tasks[task].operator].nodes):
-        node = p.lists[place]
-        mine, degrees = p.nodes[node], c.nodes[node].degrees
-        if mine.task != task:
-            continue
-        at = -1
-        for candidate in range(c.nodes[node].points):
-            if c.node_at[node, candidate] == point:
-                at = candidate
-                break
-        if at < 0 or mine.is_view:
-            continue
-        nbytes, results, largest = 0.0, 1.0, 0.0
-        for number in span(mine.operands):
-            operand, box = p.operands[number], s.box[2]
-            tile(p, c, number, at, box, s.at)
-            gathered = False
-            for axis in span(operand.axes):
-                gathered = gathered or p.axes[axis].gathered != 0
-            size = float(volume(box, operand.axes.end - operand.axes.begin))
-            if operand.is_output:
-                results = max(results, size)
-            if not gathered:
-                nbytes += size * operand.element_bytes
-                largest = max(largest, size * operand.element_bytes)
-            else:
-                nbytes += largest
-        share = 1.0
-        for dim in range(mine.dims):
-            if degrees[dim] > 1:
-                a, b = interval(p, c, node, dim, s.at[dim])
-                share *= (b - a) / mine.extent[dim]
-        work = p.flops[node] * share
-        results = max(results, work / SPLIT_FLOPS)
-        if mine.crosses:
-            total += int(rates.launch_ns + work)
-            continue
-        total += int(
-            rates.launch_ns
-            + _roofline(
-                work, rates.rates[mine.rate], results, rates.full, nbytes, rates.memory_rate
-            )
-        )
-    return max(total, 1)
-
-
-@entry
-def measured(p: Problem, c: Choice, task: int) -> int:
-    """Return the row of `Problem.times` for a task with its operator's degrees, or -1.
-
-    Only equal parts are measured, and none in copies. An update's row says last how many points
-    made its gradient: a parameter that every device reads is slower to write than one that stays on
-    its device.
-    """
-    op = p.tasks[task].operator
-    split, dims = c.operators[op], p.operators[op].dims
-    if split.cut >= 0:
-        return -1
-    if split.replicated:
-        for place in span(p.operators[op].nodes):
-            node = p.lists[place]
-            if c.nodes[node].replicated and p.nodes[node].task == task:
-                return -1
-    update = p.operators[op].kind == UPDATES
-    shared = copies(p, c, op) if update else ZERO
-    for row in span(p.tasks[task].times):
-        same = not update or p.times[row, dims] == shared
-        for dim in range(dims):
-            same = same and p.times[row, dim] == split.degrees[dim]
-        if same:
-            return row
-    return -1
-
-
-@compiled
-def price(p: Problem, c: Choice, s: Scratch, op: int) -> None:
-    """Set the times of an operator's tasks: measured ones, or the roofline's.
-
-    Equal tiles on equal devices are priced once.
-    """
-    mine, split = p.operators[op], c.operators[op]
-    # Tiles differ by one index at most: the first one and those after it are alike when the extent
-    # divides; otherwise each is priced.
-    equal = split.cut < 0
-    for dim in range(mine.dims):
-        equal = equal and mine.extent[dim] % split.degrees[dim] == 0
-    for task in span(mine.tasks):
-        row = measured(p, c, task)
-        for point in range(split.points):
-            kind = p.devices[c.placed[op, point]].kind
-            if row >= 0:
-                c.task_ns[task, point] = p.times[row, MOST_DIMS + point]
-            elif equal and point > 0 and kind == p.devices[c.placed[op, 0]].kind:
-                c.task_ns[task, point] = c.task_ns[task, 0]
-            else:
-                c.task_ns[task, point] = (
-                    task_cost(p, c, s, task, point, kind) * p.tasks[task].scale // 1000
-                )
-
-
-@compiled
-def _exchanges(p: Problem, c: Choice, task: int, op: int) -> int:
-    """Return the time of what a task's points tell each other before their results are final.
-
-    An operator that reduces mid-way (batch norm over samples, softmax over classes) becomes several
-    primitives when it is split there, with small sums of partial results between them. The estimate
-    here is a round trip in a tree of its points, whose latency outweighs the few bytes. Partial
-    results that a light operator of the same task reads are summed too: all of their bytes.
-    """
-    latency, slow = 0, 0.0
-    levels = 0
-    while (1 << levels) < c.operators[op].points:
-        levels += 1
-    for point in range(1, c.operators[op].points):
-        a, b = c.placed[op, 0], c.placed[op, point]
-        latency = max(latency, p.latency_ns[a, b])
-        slow = max(slow, p.ns_per_byte[a, b])
-    total = 0
-    for place in span(p.operators[op].nodes):
-        node = p.lists[place]
-        if p.nodes[node].task != task:
-            continue
-        exchanged = False
-        for dim in range(p.nodes[node].dims):
-            split = c.nodes[node].degrees[dim] > 1 and not (c.nodes[node].replicated >> dim) & 1
-            exchanged = exchanged or (split and p.nodes[node].lowers[dim] != 0)
-        if exchanged:
-            total += max(1, 2 * levels * latency)
-        for operand in span(p.nodes[node].operands):
-            if p.operands[operand].read_inside and partial(p, c, operand):
-                nbytes = float(p.operands[operand].element_bytes)
-                for axis in span(p.operands[operand].axes):
-                    nbytes *= p.axes[axis].extent
-                    nbytes /= axis_degree(p, c, axis, node)
-                total += 2 * levels * latency + int(2 * nbytes * slow)
-    return total
-
-
-@compiled
-def settle(p: Problem, c: Choice, s: Scratch, op: int) -> None:
-    """Derive everything of one operator that its own degrees and devices determine."""
-    if p.operators[op].kind == UPDATES:
-        follow(p, c, op, s.box[0].low, s.box[1].low)
-    spread(p, c, s, op)
-    price(p, c, s, op)
-    for task in span(p.operators[op].tasks):
-        c.task_ns[task, p.devices.shape[0]] = _exchanges(p, c, task, op)

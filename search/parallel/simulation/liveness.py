@@ -16,9 +16,8 @@ from soapstone.search.parallel.problem.arrays import (
     record,
 )
 from soapstone.search.parallel.problem.compiling import NONE, ONE, ZERO, compiled, entry, span
-from soapstone.search.parallel.problem.geometry import tile, volume
+from soapstone.search.parallel.problem.geometry import overlap, tile, volume
 from soapstone.search.parallel.problem.packing import call
-from soapstone.search.parallel.simulation.movement import overlap
 from soapstone.search.parallel.simulation.schedule import State
 
 # What a memory holds from when to when, in ns; `next`: another of one value in the memory, or -1.

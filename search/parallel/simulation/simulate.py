@@ -21,9 +21,9 @@ from soapstone.search.cost.tasks import MeasuredMachine
 from soapstone.search.parallel.bounds.step import Bound, lower_bound
 from soapstone.search.parallel.problem.arrays import Array
 from soapstone.search.parallel.problem.choice import Settled, as_strategy, needs_of
-from soapstone.search.parallel.problem.geometry import measured
 from soapstone.search.parallel.problem.packing import call
 from soapstone.search.parallel.problem.prepare import Model, prepare
+from soapstone.search.parallel.problem.pricing import measured
 from soapstone.search.parallel.simulation import schedule
 from soapstone.search.parallel.simulation.arranging import Arrangement, by_strategy
 from soapstone.search.parallel.simulation.liveness import beyond, peaks
