@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 
 from soapstone import system
-from soapstone.cache.compiled import cfunc
+from soapstone.cache.compiled import cfunc, linked
 from soapstone.native.blocks import Fields
 from soapstone.native.intrinsics import (
     INT,
@@ -42,7 +41,6 @@ _SIGNATURES: dict[Kind, str] = {
     "team": "void(voidptr)",
 }
 _COMPILING = threading.Lock()
-_OPTIONS = {"error_model": "numpy", "no_cfunc_wrapper": True}  # which nobody calls
 
 
 class Native:
@@ -84,13 +82,13 @@ def native(kind: Kind = "entry") -> Callable[[Callable[..., Any]], Native]:
 
 def helper(function: F) -> F:
     """Return the function compiled to be inlined into the kernels that call it."""
-    compiled: F = numba.njit(forceinline=True, **_OPTIONS)(function)
+    compiled: F = linked(forceinline=True, error_model="numpy")(function)
     return compiled
 
 
 def routine(function: F) -> F:
     """Return the function compiled to be called by kernels, inlined only where LLVM sees fit."""
-    compiled: F = numba.njit(**_OPTIONS)(function)
+    compiled: F = linked(error_model="numpy")(function)
     return compiled
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.pairs import (
     ABOVE,
@@ -44,7 +44,7 @@ from soapstone.rules.enumeration.pairs import (
 UNCUT, UNUSABLE, UNEQUAL = -1, -2, -3  # besides the size that a pair is cut to
 
 
-@njit(nogil=True)
+@linked()
 def _whole(row: int, members: int, chosen: Array, count: int, view: Array) -> bool:
     """Return whether the graph of some nodes has just the chosen outputs."""
     for i in range(view[row, NUMBERS, COUNT]):
@@ -59,7 +59,7 @@ def _whole(row: int, members: int, chosen: Array, count: int, view: Array) -> bo
     return True
 
 
-@njit(nogil=True)
+@linked()
 def _together(
     x: int,
     y: int,
@@ -94,7 +94,7 @@ def _together(
     return bits(members_x) + bits(members_y)
 
 
-@njit(nogil=True)
+@linked()
 def _derived(
     x: int,
     y: int,
@@ -143,7 +143,7 @@ def _derived(
     return largest
 
 
-@njit(nogil=True)
+@linked()
 def _common(x: int, y: int, i: int, j: int, view: Array) -> int:
     """Return whether nodes are one operator of equal operands: 1 in order, 2 crossed, 0 not."""
     if view[x, HASH, i] != view[y, HASH, j]:
@@ -154,7 +154,7 @@ def _common(x: int, y: int, i: int, j: int, view: Array) -> int:
     return 2 if view[x, SYMMETRIC, i] and a == d and b == c else 0
 
 
-@njit(nogil=True)
+@linked()
 def common_output(x: int, y: int, ways: int, view: Array, left: Array, right: Array) -> int:
     """Return the size to which a pair is cut by a common output operator, or -1.
 
@@ -226,7 +226,7 @@ class Queries(NamedTuple):
     loose: Array  # by rank
 
 
-@njit(nogil=True)
+@linked()
 def _without(row: int, cut: int, view: Array) -> tuple[int, int, int, bool]:
     """Return what a graph needs where a node is a variable: nodes, inputs, outputs of the node.
 
@@ -249,7 +249,7 @@ def _without(row: int, cut: int, view: Array) -> tuple[int, int, int, bool]:
     return need, mask, fresh, whole
 
 
-@njit(nogil=True)
+@linked()
 def _inputs_of_pair(
     x: int,
     y: int,

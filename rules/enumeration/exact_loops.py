@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 
 SEEDS = 8  # evaluations of each tensor
@@ -35,7 +35,7 @@ class Code(NamedTuple):
     outputs: Array  # (handles)
 
 
-@njit(nogil=True)
+@linked()
 def mix(x: Any) -> Any:
     """Return a 64-bit mix of the bits of a number."""
     x = np.uint64(x)
@@ -46,7 +46,7 @@ def mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(nogil=True)
+@linked()
 def _evaluate(index: int, code: Code, left: Array, right: Array, out: Array, total: Array) -> None:
     """Write the result of a structure on two operands: (elements, seeds) each.
 

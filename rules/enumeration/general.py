@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.pairs import (
     ABSENT,
@@ -30,7 +30,7 @@ WIDTH = 48  # variables of a pair, repeated ones counted; pairs of more are not 
 _THREE, _FIVE = np.uint64(3), np.uint64(5)
 
 
-@njit(nogil=True)
+@linked()
 def _leaves(local: int, row: int, view: Array, nodes: Nodes, hashes: Array, leaves: Array) -> bool:
     """Append the variables of a term; `leaves[0]` is how many. False where there is no room."""
     if local < 0:
@@ -53,7 +53,7 @@ def _leaves(local: int, row: int, view: Array, nodes: Nodes, hashes: Array, leav
     return b == ABSENT or _leaves(b, row, view, nodes, hashes, leaves)
 
 
-@njit(nogil=True)
+@linked()
 def _hash(local: int, nodes: Nodes, hashes: Array) -> np.uint64:
     return nodes.loose[-1 - local] if local < 0 else hashes[local]
 
@@ -112,7 +112,7 @@ def patterns(
                 lists[pair, way, 0] = -1
 
 
-@njit(nogil=True)
+@linked()
 def _after(first: int, second: int, source: int, view: Array, hashes: tuple[Array, Array]) -> bool:
     """Return whether an output comes after another in a skeleton."""
     a = hashes[source][view[source, OUT, first]]
@@ -123,7 +123,7 @@ def _after(first: int, second: int, source: int, view: Array, hashes: tuple[Arra
     return hashes[target][view[target, OUT, first]] > hashes[target][view[target, OUT, second]]
 
 
-@njit(nogil=True)
+@linked()
 def _instance(general: Array, special: Array, bound: Array) -> bool:
     """Return whether a list of variables is another under a map."""
     if general[0] < 0 or general[0] != special[0]:
@@ -177,7 +177,7 @@ def most_general(
                     break
 
 
-@njit(nogil=True)
+@linked()
 def _directed(ways: int, swapped: bool) -> int:
     if swapped:
         return (ways & 1) << 1 | ways >> 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.exact_loops import mix
 from soapstone.rules.enumeration.propose import Classes, Terms, is_prefix
@@ -38,7 +38,7 @@ class Stack(NamedTuple):
     used: Array  # bits 2 * position + output of tensors used among the first d nodes
 
 
-@njit(nogil=True)
+@linked()
 def _mixed(node: Any) -> Any:
     return mix(np.uint64(node + 1) * np.uint64(0x9E3779B97F4A7C15))
 
@@ -64,7 +64,7 @@ def _fill(slot: Array, key: Array) -> None:
         slot[np.int64(at)] = group
 
 
-@njit(nogil=True)
+@linked()
 def _group(key: int, groups: Groups) -> Any:
     """Return the group of nodes whose closure has a key, or -1."""
     size = np.uint64(groups.slot.shape[0] - 1)
@@ -99,7 +99,7 @@ def new_stack(most: int) -> Stack:
     return stack
 
 
-@njit(nogil=True)
+@linked()
 def _repeats(m: int, subset: int, chosen: Array, count: int, terms: Terms) -> bool:
     """Return whether a node has an output equal to one of the chosen nodes outside its closure."""
     for position in range(count):
@@ -113,7 +113,7 @@ def _repeats(m: int, subset: int, chosen: Array, count: int, terms: Terms) -> bo
     return False
 
 
-@njit(nogil=True)
+@linked()
 def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> Any:
     """Return the bit of a tensor among the outputs of the chosen nodes; 0 for inputs and none."""
     if tensor < 0 or terms.node[tensor] < 0:
@@ -125,7 +125,7 @@ def _bit(tensor: int, chosen: Array, count: int, terms: Terms) -> Any:
     return 0
 
 
-@njit(nogil=True)
+@linked()
 def fingerprint(chosen: Array, count: int, used: int, terms: Terms, good: Array) -> Any:
     """Return the fingerprint of a graph, or 0 where an output has no other form."""
     total = np.uint64(0)

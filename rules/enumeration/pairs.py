@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 
 ABSENT = -1_000_000  # the second operand of an operator that has one
@@ -60,7 +60,7 @@ def new_view(graphs: int, most: int) -> Array:
     return np.zeros((graphs, _FIELDS, 2 * most), np.int64)
 
 
-@njit(nogil=True)
+@linked()
 def mix(x: np.uint64) -> np.uint64:
     """Return a 64-bit number that looks like another for each."""
     x = (x ^ (x >> _S29)) * _C1
@@ -68,13 +68,13 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> _S32)
 
 
-@njit(nogil=True)
+@linked()
 def tensor_of(row: int, local: int, view: Array) -> int:
     """Return the tensor that a local output or input is."""
     return -1 - local if local < 0 else view[row, TENSOR, local]
 
 
-@njit(nogil=True)
+@linked()
 def _fill_row(graph: Array, row: int, view: Array, nodes: Nodes) -> None:
     count = 0
     mask = np.int64(0)
@@ -145,7 +145,7 @@ def ordered_outputs(graphs: Array, rows: Array, view: Array, nodes: Nodes, outpu
             outputs[number, place] = view[0, TENSOR, view[0, OUT, place]]
 
 
-@njit(nogil=True)
+@linked()
 def bits(mask: int) -> int:
     """Return how many bits are set."""
     count = 0
@@ -155,7 +155,7 @@ def bits(mask: int) -> int:
     return count
 
 
-@njit(nogil=True)
+@linked()
 def equal_outputs(x: int, y: int, view: Array) -> bool:
     """Return whether two graphs have outputs of the same values."""
     if view[x, NUMBERS, OUTS] != view[y, NUMBERS, OUTS]:
@@ -166,7 +166,7 @@ def equal_outputs(x: int, y: int, view: Array) -> bool:
     return True
 
 
-@njit(nogil=True)
+@linked()
 def needed(row: int, cut: int, view: Array) -> int:
     """Return the nodes that the outputs need where node `cut` is a variable."""
     need = np.int64(0)
@@ -183,7 +183,7 @@ def needed(row: int, cut: int, view: Array) -> int:
     return need
 
 
-@njit(nogil=True)
+@linked()
 def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.uint64:
     if local < 0:
         return colours[-1 - local]
@@ -192,7 +192,7 @@ def _at(local: int, cut: int, inputs: int, colours: Array, hashes: Array) -> np.
     return hashes[local]
 
 
-@njit(nogil=True)
+@linked()
 def forward(row: int, cut: int, need: int, view: Array, colours: Array, hashes: Array) -> None:
     """Set the hash of each output from the colours of the inputs."""
     inputs = colours.shape[0] - 2
@@ -213,7 +213,7 @@ def forward(row: int, cut: int, need: int, view: Array, colours: Array, hashes: 
         hashes[2 * i + 1] = mix(value + _C3)
 
 
-@njit(nogil=True)
+@linked()
 def _backward(
     row: int,
     cut: int,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 from soapstone.rules.enumeration.typetable import ASKED, Tables
 
@@ -64,7 +64,7 @@ def is_prefix(mask: int, classes: Classes) -> bool:
     return True
 
 
-@njit(nogil=True)
+@linked()
 def _mask_of(tensor: int, terms: Terms) -> Any:
     node = terms.node[tensor]
     return np.int64(1) << tensor if node < 0 else terms.mask[node]
@@ -118,7 +118,7 @@ def expand(
     return count
 
 
-@njit(nogil=True)
+@linked()
 def _add(pairs: Pairs, count: int, a: int, b: int) -> Any:
     pairs.a[count] = a
     pairs.b[count] = b
@@ -154,7 +154,7 @@ def from_closures(
     return count
 
 
-@njit(nogil=True)
+@linked()
 def _same_value(left: int, right: int, terms: Terms) -> bool:
     """Return whether two nodes have an output in common."""
     for a in range(terms.first[left], terms.first[left] + terms.outputs[left]):
@@ -164,7 +164,7 @@ def _same_value(left: int, right: int, terms: Terms) -> bool:
     return False
 
 
-@njit(nogil=True)
+@linked()
 def _has(closure: Array, node: int) -> bool:
     for position in range(closure.shape[0]):
         if closure[position] == node:
@@ -174,7 +174,7 @@ def _has(closure: Array, node: int) -> bool:
     return False
 
 
-@njit(nogil=True)
+@linked()
 def _member(node: int, position: int, terms: Terms) -> Any:
     """Return a member of a node's closure, or after those the node itself, then -1."""
     width = terms.closure.shape[1]
@@ -185,7 +185,7 @@ def _member(node: int, position: int, terms: Terms) -> Any:
     return -1
 
 
-@njit(nogil=True)
+@linked()
 def _fit(n: int, m: int, shared: int, bucket: int, terms: Terms) -> bool:
     """Return whether two nodes share so many others, the smallest this one, and no value twice."""
     if _has(terms.closure[m], n):
@@ -217,7 +217,7 @@ def _fit(n: int, m: int, shared: int, bucket: int, terms: Terms) -> bool:
     return True
 
 
-@njit(nogil=True)
+@linked()
 def _offer(
     n: int, m: int, shared: int, bucket: int, terms: Terms, tables: Tables, pairs: Pairs, count: int
 ) -> Any:

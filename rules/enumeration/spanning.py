@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 
 CUT_BIT = 1
 
 
-@njit(nogil=True)
+@linked()
 def _root(parent: Array, x: int) -> int:
     while parent[x] != x:
         parent[x] = parent[parent[x]]
@@ -23,7 +23,7 @@ def _root(parent: Array, x: int) -> int:
     return x
 
 
-@njit(nogil=True)
+@linked()
 def _reaches(
     parent: Array, edges: Array, count: int, start: int, goal: int, seen: Array, stack: Array
 ) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked
 from soapstone.ir.tensor import Array
 from soapstone.rules.laws.monomial import (
     collect,
@@ -50,7 +50,7 @@ class Store(NamedTuple):
     counts: Array
 
 
-@njit(nogil=True)
+@linked()
 def order(p, q, store):  # type: ignore[no-untyped-def]
     """Return how two stored polynomials compare in some total order: negative, 0, positive."""
     if store.den[p] != store.den[q]:
@@ -67,7 +67,7 @@ def order(p, q, store):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(nogil=True)
+@linked()
 def _maximum_in(key, bits, unknowns, signs):  # type: ignore[no-untyped-def]
     """Return a maximum among a monomial's unknowns of which the rest is never negative, or 0."""
     mask = (np.int64(1) << bits) - 1
@@ -82,7 +82,7 @@ def _maximum_in(key, bits, unknowns, signs):  # type: ignore[no-untyped-def]
     return np.int64(0)
 
 
-@njit(nogil=True)
+@linked()
 def gather(members, size, keys, coefs, lo, hi, den, unknowns, bits, store):  # type: ignore[no-untyped-def]
     """Add a polynomial to a set, or the parts that it is the maximum of; return the new size."""
     found = np.int64(0)
@@ -125,7 +125,7 @@ def gather(members, size, keys, coefs, lo, hi, den, unknowns, bits, store):  # t
     return size
 
 
-@njit(nogil=True)
+@linked()
 def _not_negative(p, bits, unknowns, store):  # type: ignore[no-untyped-def]
     """Return whether a stored polynomial is seen never to be negative."""
     for at in range(store.start[p], store.stop[p]):
@@ -134,7 +134,7 @@ def _not_negative(p, bits, unknowns, store):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(nogil=True)
+@linked()
 def reduced(members, size, unknowns, bits, store):  # type: ignore[no-untyped-def]
     """Sort a set of polynomials, without repetition or constants below; return its size."""
     best = -1
@@ -179,7 +179,7 @@ def reduced(members, size, unknowns, bits, store):  # type: ignore[no-untyped-de
     return kept
 
 
-@njit(nogil=True)
+@linked()
 def _common_monomial(members, size, unknowns, bits, store):  # type: ignore[no-untyped-def]
     """Return the largest monomial that is never negative and divides all polynomials of a set."""
     candidate = np.int64(-1)
@@ -212,7 +212,7 @@ def _common_monomial(members, size, unknowns, bits, store):  # type: ignore[no-u
     return common
 
 
-@njit(nogil=True)
+@linked()
 def _divide(members, size, common, bits, store):  # type: ignore[no-untyped-def]
     """Divide a set by its content and a common monomial; return the content's two numbers."""
     over = np.int64(1)
@@ -250,7 +250,7 @@ def _divide(members, size, common, bits, store):  # type: ignore[no-untyped-def]
     return content, over
 
 
-@njit(nogil=True)
+@linked()
 def _atom(members, size, store):  # type: ignore[no-untyped-def]
     """Return the number of the maximum of a reduced set, which may be new."""
     mixed = np.int64(size)
@@ -283,7 +283,7 @@ def _atom(members, size, store):  # type: ignore[no-untyped-def]
     return atoms
 
 
-@njit(nogil=True)
+@linked()
 def maximum(members, size, den, unknowns, bits, out_keys, out_coefs, before, store):  # type: ignore[no-untyped-def]
     """Write the maximum of gathered polynomials, over a denominator; return how many monomials.
 

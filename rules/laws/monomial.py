@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked
 
 
-@njit(nogil=True, inline="always")
+@linked(inline="always")
 def product(x, y, bits):  # type: ignore[no-untyped-def]
     """Return the key of the product of two monomials: their unknowns, merged in order."""
     if x == 0:
@@ -35,7 +35,7 @@ def product(x, y, bits):  # type: ignore[no-untyped-def]
     return merged | (rest << shift) if rest else merged
 
 
-@njit(nogil=True)
+@linked()
 def collect(keys, coefs, count):  # type: ignore[no-untyped-def]
     """Sort monomials by key in place, add up equal ones, drop zeros; return how many remain."""
     gap = 1
@@ -64,7 +64,7 @@ def collect(keys, coefs, count):  # type: ignore[no-untyped-def]
     return kept
 
 
-@njit(nogil=True)
+@linked()
 def divisor(coefs, lo, hi, start):  # type: ignore[no-untyped-def]
     """Return the greatest common divisor of a number and coefficients."""
     found = start
@@ -77,7 +77,7 @@ def divisor(coefs, lo, hi, start):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(nogil=True)
+@linked()
 def degree(key, bits):  # type: ignore[no-untyped-def]
     """Return how many unknowns a monomial has."""
     count = 0
@@ -87,7 +87,7 @@ def degree(key, bits):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(nogil=True)
+@linked()
 def multiplicity(key, unknown, bits):  # type: ignore[no-untyped-def]
     """Return how often an unknown is in a monomial."""
     mask = (np.int64(1) << bits) - 1
@@ -98,7 +98,7 @@ def multiplicity(key, unknown, bits):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(nogil=True)
+@linked()
 def without(key, unknown, times, bits):  # type: ignore[no-untyped-def]
     """Return a monomial that has an unknown fewer times."""
     mask = (np.int64(1) << bits) - 1
@@ -113,7 +113,7 @@ def without(key, unknown, times, bits):  # type: ignore[no-untyped-def]
     return rest
 
 
-@njit(nogil=True)
+@linked()
 def never_negative(key, bits, unknowns, signs):  # type: ignore[no-untyped-def]
     """Return whether a monomial is of squares and maxima that are known not to be negative."""
     mask = (np.int64(1) << bits) - 1

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 from soapstone.ir.tensor import Array
 from soapstone.rules.algebra.structure import Structure
 from soapstone.rules.laws.maxima import MOST, Store, gather, maximum
@@ -318,7 +318,7 @@ def _compare(program, structures, instances, begin, scratch):  # type: ignore[no
     return EQUAL, len(instances), 0
 
 
-@njit(nogil=True)
+@linked()
 def starts_between(base, node, nodes, place):  # type: ignore[no-untyped-def]
     """Return how many elements a node has, from where it and the next begin."""
     return (base[node + 1] if node + 1 < nodes else place) - base[node] - 1

@@ -28,6 +28,7 @@ from numba.core import config, serialize, sigutils, types
 from numba.core.ccallback import CFunc
 
 from soapstone.cache.environment import CacheWarning, digest, environment, folder, key
+from soapstone.cache.linked import LinkedCompiler
 from soapstone.cache.sources import edited, modules_of, stamp
 from soapstone.system import locked
 
@@ -48,6 +49,16 @@ def njit(**options: Any) -> Decorator:
         return _kept(lambda: numba.njit(no_cfunc_wrapper=True, **options)(function), function)
 
     return wrap
+
+
+def linked(**options: Any) -> Decorator:
+    """Return a decorator for functions that only compiled functions call (`cache.linked`).
+
+    They are not kept on disk: they are in what calls them.
+    """
+    return numba.njit(
+        no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=LinkedCompiler, **options
+    )
 
 
 def cfunc(signature: str, **options: Any) -> Decorator:
@@ -212,4 +223,4 @@ def _say(why: str) -> None:
         warnings.warn(f"cache {str(root())!r}: {why}", CacheWarning, stacklevel=2)
 
 
-__all__ = ["ABOUT", "cfunc", "njit", "root", "stamped"]
+__all__ = ["ABOUT", "cfunc", "linked", "njit", "root", "stamped"]

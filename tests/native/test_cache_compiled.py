@@ -10,19 +10,21 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numba
 import pytest
 
 import soapstone.cache
 import soapstone.system
+from soapstone.cache.compiled import linked
 from soapstone.cache.sources import closure, stamp
 
 # A small package with the caches of the real one: `main` inlines `middle`, and with it `helper`.
 _FILES = {
     "__init__.py": "",
     "helper.py": """
-import numba
+from soapstone.cache.compiled import linked
 FACTOR = 10
-@numba.njit(forceinline=True)
+@linked(forceinline=True)
 def scaled(x):
     return FACTOR * x
 """,
@@ -91,14 +93,13 @@ for kind in os.environ["KINDS"].split():
 print(sum(add.stats.cache_hits.values()))
 """,
     "alike.py": """
-from numba import njit as helper
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 def made(inner):
     @njit()
     def run(x):
         return inner(x)
     return run
-less, more = helper(lambda x: x + 1), helper(lambda x: x + 2)
+less, more = linked()(lambda x: x + 1), linked()(lambda x: x + 2)
 for inner in less, more:
     run = made(inner)
     print(run(4), sum(run.stats.cache_hits.values()))
@@ -110,6 +111,21 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a disk that is 
 import soapstone.main
 """,
 }
+
+
+def test_a_part_of_compiled_functions_has_no_machine_code_of_its_own() -> None:
+    @linked()
+    def part(x: int) -> int:
+        return x + 1
+
+    @numba.njit  # type: ignore[misc, unused-ignore]
+    def whole(x: int) -> int:
+        return part(x) * part(2 * x)
+
+    assert whole(3) == 28
+    for of, there in ((part, False), (whole, True)):
+        (made,) = of.overloads.values()
+        assert (made.library.get_pointer_to_function(made.fndesc.llvm_func_name) != 0) == there
 
 
 @pytest.fixture

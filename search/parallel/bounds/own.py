@@ -53,7 +53,7 @@ class Own(NamedTuple):
     lasts: Array
 
 
-@entry
+@compiled
 def set_apart(p: Problem, c: Choice, t: State) -> None:
     """Let collectives hold up only those that take the same channels.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from soapstone.cache.compiled import njit
+from soapstone.cache.compiled import linked, njit
 
 F = TypeVar("F", bound=Callable[..., Any])
-_njit = partial(njit, nogil=True, error_model="numpy")
+_options = {"nogil": True, "error_model": "numpy"}
 
 
 # Integers written in the code would be types of their own, for which functions are compiled again.
@@ -25,14 +24,14 @@ ZERO, ONE, NONE = integer(0), integer(1), integer(-1)
 
 
 def compiled(function: F) -> F:
-    """Return the function for use by compiled functions: no wrapper for Python is made."""
-    made: F = _njit(no_cpython_wrapper=True)(function)
+    """Return the function for use by compiled functions, as a part of them."""
+    made: F = linked(**_options)(function)
     return made
 
 
 def entry(function: F) -> F:
     """Return the function for `call`, and for use by compiled functions."""
-    made: F = _njit()(function)
+    made: F = njit(**_options)(function)
     return made
 
 
