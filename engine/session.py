@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from soapstone.engine.expand import Program
+from soapstone.engine.images import Images, imaged
 from soapstone.engine.initial import materialise
 from soapstone.engine.lower import in_place
 from soapstone.engine.mapper import GraphMapper
@@ -127,8 +128,10 @@ class Session:
             }
             fed = [n for n in regions if graph.roles.get(n, Role.STATE) not in CARRIED]
             feeds = {name: self.runtime.array(regions[name]) for name in fed}
+            mine = self.runtime.executor.processors
+            images = imaged(prepared.launches, constants, self.machine, mine)
             for _ in range(_AGREEING):
-                program = program_of(prepared, regions, constants, self.choices)
+                program = program_of(prepared, regions, constants, self.choices, images)
                 with self.runtime.capture(graph.name) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
@@ -277,12 +280,20 @@ def _region(graph: Graph, name: str) -> Region:
     return Region(spec.shape, spec.dtype, name)
 
 
-def planned_memory(graph: Graph, strategy: Strategy, machine: Machine) -> tuple[int, ...]:
+def planned_memory(
+    graph: Graph,
+    strategy: Strategy,
+    machine: Machine,
+    contents: Mapping[str, Array] = NOTHING,
+) -> tuple[int, ...]:
     """Return the bytes that each memory of a machine holds when a graph is bound on it, by plan.
 
     Nothing is allocated: its launches are analysed and laid out as `Session.bind` has it done, and
     `Session.used_bytes` is the same. Processors that have a node are those of ranks of MPI, which
     own as many memories each.
+
+    contents: of constants by name, from which images follow (`engine.images`); without them, all
+    of what is gathered from is counted.
 
     Raises:
         StrategyError: the strategy is not legal for the graph.
@@ -298,7 +309,9 @@ def planned_memory(graph: Graph, strategy: Strategy, machine: Machine) -> tuple[
         for name in dict.fromkeys((*graph.roles, *lowered.outputs))
         if name not in constants
     }
-    program_of(prepared, regions, dict.fromkeys(constants, _NONE), Choices()).launch(step)
+    known = dict.fromkeys(constants, _NONE) | dict(contents)
+    images = imaged(prepared.launches, known, machine, range(len(machine.processors)))
+    program_of(prepared, regions, known, Choices(), images).launch(step)
     return step.nbytes()
 
 
@@ -307,10 +320,12 @@ def program_of(
     persistent: Mapping[str, Region],
     constants: Mapping[str, Array],
     choices: Choices,
+    images: Images | None = None,
 ) -> Program:
     """Return the launches of a graph with a region for each value.
 
-    persistent: regions that outlive a step, by value: the graph's inputs and outputs.
+    persistent: regions that outlive a step, by value: the graph's inputs and outputs. images: the
+    launches where some gather from images.
     """
     graph = prepared.graph
     regions = dict(persistent)
@@ -320,4 +335,9 @@ def program_of(
         if name not in regions and name not in constants and name not in prepared.seen:
             spec = prepared.region(name)
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-    return Program(prepared.launches, regions, constants, choices=choices)
+    if images is None:
+        return Program(prepared.launches, regions, constants, choices=choices)
+    for name, spec in images.regions.items():
+        regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
+    known = {**constants, **images.constants}
+    return Program(images.launches, regions, known, choices=choices)

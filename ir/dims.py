@@ -106,11 +106,14 @@ class Whole:
 
     of: the dim for each of whose indices some of it is gathered, as neighbours are for a vertex;
         where what is gathered are samples, it counts samples too.
+    by: the inputs that say which, a matrix in CSR: offsets and indices. Given where nothing else
+        depends on the numbers of rows, so that those that are needed may be numbered anew.
     """
 
     extent: int
     gathered: bool = False
     of: str = ""
+    by: tuple[int, ...] = ()
 
     dims: tuple[str, ...] = ()
     overlaps = False

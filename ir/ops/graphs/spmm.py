@@ -26,8 +26,13 @@ from soapstone.ir.tensor import Array, TensorSpec
 _GRAPH = ("v+", "e", "u+", "e")
 
 
-def bound(inputs: Sequence[TensorSpec], terms: Sequence[str], outputs: Sequence[str]) -> Signature:
-    """Return the signature of operands and results in the letters v, u, d and e."""
+def bound(
+    inputs: Sequence[TensorSpec],
+    terms: Sequence[str],
+    outputs: Sequence[str],
+    by: tuple[int, ...] = (),
+) -> Signature:
+    """Return the signature of operands and results in the letters v, u, d and e; by: `Whole.by`."""
     sizes, table = DimTable(), DimTable()
 
     def axis(letter: str, extent: int, where: str) -> Axis:
@@ -40,7 +45,7 @@ def bound(inputs: Sequence[TensorSpec], terms: Sequence[str], outputs: Sequence[
             return Whole(extent, gathered=True)
         sizes.add(letter, extent, where)
         if letter == "u":
-            return Whole(extent, gathered=True, of="v" if "v+" in terms else "")
+            return Whole(extent, gathered=True, of="v" if "v+" in terms else "", by=by)
         kind = Kind.WHOLE if letter == "e" else Kind.FREE
         return Affine(table.add(letter, extent, where, kind), extent)
 
@@ -100,7 +105,7 @@ def _signature(inputs: tuple[TensorSpec, ...], attributes: Attributes) -> Signat
         need_integer(inputs, position)
     if len(inputs) == 7 and attributes["reduction"] == "mean":
         raise ShapeError("7 inputs found; 5 needed for a mean: its shape has no place for weights")
-    return bound(inputs, ("u d", *_GRAPH, "e", "e")[: len(inputs)], ["v d"])
+    return bound(inputs, ("u d", *_GRAPH, "e", "e")[: len(inputs)], ["v d"], by=(1, 2))
 
 
 def _spmm(
