@@ -47,6 +47,8 @@ SUMMARY_ROWS = (
     ("loss", "loss", "{:.4f}"),
     ("train_accuracy", "training accuracy", "{:.2%}"),
     ("test_accuracy", "test accuracy", "{:.2%}"),
+    ("train_micro_f1", "training micro-F1", "{:.2%}"),
+    ("test_micro_f1", "test micro-F1", "{:.2%}"),
     ("step_us", "median step", "{:,.0f} us"),
     ("samples_per_s", "samples a second", "{:,.0f}"),
     ("peak_bytes", "memory", "{:,} bytes"),
@@ -88,6 +90,7 @@ class TrainResult:
     Attributes:
         loss, train_accuracy: means over the last epoch, as it was trained.
         test_accuracy: of the held-out samples, after training.
+        train_micro_f1, test_micro_f1: the same where a sample has several labels.
         epochs: epochs that training has done in all, those before a resume among them.
         step_us, samples_per_s: of the median step.
         peak_bytes: parameters, states, inputs and the arena of temporary tensors.
@@ -107,6 +110,8 @@ class TrainResult:
     strategy: str | None
     seed: int
     cuts: tuple[int, ...] | None = None
+    train_micro_f1: float | None = None
+    test_micro_f1: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can say them."""
@@ -191,10 +196,18 @@ def _app(module: ModuleType, name: str) -> App:
             app,
             build=partial(build, graph=graph),
             data=_checked(name, partial(data, graph=graph)),
-            options={**app.options, "batch_size": graph.adjacency.vertices},
+            options={**app.options, **_options_of(graph)},
         )
 
     return replace(app, over=over)
+
+
+def _options_of(graph: GraphData) -> dict[str, Any]:
+    """Return the options that follow from a graph: a step is over all of it."""
+    options: dict[str, Any] = {"batch_size": graph.adjacency.vertices}
+    if graph.several:
+        options |= {"loss": "masked_bce", "metrics": ["micro_f1"]}
+    return options
 
 
 def _checked(name: str, data: Callable[[], Any]) -> Callable[[], Splits]:
@@ -356,6 +369,8 @@ def train_app(
             strategy=None if strategy is None else str(strategy),
             seed=seed,
             cuts=None if split is None else split.partitioner.cuts,
+            train_micro_f1=history.last("micro_f1"),
+            test_micro_f1=scores.get("micro_f1"),
         )
 
 

@@ -81,8 +81,10 @@ class Model(Recording):
             loss: of the first output. "cross_entropy" (labels: class numbers, without the output's
                 last axis), "masked_cross_entropy" (the same over the labels that are not -1),
                 "cross_entropy_dense" (labels: probabilities), "mse", "bce" (of
-                probabilities) or "bce_with_logits"; labels of these have the output's shape.
-            metrics: "accuracy", where labels are class numbers, or none.
+                probabilities), "bce_with_logits" or "masked_bce" (of logits, over the labels that
+                are not -1); labels of these have the output's shape.
+            metrics: "accuracy", where labels are class numbers; "micro_f1" of the labels of
+                "masked_bce", a mean over batches; or none.
             machine: a described machine to run on; by default this one with `cpus` processors of
                 `threads` threads in each process.
             executor: who runs the tasks: local (threads of this process), mpi (one process a rank,

@@ -98,6 +98,28 @@ class Adjacency:
         """The vertex that each edge leads to, (edges) int32, in the order of `indices`."""
         return np.repeat(np.arange(self.vertices, dtype=np.int32), self.in_degrees)
 
+    @cached_property
+    def into(self) -> Adjacency:
+        """The matrix (vertices, edges) of which row v has the edges that lead to v.
+
+        Edges are counted as in `indices`; there are no weights.
+        """
+        return self._ends(self.indptr, np.arange(self.edges), self.targets)
+
+    @cached_property
+    def out_of(self) -> Adjacency:
+        """The matrix (vertices, edges) of which row u has the edges that come from u, as `into`."""
+        indptr, _, origins = transposed(self.indptr, self.indices, self.vertices, tracked=True)
+        return self._ends(indptr, origins, self.indices)
+
+    def _ends(self, indptr: Array, indices: Array, vertices: Array) -> Adjacency:
+        if self.edges > _MOST_VERTICES:
+            raise DataError(
+                f"graph: {self.edges} edges found; {_MOST_VERTICES} at most may have values"
+            )
+        each = np.arange(self.edges + 1, dtype=np.int64)
+        return Adjacency(indptr, indices.astype(np.int32), each, vertices)
+
     @property
     def in_degrees(self) -> Array:
         """How many edges lead to each vertex, (vertices) int64."""

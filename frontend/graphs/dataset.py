@@ -14,6 +14,7 @@ from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.ir.tensor import Array
 
 PARTS = ("train", "val", "test")
+_ROWS = 1 << 16  # that are looked at together
 UNLABELLED = -1  # the label of a vertex that takes no part in a loss
 
 
@@ -24,14 +25,15 @@ class GraphData:
     Attributes:
         name: of the data set. adjacency: its edges.
         features: (vertices, width) float32, None where the set has none.
-        labels: (vertices) int32 class numbers, -1 where a vertex has none; None without labels.
+        labels: (vertices) int32 class numbers, -1 where a vertex has none; or (vertices, classes)
+            of 0 and 1, where a vertex may have several; None without labels.
         parts: the vertices to train on, to validate on and to test on: ids by "train", "val" and
             "test".
         synthetic: whether it was made up.
 
     Raises:
         DataError: rows that are not the graph's vertices, features that are not finite, labels
-            below -1, or ids outside.
+            that are no class numbers nor 0 and 1, or ids outside.
     """
 
     name: str
@@ -43,19 +45,25 @@ class GraphData:
 
     def __post_init__(self) -> None:
         label, count = f"graph {self.name!r}", self.adjacency.vertices
-        for what, rank in (("features", 2), ("labels", 1)):
+        for what, ranks in (("features", (2,)), ("labels", (1, 2))):
             array = getattr(self, what)
             if array is None:
                 continue
-            if array.ndim != rank or len(array) != count:
+            if array.ndim not in ranks or len(array) != count:
                 raise DataError(
                     f"{label}: {what} of shape {array.shape} found, a row for each of {count}"
                     " vertices needed"
                 )
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                row = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
-                raise DataError(f"{label}: features of vertex {row} are not finite")
-        if self.labels is not None and self.labels.min(initial=UNLABELLED) < UNLABELLED:
+            for start in range(0, count if array.dtype.kind == "f" else 0, _ROWS):
+                finite = np.isfinite(array[start : start + _ROWS])  # of a file, a part at a time
+                if not finite.all():
+                    row = start + int(np.argwhere(~finite)[0][0])
+                    raise DataError(f"{label}: {what} of vertex {row} are not finite")
+        if self.several:
+            assert self.labels is not None
+            if not ((self.labels == 0) | (self.labels == 1)).all():
+                raise DataError(f"{label}: labels (vertices, classes) found that are not 0 or 1")
+        elif self.labels is not None and self.labels.min(initial=UNLABELLED) < UNLABELLED:
             vertex = int(np.argmin(self.labels))
             raise DataError(
                 f"{label}: label {self.labels[vertex]} of vertex {vertex} found, class numbers or"
@@ -66,8 +74,15 @@ class GraphData:
                 raise DataError(f"{label}: {part}: ids from 0 to {count - 1} needed")
 
     @property
+    def several(self) -> bool:
+        """Whether a vertex may have several labels."""
+        return self.labels is not None and self.labels.ndim == 2
+
+    @property
     def classes(self) -> int:
-        """How many classes there are: one more than the largest label."""
+        """How many classes there are: one more than the largest label, or the labels' columns."""
+        if self.labels is not None and self.labels.ndim == 2:
+            return int(self.labels.shape[1])
         return 0 if self.labels is None else int(self.labels.max(initial=-1)) + 1
 
     @property
@@ -76,7 +91,9 @@ class GraphData:
         return 0 if self.features is None else self.features.shape[1]
 
     def labels_of(self, part: str) -> Array:
-        """Return the labels of a part's vertices, and -1 of all others: (vertices) int32.
+        """Return the labels of a part's vertices, and -1 of all others.
+
+        Result: (vertices) int32, or (vertices, classes) float32 of several labels a vertex.
 
         Raises:
             DataError: the data set has no labels, or not that part.
@@ -85,7 +102,8 @@ class GraphData:
             have = ", ".join(self.parts) or "none"
             what = "no labels" if self.labels is None else f"parts {have}"
             raise DataError(f"graph {self.name!r}: {what} found, labels and part {part!r} needed")
-        chosen = np.full(self.adjacency.vertices, UNLABELLED, np.int32)
+        kind = np.float32 if self.several else np.int32
+        chosen = np.full(self.labels.shape, UNLABELLED, kind)
         chosen[self.parts[part]] = self.labels[self.parts[part]]
         return chosen
 

@@ -1,9 +1,10 @@
-"""Graphs in files: npz with features and labels, lists of edges, Matrix Market's coordinates."""
+"""Graphs in files: npz with features and labels, lists of edges, Matrix Market, ROC's layout."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from soapstone.errors import DataError
 from soapstone.files import naming, write
 from soapstone.frontend.data import npz
 from soapstone.frontend.data.sets import VARIABLE, data_folder
+from soapstone.frontend.graphs import lux
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import PARTS, GraphData
 from soapstone.frontend.graphs.generate import PRESETS, named
@@ -20,22 +22,25 @@ from soapstone.ir.tensor import Array
 from soapstone.limits import check_bytes
 
 LISTS = (".txt", ".tsv", ".edges", ".el")
-SUFFIXES = (".npz", ".mtx", *LISTS)
+SUFFIXES = (".npz", ".mtx", lux.SUFFIX, *LISTS)
+_FEATURES = ".features.npy"  # beside a file whose own features there are none
 
 
 def read_graph(name_or_path: str | Path) -> GraphData:
     """Return a graph: of a file, of the folder SOAPSTONE_DATA by name, or a preset's made-up one.
 
     Args:
-        name_or_path: a path that ends in .npz, .mtx or as a list of edges (.txt, .tsv, .edges,
-            .el); "cora" for `cora.npz` in the folder; or such as "reddit-like:0.01".
+        name_or_path: a path that ends in .npz, .mtx, .lux or as a list of edges (.txt, .tsv,
+            .edges, .el); "cora" for `cora.npz` in the folder; or such as "reddit-like:0.01".
 
     A list has an edge a line, source and target, ids from 0; `#` and `%` begin a comment. In a
     Matrix Market file an entry (i, j), counted from 1, is an edge from i to j; a `symmetric` one
     goes both ways. An npz file has `edges`, (e, 2) integers, and may have `vertices`; `labels`;
     `features`, or `feature_data`, `feature_indices`, `feature_indptr` and `num_features`, a sparse
-    matrix of them; and the ids `train`, `val` and `test`. Equal edges and edges of a vertex to
-    itself are kept.
+    matrix of them; and the ids `train`, `val` and `test`. Beside a `.lux` file (`lux.py`) there may
+    be files of its features, labels and parts. Where a file has no features, those of
+    NAME.features.npy beside it are taken, float32, which stay in that file until they are used.
+    Equal edges and edges of a vertex to itself are kept.
 
     Raises:
         DataError: no such graph, a file that cannot be read, or contents that do not fit.
@@ -60,22 +65,46 @@ def _read(path: Path) -> GraphData:
     label = f"file {str(path)!r}"
     if not path.is_file():
         raise DataError(f"{label}: no such file")
-    suffix = path.suffix.lower()
     try:
-        if suffix == ".npz":
-            return _of_arrays(path.stem, npz.read(path, label, DataError))
-        with naming(path):
-            text = path.read_text("utf-8")
-        if suffix == ".mtx":
-            return GraphData(path.stem, _matrix_market(text))
-        sources, targets = ends = _columns(text)
-        count = int(ends.max(initial=-1)) + 1
-        return GraphData(path.stem, Adjacency.from_edges(sources, targets, count))
+        found, beside = _parsed(path, label), path.with_suffix(_FEATURES)
+        if found.features is not None or not beside.is_file():
+            return found
+        return replace(found, features=_mapped(beside))
     except UnicodeDecodeError as error:
         raise DataError(f"{label}: {error}") from None
     except DataError as error:
         said = str(error)
-        raise DataError(said if said.startswith(label) else f"{label}: {said}") from None
+        raise DataError(said if said.startswith("file ") else f"{label}: {said}") from None
+
+
+def _parsed(path: Path, label: str) -> GraphData:
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return _of_arrays(path.stem, npz.read(path, label, DataError))
+    if suffix == lux.SUFFIX:
+        return lux.read_lux(path)
+    with naming(path):
+        text = path.read_text("utf-8")
+    if suffix == ".mtx":
+        return GraphData(path.stem, _matrix_market(text))
+    sources, targets = ends = _columns(text)
+    count = int(ends.max(initial=-1)) + 1
+    return GraphData(path.stem, Adjacency.from_edges(sources, targets, count))
+
+
+def _mapped(path: Path) -> Array:
+    """Return the matrix of a .npy file, of which what is used is read."""
+    label = f"file {str(path)!r}"
+    try:
+        with naming(path):
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{label}: {error}") from None
+    if found.dtype != np.float32 or found.ndim != 2:
+        raise DataError(
+            f"{label}: {found.dtype} of shape {found.shape} found, float32 (vertices, width) needed"
+        )
+    return np.asarray(found) if found.size == 0 else found
 
 
 def _columns(text: str, skip: int = 0) -> Array:
@@ -145,7 +174,8 @@ def _of_arrays(name: str, arrays: Mapping[str, Array]) -> GraphData:
                 raise DataError(f"field {part!r}: {arrays[part].dtype} found, ids needed")
             parts[part] = arrays[part].astype(np.int64)
     adjacency = Adjacency.from_edges(edges[:, 0], edges[:, 1], count)
-    labels = None if labels is None else labels.astype(np.int32)
+    if labels is not None and labels.ndim == 1:
+        labels = labels.astype(np.int32)
     synthetic = bool(np.any(arrays.get("synthetic", False)))
     return GraphData(name, adjacency, features, labels, parts, synthetic)
 
@@ -188,7 +218,8 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
     """Write a graph to a file, whole or not at all.
 
     Args:
-        path: ends in .npz, which has all there is; .mtx or as a list of edges, which have edges.
+        path: ends in .npz, which has all there is; .lux, with the rest in files beside it; .mtx or
+            as a list of edges, which have edges.
         graph: what is written.
 
     Raises:
@@ -207,6 +238,8 @@ def write_graph(path: str | Path, graph: GraphData) -> None:
         head = "%%MatrixMarket matrix coordinate pattern general\n"
         head += f"{edges.vertices} {edges.vertices} {edges.edges}"
         write(path, lambda stream: np.savetxt(stream, pairs + 1, "%d", header=head, comments=""))
+    elif path.suffix.lower() == lux.SUFFIX:
+        lux.write_lux(path, graph)
     else:
         write(path, lambda stream: np.savetxt(stream, pairs, "%d"))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,27 +14,34 @@ from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.ir.tensor import Array
 
 _AT_ONCE = 1 << 22  # edges that are drawn together
+_GROUPS = 16  # of vertices that have labels in common, where they have several
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a graph is: vertices, edges (each way), features of a vertex, and classes."""
+    """How large a graph is: vertices, edges (each way), features of a vertex, and classes.
+
+    graphs: how many of its like lie beside each other, without edges between them. Where there are
+    several, a vertex may have several labels.
+    """
 
     vertices: int
     edges: int
     features: int
     classes: int
+    graphs: int = 1
 
     def scaled(self, scale: float) -> Shape:
         """Return the shape with that share of vertices and edges."""
         vertices = max(round(self.vertices * scale), self.classes)
-        return Shape(vertices, round(self.edges * scale), self.features, self.classes)
+        return replace(self, vertices=vertices, edges=round(self.edges * scale))
 
 
 # Sizes as published: Planetoid's citation graphs, and table 4.4 of Jia 2020 for the others.
 PRESETS: Mapping[str, Shape] = {
     "cora-like": Shape(2_708, 10_556, 1_433, 7),
     "pubmed-like": Shape(19_717, 108_365, 500, 3),
+    "ppi-like": Shape(56_944, 1_612_348, 50, 121, graphs=24),
     "reddit-like": Shape(232_965, 114_848_857, 602, 41),
     "amazon-like": Shape(9_430_088, 231_594_310, 300, 24),
 }
@@ -129,23 +137,8 @@ def block_model(
         )
     random, count, classes = _generator(seed), shape.vertices, shape.classes
     labels = (np.arange(count) % classes).astype(np.int32)
-    # Ids are in no order: a class's vertices are `classes` apart, and propensities are drawn.
-    weight = np.minimum((1 - random.random(count)) ** (-1 / (skew - 1)), np.sqrt(count))
-    whole = np.cumsum(weight)
-    own = [np.cumsum(weight[number::classes]) for number in range(classes)]
-    ends: list[tuple[Array, Array]] = []
-    for start in range(0, shape.edges // 2, _AT_ONCE):
-        drawn = min(_AT_ONCE, shape.edges // 2 - start)
-        source = _drawn(whole, random.random(drawn))
-        target = _drawn(whole, random.random(drawn))
-        near, place = random.random(drawn) < homophily, random.random(drawn)
-        for number, sums in enumerate(own):
-            chosen = np.flatnonzero(near & (source % classes == number))
-            target[chosen] = _drawn(sums, place[chosen]) * classes + number
-        ends.append((source.astype(np.int32), target.astype(np.int32)))
-    empty = np.zeros(0, np.int32)
-    sources, targets = (np.concatenate(side) for side in zip((empty, empty), *ends))
-    edges = Adjacency.from_edges(sources, targets, count).undirected()
+    ends = _linked(random, count, shape.edges, classes, homophily, skew)
+    edges = Adjacency.from_edges(*ends, count).undirected()
     means = random.standard_normal((classes, shape.features), np.float32) * np.float32(signal)
     features = random.standard_normal((count, shape.features), np.float32)
     features += means[labels]
@@ -157,6 +150,84 @@ def block_model(
     return GraphData(name, edges, features, labels, parts, synthetic=True)
 
 
+def _linked(
+    random: np.random.Generator,
+    count: int,
+    edges: int,
+    classes: int,
+    homophily: float,
+    skew: float,
+) -> tuple[Array, Array]:
+    """Return the ends of edges of a block model, each once; vertex i is of class i % classes."""
+    # Ids are in no order: a class's vertices are `classes` apart, and propensities are drawn.
+    weight = np.minimum((1 - random.random(count)) ** (-1 / (skew - 1)), np.sqrt(count))
+    whole = np.cumsum(weight)
+    own = [np.cumsum(weight[number::classes]) for number in range(classes)]
+    empty = np.zeros(0, np.int32)
+    ends: list[tuple[Array, Array]] = [(empty, empty)]
+    for start in range(0, edges // 2, _AT_ONCE):
+        drawn = min(_AT_ONCE, edges // 2 - start)
+        source = _drawn(whole, random.random(drawn))
+        target = _drawn(whole, random.random(drawn))
+        near, place = random.random(drawn) < homophily, random.random(drawn)
+        for number, sums in enumerate(own):
+            chosen = np.flatnonzero(near & (source % classes == number))
+            target[chosen] = _drawn(sums, place[chosen]) * classes + number
+        ends.append((source.astype(np.int32), target.astype(np.int32)))
+    sources, targets = (np.concatenate(side) for side in zip(*ends))
+    return sources, targets
+
+
+def many_graphs(
+    shape: Shape, *, name: str = "graphs", signal: float = 0.5, noise: float = 0.05, seed: int = 0
+) -> GraphData:
+    """Return several block models as one graph, where a vertex may have several labels.
+
+    Each graph is drawn by itself, of about as many vertices, in `_GROUPS` groups that all have in
+    common. Features are the group's mean plus normal noise; labels are three in ten for each group,
+    some of them turned over. A twelfth of the graphs, the last, is to test on, as many before them
+    to validate on, the rest to train on: no edge leads from one part to another.
+
+    Args:
+        shape: how large they are together. name: what they are called.
+        signal: the deviation of group means; that of the noise is 1.
+        noise: the share of labels that are turned over.
+        seed: what the draws follow from.
+
+    Raises:
+        DataError: fewer than 3 graphs, or too few vertices.
+    """
+    if shape.graphs < 3 or shape.vertices < shape.graphs * _GROUPS:
+        raise DataError(
+            f"many_graphs: {shape.graphs} graphs of {shape.vertices} vertices found; 3 or more"
+            f" graphs, of {_GROUPS} vertices each, needed"
+        )
+    cuts = np.arange(shape.graphs + 1) * shape.vertices // shape.graphs
+    random, drawn = _generator(seed), []
+    for number, (first, past) in enumerate(pairwise(cuts)):
+        own = np.random.Generator(np.random.Philox(key=[seed % 2**64, number + 1]))
+        each = shape.edges // shape.graphs
+        ends = _linked(own, int(past - first), each, _GROUPS, homophily=0.8, skew=2.5)
+        drawn.append(np.stack(ends).astype(np.int64) + first)
+    sources, targets = np.concatenate(drawn, axis=1)
+    edges = Adjacency.from_edges(sources, targets, shape.vertices).undirected()
+    place = np.arange(shape.vertices)
+    graph = np.searchsorted(cuts, place, side="right") - 1
+    group = (place - cuts[graph]) % _GROUPS
+    means = random.standard_normal((_GROUPS, shape.features), np.float32) * np.float32(signal)
+    features = random.standard_normal((shape.vertices, shape.features), np.float32)
+    features += means[group]
+    labels = (random.random((_GROUPS, shape.classes)) < 0.3)[group]
+    labels ^= random.random(labels.shape, np.float32) < noise
+    held = max(shape.graphs // 12, 1)
+    bounds = {"train": (0, -2 * held), "val": (-2 * held, -held), "test": (-held, None)}
+    parts = {
+        part: np.flatnonzero(np.isin(graph, np.arange(shape.graphs)[slice(*ends)]))
+        for part, ends in bounds.items()
+    }
+    return GraphData(name, edges, features, labels.astype(np.uint8), parts, synthetic=True)
+
+
 def _drawn(sums: Array, uniform: Array) -> Array:
     """Return numbers drawn by weights whose running sums these are."""
     if not len(uniform):
@@ -166,7 +237,7 @@ def _drawn(sums: Array, uniform: Array) -> Array:
 
 
 def named(text: str, seed: int = 0) -> GraphData:
-    """Return the block model of a preset's shape.
+    """Return the block model of a preset's shape, or several.
 
     Args:
         text: a name of `PRESETS`, with `:SCALE` for that share of vertices and edges.
@@ -187,4 +258,6 @@ def named(text: str, seed: int = 0) -> GraphData:
         factor = 0.0
     if not 0 < factor <= 1000:
         raise DataError(f"graph {text!r}: scale {scale!r} found, a number above 0 needed")
-    return block_model(PRESETS[name].scaled(factor), name=text, seed=seed)
+    shape = PRESETS[name].scaled(factor)
+    make = block_model if shape.graphs == 1 else many_graphs
+    return make(shape, name=text, seed=seed)

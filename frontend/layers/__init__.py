@@ -6,7 +6,7 @@ from soapstone.frontend.layers.attention import AttentionLayers
 from soapstone.frontend.layers.convolution import ConvolutionLayers
 from soapstone.frontend.layers.declared import DeclaredLayers
 from soapstone.frontend.layers.dense import DenseLayers
-from soapstone.frontend.layers.graphs import GraphLayers
+from soapstone.frontend.layers.edges import EdgeLayers
 from soapstone.frontend.layers.movement import MovementLayers
 from soapstone.frontend.layers.normalization import NormalizationLayers
 from soapstone.frontend.layers.parameter import ParameterLayers
@@ -21,7 +21,7 @@ class Layers(
     RecurrentLayers,
     AttentionLayers,
     MovementLayers,
-    GraphLayers,
+    EdgeLayers,
     DenseLayers,
     ParameterLayers,
     DeclaredLayers,

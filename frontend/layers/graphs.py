@@ -45,19 +45,24 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         Source: Jia, Automated Discovery of Machine Learning Optimizations, 2020, section 4.2.
         """
         node = self._name("aggregate", name)
+        label = f"aggregate {node!r}"
+        if reduction != "sum" and graph.weights is not None:
+            raise GraphError(f"{label}: edges with weights found; a {reduction} has none")
+        self._check_vertices(label, x, graph)
+        return self._reduced(label, x, graph, reduction, node)
+
+    def _reduced(
+        self, label: str, x: Tensor, matrix: Adjacency, reduction: str, node: str
+    ) -> Tensor:
+        """Return the sums, means or maxima of the rows of x that rows of a matrix name."""
         if reduction not in ("sum", "mean", "max"):
             raise GraphError(
-                f"aggregate {node!r}: reduction {reduction!r} found, 'sum', 'mean' or 'max' needed"
+                f"{label}: reduction {reduction!r} found, 'sum', 'mean' or 'max' needed"
             )
-        if reduction != "sum" and graph.weights is not None:
-            raise GraphError(
-                f"aggregate {node!r}: edges with weights found; a {reduction} has none"
-            )
-        self._check_vertices(f"aggregate {node!r}", x, graph)
-        matrix = self._matrix(graph)
+        operands = self._matrix(matrix)
         if reduction == "max":
-            return self.apply_all("spmm_max", x, *matrix, name=node)[0]
-        return self.apply("spmm", x, *matrix, name=node, reduction=reduction)
+            return self.apply_all("spmm_max", x, *operands, name=node)[0]
+        return self.apply("spmm", x, *operands, name=node, reduction=reduction)
 
     def gcn_conv(
         self,
@@ -150,14 +155,85 @@ class GraphLayers(DenseLayers, ParameterLayers, DeclaredLayers):
         NeurIPS 2017; all neighbours are taken, not a sample of them.
         """
         node = self._name("sage_conv", name)
+        return self._beside(node, x, graph, width, reduction, activation)
+
+    def comm_conv(
+        self,
+        x: Tensor,
+        graph: Adjacency,
+        width: int,
+        *,
+        first: Tensor | None = None,
+        activation: str | None = "tanh",
+        name: str | None = None,
+    ) -> Tensor:
+        """Return activation(x h + c m + f s + b), where c is the mean over neighbours: CommNet.
+
+        x: (vertices, k); result: (vertices, width).
+
+        Args:
+            graph: the edges, without weights, by which vertices tell each other.
+            width: columns of the result.
+            first: f, (vertices, any), what the vertices began with; None to leave it out.
+            activation: an operator of one operand; None for none.
+            name: of the node; its parameters are those of dense layers `name.own` (h and b),
+                `name.neighbours` (m) and `name.first` (s).
+
+        Raises:
+            ShapeError, GraphError: as of `aggregate` and `dense`.
+
+        Source: Sukhbaatar, Szlam and Fergus, Learning multiagent communication with
+        backpropagation, NeurIPS 2016, sections 2.1 and 2.2.
+        """
+        node = self._name("comm_conv", name)
+        return self._beside(node, x, graph, width, "mean", activation, first)
+
+    def _beside(
+        self,
+        node: str,
+        x: Tensor,
+        graph: Adjacency,
+        width: int,
+        reduction: str,
+        activation: str | None,
+        first: Tensor | None = None,
+    ) -> Tensor:
+        """Return a dense layer of x, of what neighbours have, and perhaps of a third, added up."""
         narrow = width < x.shape[-1] and reduction != "max"  # what is linear may come first
         near = x if narrow else self.aggregate(x, graph, reduction, name=f"{node}.edges")
         near = self.dense(near, width, bias=False, name=f"{node}.neighbours")
         if narrow:
             near = self.aggregate(near, graph, reduction, name=f"{node}.edges")
+        if first is not None:
+            third = self.dense(first, width, bias=False, name=f"{node}.first")
+            near = self.add(near, third, name=f"{node}.both")
         own = self.dense(x, width, name=f"{node}.own")
         y = self.add(own, near, name=node if activation is None else f"{node}.add")
         return y if activation is None else self.apply(activation, y, name=node)
+
+    def residual_gcn_conv(
+        self, x: Tensor, graph: Adjacency, width: int, *, name: str | None = None
+    ) -> Tensor:
+        """Return x + relu(A x w + b), where x goes through a linear layer if its width differs.
+
+        x: (vertices, k); result: (vertices, width).
+
+        Args:
+            graph: A, as of `gcn_conv`.
+            width: columns of the result.
+            name: of the node; its parameters are those of `name.conv` and, where k is not the
+                width, of the dense layer `name.pass`, which has no bias.
+
+        Raises:
+            ShapeError, GraphError: as of `gcn_conv`.
+
+        Source: Jia, Automated Discovery of Machine Learning Optimizations, 2020, section 4.7.5.
+        """
+        node = self._name("residual_gcn_conv", name)
+        y = self.gcn_conv(x, graph, width, activation="relu", name=f"{node}.conv")
+        if x.shape[-1] != width:
+            x = self.dense(x, width, bias=False, name=f"{node}.pass")
+        return self.add(x, y, name=node)
 
     def gin_conv(
         self, x: Tensor, graph: Adjacency, width: int, *, name: str | None = None

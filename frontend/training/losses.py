@@ -72,22 +72,70 @@ def _masked(builder: GraphBuilder, output: str, labels: str) -> str:
     return add("neg", add("div", total, count, of=".mean"))
 
 
+def _adder(builder: GraphBuilder, of: str) -> Callable[..., str]:
+    """Return what adds an operator under a name and a suffix of it."""
+
+    def add(operator: str, *operands: str, suffix: str = "", **attributes: Any) -> str:
+        return builder.apply(operator, *operands, name=f"{of}{suffix}", **attributes)[0]
+
+    return add
+
+
+def _total(add: Callable[..., str], value: str, suffix: str) -> str:
+    return add("reduce_sum", value, suffix=suffix, axes=(0, 1))
+
+
+def _known(add: Callable[..., str], labels: str) -> tuple[str, str]:
+    """Return labels of 0 and 1 with 0 in place of -1, and 1 where they were not -1 or else 0."""
+    mask = add("affine", labels, suffix=".shown", shift=1.0)
+    mask = add("clip", mask, suffix=".mask", low=0.0, high=1.0)
+    return add("clip", labels, suffix=".labels", low=0.0), mask
+
+
+def _masked_bce(builder: GraphBuilder, output: str, labels: str) -> str:
+    """Add the mean binary cross-entropy of logits over labels that are not -1."""
+    add = _adder(builder, "loss")
+    known, mask = _known(add, labels)
+    chosen = add("mul", output, known, suffix=".chosen")
+    each = add("sub", add("softplus", output, suffix=".softplus"), chosen, suffix=".each")
+    total = _total(add, add("mul", each, mask, suffix=".rows"), ".sum")
+    count = add("clip", _total(add, mask, ".count"), suffix=".count", low=1.0)
+    return add("div", total, count)
+
+
+def _micro_f1(builder: GraphBuilder, output: str) -> str:
+    """Add F1 of all labels together, 2 hits / (guesses + ones), times how many there are."""
+    add = _adder(builder, "micro_f1")
+    known, mask = _known(add, LABELS)
+    sign = add("sign", output, suffix=".sign")
+    guess = add("mul", add("clip", sign, suffix=".ones", low=0.0), mask, suffix=".guess")
+    hits = add("affine", _total(add, add("mul", guess, known), ".hits"), scale=2.0)
+    every = add("add", _total(add, guess, ".guesses"), _total(add, known, ".known"))
+    share = add("div", hits, add("clip", every, suffix=".every", low=1.0))
+    return add("mul", share, _total(add, mask, ".count"))
+
+
 LOSSES = {
     "cross_entropy": Loss(
         lambda spec: TensorSpec(spec.shape[:-1], "int32"), _operator("cross_entropy", (2, 1))
     ),
     "masked_cross_entropy": Loss(lambda spec: TensorSpec(spec.shape[:-1], "int32"), _masked),
     "cross_entropy_dense": Loss(lambda spec: spec, _operator("cross_entropy_dense", (2, 2))),
+    "masked_bce": Loss(lambda spec: spec, _masked_bce),
     "mse": Loss(lambda spec: spec, _operator("mse")),
     "bce": Loss(lambda spec: spec, _operator("bce", from_logits=False)),
     "bce_with_logits": Loss(lambda spec: spec, _operator("bce", from_logits=True)),
 }
-METRICS = ("accuracy",)
+METRICS = ("accuracy", "micro_f1")
 MASKED = "masked_cross_entropy"  # samples whose label is -1 do not count
+MASKED_ROWS = "masked_bce"  # nor samples all of whose labels are -1
 
 
 def labelled(loss: str, labels: Array) -> tuple[int, int]:
     """Return how many samples of a batch count in a loss, and how many labels they have."""
+    if loss == MASKED_ROWS:
+        shown = np.asarray(labels) >= 0
+        return int(shown.any(axis=tuple(range(1, shown.ndim))).sum()), int(shown.sum())
     if loss != MASKED:
         return len(labels), np.size(labels)
     known = int(np.count_nonzero(np.asarray(labels) >= 0))
@@ -113,12 +161,20 @@ def add_metrics(builder: GraphBuilder, output: str, metrics: tuple[str, ...]) ->
     """Add the metrics of the output and return their values' names; accuracy counts right labels.
 
     Raises:
-        GraphError: an unknown metric, or accuracy of labels that are no class numbers.
+        GraphError: an unknown metric, accuracy of labels that are no class numbers, or micro_f1 of
+            labels that are.
     """
     made = {}
     for metric in metrics:
         if metric not in METRICS:
             raise GraphError(f"metric {metric!r} found, one of {', '.join(METRICS)} needed")
+        if metric == "micro_f1":
+            if builder.spec(LABELS).dtype == "int32" or len(builder.spec(LABELS).shape) != 2:
+                raise GraphError(
+                    "metric 'micro_f1' needs several labels of a sample (loss masked_bce)"
+                )
+            made[metric] = _micro_f1(builder, output)
+            continue
         if builder.spec(LABELS).dtype != "int32":
             raise GraphError("metric 'accuracy' needs class numbers as labels (loss cross_entropy)")
         operands = (_rows(builder, output, 2), _rows(builder, LABELS, 1))

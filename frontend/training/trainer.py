@@ -213,7 +213,7 @@ class Trainer(Compiled):
             self.session.feed(bound, name, array)
 
     def _means(self, correct: float, samples: int) -> dict[str, float]:
-        return {"accuracy": correct / samples} if self.metrics and samples else {}
+        return {self.metrics[0]: correct / samples} if self.metrics and samples else {}
 
     def _record(self) -> dict[str, float]:
         position = self._position

@@ -37,6 +37,7 @@ _FAMILIES = (
     "normalization.dropout",
     "graphs.spmm",
     "graphs.attention",
+    "graphs.segments",
     "indexing.embedding",
     "indexing.embedding_bag",
     "indexing.embedding_grad",

@@ -15,7 +15,7 @@ app = typer.Typer(
 Source = Annotated[
     str, typer.Argument(metavar="GRAPH", help="A file, a name in SOAPSTONE_DATA, or a preset.")
 ]
-Target = Annotated[Path, typer.Argument(help="The file to write: .npz, .mtx, .txt.")]
+Target = Annotated[Path, typer.Argument(help="The file to write: .npz, .lux, .mtx, .txt.")]
 
 
 @command(app)
@@ -62,7 +62,7 @@ def generate(
 
 @command(app)
 def convert(graph: Source, target: Target, as_json: Json = False) -> None:
-    """Write a graph to another kind of file; only .npz keeps features, labels and parts."""
+    """Write a graph to another kind of file; only .npz and .lux keep features, labels and parts."""
     from soapstone.files import check_targets
     from soapstone.frontend.graphs.files import check_suffix, read_graph, write_graph
 

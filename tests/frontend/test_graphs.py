@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from soapstone.errors import DataError
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.graphs.dataset import GraphData
 from soapstone.frontend.graphs.files import read_graph, write_graph
-from soapstone.frontend.graphs.generate import Shape, block_model, rmat
+from soapstone.frontend.graphs.generate import Shape, block_model, many_graphs, rmat
 from soapstone.ir.tensor import Array
 
 
@@ -83,15 +84,99 @@ def test_generators_follow_from_their_seed() -> None:
     }
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".txt"])
+@pytest.mark.parametrize("suffix", [".npz", ".mtx", ".txt", ".lux"])
 def test_files_give_back_what_was_written(tmp_path: Path, suffix: str) -> None:
     data = block_model(Shape(50, 300, 4, 3))
     write_graph(tmp_path / f"a{suffix}", data)
     found = read_graph(tmp_path / f"a{suffix}")
     np.testing.assert_array_equal(found.adjacency.indices, data.adjacency.indices)
-    if suffix == ".npz":
+    if suffix in (".npz", ".lux"):
         np.testing.assert_array_equal(found.features, data.features)
         np.testing.assert_array_equal(found.labels_of("val"), data.labels_of("val"))
+
+
+def test_lux_files_are_laid_out_as_published(tmp_path: Path) -> None:
+    path = tmp_path / "a.add_self_edge.lux"
+    head = struct.pack("<IQ", 3, 4) + struct.pack("<3Q", 2, 2, 4) + struct.pack("<4I", 2, 0, 1, 1)
+    path.write_bytes(head)
+    (tmp_path / "a.label").write_text("1\n0\n2\n")
+    (tmp_path / "a.mask").write_text("Train\nNone\nTest\n")
+    (tmp_path / "a.feats.csv").write_text("1,2\n3,4\n5,6\n")
+    found = read_graph(path)
+    np.testing.assert_array_equal(dense(found.adjacency), [[1, 0, 1], [0, 0, 0], [0, 2, 0]])
+    np.testing.assert_array_equal(found.labels, [1, 0, 2])
+    assert {part: ids.tolist() for part, ids in found.parts.items()} == {
+        "train": [0],
+        "val": [],
+        "test": [2],
+    }
+    np.testing.assert_array_equal(found.features, [[1, 2], [3, 4], [5, 6]])
+    write_graph(tmp_path / "b.lux", found)
+    assert (tmp_path / "b.lux").read_bytes()[:36] == head[:36]
+    assert (tmp_path / "b.feats.bin").stat().st_size == 24
+    for contents, said in (
+        (head[:-1], "51 bytes found, 52 needed for 3 vertices and 4 edges"),
+        (head[:5], "5 bytes found, 12 or more"),
+        (head[:12] + struct.pack("<3Q", 2, 1, 4) + head[36:], "do not fall"),
+        (head[:-4] + struct.pack("<I", 3), "edge 3: source 3 found"),
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(DataError, match=f"lux'.*{said}"):
+            read_graph(path)
+    path.write_bytes(head)
+    for name, text, said in (
+        ("label", "1\nx\n2\n", "could not convert"),
+        ("mask", "Train\nNone\n", "2 lines found, 3 lines of Train"),
+        ("mask", "Train\nNone\nRest\n", "'Rest' found"),
+        ("feats.csv", "1,2\n3\n", "columns"),
+        ("feats.bin", "12345", "5 bytes found, float32 for each of 3"),
+    ):
+        (tmp_path / f"a.{name}").write_text(text)
+        with pytest.raises(DataError, match=f"a.{name}'.*{said}"):
+            read_graph(path)
+        (tmp_path / f"a.{name}").unlink()
+
+
+def test_features_beside_a_file_stay_there_until_they_are_used(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("0 1\n2 1\n")
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.save(tmp_path / "a.features.npy", values)
+    found = read_graph(tmp_path / "a.txt")
+    assert isinstance(found.features, np.memmap)
+    np.testing.assert_array_equal(found.features, values)
+    for wrong, said in (
+        (values[:2], "features of shape .2, 2. found, a row"),
+        (values.astype(np.float64), "float64 of shape"),
+        (np.array([[1, 2], [3, np.nan], [1, 1]], np.float32), "features of vertex 1 are not fin"),
+    ):
+        np.save(tmp_path / "a.features.npy", wrong)
+        with pytest.raises(DataError, match=said):
+            read_graph(tmp_path / "a.txt")
+
+
+def test_several_graphs_lie_beside_each_other(tmp_path: Path) -> None:
+    data = many_graphs(Shape(240, 3000, 6, 9, graphs=6), seed=1)
+    edges = data.adjacency
+    assert edges.symmetric
+    assert ((edges.targets // 40) == (edges.indices // 40)).all()
+    assert {part: set((ids // 40).tolist()) for part, ids in data.parts.items()} == {
+        "train": {0, 1, 2, 3},
+        "val": {4},
+        "test": {5},
+    }
+    assert (data.several, data.classes) == (True, 9)
+    shown = data.labels_of("val")
+    assert shown.shape == (240, 9)
+    assert (shown[:160] == -1).all() and set(np.unique(shown[160:200])) == {0, 1}
+    write_graph(tmp_path / "a.npz", data)
+    np.testing.assert_array_equal(read_graph(tmp_path / "a.npz").labels, data.labels)
+    for made, said in (
+        (lambda: many_graphs(Shape(100, 10, 3, 3, graphs=2)), "3 or more"),
+        (lambda: write_graph(tmp_path / "a.lux", data), "one label"),
+        (lambda: GraphData("a", edges, labels=np.full((240, 2), 2)), "not 0 or 1"),
+    ):
+        with pytest.raises(DataError, match=said):
+            made()
 
 
 def arrays(**changed: Any) -> dict[str, Any]:
