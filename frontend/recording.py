@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Self
 
 from soapstone.frontend.arguments import count
 from soapstone.frontend.layers import Layers
@@ -21,8 +22,54 @@ from soapstone.ir.tensor import Array, Role, TensorSpec
 Emit = Callable[[GraphBuilder, bool, tuple[str, ...]], tuple[str, ...]]
 
 
+class Arithmetic:
+    """What Python's operators work on: each is an element-wise layer of its `model`."""
+
+    __slots__ = ()
+    model: Any  # whose methods are layers
+
+    def _layer(self, name: str, *operands: Self, **attributes: float) -> Self:
+        made: Self = getattr(self.model, name)(self, *operands, **attributes)
+        return made
+
+    def __add__(self, other: Self | float) -> Self:
+        if isinstance(other, Arithmetic):
+            return self._layer("add", other)
+        return self._layer("affine", shift=other)
+
+    def __sub__(self, other: Self | float) -> Self:
+        if isinstance(other, Arithmetic):
+            return self._layer("sub", other)
+        return self._layer("affine", shift=-other)
+
+    def __mul__(self, other: Self | float) -> Self:
+        if isinstance(other, Arithmetic):
+            return self._layer("mul", other)
+        return self._layer("affine", scale=other)
+
+    def __truediv__(self, other: Self | float) -> Self:
+        if isinstance(other, Arithmetic):
+            return self._layer("div", other)
+        return self._layer("affine", scale=1 / other)
+
+    def __rsub__(self, other: float) -> Self:
+        return self._layer("affine", scale=-1.0, shift=other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Self:
+        return self._layer("neg")
+
+    def __matmul__(self, other: Self) -> Self:
+        return self._layer("matmul", other)
+
+    def __pow__(self, exponent: float) -> Self:
+        return self._layer("power", exponent=exponent)
+
+
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(Arithmetic):
     """A value of a model: what layers take and return. Arithmetic makes element-wise operators.
 
     Attributes:
@@ -45,47 +92,12 @@ class Tensor:
         """The element type, such as "float32"."""
         return self.spec.dtype
 
-    def __add__(self, other: Tensor | float) -> Tensor:
-        if isinstance(other, Tensor):
-            return self.model.add(self, other)
-        return self.model.affine(self, shift=other)
-
-    def __sub__(self, other: Tensor | float) -> Tensor:
-        if isinstance(other, Tensor):
-            return self.model.sub(self, other)
-        return self.model.affine(self, shift=-other)
-
-    def __mul__(self, other: Tensor | float) -> Tensor:
-        if isinstance(other, Tensor):
-            return self.model.mul(self, other)
-        return self.model.affine(self, scale=other)
-
-    def __truediv__(self, other: Tensor | float) -> Tensor:
-        if isinstance(other, Tensor):
-            return self.model.div(self, other)
-        return self.model.affine(self, scale=1 / other)
-
-    def __rsub__(self, other: float) -> Tensor:
-        return self.model.affine(self, scale=-1.0, shift=other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __neg__(self) -> Tensor:
-        return self.model.neg(self)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return self.model.matmul(self, other)
-
-    def __pow__(self, exponent: float) -> Tensor:
-        return self.model.power(self, exponent)
-
     def __repr__(self) -> str:
         return f"Tensor({self.name}: {self.spec})"
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """One recorded layer call; the tensors it takes and makes are indices on the model's tape."""
 
     emit: Emit
@@ -104,13 +116,16 @@ class Recording(Layers):
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
         self.seed = seed
-        self._builder = GraphBuilder(name)
-        self._calls: list[_Call] = []
+        self._builder = self._new_builder()
+        self.calls: list[Call] = []
         self._tensors: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._batch_size: int | None = None
         self._matrices = {}
         self.constants: dict[str, Array] = {}  # the contents of values that never change
+
+    def _new_builder(self) -> GraphBuilder:
+        return GraphBuilder(self.name)
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         """Declare an input and return it; the first axis of every input runs over samples.
@@ -167,21 +182,19 @@ class Recording(Layers):
             for i, name in enumerate(names)
         )
         self._tensors += made
-        self._calls.append(
-            _Call(emit, tuple(t.index for t in inputs), tuple(t.index for t in made))
-        )
+        self.calls.append(Call(emit, tuple(t.index for t in inputs), tuple(t.index for t in made)))
         self.__dict__.pop("graph", None)
         return made
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """Forget what was recorded inside the block if the block raises."""
-        calls, tensors, batch = len(self._calls), len(self._tensors), self._batch_size
+        calls, tensors, batch = len(self.calls), len(self._tensors), self._batch_size
         try:
             with self._builder.all_or_nothing():
                 yield
         except BaseException:
-            del self._calls[calls:], self._tensors[tensors:]
+            del self.calls[calls:], self._tensors[tensors:]
             self._batch_size = batch
             self.__dict__.pop("graph", None)
             raise
@@ -197,6 +210,11 @@ class Recording(Layers):
                 raise GraphError(f"model {self.name!r}: {tensor!r} is not a tensor of this model")
             self._outputs.append(tensor)
         self.__dict__.pop("graph", None)
+
+    @property
+    def output_indices(self) -> tuple[int, ...]:
+        """The places of the outputs among the tensors."""
+        return tuple(tensor.index for tensor in self._outputs)
 
     # Graphs
 
@@ -222,9 +240,9 @@ class Recording(Layers):
         if not self._outputs:
             raise GraphError(f"model {self.name!r} has no output; call model.output(tensor)")
         self._building = self.batch_size if batch_size is None else batch_size
-        builder = GraphBuilder(self.name)
+        builder = self._new_builder()
         names: dict[int, str] = {}
-        for call in self._calls:
+        for call in self.calls:
             made = call.emit(builder, training, tuple(names[i] for i in call.inputs))
             names.update(zip(call.outputs, made))
         builder.output(*(names[tensor.index] for tensor in self._outputs))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from soapstone.cli.main import run_app
     from soapstone.errors import DataError
     from soapstone.frontend.data.sets import digits
+    from soapstone.frontend.dynamic.session import DynamicSession
     from soapstone.frontend.inference import InferenceSession
     from soapstone.frontend.model import Model
     from soapstone.frontend.onnx import from_onnx, to_onnx
@@ -35,6 +36,7 @@ _NAMES = {
     "soapstone.cli.main": ("run_app",),
     "soapstone.errors": ("DataError",),
     "soapstone.frontend.data.sets": ("digits",),
+    "soapstone.frontend.dynamic.session": ("DynamicSession",),
     "soapstone.frontend.inference": ("InferenceSession",),
     "soapstone.frontend.model": ("Model",),
     "soapstone.frontend.onnx": ("from_onnx", "to_onnx"),
@@ -73,6 +75,7 @@ __all__ = [
     "CheckpointError",
     "Configuration",
     "DataError",
+    "DynamicSession",
     "Graph",
     "GraphBuilder",
     "GraphError",

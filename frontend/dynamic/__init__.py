@@ -1,0 +1,1 @@
+"""Models whose graph changes with the data: recorded, batched and reused."""

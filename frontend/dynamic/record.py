@@ -1,0 +1,272 @@
+"""Recording: calls of cells and layers on values become nodes, equal ones the same node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+
+from soapstone.errors import DataError
+from soapstone.frontend.dynamic.cell import Cell, RowRecording, recorded
+from soapstone.frontend.dynamic.rows import Graphs, Rows
+from soapstone.frontend.dynamic.runs import CellRuns
+from soapstone.frontend.dynamic.values import Lazy, Occurrence, Parameter
+from soapstone.frontend.layers import Layers
+from soapstone.frontend.recording import Call, Tensor
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Initial
+from soapstone.ir.tensor import TensorSpec, spec_of
+
+_Part = tuple[Cell, tuple[int, ...], tuple[int, ...]]
+
+
+class Recorder:
+    """What a session records; `DynamicSession` says how it is used and runs it.
+
+    Args:
+        graphs: which bind what cells become.
+    """
+
+    def __init__(self, name: str, seed: int, reuse: str, graphs: Graphs) -> None:
+        self.name = name
+        self.seed = seed
+        self.reuse = reuse
+        self.steps = 0  # that are over
+        self.graphs = graphs
+        self._stores: dict[TensorSpec, Rows] = {}
+        self._cells: dict[Any, Cell] = {}  # by what they are recorded of
+        self._operators: dict[Any, Cell] = {}  # by structure
+        self._split: dict[int, tuple[_Part, ...]] = {}
+        self._runs: dict[int, CellRuns] = {}  # by the number of the cell
+        self._seen: dict[Any, tuple[Lazy, ...]] = {}
+        self._pending: list[Occurrence] = []
+        self._made: list[Occurrence] = []  # in this step
+        self._cross_entropy = self.cell(_cross_entropy)
+
+    def cell(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose calls are one node each: it is recorded once for some types.
+
+        function: of the layers of a model, and of values; it must be pure. What it is given besides
+        values (numbers, text) is part of what is recorded.
+        """
+        name = function.__name__
+        if any(key[0] == name for key in self._cells):
+            raise GraphError(f"cell {name!r}: the name is taken")
+        known: dict[tuple[Rows, ...], Cell] = {}  # by the types of operands that are all values
+        fused = self.reuse in ("patterns", "all")
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                cell = known[tuple([operand.rows for operand in args])]
+            except (AttributeError, KeyError):
+                cell, args = self._cell_of(name, function, args, kwargs)
+                if not kwargs and all(isinstance(item, Lazy) for item in args):
+                    known[tuple([operand.rows for operand in args])] = cell
+            outputs = self._record(cell, args) if fused else self._record_parts(cell, args)
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return call
+
+    def __getattr__(self, layer: str) -> Callable[..., Any]:
+        if layer.startswith("_") or not callable(getattr(Layers, layer, None)):
+            raise AttributeError(f"session {self.name!r} has no layer or attribute {layer!r}")
+
+        return partial(self._layer, layer)
+
+    def value(self, contents: Any, dtype: str | None = None) -> Lazy:
+        """Return a value of one sample with the contents of an array, or a number.
+
+        dtype: by default the array's own, but float32 and int32 for 64 bits.
+        """
+        array = np.asarray(contents, dtype)
+        if dtype is None and array.dtype.itemsize == 8:
+            array = array.astype({"f": "float32", "i": "int32"}.get(array.dtype.kind, array.dtype))
+        made = Lazy(self, None, self.rows_of(spec_of(array)))
+        made.row = made.rows.put(array[np.newaxis])
+        return made
+
+    def cross_entropy(self, logits: Lazy, label: int) -> Lazy:
+        """Return the cross-entropy of the logits, (1, classes), of one sample; label: its class."""
+        classes = logits.shape[-1]
+        if not 0 <= label < classes:
+            raise DataError(f"cross_entropy: label {label} found, 0 to {classes - 1} needed")
+        loss: Lazy = self._cross_entropy(logits, self.value(label, "int32"))
+        return loss
+
+    def parameter(
+        self, name: str, shape: Sequence[int], initial: Initial | None = None
+    ) -> Parameter:
+        """Return a trained float32 tensor, an operand of layers, by its name.
+
+        shape: of any rank; initial: what it begins as, zeros by default.
+        """
+        return Parameter(self, name, tuple(shape), initial)
+
+    def _layer(self, layer: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Record one call of a layer."""
+
+        def function(recording: Any, *given: Any, **named: Any) -> Any:
+            return getattr(recording, layer)(*given, **named)
+
+        cell, operands = self._cell_of("", function, args, kwargs, layer)
+        outputs = self._record(cell, operands)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _cell_of(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layer: str = "",
+    ) -> tuple[Cell, tuple[Lazy, ...]]:
+        """Return what a function records of arguments, and which of them are values."""
+        operands: list[Lazy] = []
+        key = (name, layer, *(_frozen(item, operands) for item in args))
+        for item in sorted(kwargs):
+            key += (item, _frozen(kwargs[item], operands))
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = self._recorded(name, function, args, kwargs, operands)
+            given = {item.name for item in (*args, *kwargs.values()) if isinstance(item, Parameter)}
+            if layer and kwargs.get("name") is None and not given.issuperset(cell.parameters):
+                raise GraphError(f"{layer}: name needed: calls of one name share their parameters")
+        return cell, tuple(operands)
+
+    def _recorded(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: Sequence[Lazy],
+    ) -> Cell:
+        def call(recording: RowRecording, *tensors: Tensor) -> Any:
+            given = iter(tensors)
+
+            def thaw(item: Any) -> Any:
+                if isinstance(item, Lazy):
+                    return next(given)
+                if isinstance(item, Parameter):
+                    return recording.parameter(item.name, item.shape, item.initial)
+                if isinstance(item, tuple | list):
+                    return type(item)(map(thaw, item))
+                return item
+
+            first = tuple(map(thaw, args))
+            named = {key: thaw(kwargs[key]) for key in sorted(kwargs)}
+            return function(recording, *first, **named)
+
+        specs = [operand.rows.spec for operand in operands]
+        return Cell(recorded(name, self.seed, specs, call), self._number())
+
+    def _number(self) -> int:
+        return len(self._cells) + len(self._operators)
+
+    def _record(self, cell: Cell, operands: tuple[Lazy, ...]) -> tuple[Lazy, ...]:
+        key = (cell.number, *map(id, operands))
+        known = self._seen.get(key)
+        if known is not None:
+            return known
+        step = self.steps
+        for operand in operands:
+            if operand.step != step or operand.model is not self:
+                raise GraphError(
+                    f"cell {cell.name!r}: a value found of another step or session; values of this"
+                    " step needed"
+                )
+        runs = self._runs.get(cell.number)
+        if runs is None:
+            stores = [operand.rows for operand in operands]
+            runs = CellRuns(
+                self.graphs, cell, stores, [self.rows_of(spec) for spec in cell.outputs]
+            )
+            self._runs[cell.number] = runs
+        made = Occurrence(cell, operands)
+        made.outputs = tuple([Lazy(self, made, rows) for rows in runs.outputs])
+        self._pending.append(made)
+        self._made.append(made)
+        if not cell.random:
+            self._seen[key] = made.outputs
+        return made.outputs
+
+    def _record_parts(self, cell: Cell, operands: Sequence[Lazy]) -> tuple[Lazy, ...]:
+        """Record the layers of a cell one by one."""
+        parts = self._split.get(cell.number)
+        if parts is None:
+            parts = self._split[cell.number] = self._parts(cell)
+        tape = dict(enumerate(operands))
+        for part, inputs, outputs in parts:
+            made = self._record(part, tuple(tape[index] for index in inputs))
+            tape.update(zip(outputs, made))
+        return tuple(tape[index] for index in cell.recording.output_indices)
+
+    def _parts(self, cell: Cell) -> tuple[_Part, ...]:
+        """Return the layers of a cell as cells, with the values that they take and make."""
+        made: list[_Part] = []
+        rows = dict(enumerate(cell.inputs))
+        for calls in cell.steps:
+            last = calls[-1]
+            inputs = tuple(dict.fromkeys(i for i in last.inputs if i in rows))
+            specs = [rows[index] for index in inputs]
+
+            replay = partial(_replayed, calls, inputs)
+            part = Cell(recorded("", self.seed, specs, replay), self._number())
+            graph = part.build(2, training=True)
+            key = (graph.structural_hash, part.parameters, graph.inputs())
+            part = self._operators.setdefault(key, part)
+            rows.update(zip(last.outputs, part.outputs))
+            made.append((part, inputs, last.outputs))
+        return tuple(made)
+
+    def rows_of(self, spec: TensorSpec) -> Rows:
+        """Return the array that values of a type are rows of. spec: of one row."""
+        return self._stores.setdefault(spec, Rows(spec))
+
+    def forget(self) -> None:
+        """End a step: its values are no more."""
+        self.steps += 1
+        for call in self._made:
+            call.outputs = ()  # which know the call: a circle would wait for the collector
+        self._made.clear()
+        self._pending.clear()
+        self._seen.clear()
+        for rows in self._stores.values():
+            rows.size = 0
+        for runs in self._runs.values():
+            runs.reset()
+
+
+def _replayed(
+    calls: Sequence[Call], inputs: Sequence[int], recording: RowRecording, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    """Record calls of layers again, on other tensors, and return what the last one makes."""
+    known = dict(zip(inputs, tensors))
+    results: tuple[Tensor, ...] = ()
+    for call in calls:
+        results = recording.record(call.emit, [known[index] for index in call.inputs])
+        known.update(zip(call.outputs, results))
+    return results
+
+
+def _cross_entropy(m: Any, logits: Tensor, label: Tensor) -> Tensor:
+    chosen: Tensor = m.apply("pick", m.log_softmax(logits, axis=-1), label)
+    return -chosen
+
+
+def _frozen(item: Any, operands: list[Lazy]) -> Any:
+    """Return what of an argument decides what is recorded; values go to the operands."""
+    if isinstance(item, Lazy):
+        operands.append(item)
+        return item.rows
+    if isinstance(item, Parameter):
+        return (item.name, item.shape, item.initial)
+    if isinstance(item, tuple | list):
+        return tuple([_frozen(each, operands) for each in item])
+    return item
+
+
+__all__ = ["Recorder"]

@@ -1,0 +1,130 @@
+"""What runs of cells work on: arrays of rows that grow, and graphs bound for some numbers of rows.
+
+A number of rows is run as a sum of powers of two, the last of which may have rows to spare, so that
+few graphs are bound and few rows are idle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from soapstone.engine.mapper import GraphMapper, strategy_of
+from soapstone.engine.session import Bound, Session
+from soapstone.ir.graph import Graph
+from soapstone.ir.tensor import Array, TensorSpec
+
+MOST_ROWS = 256  # of a bound graph
+_FILLED = 0.7  # of its rows, below which the rest runs by fewer
+_SPLIT = 32  # rows from which several processors share a run
+
+
+class Rows:
+    """An array of rows that grows: what all values of one type are held in during a step.
+
+    Attributes:
+        spec: of one row. data: (capacity, *shape); rows from `size` on are free.
+    """
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.size = 0
+        self.data: Array = np.zeros((MOST_ROWS, *spec.shape), spec.dtype)
+        self._grads = self.data[:0]
+
+    def take(self, count: int) -> int:
+        """Return the first of so many rows that nobody has."""
+        first, self.size = self.size, self.size + count
+        if self.size > len(self.data):
+            grown = np.zeros((2 * self.size, *self.spec.shape), self.spec.dtype)
+            grown[:first] = self.data[:first]
+            self.data = grown
+        return first
+
+    def put(self, values: Array) -> int:
+        """Hold more rows, and return the first of them."""
+        first = self.take(len(values))
+        self.data[first : self.size] = values
+        return first
+
+    def gradients(self) -> Array:
+        """Return an array of zeros for the rows that are held, the same memory each time."""
+        if len(self._grads) < self.size:
+            self._grads = np.empty_like(self.data)
+        grads = self._grads[: self.size]
+        grads[...] = 0
+        return grads
+
+
+def pieces(rows: int) -> Iterator[tuple[int, int]]:
+    """Yield, for a number of rows, how many are run at a time, and by a graph of how many."""
+    while rows:
+        size = 1 << (rows - 1).bit_length()
+        if rows < _FILLED * size or size > MOST_ROWS:
+            size = min(size // 2, MOST_ROWS)
+        count = min(rows, size)
+        yield count, size
+        rows -= count
+
+
+class Graphs:
+    """A session's graphs as they are bound. `seconds`: that binding took."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.seconds = 0.0
+
+    def bind(self, graph: Graph, apart: bool) -> Bound:
+        """Return a graph bound. apart: whether several processors share it."""
+        began = time.perf_counter()
+        mapper = self.session.mapper if apart else GraphMapper()
+        strategy = strategy_of(mapper, graph, self.session.machine)
+        bound = self.session.bind(graph, strategy)
+        self.seconds += time.perf_counter() - began
+        return bound
+
+    def run(self, bound: Bound) -> None:
+        """Run a bound graph once."""
+        self.session.run(bound)
+
+
+class Bounds:
+    """A graph that can be made for any number of rows, bound for those that occur.
+
+    Args:
+        graphs: the session's. make: returns the graph for a number of rows.
+    """
+
+    def __init__(self, graphs: Graphs, make: Callable[[int], Graph]) -> None:
+        self._graphs = graphs
+        self._make = make
+        self._bound: dict[int, Bound] = {}
+
+    def get(self, rows: int) -> Bound:
+        """Return the graph bound for a number of rows."""
+        bound = self._bound.get(rows)
+        if bound is None:
+            bound = self._bound[rows] = self._graphs.bind(self._make(rows), rows >= _SPLIT)
+        return bound
+
+    def __len__(self) -> int:
+        return len(self._bound)
+
+
+def fill(feed: Array, rows: Array) -> None:
+    """Copy rows to the first of an input; the others hold nothing that is read, but numbers."""
+    feed[: len(rows)] = rows
+    feed[len(rows) :] = 0
+
+
+def gathered(feed: Array, data: Array, places: Any) -> None:
+    """Copy the rows at some places to the first of an input."""
+    count = len(places)
+    np.take(data, places, axis=0, out=feed[:count], mode="clip")
+    feed[count:] = 0
+
+
+__all__ = ["MOST_ROWS", "Bounds", "Graphs", "Rows", "fill", "gathered", "pieces"]

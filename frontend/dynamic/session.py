@@ -1,0 +1,346 @@
+"""A dynamic session: a model written as plain Python over values that are computed later.
+
+Each step records the calls of cells and layers that Python makes, runs those of one cell together
+where their operands are there, goes back through them, and updates the parameters.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from soapstone.engine.session import Bound, Session
+from soapstone.errors import DataError
+from soapstone.frontend.dynamic.record import Recorder
+from soapstone.frontend.dynamic.report import CellReport, Report
+from soapstone.frontend.dynamic.rows import Graphs, Rows
+from soapstone.frontend.dynamic.runs import Run
+from soapstone.frontend.dynamic.schedule import Agenda
+from soapstone.frontend.dynamic.table import Table
+from soapstone.frontend.dynamic.values import Lazy
+from soapstone.frontend.training.optimizers import Optimizer
+from soapstone.frontend.training.optimizers import optimizer as as_optimizer
+from soapstone.frontend.training.trainer import NonFiniteLoss
+from soapstone.ir.builder import GraphBuilder
+from soapstone.ir.errors import GraphError
+from soapstone.ir.graph import Initial
+from soapstone.ir.guard import LEARNING_RATE, STEP
+from soapstone.ir.tensor import Array, Role, TensorSpec
+from soapstone.mappers import load as load_mapper
+from soapstone.runtime.analysis.policy import attach
+from soapstone.runtime.machines.start import machine_of
+
+STAGES = ("recording", "scheduling", "compiling", "forward", "backward", "weights", "update")
+REUSE = ("off", "patterns", "batch", "all")
+_DEPTH = 100_000  # of recursion in a session: calls of Python functions need no stack of C
+_LOSS = "loss"
+
+
+class DynamicSession(Recorder):
+    """A model whose graph changes from sample to sample, and its training.
+
+    Layers are methods, as of `Model`, on values of one sample each, whose first axis has extent 1.
+    One that has parameters needs a name: calls of one name share them.
+
+    Args:
+        name: of the model. optimizer: an SGD, Adam or AdamW, or its name in small letters.
+        seed: of initial parameters and of dropout.
+        cpus: processors that share a run of many rows, by default all cores; threads of each.
+        reuse: "all"; "patterns", which computes each call of a cell alone; "batch", which batches
+            operators, whatever cell they are of; "off", operator by operator.
+
+    Raises:
+        GraphError: an argument that does not fit.
+
+    Example:
+        >>> with soapstone.dynamic("sums", "sgd") as session:
+        ...     @session.cell
+        ...     def merge(m, left, right):
+        ...         return m.dense(m.concat(left, right, axis=1), 8, activation="tanh")
+        ...     def of(tree):
+        ...         return tree if isinstance(tree, Lazy) else merge(*map(of, tree))
+    """
+
+    def __init__(
+        self,
+        name: str = "model",
+        optimizer: Optimizer | str = "adam",
+        *,
+        seed: int = 0,
+        cpus: int | None = None,
+        threads: int = 1,
+        reuse: str = "all",
+    ) -> None:
+        if reuse not in REUSE:
+            raise GraphError(f"reuse {reuse!r} found, one of {', '.join(REUSE)} needed")
+        self.optimizer = as_optimizer(optimizer)
+        machine = machine_of("local", cpus, threads)
+        mapper = load_mapper("data_parallel", None)
+        attach(mapper, machine)
+        self.session = Session(machine, mapper, seed)
+        super().__init__(name, seed, reuse, Graphs(self.session))
+        self.updates = 0  # of parameters, so far
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._training = True
+        self._tables: dict[str, Table] = {}
+        self._agenda = Agenda()
+        self._counter = 0  # of runs, which random numbers follow
+        self._update: tuple[tuple[str, ...], Bound] | None = None
+        self._log: list[Run] = []
+        self._limit, self._collecting = 0, False
+        self._since = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self._collecting = gc.isenabled()
+        gc.disable()  # a step makes thousands of objects, which go when it ends
+        self._limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(self._limit, _DEPTH))
+        self._since = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        sys.setrecursionlimit(self._limit)
+        if self._collecting:
+            gc.enable()
+        self.close()
+
+    def close(self) -> None:
+        """Forget what is recorded, stop the workers and free the memory."""
+        self.forget()
+        self.session.close()
+
+    def table(self, name: str, rows: int, width: int, initial: Initial | None = None) -> Table:
+        """Return a trained table of vectors, whose rows are values: `table[id]`.
+
+        A step updates the rows that it used, and their states, alone.
+
+        Args:
+            name: of the table. rows, width: its shape.
+            initial: what it begins as, normal numbers of deviation 0.1 by default.
+
+        Raises:
+            GraphError: the name is taken.
+        """
+        if name in self._tables:
+            raise GraphError(f"table {name!r}: the name is taken")
+        made = Table(self, name, (rows, width), initial or Initial("normal", 0.1))
+        self._tables[name] = made
+        return made
+
+    def values(self, values: Sequence[Lazy]) -> Array:
+        """Return the contents of values of one type, (values, …); what is needed is computed.
+
+        Raises:
+            DataError: values of several types or of a step that is over.
+        """
+        self._check(values)
+        rows = values[0].rows
+        if any(value.rows is not rows for value in values):
+            raise DataError("values: several types found, one needed")
+        self._run()
+        return rows.data[[value.row for value in values]]
+
+    def _check(self, values: Sequence[Lazy]) -> None:
+        if not values:
+            raise DataError("values: none found, 1 or more needed")
+        for value in values:
+            if not isinstance(value, Lazy) or value.model is not self or value.step != self.steps:
+                raise DataError(f"values: {value!r} found, values of this step needed")
+
+    def _run(self) -> None:
+        """Compute all that is recorded."""
+        for table in self._tables.values():
+            table.fetch()
+        if not self._pending:
+            return
+        with self._timed("scheduling"):
+            pending, self._pending = self._pending, []
+            if self.reuse in ("batch", "all"):
+                batches = self._agenda.batches(pending)
+            else:
+                batches = [(call.cell, [call]) for call in pending]
+        with self._timed("forward"):
+            for cell, calls in batches:
+                runs = self._runs[cell.number]
+                self._log += runs.run(calls, self._training, self._counter)
+                self._counter += len(calls)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        self.seconds["recording"] += began - self._since
+        compiling = self.graphs.seconds
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+            compiling = self.graphs.seconds - compiling
+            self.seconds["compiling"] += compiling
+            self.seconds[stage] += self._since - began - compiling
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """What is recorded inside is not trained: no dropout, nothing kept."""
+        if self._pending or self._log:
+            raise GraphError("inference: values of a step found, which must be over")
+        self._training = False
+        try:
+            yield
+        finally:
+            self._training = True
+            self.forget()
+
+    def step(self, losses: Sequence[Lazy]) -> float:
+        """Train on what was recorded, and return the mean of the losses; the step is over then.
+
+        losses: values of one number each.
+
+        Raises:
+            DataError: no losses, or none of this step.
+            NonFiniteLoss: the mean is NaN or infinite; nothing is changed.
+        """
+        self._check(losses)
+        if any(loss.rows.spec.size != 1 or not loss.rows.spec.is_float for loss in losses):
+            raise DataError("losses: values of one floating-point number each needed")
+        if not self._training:
+            raise DataError("step: found where nothing is trained, in `inference`")
+        try:
+            self._run()
+            mean = float(np.mean([loss.rows.data[loss.row].item() for loss in losses]))
+            if not np.isfinite(mean):
+                raise NonFiniteLoss(
+                    f"step {self.updates}: loss is {mean}; parameters are as before"
+                )
+            floating = [rows for rows in self._stores.values() if rows.spec.is_float]
+            grads = {rows: rows.gradients() for rows in floating}
+            for loss in losses:
+                grads[loss.rows][loss.row] += 1 / len(losses)
+            self._learn(grads)
+        finally:
+            self.forget()
+        return mean
+
+    def _learn(self, grads: dict[Rows, Array]) -> None:
+        """Go back through what ran, and update parameters and the rows of tables."""
+        with self._timed("backward"):
+            for run in reversed(self._log):
+                run.cell.back(run, grads)
+        used: dict[int, list[Run]] = {}
+        for run in self._log:
+            used.setdefault(run.cell.cell.number, []).append(run)
+        with self._timed("weights"):
+            feeds = self._updating().feeds
+            sums = {name: feeds[_gradient(name)] for name in self._trained}
+            for total in sums.values():
+                total[...] = 0
+            for runs in used.values():
+                runs[0].cell.sums(runs, sums)
+        with self._timed("update"):
+            rate = self.optimizer.rate(self.updates)
+            self.updates += 1
+            if self._trained:
+                bound = self._updating()
+                bound.feeds[LEARNING_RATE][...] = rate
+                if STEP in bound.feeds:
+                    bound.feeds[STEP][...] = self.updates
+                self.session.run(bound)
+            for table in self._tables.values():
+                table.learn(grads, rate, self.updates)
+
+    @property
+    def _trained(self) -> tuple[str, ...]:
+        """The parameters of all cells that ran."""
+        return tuple(
+            dict.fromkeys(n for runs in self._runs.values() for n in runs.cell.layout.trained)
+        )
+
+    def _updating(self) -> Bound:
+        """Return the bound graph that updates all parameters."""
+        names = self._trained
+        if self._update is None or self._update[0] != names:
+            shapes: dict[str, TensorSpec] = {}
+            firsts: dict[str, Initial] = {}
+            for runs in self._runs.values():
+                graph = runs.cell.layout.forward
+                shapes.update({n: graph.tensors[n] for n in graph.inputs(Role.PARAMETER)})
+                firsts.update(graph.initials)
+            builder = GraphBuilder(f"{self.name}.update")
+            finite = update_inputs(builder)
+            for name in names:
+                spec = shapes[name]
+                builder.input(name, spec.shape, spec.dtype, Role.PARAMETER, firsts.get(name))
+                grad = builder.input(_gradient(name), spec.shape, spec.dtype)
+                self.optimizer.emit(builder, name, grad, finite)
+            builder.output(finite)
+            graph = builder.build()
+            bound = self.graphs.bind(graph, apart=True)
+            bound.feeds[_LOSS][...] = 0
+            self._update = names, bound
+        return self._update[1]
+
+    def forget(self) -> None:
+        """End a step: its values are no more."""
+        super().forget()
+        self._log.clear()
+        for table in self._tables.values():
+            table.forget()
+        if self._collecting:
+            gc.collect(0)
+
+    def report(self) -> Report:
+        """Return what ran so far: cells, their calls and runs, and where time went."""
+        rows = [
+            CellReport(
+                runs.cell.name or runs.cell.layout.forward.nodes[-1].operator,
+                runs.cell.operators,
+                runs.calls,
+                runs.runs,
+                sum(map(len, (runs.forward, runs.backward, runs.weights, runs.inference))),
+            )
+            for runs in self._runs.values()
+        ]
+        return Report(self.reuse, self.updates, tuple(rows), dict(self.seconds))
+
+    def state(self) -> dict[str, Array]:
+        """Return copies of all parameters and their states, by name."""
+        tables = [table.state() for table in self._tables.values()]
+        return {k: v for each in (self.session.state(), *tables) for k, v in each.items()}
+
+    def load_state(self, values: dict[str, Array]) -> None:
+        """Replace parameters and their states.
+
+        values: by name, as `state` returns them; cells that are not recorded yet begin with theirs.
+
+        Raises:
+            DataError, GraphError: another shape.
+        """
+        rest = dict(values)
+        for table in self._tables.values():
+            table.load_state(rest)
+        self.session.load_state(rest)
+
+
+def update_inputs(builder: GraphBuilder) -> str:
+    """Declare what updates read besides parameters and gradients; return the flag they look at."""
+    builder.input(LEARNING_RATE, (), role=Role.SCALAR)
+    builder.input(STEP, (), "int64", Role.SCALAR)
+    return builder.apply("is_finite", builder.input(_LOSS, ()), name="finite")[0]
+
+
+def _gradient(name: str) -> str:
+    return f"{name}.gradient"
+
+
+__all__ = ["REUSE", "STAGES", "DynamicSession"]

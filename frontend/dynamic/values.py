@@ -1,0 +1,94 @@
+"""What a dynamic session records: values that are computed later, and the calls that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from soapstone.frontend.dynamic.cell import Cell
+from soapstone.frontend.dynamic.rows import Rows
+from soapstone.frontend.recording import Arithmetic
+from soapstone.ir.graph import Initial
+from soapstone.ir.tensor import Array
+
+if TYPE_CHECKING:
+    from soapstone.frontend.dynamic.record import Recorder
+
+
+class Lazy(Arithmetic):
+    """A value of one sample, computed when it is looked at, or when a step ends.
+
+    Attributes:
+        model: the session. call: what makes it; None for what was given.
+        rows: the array that it becomes a row of, and `row` which. step: that it belongs to.
+    """
+
+    __slots__ = ("call", "model", "row", "rows", "step")
+
+    def __init__(self, model: Recorder, call: Occurrence | None, rows: Rows) -> None:
+        self.model = model
+        self.call = call
+        self.rows = rows
+        self.row = -1
+        self.step = model.steps
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents; the first is 1."""
+        return (1, *self.rows.spec.shape)
+
+    @property
+    def dtype(self) -> str:
+        """The element type, such as "float32"."""
+        return self.rows.spec.dtype
+
+    def numpy(self) -> Array:
+        """Return a copy of the contents, of `shape`; all that was recorded is computed first."""
+        contents: Array = self.model.values([self])
+        return contents
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        contents: Array = self.numpy().astype(dtype or self.dtype, copy=False)
+        return contents
+
+    def __float__(self) -> float:
+        return float(self.numpy().item())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy().item())
+
+    def __repr__(self) -> str:
+        return f"Lazy({self.rows.spec})"
+
+
+class Occurrence:
+    """One call of a cell. `done`: whether its outputs have contents; `level`: see `schedule`."""
+
+    __slots__ = ("cell", "done", "level", "operands", "outputs")
+
+    def __init__(self, cell: Cell, operands: Sequence[Lazy]) -> None:
+        self.cell = cell
+        self.operands = operands
+        self.outputs: tuple[Lazy, ...] = ()
+        self.done = False
+        self.level = 0
+
+
+class Parameter(Arithmetic):
+    """A trained tensor of a session, an operand of layers; not a value of samples."""
+
+    __slots__ = ("initial", "model", "name", "shape")
+
+    def __init__(
+        self, model: Recorder, name: str, shape: tuple[int, ...], initial: Initial | None
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.shape = shape
+        self.initial = initial
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name}: {self.shape})"
+
+
+__all__ = ["Lazy", "Occurrence", "Parameter"]

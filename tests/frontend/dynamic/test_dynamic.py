@@ -1,0 +1,278 @@
+"""Dynamic sessions: equal to PyTorch node by node, however calls are batched."""
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from soapstone import SGD, Adam, DataError, DynamicSession, GraphError, NonFiniteLoss
+from soapstone.frontend.dynamic.rows import pieces
+from soapstone.frontend.dynamic.runs import add_rows
+from soapstone.frontend.dynamic.session import REUSE
+
+WORDS, WIDTH, HIDDEN = 12, 5, 6
+Tree = Any  # a word's number, or a pair of trees
+
+
+@pytest.fixture
+def session() -> Iterator[DynamicSession]:
+    with DynamicSession("tests", SGD(0.1), cpus=2) as made:
+        yield made
+
+
+def drawn(random: np.random.Generator, depth: int) -> Tree:
+    if depth == 0 or random.random() < 0.3:
+        return int(random.integers(WORDS))
+    return drawn(random, depth - 1), drawn(random, depth - 1)
+
+
+def tree_model(session: DynamicSession) -> Callable[[Tree, int], Any]:
+    """A binary Tree-LSTM with a loss at the root; what it is made of is in `twin` too."""
+    table = session.table("words", WORDS, WIDTH)
+
+    @session.cell
+    def leaf(m: Any, x: Any) -> Any:
+        gates = m.dense(x, 3 * HIDDEN, name="gates")
+        i, o, u = m.split(gates, [HIDDEN] * 3, axis=1)
+        c = m.sigmoid(i) * m.tanh(u)
+        return m.sigmoid(o) * m.tanh(c), c
+
+    @session.cell
+    def compose(m: Any, lh: Any, lc: Any, rh: Any, rc: Any) -> Any:
+        gates = m.dense(m.concat([lh, rh], axis=1), 5 * HIDDEN, name="gates")
+        i, fl, fr, o, u = m.split(gates, [HIDDEN] * 5, axis=1)
+        c = m.sigmoid(i) * m.tanh(u) + m.sigmoid(fl) * lc + m.sigmoid(fr) * rc
+        return m.sigmoid(o) * m.tanh(c), c
+
+    def of(tree: Tree) -> Any:
+        if isinstance(tree, int):
+            return leaf(table[tree])
+        return compose(*of(tree[0]), *of(tree[1]))
+
+    def loss(tree: Tree, label: int) -> Any:
+        return session.cross_entropy(session.dense(of(tree)[0], 2, name="classes"), label)
+
+    return loss
+
+
+def twin(weights: dict[str, torch.Tensor], tree: Tree, label: int) -> torch.Tensor:
+    """The loss of `tree_model` in PyTorch."""
+
+    def dense(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def of(tree: Tree) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(tree, int):
+            i, o, u = dense(weights["words"][tree][None], "leaf.gates").split(HIDDEN, 1)
+            c = i.sigmoid() * u.tanh()
+            return o.sigmoid() * c.tanh(), c
+        (lh, lc), (rh, rc) = map(of, tree)
+        gates = dense(torch.cat([lh, rh], 1), "compose.gates")
+        i, fl, fr, o, u = gates.split(HIDDEN, 1)
+        c = i.sigmoid() * u.tanh() + fl.sigmoid() * lc + fr.sigmoid() * rc
+        return o.sigmoid() * c.tanh(), c
+
+    logits = dense(of(tree)[0], "classes")
+    return torch.nn.functional.cross_entropy(logits, torch.tensor([label]))
+
+
+@pytest.mark.parametrize("reuse", REUSE)
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_are_those_of_torch_node_by_node(reuse: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    batches = [[(drawn(random, 5), int(random.integers(2))) for _ in range(7)] for _ in range(3)]
+    with DynamicSession("trees", SGD(0.5), cpus=2, reuse=reuse) as session:
+        loss = tree_model(session)
+        session.values([loss(*each) for each in batches[0]])  # makes the parameters
+        weights = {
+            name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
+            for name, value in session.state().items()
+        }
+        session.forget()
+        for batch in batches:
+            mean = session.step([loss(*each) for each in batch])
+            expected = torch.stack([twin(weights, *each) for each in batch]).mean()
+            assert mean == pytest.approx(expected.item(), rel=1e-5)
+            for weight in weights.values():
+                weight.grad = None
+            expected.backward()
+            with torch.no_grad():
+                for weight in weights.values():
+                    assert weight.grad is not None
+                    weight -= 0.5 * weight.grad
+        for name, value in session.state().items():
+            np.testing.assert_allclose(value, weights[name].detach(), atol=1e-5, err_msg=name)
+
+
+def test_rows_of_a_table_that_no_step_used_stay_what_they_are() -> None:
+    with DynamicSession("rows", Adam(0.1), cpus=1) as session:
+        table = session.table("words", WORDS, WIDTH)
+        before = session.state()["words"]
+        for _ in range(2):
+            x = table[3]
+            session.step([session.reduce_sum(x * x, axes=(1,))])
+        after = session.state()["words"]
+        expected = torch.tensor(before[3], requires_grad=True)
+        adam = torch.optim.Adam([expected], 0.1)
+        for _ in range(2):
+            adam.zero_grad()
+            (expected * expected).sum().backward()
+            adam.step()
+        np.testing.assert_allclose(after[3], expected.detach(), atol=1e-6)
+        np.testing.assert_array_equal(np.delete(after, 3, 0), np.delete(before, 3, 0))
+
+
+def test_calls_with_equal_operands_are_one_and_the_rest_run_together(
+    session: DynamicSession,
+) -> None:
+    @session.cell
+    def add(m: Any, x: Any, y: Any) -> Any:
+        return x + y
+
+    ones = [session.value(np.full(3, i, np.float32)) for i in range(100)]
+    sums = [add(x, y) for x, y in pairwise(ones)]
+    assert add(ones[0], ones[1]) is sums[0]
+    np.testing.assert_array_equal(session.values(sums)[:, 0], np.arange(99) * 2 + 1)
+    (cell,) = session.report().cells
+    assert (cell.calls, cell.runs) == (99, 1)
+
+
+def test_roots_of_trees_of_all_heights_run_at_once(session: DynamicSession) -> None:
+    loss = tree_model(session)
+    trees: list[Tree] = [0]
+    for _ in range(9):
+        trees.append((trees[-1], 1))
+    session.step([loss(tree, 0) for tree in trees])
+    runs = {cell.name: (cell.calls, cell.runs) for cell in session.report().cells}
+    assert runs["leaf"] == (2, 1)
+    assert runs["compose"] == (9, 9)  # each is a part of the next
+    assert runs["linear"][0] == 10
+    assert runs["linear"][1] <= 2
+
+
+def test_values_are_computed_when_they_are_looked_at(session: DynamicSession) -> None:
+    x = session.value(np.array([1.0, -2.0], np.float32))
+    y = session.relu(x) * 3.0
+    while float(session.reduce_sum(y, axes=(1,))) < 20:
+        y = y * 2.0
+    np.testing.assert_array_equal(y.numpy(), [[24, 0]])
+    assert session.report().updates == 0
+
+
+def test_dropout_is_drawn_for_each_call_and_only_in_training(session: DynamicSession) -> None:
+    x = session.value(np.ones(64, np.float32))
+    one, other = session.dropout(x, 0.5, name="d"), session.dropout(x, 0.5, name="d")
+    assert not np.array_equal(one.numpy(), other.numpy())
+    assert set(np.unique(one.numpy())) == {0, 2}
+    session.forget()
+    weight = session.parameter("w", (64, 1))
+    x = session.value(np.ones(64, np.float32))
+    dropped = session.dropout(x, 0.5, name="d")
+    kept = dropped.numpy()[0]
+    session.step([dropped @ weight])  # whose gradient is what was left
+    np.testing.assert_allclose(session.state()["w"][:, 0], -0.1 * kept, rtol=1e-6)
+    with session.inference():
+        x = session.value(np.ones(64, np.float32))
+        np.testing.assert_array_equal(session.dropout(x, 0.5, name="d").numpy(), x.numpy())
+
+
+def test_a_parameter_of_a_session_is_an_operand_of_layers_and_of_cells(
+    session: DynamicSession,
+) -> None:
+    weight = session.parameter("w", (2, 1))
+    x = session.value(np.array([1.0, 2.0], np.float32))
+    target = session.value(np.array([3.0], np.float32))
+    error = x @ weight - target
+    assert session.step([error * error]) == pytest.approx(9)
+    np.testing.assert_allclose(session.state()["w"][:, 0], [0.6, 1.2], rtol=1e-6)
+
+
+def test_trees_deeper_than_pythons_limit_of_recursion(session: DynamicSession) -> None:
+    limit = 3000
+    grow = session.cell(lambda m, x: m.tanh(x))
+
+    def of(depth: int) -> Any:
+        return session.value(np.ones(2, np.float32)) if depth == 0 else grow(of(depth - 1))
+
+    value = of(limit).numpy()
+    expected = np.ones(2, np.float32)
+    for _ in range(limit):
+        expected = np.tanh(expected)
+    np.testing.assert_allclose(value[0], expected, rtol=1e-3)
+    assert sys.getrecursionlimit() > limit
+
+
+def test_a_state_is_saved_and_loaded() -> None:
+    random = np.random.default_rng(1)
+    tree = drawn(random, 4)
+    with DynamicSession("one", Adam(0.01), cpus=1) as session:
+        loss = tree_model(session)
+        session.step([loss(tree, 1)])
+        state = session.state()
+        expected = [session.step([loss(tree, 1)]) for _ in range(2)]
+    with DynamicSession("one", Adam(0.01), cpus=1, seed=5) as session:
+        loss = tree_model(session)
+        session.load_state(state)
+        session.updates = 1
+        assert [session.step([loss(tree, 1)]) for _ in range(2)] == expected
+
+
+def test_what_does_not_fit_is_refused(session: DynamicSession) -> None:
+    x = session.value(np.ones(4, np.float32))
+    with pytest.raises(GraphError, match="name needed"):
+        session.dense(x, 3)
+    with pytest.raises(GraphError, match="mixes rows"):
+        session.cell(lambda m, a: m.reduce_sum(a, axes=(0,)))(x)
+    with pytest.raises(GraphError, match="returned, tensors"):
+        session.cell(_returns_nothing)(x)
+    with pytest.raises(DataError, match="row 12 found"):
+        session.table("words", WORDS, WIDTH)[12]
+    with pytest.raises(DataError, match="one floating-point number"):
+        session.step([x])
+    session.forget()
+    with pytest.raises(GraphError, match="of another step"):
+        session.relu(x)
+    with pytest.raises(GraphError, match="reuse 'some' found"):
+        DynamicSession(reuse="some")
+    with pytest.raises(AttributeError, match="no layer or attribute 'relulu'"):
+        session.relulu(x)
+    with pytest.raises(DataError, match="label 2 found"):
+        session.cross_entropy(session.value(np.ones(2, np.float32)), 2)
+
+
+def _returns_nothing(m: Any, x: Any) -> None:
+    m.relu(x)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(session: DynamicSession) -> None:
+    weight = session.parameter("w", (1, 1))
+    x = session.value(np.ones(1, np.float32))
+    session.step([(x @ weight) + 1.0])
+    before = session.state()["w"]
+    with pytest.raises(NonFiniteLoss, match="step 1"):
+        session.step([session.value(np.array([np.inf], np.float32)) @ weight])
+    np.testing.assert_array_equal(session.state()["w"], before)
+    session.step([(session.value(np.ones(1, np.float32)) @ weight) + 1.0])  # it goes on
+
+
+def test_pieces_are_all_rows_with_few_to_spare() -> None:
+    for rows in range(1, 2000):
+        made = list(pieces(rows))
+        assert sum(count for count, _ in made) == rows
+        assert all(0.7 * size <= count <= size for count, size in made)
+
+
+def test_rows_are_added_where_places_are_the_same() -> None:
+    random = np.random.default_rng(0)
+    for count in (1, 5, 200):
+        places = random.integers(0, 20, count)
+        values = random.integers(0, 9, (count, 3)).astype(np.float32)
+        target = np.zeros((20, 3), np.float32)
+        add_rows(target, places, values)
+        expected = np.zeros((20, 3), np.float32)
+        np.add.at(expected, places, values)
+        np.testing.assert_array_equal(target, expected)
