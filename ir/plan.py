@@ -136,11 +136,7 @@ class MemoryPlan:
         Raises:
             GraphError: it cannot be read, or a field is wrong; names it.
         """
-        data = json_fields.read(path, GraphError)
-        try:
-            return MemoryPlan.from_json(data)
-        except GraphError as error:
-            raise GraphError(f"file {str(path)!r}: {error}") from None
+        return json_fields.load(path, GraphError, MemoryPlan.from_json)
 
     def __str__(self) -> str:
         """The plan as text, one step a line."""

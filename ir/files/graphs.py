@@ -66,11 +66,7 @@ def load_graph(path: str | Path) -> tuple[Graph, dict[str, Array]]:
             does not fit; names it.
     """
     path = Path(path)
-    data = json_fields.read(path, GraphError)
-    try:
-        graph, beside = graph_from_json(data)
-    except GraphError as error:
-        raise type(error)(f"file {str(path)!r}: {error}") from None
+    graph, beside = json_fields.load(path, GraphError, graph_from_json)
     if beside is None:
         return graph, {}
     return graph, _read_values(path.parent / beside, graph)

@@ -16,6 +16,7 @@ from soapstone.ir.errors import GraphError
 from soapstone.ir.files.storage import seal_of, sealed
 
 Record = TypeVar("Record")
+T = TypeVar("T")
 
 
 class Fields:
@@ -195,11 +196,13 @@ def parse(text: str, where: str, error: type[GraphError]) -> Any:
         raise error(f"{where}: not JSON: {fault}") from None
 
 
-def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
+def read(
+    path: str | Path, error: type[GraphError], own: bool = True, *, stacklevel: int = 3
+) -> Any:
     """Return the parsed contents of a JSON file, without its checksum, which was compared.
 
     Args:
-        own: whether a file without a checksum is worth a warning.
+        own: whether a file without a checksum is worth a warning. stacklevel: whose that is.
     """
     where = f"file {str(path)!r}"
     try:
@@ -218,7 +221,7 @@ def read(path: str | Path, error: type[GraphError], own: bool = True) -> Any:
     if same:
         del data["checksum"]
     elif own and isinstance(data, dict):
-        warnings.warn(f"{where} has no checksum; it is taken as it is", stacklevel=3)
+        warnings.warn(f"{where} has no checksum; it is taken as it is", stacklevel=stacklevel)
     return data
 
 
@@ -242,6 +245,15 @@ def _dump(value: Any, indent: str) -> str:
         ]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     return "[\n" + ",\n".join(deeper + _dump(item, deeper) for item in value) + f"\n{indent}]"
+
+
+def load(path: str | Path, error: type[GraphError], made: Callable[[Any], T]) -> T:
+    """Return what is made of the parsed contents of a JSON file; its errors name the file too."""
+    data = read(path, error, stacklevel=4)
+    try:
+        return made(data)
+    except error as fault:
+        raise type(fault)(f"file {str(path)!r}: {fault}") from None
 
 
 def save(path: str | Path, text: str) -> None:
@@ -270,4 +282,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-__all__ = ["Fields", "as_data", "dump", "parse", "read", "save"]
+__all__ = ["Fields", "as_data", "dump", "load", "parse", "read", "save"]

@@ -248,11 +248,7 @@ class Strategy:
         Raises:
             StrategyError: it cannot be read, or a field is wrong; names it.
         """
-        data = json_fields.read(path, StrategyError)
-        try:
-            return Strategy.from_json(data)
-        except StrategyError as error:
-            raise StrategyError(f"file {str(path)!r}: {error}") from None
+        return json_fields.load(path, StrategyError, Strategy.from_json)
 
     def __str__(self) -> str:
         """The strategy as a table, one operator a line."""

@@ -59,21 +59,21 @@ def canonical_form(
     patterns = [(skeleton(a), skeleton(b)) for a, b in zip(source, target, strict=True)]
     states: list[tuple[tuple[int, ...], _Names, Terms]] = [((), ((), ()), ())]
     for wanted in sorted(patterns):
-        found: list[tuple[_Tokens, tuple[tuple[int, ...], _Names, Terms]]] = []
+        candidates: list[tuple[_Tokens, tuple[tuple[int, ...], _Names, Terms]]] = []
         for order, names, terms in states:
             tried: set[tuple[Term, Term]] = set()
             for i, pattern in enumerate(patterns):
                 if pattern == wanted and i not in order and (source[i], target[i]) not in tried:
                     tried.add((source[i], target[i]))
                     tokens, ways = _walk(source[i], names)
-                    found += [(tokens, ((*order, i), n, (*terms, t))) for n, t in ways]
-        states = _least(found)
+                    candidates += [(tokens, ((*order, i), n, (*terms, t))) for n, t in ways]
+        states = _least(candidates)
     for position in range(len(target)):
-        found = []
+        candidates = []
         for order, names, terms in states:
             tokens, ways = _walk(target[order[position]], names)
-            found += [(tokens, (order, n, (*terms, t))) for n, t in ways]
-        states = _least(found)
+            candidates += [(tokens, (order, n, (*terms, t))) for n, t in ways]
+        states = _least(candidates)
 
     def preference(state: tuple[tuple[int, ...], _Names, Terms]) -> tuple[object, ...]:
         order, names, _ = state

@@ -42,10 +42,10 @@ class Field:
 
     def _make(self, key: tuple[Any, ...], *arguments: Any) -> Element:
         """Return the node of a key, which names an operation and what it is of, by index."""
-        found = self._nodes.get(key)
-        if found is None:
-            found = self._nodes[key] = Element(self, len(self._nodes), key[0], arguments)
-        return found
+        element = self._nodes.get(key)
+        if element is None:
+            element = self._nodes[key] = Element(self, len(self._nodes), key[0], arguments)
+        return element
 
     def number(self, value: Any) -> Element:
         """Return a number as an element."""
@@ -77,8 +77,8 @@ class Field:
             if b.index < a.index:
                 a, b = b, a
         key = operation, a.index, b.index
-        found = self._nodes.get(key)
-        return self._make(key, a, b) if found is None else found
+        known = self._nodes.get(key)
+        return self._make(key, a, b) if known is None else known
 
     def text(self, element: Element) -> str:
         """Return an element as mathematics."""
@@ -117,10 +117,10 @@ class Field:
 
     def form(self, element: Element) -> Quotient:
         """Return the element as a quotient of a polynomial and a product of factors."""
-        found = self._forms.get(element.index)
-        if found is None:
-            found = self._forms[element.index] = self._expand(element)
-        return found
+        quotient = self._forms.get(element.index)
+        if quotient is None:
+            quotient = self._forms[element.index] = self._expand(element)
+        return quotient
 
     def _expand(self, element: Element) -> Quotient:
         operation, arguments = element.operation, element.arguments
@@ -320,16 +320,16 @@ class Field:
 
     def domain(self, element: Element) -> frozenset[Condition]:
         """Return the conditions on the inputs under which the element is a real number."""
-        found = self._domains.get(element.index)
-        if found is None:
+        conditions = self._domains.get(element.index)
+        if conditions is None:
             parts = (a for a in element.arguments if isinstance(a, Element))
-            found = frozenset[Condition]().union(*(self.domain(part) for part in parts))
+            conditions = frozenset[Condition]().union(*(self.domain(part) for part in parts))
             if element.operation == "div":
-                found |= self._nonzero(self.form(element.arguments[1])[0])
+                conditions |= self._nonzero(self.form(element.arguments[1])[0])
             elif element.operation == "sqrt":
-                found |= self._not_negative(self.form(element.arguments[0]))
-            self._domains[element.index] = found
-        return found
+                conditions |= self._not_negative(self.form(element.arguments[0]))
+            self._domains[element.index] = conditions
+        return conditions
 
     def _nonzero(self, polynomial: Polynomial) -> frozenset[Condition]:
         if not polynomial:
@@ -339,14 +339,14 @@ class Field:
         if len(polynomial) > 1:
             common, _, factor = self._factored(polynomial)
             return self._nonzero({common: 1}) | {("nonzero", "factor", factor)}
-        found: set[Condition] = set()
+        conditions: set[Condition] = set()
         for atom, _ in next(iter(polynomial)):
             root = self._root(atom)
             if root is not None:
-                found |= self._nonzero(root)
+                conditions |= self._nonzero(root)
             elif self._described[atom][0] != "exp":
-                found.add(("nonzero", "atom", atom))
-        return frozenset(found)
+                conditions.add(("nonzero", "atom", atom))
+        return frozenset(conditions)
 
     def _not_negative(self, form: Quotient) -> frozenset[Condition]:
         numerator, denominator = form

@@ -31,22 +31,22 @@ class Types:
 
     def number(self, type_: Type) -> int:
         """Return the number of a type."""
-        found = self._numbers.get(type_)
-        if found is None:
-            found = self._numbers[type_] = len(self.types)
+        number = self._numbers.get(type_)
+        if number is None:
+            number = self._numbers[type_] = len(self.types)
             self.types.append(type_)
             self.shape_of.append(self._shapes.setdefault(type_.shape, len(self._shapes)))
-        return found
+        return number
 
     def result(self, head: int, operands: tuple[int, ...]) -> int:
         """Return the type of an operator's result, or ILL_TYPED."""
         key = (head, operands)
-        found = self.results.get(key)
-        if found is None:
+        type_number = self.results.get(key)
+        if type_number is None:
             types = tuple(self.types[operand] for operand in operands)
             type_ = concrete(HEADS.symbols[head], HEADS.parameters[head], types)
-            found = self.results[key] = ILL_TYPED if type_ is None else self.number(type_)
-        return found
+            type_number = self.results[key] = ILL_TYPED if type_ is None else self.number(type_)
+        return type_number
 
     def cut(self, head: int, operand: int) -> int:
         """Return where a split along the head's axis cuts a tensor of this type; -1 nowhere."""
@@ -117,8 +117,8 @@ class EGraph:
     def leaf(self, term: Term, type_: Type) -> int:
         """Return the node of a variable or constant of a given type."""
         head = _head(term)
-        found = self._exact.get((head, ()))
-        return self._new(head, (), TYPES.number(type_)) if found is None else found
+        node = self._exact.get((head, ()))
+        return self._new(head, (), TYPES.number(type_)) if node is None else node
 
     def add(self, term: Term) -> int:
         """Return the node of a term whose leaves are there, or ILL_TYPED."""
@@ -129,25 +129,25 @@ class EGraph:
 
     def node(self, head: int, operands: tuple[int, ...]) -> int:
         """Return the node of an operator applied to exactly these nodes, or ILL_TYPED."""
-        found = self._exact.get((head, operands))
-        if found is None:
+        node = self._exact.get((head, operands))
+        if node is None:
             type_ = self.type_of(head, tuple(self.types[operand] for operand in operands))
-            found = ILL_TYPED if type_ < 0 else self._new(head, operands, type_)
-        return found
+            node = ILL_TYPED if type_ < 0 else self._new(head, operands, type_)
+        return node
 
     def type_of(self, head: int, operands: tuple[int, ...]) -> int:
         """Return the type of an operator's result, or ILL_TYPED; constants only if present."""
         if not operands:
-            found = self._exact.get((head, ()), ILL_TYPED)
-            return found if found < 0 else self.types[found]
+            constant = self._exact.get((head, ()), ILL_TYPED)
+            return constant if constant < 0 else self.types[constant]
         head = self._typed_head(head)
         result = TYPES.results.get((head, operands))
         return TYPES.result(head, operands) if result is None else result
 
     def look(self, head: int, operands: tuple[int, ...]) -> int:
         """Return a node equal to an operator applied to these nodes, or -1."""
-        found = self._exact.get((head, operands))
-        return self._congruent.get(self._key(head, operands), -1) if found is None else found
+        exact = self._exact.get((head, operands))
+        return self._congruent.get(self._key(head, operands), -1) if exact is None else exact
 
     def find(self, term: Term) -> int:
         """Return a node equal to a term, or -1."""
@@ -156,13 +156,13 @@ class EGraph:
 
     def term(self, node: int) -> Term:
         """Return the term that a node is."""
-        found = self._terms.get(node)
-        if found is None:
+        term = self._terms.get(node)
+        if term is None:
             head = self.heads[node]
             operands = tuple(self.term(operand) for operand in self.children[node])
-            found = Term(HEADS.symbols[head], HEADS.parameters[head], operands)
-            self._terms[node] = found
-        return found
+            term = Term(HEADS.symbols[head], HEADS.parameters[head], operands)
+            self._terms[node] = term
+        return term
 
     def cut(self, head: int, node: int) -> int:
         """Return where a split, of this head, of a node cuts it; -1 nowhere."""
@@ -180,13 +180,13 @@ class EGraph:
     def _typed_head(self, head: int) -> int:
         if not self.values:
             return head
-        found = self._typed_heads.get(head)
-        if found is None:
+        typed = self._typed_heads.get(head)
+        if typed is None:
             given = HEADS.parameters[head]
             values = tuple(self.value(value) for value in given)
-            found = HEADS.number(HEADS.symbols[head], values) if values != given else head
-            self._typed_heads[head] = found
-        return found
+            typed = HEADS.number(HEADS.symbols[head], values) if values != given else head
+            self._typed_heads[head] = typed
+        return typed
 
     def value(self, value: Value) -> Value:
         """Return what a parameter's value is for typing."""
@@ -270,7 +270,7 @@ class EGraph:
             self.members[large].setdefault(symbol, []).extend(nodes)
         self.members[small] = {}
         moved, self.users[small] = self.users[small], []
-        found = []
+        congruent = []
         for node in moved:
             key = self._key(self.heads[node], self.children[node])
             twin = self._congruent.setdefault(key, node)
@@ -278,14 +278,14 @@ class EGraph:
                 continue
             self._link(Edge(node, twin, None))
             if self.root[twin] != self.root[node]:
-                found.append((node, twin))
+                congruent.append((node, twin))
             kinds = tuple(self.types[operand] for operand in self.children[node])
             if kinds == tuple(self.types[operand] for operand in self.children[twin]):
                 self._hide(node)
         known = set(self.users[large])
         self.users[large] += [n for n in moved if n not in known and n not in self.hidden]
         self.changed.append(large)
-        return found
+        return congruent
 
     def _hide(self, node: int) -> None:
         """Let a node not be matched any more: another one serves."""

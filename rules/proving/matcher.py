@@ -47,13 +47,13 @@ class Heads:
     def number(self, symbol: str, parameters: tuple[Value, ...] = ()) -> int:
         """Return the number of a symbol with parameters."""
         key = (symbol, parameters)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.symbols)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.symbols)
             self.symbols.append(symbol)
             self.parameters.append(parameters)
             self.split.append(symbol in SPLITS)
-        return found
+        return number
 
 
 HEADS = Heads()
@@ -64,23 +64,23 @@ def splits(whole: Value) -> list[tuple[Value, Value]]:
     if isinstance(whole, int):
         return [(part, whole - part) for part in range(1, whole)]
     words = whole.split("+")
-    found: list[tuple[Value, Value]] = []
+    pairs: list[tuple[Value, Value]] = []
     for count in range(1, len(words)):
         for chosen in combinations(range(len(words)), count):
             rest = "+".join(word for at, word in enumerate(words) if at not in chosen)
-            found.append(("+".join(words[at] for at in chosen), rest))
-    return found
+            pairs.append(("+".join(words[at] for at in chosen), rest))
+    return pairs
 
 
 def determined(terms: Iterable[Term]) -> set[str]:
     """Return the variables that matching a side binds: all but those only in a sum."""
-    found: set[str] = set()
+    bound: set[str] = set()
     for term in terms:
         for part in term.subterms():
             if part.is_variable:
-                found.add(part.symbol)
-            found.update(str(value) for value in part.parameters if is_variable(value))
-    return found
+                bound.add(part.symbol)
+            bound.update(str(value) for value in part.parameters if is_variable(value))
+    return bound
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ class Rewrite:
     def types(self, graph: EGraph, bound: Bound) -> tuple[int, ...]:
         """Return the types of the tensor variables and of the constants, at a match."""
         count = len(self.tensors)
-        found = [graph.types[node] for node in bound[:count]]
+        types = [graph.types[node] for node in bound[:count]]
         if self.constants:
             given = dict(zip(self.values, bound[count:]))
             for term in self.constants:
                 values = tuple(instantiate_value(v, given) or v for v in term.parameters)
-                found.append(graph.type_of(HEADS.number(term.symbol, values), ()))
-        return tuple(found)
+                types.append(graph.type_of(HEADS.number(term.symbol, values), ()))
+        return tuple(types)
 
     def bindings(self, graph: EGraph, bound: Bound) -> dict[str, Term | Value]:
         """Return what a match binds, as terms and values."""
@@ -211,8 +211,8 @@ class Rewrite:
     def _known(self) -> Lookup:
         lines = ["def run(g, b):"]
         write = _Writer(lines, self._unpack(lines))
-        found = [write.look(term) for term in self.right]
-        lines.append(f" return ({', '.join(found)},)")
+        looks = [write.look(term) for term in self.right]
+        lines.append(f" return ({', '.join(looks)},)")
         lookup: Lookup = _compiled(lines)
         return lookup
 
@@ -374,8 +374,8 @@ class _Writer:
 def total(*parts: Value) -> Value:
     """Return the sum of parameters' values, as `instantiate_value` does, or a word for none."""
     names = [f"a{position}" for position in range(len(parts))]
-    found = instantiate_value("+".join(names), dict(zip(names, parts)))
-    return "undefined" if found is None else found
+    added = instantiate_value("+".join(names), dict(zip(names, parts)))
+    return "undefined" if added is None else added
 
 
 def _compiled(lines: list[str]) -> Any:

@@ -62,8 +62,8 @@ class Problem:
             for position, value in enumerate(graph.parameters[node]):
                 values[symbol, position][value] = None
         symbols = frozenset(HEADS.symbols[head] for head in graph.heads)
-        found = {place: tuple(known) for place, known in values.items()}
-        return cls(tuple(range(len(graph))), symbols, found)
+        occurring = {place: tuple(known) for place, known in values.items()}
+        return cls(tuple(range(len(graph))), symbols, occurring)
 
 
 class System:
@@ -91,11 +91,11 @@ class System:
     def selected(self, problem: Problem, budget: Budget) -> Selected:
         """Return the rewrites that a budget lets be applied to a problem."""
         allows = (problem.symbols, budget.foreign, budget.invent)
-        found = self._selected.get(allows)
-        if found is None:
-            self._selected[allows] = found = Selected({}, [])
-            self._extend(found, range(len(self.rewrites)), *allows)
-        return found
+        selected = self._selected.get(allows)
+        if selected is None:
+            self._selected[allows] = selected = Selected({}, [])
+            self._extend(selected, range(len(self.rewrites)), *allows)
+        return selected
 
     def _extend(
         self,
@@ -128,12 +128,12 @@ class System:
         if graph.values:
             values = tuple(graph.value(value) for value in values)
         key = (number, types, values)
-        found = self._allowed.get(key)
-        if found is None:
+        allowed = self._allowed.get(key)
+        if allowed is None:
             if len(self._allowed) > _REMEMBERED:
                 self._allowed.clear()
-            found = self._allowed[key] = _holds(rewrite, types, values)
-        return found
+            allowed = self._allowed[key] = _holds(rewrite, types, values)
+        return allowed
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ def _holds(rewrite: Rewrite, types: tuple[int, ...], values: tuple[Value, ...]) 
         if not any(all(row.get(n, r) == r for n, r in ranks.items()) for row in rewrite.ranks):
             return False
     elif rewrite.tensors:
-        found = {ranks[name] for name in rewrite.tensors}
-        if len(found) > 1 or not found <= {1, 2, 3, 4}:
+        distinct = {ranks[name] for name in rewrite.tensors}
+        if len(distinct) > 1 or not distinct <= {1, 2, 3, 4}:
             return False
     given = dict(zip(rewrite.values, values))
     try:
@@ -222,36 +222,36 @@ class Saturation:
     def _affected(self) -> list[int]:
         """Return the nodes at which new matches may have come up, and forget the changes."""
         graph = self.graph
-        found = set(graph.fresh)
+        affected = set(graph.fresh)
         groups = {graph.root[group] for group in graph.changed}
         for _ in range(self.system.depth - 1):
-            above = {node for group in groups for node in graph.users[group]} - found
-            found |= above
+            above = {node for group in groups for node in graph.users[group]} - affected
+            affected |= above
             groups = {graph.root[node] for node in above}
         graph.fresh.clear()
         graph.changed.clear()
-        return sorted(found - graph.hidden)
+        return sorted(affected - graph.hidden)
 
     def _match(self, node: int, chosen: Selected, budget: Budget) -> bool:
         """Apply what matches at a node; return whether the goals are reached."""
         graph, system = self.graph, self.system
         if node in graph.hidden:
             return False
-        found: list[tuple[int, Bound]] = []
+        applicable: list[tuple[int, Bound]] = []
         for number, output in chosen.at(graph, node):
             rewrite = system.rewrites[number]
             matches = rewrite.finders[output](graph, node)
             if matches:
                 if rewrite.extra:
                     matches = [full for bound in matches for full in self._filled(rewrite, bound)]
-                found += [(number, bound) for bound in matches]
+                applicable += [(number, bound) for bound in matches]
         if budget.widely or node < len(self.problem.nodes):
             for number in chosen.anywhere:
                 rewrite = system.rewrites[number]
                 for bound in rewrite.finders[0](graph, node):
-                    found += [(number, full) for full in self._filled(rewrite, bound)]
+                    applicable += [(number, full) for full in self._filled(rewrite, bound)]
         merged = False
-        for number, bound in found:
+        for number, bound in applicable:
             if len(graph) > _MORE * budget.nodes:
                 break
             key = (number, bound)
@@ -272,14 +272,14 @@ class Saturation:
 
     def _values(self, rewrite: Rewrite, position: int) -> list[Value]:
         name = rewrite.values[position - len(rewrite.tensors)]
-        found: dict[Value, None] = {}
+        values: dict[Value, None] = {}
         for term in rewrite.right:
             for part in term.subterms():
                 for place, value in enumerate(part.parameters):
                     if is_variable(value) and value == name:
                         known = self.problem.values.get((part.symbol, place), ())
-                        found.update(dict.fromkeys(known))
-        return list(found)
+                        values.update(dict.fromkeys(known))
+        return list(values)
 
     def _apply(self, number: int, bound: Bound, node: int) -> bool:
         """Put a match's right side for its left; return whether classes were merged."""

@@ -82,12 +82,12 @@ class Storage:
     def strides(self) -> tuple[int, ...]:
         """Bytes between neighbours along each axis, known before the bytes are."""
         order = self.order if self.order is not None else range(len(self.shape))
-        found = [0] * len(self.shape)
+        strides = [0] * len(self.shape)
         step = self.dtype.itemsize
         for axis in reversed(list(order)):
-            found[axis] = step
+            strides[axis] = step
             step *= self.shape[axis]
-        return tuple(found)
+        return tuple(strides)
 
     def span(self, box: Box) -> tuple[int, int]:
         """The byte range inside the storage that a box of the region touches."""
@@ -101,13 +101,13 @@ class Storage:
 
     def view(self, box: Box) -> Array:
         """The NumPy view of a box of the region."""
-        found: Array = self.whole[self.part(box)]
-        return found
+        view: Array = self.whole[self.part(box)]
+        return view
 
     def part(self, box: Box) -> Any:
         """The index of a box of the region in the array."""
-        found = [slice(a - o, b - o) for a, b, o in zip(*box, self.box[0], strict=True)]
-        return tuple(found) or ...
+        index = [slice(a - o, b - o) for a, b, o in zip(*box, self.box[0], strict=True)]
+        return tuple(index) or ...
 
     @property
     def whole(self) -> Array:
@@ -205,13 +205,13 @@ class Instance:
     def uses(self, tiling: Tiling, writes: bool, squeeze: bool) -> list[Use]:
         """The uses of a launch whose points all use this instance through a tiling."""
         key = (tiling.uid, writes, squeeze)
-        found = self._uses.get(key)
-        if found is None:
+        uses = self._uses.get(key)
+        if uses is None:
             if len(self._uses) > _USES_LIMIT:
                 self._uses.clear()
-            found = [Use(self.storage, box, writes, squeeze) for box in tiling.boxes]
-            self._uses[key] = found
-        return found
+            uses = [Use(self.storage, box, writes, squeeze) for box in tiling.boxes]
+            self._uses[key] = uses
+        return uses
 
     def depend(self, tiling: Tiling, ids: Array, access: int) -> list[tuple[Array, Array]]:
         """The dependences of new point tasks on this instance's users; records the new ones.
@@ -222,10 +222,10 @@ class Instance:
         """
         writes = access & WRITE
         before = self.writers + self.readers if writes else self.writers
-        found = [user.edges(tiling, ids) for user in before]
+        edges = [user.edges(tiling, ids) for user in before]
         after = self.storage.after
         if writes and after.size:
-            found.append((np.repeat(after, ids.size), np.tile(ids, after.size)))
+            edges.append((np.repeat(after, ids.size), np.tile(ids, after.size)))
         mine = Users(tiling, ids)
         if writes:
             self.writers = [w for user in self.writers if (w := user.beyond(tiling)) is not None]
@@ -233,7 +233,7 @@ class Instance:
             self.writers.append(mine)
         else:
             self.readers.append(mine)
-        return [pair for pair in found if pair is not None]
+        return [pair for pair in edges if pair is not None]
 
     def forget(self, below: int | None = None) -> None:
         """Forget users that ended: all, or those whose ids are all below a watermark."""
@@ -297,19 +297,19 @@ class Instances:
 
     def mask(self, tiling: Tiling) -> Cells:
         """The cells in the union of a tiling's boxes."""
-        found = self._masks.get(tiling.uid)
-        if found is not None:
-            return found
+        mask = self._masks.get(tiling.uid)
+        if mask is not None:
+            return mask
         if tiling.complete:
-            found = True
+            mask = True
         else:
             self._refine(tiling)
             cells = self.cells(False)
             for low, high in tiling.boxes:
                 cells[cells_of(self.cuts, low, high)] = True
-            found = simplify(cells)
-        self._masks[tiling.uid] = found
-        return found
+            mask = simplify(cells)
+        self._masks[tiling.uid] = mask
+        return mask
 
     def _refine(self, tiling: Tiling) -> None:
         """Cut the cells at every face of a tiling."""

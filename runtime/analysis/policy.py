@@ -142,13 +142,13 @@ class Policy:
     def _numbers(self, launch: Launch, question: str, answer: Any, needed: str) -> list[int]:
         """An answer of one integer a point."""
         try:
-            found = np.asarray(answer)
+            array = np.asarray(answer)
         except Exception:
-            found = np.zeros(0, dtype=object)
-        if found.shape != (launch.points,) or found.dtype.kind not in "iu":
-            what = f"{found.dtype} {found.shape}" if found.dtype.kind != "O" else _shown(answer)
+            array = np.zeros(0, dtype=object)
+        if array.shape != (launch.points,) or array.dtype.kind not in "iu":
+            what = f"{array.dtype} {array.shape}" if array.dtype.kind != "O" else _shown(answer)
             raise MapperError(f"{self._who(launch)}: {question} returned {what}, needed {needed}")
-        numbers: list[int] = found.tolist()
+        numbers: list[int] = array.tolist()
         return numbers
 
     def _integer(self, launch: Launch, what: str, answer: Any) -> int:
@@ -216,11 +216,11 @@ class Policy:
 
     def _points(self, launch: Launch) -> list[int]:
         """Where each point is placed, one by one."""
-        found = []
+        processors = []
         for point in range(launch.points):
             answer = ask(self.mapper, self._who(launch), "place", launch, point)
-            found.append(self._integer(launch, f"place of point {point}", answer))
-        return found
+            processors.append(self._integer(launch, f"place of point {point}", answer))
+        return processors
 
     def slices(self, launch: Launch, processors: Sequence[int]) -> list[int] | None:
         """The slice of every point, or None where each is one of its own."""
@@ -246,7 +246,7 @@ class Policy:
         """The variant of every point; None where no one chooses."""
         if not self._asks_variant:
             return None
-        found: list[str | None] = []
+        variants: list[str | None] = []
         known = launch.task.variants
         for point, processor in enumerate(processors):
             place = self.machine.processors[processor]
@@ -256,9 +256,9 @@ class Policy:
                 raise MapperError(f"{asked} is {_shown(answer)}, needed a name or None")
             if answer is not None and known is not None and answer not in known:
                 raise MapperError(f"{asked} is {answer!r}, needed one of {sorted(known)} or None")
-            found.append(answer)
-        self._agreed(launch, "variant", found)
-        return found
+            variants.append(answer)
+        self._agreed(launch, "variant", variants)
+        return variants
 
     def priority(self, launch: Launch) -> int:
         """The priority of a launch."""
@@ -288,12 +288,12 @@ class Policy:
             raise MapperError(
                 f"{asked} is {_shown(name)}, needed one of {sorted(self._memory_index)}"
             )
-        found = self._memory_index[name]
-        if self.world.apart(found, self.homes[processor]):
+        index = self._memory_index[name]
+        if self.world.apart(index, self.homes[processor]):
             raise MapperError(
                 f"{asked} is {name!r}, which belongs to another process; one of its own needed"
             )
-        return found
+        return index
 
     def layout(self, launch: Launch, argument: int, region: Region, memory: int) -> Layout | None:
         """The layout of a region argument in a memory; None where no launch asks for its own."""
@@ -343,7 +343,7 @@ class Policy:
 
     def _backings(self) -> list[int | None]:
         """The index of each memory's backing memory, or None."""
-        found: list[int | None] = []
+        backings: list[int | None] = []
         for memory, place in enumerate(self.machine.memories):
             hosted = memory in self.world.hosts
             answer = None if hosted else self._ask(None, "backing", place.name)
@@ -357,14 +357,14 @@ class Policy:
                     f"{self._name}: backing of memory {place.name!r} is {_shown(answer)}, needed "
                     f"None or one of {sorted(others)}"
                 )
-            found.append(None if answer is None else others[answer])
-        for memory, backing in enumerate(found):
-            if backing is not None and found[backing] is not None:
+            backings.append(None if answer is None else others[answer])
+        for memory, backing in enumerate(backings):
+            if backing is not None and backings[backing] is not None:
                 raise MapperError(
                     f"{self._name}: backing of memory {self.machine.memories[memory].name!r} is "
                     f"{self.machine.memories[backing].name!r}, needed one whose instances stay"
                 )
-        return found
+        return backings
 
     def evict(self, launch: Launch | None, memory: int, nbytes: int, held: tuple[Held, ...]) -> int:
         """The index of the instance that makes room."""
@@ -391,14 +391,14 @@ def _order(answer: object, rank: int, asked: str) -> Order:
     if answer is None:
         return None
     try:
-        found = tuple(operator.index(axis) for axis in answer)  # type: ignore[attr-defined]
+        axes = tuple(operator.index(axis) for axis in answer)  # type: ignore[attr-defined]
     except Exception:
-        found = ()
-    if not isinstance(answer, Sequence | np.ndarray) or sorted(found) != list(range(rank)):
+        axes = ()
+    if not isinstance(answer, Sequence | np.ndarray) or sorted(axes) != list(range(rank)):
         raise MapperError(
             f"{asked}: order {_shown(answer)}, needed a permutation of its {rank} axes or None"
         )
-    return None if found == tuple(range(rank)) else found
+    return None if axes == tuple(range(rank)) else axes
 
 
 def _index(answer: object, held: Sequence[Held], asked: str, needed: str) -> int:

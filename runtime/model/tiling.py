@@ -107,13 +107,13 @@ class Tiling:
         if points.size == self.points and bool((points == np.arange(self.points)).all()):
             return self
         key = points.tobytes()
-        found = self._subsets.get(key)
-        if found is None:
-            found = intern(self.shape, self.lo[points], self.hi[points])
+        subset = self._subsets.get(key)
+        if subset is None:
+            subset = intern(self.shape, self.lo[points], self.hi[points])
             if self._disjoint:
-                found._disjoint = True
-            self._subsets[key] = found
-        return found
+                subset._disjoint = True
+            self._subsets[key] = subset
+        return subset
 
 
 _interned: weakref.WeakValueDictionary[tuple[Shape, int, bytes, bytes], Tiling]
@@ -129,13 +129,13 @@ def intern(shape: Shape, lo: Array, hi: Array) -> Tiling:
     lo = np.ascontiguousarray(lo, dtype=np.int64)
     hi = np.ascontiguousarray(hi, dtype=np.int64)
     key = (shape, lo.shape[0], lo.tobytes(), hi.tobytes())
-    found = _interned.get(key)
-    if found is None:
+    tiling = _interned.get(key)
+    if tiling is None:
         lo.flags.writeable = False
         hi.flags.writeable = False
-        found = Tiling(shape, lo, hi, next(_uids))
-        _interned[key] = found
-    return found
+        tiling = Tiling(shape, lo, hi, next(_uids))
+        _interned[key] = tiling
+    return tiling
 
 
 def single(shape: Shape, low: Sequence[int], high: Sequence[int]) -> Tiling:
@@ -161,15 +161,15 @@ def overlaps(first: Tiling, second: Tiling) -> tuple[Array, Array]:
     """
     global interference_tests
     key = (first.uid, second.uid)
-    found = _pairs.get(key)
-    if found is not None:
-        return found
+    pairs = _pairs.get(key)
+    if pairs is not None:
+        return pairs
     interference_tests += 1
     if len(_pairs) > _MEMO_LIMIT:
         _pairs.clear()
         _covers.clear()
-    found = _pairs[key] = _overlapping(first, second)
-    return found
+    pairs = _pairs[key] = _overlapping(first, second)
+    return pairs
 
 
 def _overlapping(first: Tiling, second: Tiling) -> tuple[Array, Array]:
@@ -227,16 +227,16 @@ def covered_by(writer: Tiling, user: Tiling) -> Array:
     Returns bool (user.points,).
     """
     key = (writer.uid, user.uid)
-    found = _covers.get(key)
-    if found is None:
+    covered = _covers.get(key)
+    if covered is None:
         if writer.complete:
-            found = np.ones(user.points, dtype=bool)
+            covered = np.ones(user.points, dtype=bool)
         else:
             rows, columns = overlaps(writer, user)
             low = np.maximum(writer.lo[rows], user.lo[columns])
             high = np.minimum(writer.hi[rows], user.hi[columns])
             shared = np.zeros(user.points, dtype=np.int64)
             np.add.at(shared, columns, np.prod(high - low, axis=1, dtype=np.int64))
-            found = shared == user.volume
-        _covers[key] = found
-    return found
+            covered = shared == user.volume
+        _covers[key] = covered
+    return covered

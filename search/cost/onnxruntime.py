@@ -130,7 +130,7 @@ class OnnxRuntimeCost(MeasuredCost):
             return value_of(graph, name, lambda weight: np.asarray(constants[weight]))
 
         blocked = {name: _is_blocked(name, layouts) for name in graph.roles}
-        found = []
+        pieces = []
         for group in groups(graph, known):
             mask = tuple(
                 _may_be_blocked(graph.tensors[name]) and blocked.get(name, False)
@@ -138,37 +138,37 @@ class OnnxRuntimeCost(MeasuredCost):
             )
             measured = self._measured(graph, group, contents, mask)
             blocked |= zip(group.outputs, measured.blocked)
-            found.append(_Priced(group, measured))
-        return found
+            pieces.append(_Priced(group, measured))
+        return pieces
 
     def _measured(
         self, graph: Graph, group: Group, contents: Callable[[str], Array], mask: tuple[bool, ...]
     ) -> Measured:
         chosen = {n: contents(n) for n in group.fixed if small(graph.tensors[n])}
         key = (group.form(graph, chosen), mask)
-        found = self._known.get(key)
-        if found is None:
+        measured = self._known.get(key)
+        if measured is None:
             about = json.dumps(key, default=str, separators=(",", ":"))
             held = self._kept(
                 f"{self._label} {about}",
                 lambda: _record(measure(graph, group, chosen, mask, self._bench, self.deadline)),
             )
-            found = self._known[key] = _measured(held)
-        return found
+            measured = self._known[key] = _measured(held)
+        return measured
 
     def _conversion(self, spec: TensorSpec, inward: bool) -> Measured:
         """Return the time from the plain layout to the blocked one, or back."""
         key = ("conversion", spec, inward)
-        found = self._known.get(key)
-        if found is None:
+        measured = self._known.get(key)
+        if measured is None:
 
             def make() -> dict[str, Any]:
                 us = conversion_us(spec, inward, self._bench, self.deadline)
                 return _record(Measured(us, 1, 2.0 * spec.nbytes, (), ()))
 
             what = f"{self._label} {'to' if inward else 'from'} blocked {spec}"
-            found = self._known[key] = _measured(self._kept(what, make))
-        return found
+            measured = self._known[key] = _measured(self._kept(what, make))
+        return measured
 
     def _overhead(self) -> float:
         if self._node_us is None:  # 0 where it is too little to see
@@ -178,10 +178,10 @@ class OnnxRuntimeCost(MeasuredCost):
 
     def _flops_of(self, graph: Graph, node: Node) -> float:
         key = (node.operator, node.items, tuple(graph.tensors[name] for name in node.inputs))
-        found = self._flops.get(key)
-        if found is None:
-            found = self._flops[key] = node.spec.flops(graph.signature(node))
-        return found
+        flops = self._flops.get(key)
+        if flops is None:
+            flops = self._flops[key] = node.spec.flops(graph.signature(node))
+        return flops
 
 
 def _record(made: Measured) -> dict[str, Any]:

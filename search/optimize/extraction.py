@@ -47,16 +47,16 @@ class NodePrices:
         maker = pool.makers[value]
         if isinstance(maker, Leaf) or pool.fixed[value]:
             return 0.0
-        found = self._known.get(maker.outputs)
-        if found is None:
+        price = self._known.get(maker.outputs)
+        if price is None:
             inner = tuple(dict.fromkeys(v for v in maker.inputs if self._is_made(v)))
             stop = tuple(v for v in maker.inputs if v not in inner)
             stop += tuple(v for i in inner for v in pool.operands(i))
             stop = tuple(dict.fromkeys(v for v in stop if not pool.fixed[v] and v not in inner))
             both = self._copied(maker.outputs, stop)
-            found = max(0.0, both - self._copied(inner, stop)) if inner else both
-            self._known[maker.outputs] = found
-        return found
+            price = max(0.0, both - self._copied(inner, stop)) if inner else both
+            self._known[maker.outputs] = price
+        return price
 
     def _is_made(self, value: int) -> bool:
         return isinstance(self._pool.makers[value], Application) and not self._pool.fixed[value]
@@ -160,8 +160,8 @@ class Extraction:
             maker, new = pool.makers[node], node
             if isinstance(maker, Application) and not pool.fixed[node]:
                 inputs = tuple(i if pool.fixed[i] else made[find(i)] for i in maker.inputs)
-                found = pool.apply_normal(maker.operator, maker.items, inputs, maker.name)
-                new = found[maker.outputs.index(node)]
+                outputs = pool.apply_normal(maker.operator, maker.items, inputs, maker.name)
+                new = outputs[maker.outputs.index(node)]
             made[find(node)] = new
         return tuple(made[group] for group in self._wanted)
 
@@ -215,29 +215,29 @@ class Extraction:
         """Return a choice that no move makes cheaper."""
         cost = self.cost(choice)
         while not budget.over:
-            found = choice
+            better = choice
             for estimate, move in self._ranked(choice, budget, cost):
-                if found is not choice:
-                    estimate = self.cost(found, move)
+                if better is not choice:
+                    estimate = self.cost(better, move)
                 if estimate < cost * (1 - _ROUNDING):
-                    found, cost = {**found, **move}, estimate
-            if found is choice:
+                    better, cost = {**better, **move}, estimate
+            if better is choice:
                 break
-            choice = found
+            choice = better
         return choice
 
     def _ranked(self, choice: Choice, budget: Budget, most: float) -> list[tuple[float, Choice]]:
         """Return the moves after which a choice costs at most so much, best first."""
         needed = {self._graph.find(node): node for node in self.order(choice) or ()}
-        found = []
+        ranked = []
         for move in self.moves:
             if budget.over:
                 break
             if any(needed.get(group, node) != node for group, node in move.items()):
                 cost = self.cost(choice, move)
                 if cost <= most:
-                    found.append((cost, move))
-        return sorted(found, key=lambda each: each[0])
+                    ranked.append((cost, move))
+        return sorted(ranked, key=lambda each: each[0])
 
     def climb(
         self, price: Price, met: list[tuple[float, Values]], alpha: float, budget: Budget
@@ -258,9 +258,9 @@ class Extraction:
             return True
 
         for start in (best, self.cheapest):
-            found = self.improved(start, budget)
-            if better(found):
-                best = found
+            local = self.improved(start, budget)
+            if better(local):
+                best = local
         while True:
             before = best
             for _, move in self._ranked(best, budget, alpha * self.cost(best)):

@@ -96,7 +96,7 @@ def places(pool: Pool, outputs: Sequence[int]) -> Places:
 
     What weights alone determine is none, for it costs nothing, unless rules have a name for it.
     """
-    found: dict[str, list[int]] = {}
+    by_symbol: dict[str, list[int]] = {}
     readers: dict[int, list[int]] = {}
     for value in pool.order(outputs):
         for operand in pool.operands(value):
@@ -104,13 +104,13 @@ def places(pool: Pool, outputs: Sequence[int]) -> Places:
         if pool.fixed[value]:
             constant = pool.term_of(value)
             if constant is not None:
-                found.setdefault(constant.symbol, []).append(value)
+                by_symbol.setdefault(constant.symbol, []).append(value)
             continue
         for reading in pool.readings(value):
-            known = found.setdefault(reading.symbol, [])
+            known = by_symbol.setdefault(reading.symbol, [])
             if not known or known[-1] != value:
                 known.append(value)
-    return Places(found, readers)
+    return Places(by_symbol, readers)
 
 
 class Matcher:
@@ -134,15 +134,15 @@ class Matcher:
                 continue
             seen.add(key)
             for given in self._proposals(rule, roots, values, parameters, where):
-                found = self._checked(rule, roots, values, given)
-                if found is not None:
-                    yield found
+                match = self._checked(rule, roots, values, given)
+                if match is not None:
+                    yield match
 
     def every(self, book: Rulebook, where: Places) -> Iterator[tuple[Directed, list[Match]]]:
         """Yield the rules that match somewhere, each with all its matches."""
         for rule in book.rules:
-            if rule.symbols <= where.symbols and (found := list(self.matches(rule, where))):
-                yield rule, found
+            if rule.symbols <= where.symbols and (matches := list(self.matches(rule, where))):
+                yield rule, matches
 
     def _outputs(
         self,
@@ -173,11 +173,11 @@ class Matcher:
         wave: set[int] = set()
         for value in values.values():
             wave |= self.siblings(value)
-        found: set[int] = set()
+        near: set[int] = set()
         for _ in range(depth(term)):
             wave = {reader for value in wave for reader in where.readers.get(value, ())}
-            found |= wave
-        return [value for value in where.values.get(term.symbol, ()) if value in found]
+            near |= wave
+        return [value for value in where.values.get(term.symbol, ()) if value in near]
 
     def _at(
         self, term: Term, value: int, values: dict[str, int], parameters: dict[str, Value]
@@ -248,13 +248,13 @@ class Matcher:
 
     def _kernels(self, rule: Directed, value: int, where: Places) -> list[tuple[int, ...]]:
         """Return the sizes of the kernels that the rule's operators apply to a value."""
-        found: set[tuple[int, ...]] = set()
+        sizes: set[tuple[int, ...]] = set()
         for reader in where.readers.get(value, ()):
             for symbol in rule.symbols:
                 for _, (image, *others) in self.applications(reader, symbol):
                     if image == value and others:
-                        found.add(self._pool.specs[others[0]].shape[2:])
-        return sorted(size for size in found if len(size) == 2)
+                        sizes.add(self._pool.specs[others[0]].shape[2:])
+        return sorted(size for size in sizes if len(size) == 2)
 
     def _connected(self, left: Sequence[Term], values: Mapping[str, int]) -> bool:
         """Return whether all outputs of a match hang together by what they are made of.
@@ -289,8 +289,8 @@ class Matcher:
 
     def constants(self, value: int) -> Iterable[Term]:
         """Return the constants of the language that a value is."""
-        found = self._pool.term_of(value)
-        return () if found is None else (found,)
+        constant = self._pool.term_of(value)
+        return () if constant is None else (constant,)
 
     def siblings(self, value: int) -> set[int]:
         """Return the values that are made together with a value, itself among them."""
@@ -327,10 +327,10 @@ def build(pool: Pool, terms: Sequence[Term], match: Match) -> tuple[int, ...] | 
     made: dict[Term, tuple[int, Type]] = {}
     dtype = pool.specs[match.roots[0]].dtype
     for term in subterms(terms):
-        found = _built(pool, term, made, match, dtype)
-        if found is None:
+        value = _built(pool, term, made, match, dtype)
+        if value is None:
             return None
-        made[term] = found
+        made[term] = value
     return tuple(made[term][0] for term in terms)
 
 
@@ -379,8 +379,8 @@ def _attributes(
     sizes: of the parts of a split.
     """
     declared = language.forms()[symbol]
-    found = declared.form.attributes(parameters, *specs, **({"sizes": sizes} if sizes else {}))
-    return None if found is None else tuple(sorted(declared.spec.normalise(found).items()))
+    given = declared.form.attributes(parameters, *specs, **({"sizes": sizes} if sizes else {}))
+    return None if given is None else tuple(sorted(declared.spec.normalise(given).items()))
 
 
 def _shape(type_: Type) -> tuple[int, ...]:
@@ -430,7 +430,7 @@ def _leaves(rule: Directed, given: Given, shapes: Shapes) -> Mapping[Term, Type]
         if any(named[leaf] != type_.rank for leaf, type_ in types.items()):
             continue
         given_rule = (one.source, one.target, ranks, one.guard, parameters)
-        found = completed(*given_rule, types) if missing else dict(types)
-        if found is not None and applies(*given_rule, found):
-            return found
+        whole = completed(*given_rule, types) if missing else dict(types)
+        if whole is not None and applies(*given_rule, whole):
+            return whole
     return None

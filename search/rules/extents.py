@@ -204,8 +204,8 @@ def evaluate(value: Dim, given: Mapping[str, int]) -> int:
     total = 0
     for monomial, product in value.terms:
         for name in monomial:
-            found = given.get(name)
-            if found is None:
+            number = given.get(name)
+            if number is None:
                 if not isinstance(name, Applied):
                     raise KeyError(name)
                 again = applied(
@@ -217,16 +217,16 @@ def evaluate(value: Dim, given: Mapping[str, int]) -> int:
                 )
                 if not isinstance(again, int):
                     raise KeyError(str(again))
-                found = again
-            product *= found
+                number = again
+            product *= number
         total += product
     return total
 
 
 def _replaced(name: str, given: Mapping[str, Dim], words: Mapping[str, str]) -> Dim:
-    found = given.get(name)
-    if found is not None:
-        return found
+    replacement = given.get(name)
+    if replacement is not None:
+        return replacement
     if not isinstance(name, Applied):
         return atom(name)
     arguments = tuple(
@@ -250,14 +250,14 @@ def atoms_of(value: Dim) -> Iterator[tuple[str, int]]:
 
 def all_atoms(value: Dim | str) -> set[str]:
     """Return every atom of a value, those inside applications included."""
-    found: set[str] = set()
+    atoms: set[str] = set()
     if isinstance(value, Poly):
         for name, _ in atoms_of(value):
-            found.add(name)
+            atoms.add(name)
             if isinstance(name, Applied):
                 for argument in name.arguments:
-                    found |= all_atoms(argument)
-    return found
+                    atoms |= all_atoms(argument)
+    return atoms
 
 
 def primitive(value: Poly) -> Poly:

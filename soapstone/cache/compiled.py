@@ -56,9 +56,10 @@ def linked(**options: Any) -> Decorator:
 
     They are not kept on disk: they are in what calls them.
     """
-    return numba.njit(
+    made: Decorator = numba.njit(
         no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=LinkedCompiler, **options
     )
+    return made
 
 
 def cfunc(signature: str, **options: Any) -> Decorator:

@@ -32,29 +32,29 @@ class Memory:
 
     def held(self, number: int) -> Array:
         """The contents of a storage's cells."""
-        found = self._held.get(number)
-        if found is None:
+        cells = self._held.get(number)
+        if cells is None:
             storage = self._records.storages[number]
             region, grid = self._records.regions[storage.region], self._grids[storage.region]
             if storage.valid is not None:
-                found = grid.full(storage.box, self._versions.of("stale"))
+                cells = grid.full(storage.box, self._versions.of("stale"))
                 for box in storage.valid:
                     known = self._versions.of("known", region.id)
-                    found[grid.slices(box, storage.box)] = known
+                    cells[grid.slices(box, storage.box)] = known
             elif region.transient:
-                found = grid.full(storage.box, self._versions.of("junk"))
+                cells = grid.full(storage.box, self._versions.of("junk"))
             else:
-                found = grid.full(storage.box, self._versions.of("value", region.zero))
+                cells = grid.full(storage.box, self._versions.of("value", region.zero))
                 self._spoil(storage, storage.box, f"a new instance of {region.name!r}")
-            self._held[number] = found
+            self._held[number] = cells
             self._whole.add(number)
-        return found
+        return cells
 
     def read(self, number: int, box: Box) -> Array:
         """What a box of a storage holds; a view."""
         storage = self._records.storages[number]
-        found: Array = self.held(number)[self._grids[storage.region].slices(box, storage.box)]
-        return found
+        view: Array = self.held(number)[self._grids[storage.region].slices(box, storage.box)]
+        return view
 
     def write(self, number: int, box: Box, contents: Array | int, who: str) -> None:
         """Replace what a box of a storage holds. who: writes it."""
@@ -80,8 +80,8 @@ class Memory:
 
     def _cells(self, storage: Storage) -> tuple[Array, Array]:
         """The bytes each cell of a storage spans: from, to."""
-        found = self._spans.get(storage.id)
-        if found is None:
+        ends = self._spans.get(storage.id)
+        if ends is None:
             low = np.array(storage.address, dtype=np.int64)
             high = np.array(storage.address + storage.itemsize, dtype=np.int64)
             for axis, cut in enumerate(self._grids[storage.region].cuts):
@@ -90,5 +90,5 @@ class Memory:
                 step = storage.strides[axis]
                 low = low[..., None] + (inside[:-1] - base) * step
                 high = high[..., None] + (inside[1:] - 1 - base) * step
-            found = self._spans[storage.id] = (low, high)
-        return found
+            ends = self._spans[storage.id] = (low, high)
+        return ends

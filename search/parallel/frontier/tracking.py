@@ -189,8 +189,8 @@ class Tracker:
         tables = [*made.operators, *made.edges]
         ordered = order(tables, self.sizes, self.spine, self.method)
         stages = {op: at for at, (op, _) in enumerate(ordered)}
-        found = eliminated(names, scopes, stages=stages)
-        return sum(math.prod(self.sizes[each] for each in (op, *others)) for op, others in found)
+        steps = eliminated(names, scopes, stages=stages)
+        return sum(math.prod(self.sizes[each] for each in (op, *others)) for op, others in steps)
 
     def _split(
         self, alive: list[Array], node: Pruning, run: Any
@@ -202,7 +202,7 @@ class Tracker:
             above, nearest = node.rooms(self.eps)
             few = nearest[above >= 0, :NEAREST].reshape(-1, 2)
             weights = np.unique(np.concatenate([pruning.weights[:2], few]), axis=0)[::-1]
-        live, found = alive[op], []
+        live, halves = alive[op], []
         for half in (live & (costs > middle), live & (costs <= middle)):
             mine = [each.copy() for each in alive]
             mine[op] = half
@@ -214,8 +214,8 @@ class Tracker:
                 part.learn(made, weights, run, shares)
                 part.narrow(mine)
                 pruning.known, pruning.work = part.known, pruning.work + part.work
-                found.append((mine, part))
-        return found
+                halves.append((mine, part))
+        return halves
 
     def _halved(self, alive: list[Array], node: Pruning) -> tuple[int, Array, float]:
         """Return an operator, what its configurations cost, and what half of them cost at most.
@@ -265,20 +265,20 @@ class Tracker:
         best = where[int((bounds / np.maximum(bounds.min(0), 1e-9)).sum(1).argmin())]
         self.counts["heuristic"] = self.counts.get("heuristic", 0) + 1
         self.error = math.inf
-        found = list(alive)
-        found[op] = np.arange(len(alive[op])) == best
-        return found
+        decided = list(alive)
+        decided[op] = np.arange(len(alive[op])) == best
+        return decided
 
     def _alone(self, op: int) -> Array:
         """Return what configurations of an operator cost with edges at their best, by totals."""
-        found = self.problem.operators[op].costs.min(1).astype(float)
+        costs_alone = self.problem.operators[op].costs.min(1).astype(float)
         for edge in self.problem.edges:
             costs = edge.costs.min(2)
             if edge.writer == op:
-                found += costs.min(1)[edge.rows]
+                costs_alone += costs.min(1)[edge.rows]
             if edge.reader == op:
-                found += costs.min(0)[edge.columns]
-        return np.asarray(found @ self.problem.summing + 1.0)
+                costs_alone += costs.min(0)[edge.columns]
+        return np.asarray(costs_alone @ self.problem.summing + 1.0)
 
     def _dive(self, near: float, few: int) -> None:
         """Learn points: those of the configurations that were tried, in all combinations."""
@@ -390,7 +390,7 @@ class Tracker:
 
     def _blocks(self, tables: list[Table], none: Array, joining: Joining) -> list[Table]:
         """Return a table for each block: costs are summed in it, before larger ones are taken."""
-        block_of, found = self.problem.block_of, []
+        block_of, summed = self.problem.block_of, []
         blocks: dict[int, list[Table]] = {}
         for table in tables:
             blocks.setdefault(block_of[table.scope[-1]], []).append(table)
@@ -404,8 +404,8 @@ class Tracker:
             left = self._eliminated(mine, none, joining, own)
             while len(left) > 1:
                 left[:2] = [joining.join(left[0], left[1], None, none)]
-            found += left
-        return found
+            summed += left
+        return summed
 
     def _eliminated(
         self, tables: list[Table], largest: Array, joining: Joining, only: set[int] | None = None

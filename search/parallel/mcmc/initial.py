@@ -45,19 +45,19 @@ def kinds_of_dims(graph: Graph, node: Node) -> dict[str, Parallel]:
         for dim in operand.dims
     }
     made = signature.outputs[0].dims
-    found = {}
+    kinds = {}
     for dim in signature.dims:
         if dim.kind is Kind.WHOLE:
             continue
         if dim.name == sample:
-            found[dim.name] = Parallel.SAMPLE
+            kinds[dim.name] = Parallel.SAMPLE
         elif dim.name not in made:
-            found[dim.name] = Parallel.REDUCED
+            kinds[dim.name] = Parallel.REDUCED
         elif dim.name in weights:
-            found[dim.name] = Parallel.PARAMETER
+            kinds[dim.name] = Parallel.PARAMETER
         else:
-            found[dim.name] = Parallel.ATTRIBUTE
-    return found
+            kinds[dim.name] = Parallel.ATTRIBUTE
+    return kinds
 
 
 def data_parallel(model: Model) -> Configurations:
@@ -89,12 +89,12 @@ def model_parallel(model: Model) -> Configurations:
     flops = [
         sum(work(model.graph, node)[0] for node in (*item.ahead, *item.back)) for item in chosen
     ]
-    total, done, found = sum(flops) or 1.0, 0.0, {}
+    total, done, configurations = sum(flops) or 1.0, 0.0, {}
     for item, cost in zip(chosen, flops):
         device = min(devices - 1, int((done + cost / 2) / total * devices))
-        found[item.name] = Configuration({}, (device,))
+        configurations[item.name] = Configuration({}, (device,))
         done += cost
-    return found
+    return configurations
 
 
 def expert(model: Model) -> Configurations:
@@ -115,12 +115,12 @@ def is_recurrent(model: Model) -> bool:
 def _one_weird_trick(model: Model) -> Configurations:
     """Return samples for all but dense layers, which are split by output channels."""
     devices = len(model.machine.processors)
-    found = dict(data_parallel(model))
+    configurations = dict(data_parallel(model))
     for item in _chosen(model):
         signature, column = model.graph.signature(item.node), _column(model, item)
         if column is not None and all(len(operand.axes) <= 3 for operand in signature.inputs):
-            found[item.name] = _split(model, item, column, range(devices))
-    return found
+            configurations[item.name] = _split(model, item, column, range(devices))
+    return configurations
 
 
 def _column(model: Model, item: Operator) -> str | None:
@@ -134,11 +134,11 @@ def _layers(model: Model) -> Configurations:
     """Return samples across computers, and layers dealt out to the devices of each."""
     groups = computers_of(model.machine)
     layer_of = _layer_numbers(model)
-    found = {}
+    configurations = {}
     for item in _chosen(model):
         devices = [group[layer_of[item.name] % len(group)] for group in groups]
-        found[item.name] = _samples(model, item, devices)
-    return found
+        configurations[item.name] = _samples(model, item, devices)
+    return configurations
 
 
 def _layer_numbers(model: Model) -> dict[str, int]:
@@ -168,7 +168,7 @@ def tensor_parallel(model: Model) -> Configurations:
     samples = model.graph.sample_dims
     computers = computers_of(model.machine)
     inside = len(model.machine.processors) // len(computers)
-    found = dict(data_parallel(model))
+    configurations = dict(data_parallel(model))
     for item in _chosen(model):
         sample, column = samples.get(item.name), _column(model, item)
         if column is None or sample is None:
@@ -180,15 +180,17 @@ def tensor_parallel(model: Model) -> Configurations:
             if min(wanted.get(dim.name, 1), dim.extent) > 1
         }
         if list(degrees) == [sample, column] and legal(model.graph, item.node, degrees):
-            found[item.name] = Configuration(degrees, tuple(range(math.prod(degrees.values()))))
-    return found
+            configurations[item.name] = Configuration(
+                degrees, tuple(range(math.prod(degrees.values())))
+            )
+    return configurations
 
 
 def randomly(model: Model, seed: int) -> Configurations:
     """Return a strategy in which every operator has random degrees and devices."""
     random = np.random.default_rng(seed)
     devices = len(model.machine.processors)
-    found = {}
+    configurations = {}
     for item in _chosen(model):
         signature = model.graph.signature(item.node)
         degrees: dict[str, int] = {}
@@ -204,8 +206,10 @@ def randomly(model: Model, seed: int) -> Configurations:
                 left //= degree
         ordered = {dim.name: degrees[dim.name] for dim in signature.dims if dim.name in degrees}
         points = math.prod(ordered.values())
-        found[item.name] = Configuration(ordered, tuple(random.permutation(devices)[:points]))
-    return found
+        configurations[item.name] = Configuration(
+            ordered, tuple(random.permutation(devices)[:points])
+        )
+    return configurations
 
 
 def _chosen(model: Model) -> list[Operator]:
@@ -220,8 +224,8 @@ def _split(
     model: Model, item: Operator, name: str | None, devices: range | list[int]
 ) -> Configuration:
     """Return one dim cut over devices, as far as its extent goes; whole where it cannot be cut."""
-    found = split(model.graph, item.node, name, devices)
-    return Configuration({}, (devices[0],)) if found is None else found
+    configuration = split(model.graph, item.node, name, devices)
+    return Configuration({}, (devices[0],)) if configuration is None else configuration
 
 
 NAMED: Mapping[str, Callable[[Model], Configurations]] = {

@@ -127,8 +127,8 @@ class Problem(NamedTuple):
     @property
     def free(self) -> list[int]:
         """The numbers of the operators that have a configuration of their own."""
-        found: list[int] = np.flatnonzero(self.operators["kind"] == FREE).tolist()
-        return found
+        free: list[int] = np.flatnonzero(self.operators["kind"] == FREE).tolist()
+        return free
 
     def makers_of(self, value: int) -> set[int]:
         """Return the tasks that make a value."""

@@ -274,7 +274,7 @@ def arrange(
     put(free, t.free[0], t.free.shape[1])
     t.logged[0] = 0
     for number in range(order.shape[0]):
-        found, soonest = NONE, ZERO
+        first, soonest = NONE, ZERO
         for place in range(order.shape[0]):
             task = p.order[place]
             if need[task] != 0:
@@ -285,21 +285,21 @@ def arrange(
             for point in range(c.operators[op].points):
                 device = c.placed[op, point]
                 begins = max(begins, _begins(c, t, lists, point, free[device]))
-            if found < 0 or begins < soonest:
-                found, soonest = task, begins
-        order[number] = found
-        need[found] = -1
-        for at in range(ptr[found], ptr[found + 1]):
+            if first < 0 or begins < soonest:
+                first, soonest = task, begins
+        order[number] = first
+        need[first] = -1
+        for at in range(ptr[first], ptr[first + 1]):
             need[after[at]] -= 1
-        op, place, final = p.tasks[found].operator, p.tasks[found].place, ZERO
-        lists = _lists(p, c, t, found)
+        op, place, final = p.tasks[first].operator, p.tasks[first].place, ZERO
+        lists = _lists(p, c, t, first)
         for point in range(c.operators[op].points):
             device = c.placed[op, point]
-            ends = _begins(c, t, lists, point, free[device]) + c.task_ns[found, point]
+            ends = _begins(c, t, lists, point, free[device]) + c.task_ns[first, point]
             free[device] = ends
             t.trial_end[place, point] = ends
             final = max(final, ends)
-        _ended(p, c, t, free, found, final, place, ZERO)
+        _ended(p, c, t, free, first, final, place, ZERO)
 
 
 @entry

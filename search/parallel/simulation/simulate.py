@@ -86,9 +86,9 @@ class Simulation:
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as JSON can say them."""
         names = [*self.__dataclass_fields__][:-2]
-        found = {name: getattr(self, name) for name in (*names, *Held._fields)}
-        found["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
-        return found
+        figures = {name: getattr(self, name) for name in (*names, *Held._fields)}
+        figures["peak_bytes_per_device"] = list(self.peak_bytes_per_device)
+        return figures
 
     def __str__(self) -> str:
         return (
@@ -164,8 +164,8 @@ class Simulator:
             ParallelError, StrategyError: a configuration is not legal.
         """
         graph, operators = self.model.graph, self.model.operators
-        found = {item.name: strategy.configuration(graph, item.node) for item in operators}
-        return self.summary(self.step_ns(found), strategy)
+        configurations = {item.name: strategy.configuration(graph, item.node) for item in operators}
+        return self.summary(self.step_ns(configurations), strategy)
 
     def summary(self, step_ns: int, strategy: Strategy | None = None) -> Simulation:
         """Return the figures of what was simulated last, a step of `step_ns` nanoseconds.
@@ -212,7 +212,7 @@ class Simulator:
         for task, op in enumerate(p.tasks["operator"].tolist()):
             for point in range(c.operators["points"][op]):
                 numbers[task, point] = len(numbers)
-        found = []
+        events = []
         for task, (op, nodes) in enumerate(self.model.tasks):
             item = self.model.operators[op]
             name = item.name + ("" if nodes[0] in item.ahead else " backward")
@@ -220,7 +220,7 @@ class Simulator:
                 stop = int(s.end[p.tasks[task]["place"], point]) - int(c.task_ns[task, devices])
                 start = stop - int(c.task_ns[task, point])
                 after = self._given(needs_of(p, c, task, point), len(numbers))
-                found.append(
+                events.append(
                     Event(
                         *(name, "task", int(c.placed[op, point]), point, start, stop, 0),
                         operator=item.node.operator + name[len(item.name) :],
@@ -235,7 +235,7 @@ class Simulator:
             kind = "collective" if source < 0 else "copy"
             ends = ("", "") if source < 0 else (names[source], names[target])
             start = int(s.began[number])
-            found.append(
+            events.append(
                 Event(
                     *(kind, kind, profile.row(" -> ".join(ends) if source >= 0 else kind), 0),
                     *(start, start + int(row["busy"]), 0),
@@ -246,29 +246,29 @@ class Simulator:
                     target=ends[1],
                 )
             )
-        profile.put(found)
+        profile.put(events)
         return profile
 
     def _givers(self, message: int) -> list[tuple[int, int]]:
         """Return the tasks, and their points, whose results a message carries."""
         p, c = self.problem, self.settled.choice
-        found = []
+        givers = []
         giver = int(c.messages[message]["givers"])
         while giver >= 0:
             writer, point, giver = c.givers[giver].tolist()
-            found.append((int(p.makers[writer]), point))
-        return found
+            givers.append((int(p.makers[writer]), point))
+        return givers
 
     def _given(self, messages: Iterable[int], first: int) -> list[int | tuple[int, int]]:
         """Return what messages stand for: themselves, or tasks where nothing has to move."""
-        found: dict[int | tuple[int, int], None] = {}
+        standing_for: dict[int | tuple[int, int], None] = {}
         for message in messages:
             row = self.settled.choice.messages[message]
             if row["source"] == row["target"] >= 0:
-                found.update(dict.fromkeys(self._givers(message)))
+                standing_for.update(dict.fromkeys(self._givers(message)))
             else:
-                found[first + message] = None
-        return list(found)
+                standing_for[first + message] = None
+        return list(standing_for)
 
 
 def _planned(model: Model, chosen: Sequence[Array], strategy: Strategy | None) -> Held:
@@ -307,7 +307,7 @@ def simulate(graph: Graph, machine: Machine, strategy: Strategy) -> Simulation:
     carried, bare = carry_out(graph, strategy)
     away = [value for value, keep in bare.tensors.items() if keep is Keep.OFFLOAD]
     check_backing(machine, away)
-    found = Simulator(prepare(carried, machine, away=away)).simulate_strategy(bare)
+    simulation = Simulator(prepare(carried, machine, away=away)).simulate_strategy(bare)
     if isinstance(machine, MeasuredMachine):
-        return replace(found, hold=lambda: _planned_of(graph, strategy, machine))
-    return found
+        return replace(simulation, hold=lambda: _planned_of(graph, strategy, machine))
+    return simulation
