@@ -17,6 +17,7 @@ from soapstone.engine.peers import Peers
 from soapstone.engine.session import Bound
 from soapstone.frontend.graphs.adjacency import Adjacency
 from soapstone.frontend.model import Model
+from soapstone.frontend.strategies.step_times import UNDISTURBED_S
 from soapstone.frontend.training.state import Callback, TrainingState
 from soapstone.ir.dims import Whole
 from soapstone.ir.graph import Graph
@@ -27,6 +28,7 @@ from soapstone.search.partition.costs import Costs
 from soapstone.search.partition.cuts import PartitionError
 from soapstone.search.partition.features import Features
 from soapstone.search.partition.partitioner import Partitioner
+from soapstone.system import preemptions
 
 _TASK = "task"  # what events of a timeline are that compute something
 
@@ -74,6 +76,7 @@ class Partitioned(Callback):
         self.path = costs
         self._context: AbstractContextManager[Profile] | None = None
         self._timeline: Profile | None = None
+        self._lost = 0  # how often processors were taken away before the step
 
     def on_train_begin(self, state: TrainingState) -> None:
         """Time the first step, if cuts are learned."""
@@ -87,9 +90,11 @@ class Partitioned(Callback):
             return
         trainer, learning = model.trainer, self.partitioner
         shape = len(learning.features.widths), learning.parts
+        lost = float(preemptions() - self._lost > state.step_us * 1e-6 / UNDISTURBED_S)
         mine = spent_ns(trainer.bound("train", model.batch_size), timeline, shape)
         peers = Peers(trainer.executor)
-        moved = learning.observe(peers.all(mine).sum(axis=0))
+        found = peers.all(np.array([lost, *mine.ravel()])).sum(axis=0)
+        moved = learning.observe(found[1:].reshape(shape), disturbed=bool(found[0]))
         cuts = peers.first(np.array([moved, *learning.cuts]))
         if cuts[0]:  # all processes cut where the first does, whatever their last bits are
             learning.cuts = self.mapper.cuts = tuple(int(cut) for cut in cuts[1:])
@@ -109,6 +114,7 @@ class Partitioned(Callback):
         if not self.partitioner.settled and state.model is not None:
             self._context = state.model.trainer.session.timed()
             self._timeline = self._context.__enter__()
+            self._lost = preemptions()
 
     def _end(self) -> None:
         context, self._context, self._timeline = self._context, None, None

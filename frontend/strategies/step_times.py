@@ -25,7 +25,7 @@ from soapstone.system import preemptions
 
 Name = TypeVar("Name", bound=Hashable)
 
-_UNDISTURBED_S = 0.02  # of a step for each preemption: who wants a whole processor takes more
+UNDISTURBED_S = 0.02  # of a step for each preemption: who wants a whole processor takes more
 _NO_WORK = (WAIT, MESSAGE, *STARTS, *ENDS)  # of a timeline: waiting, and messages between processes
 _WARM, _EACH, _ROUND_S = 2, 3, 0.05  # steps before one; steps and seconds of a run's turn
 _SLACKS, _LEVELS = (1.07, 1.15, 1.32), 40  # of products' times at one speed; speeds looked at
@@ -202,7 +202,7 @@ class Turns(Generic[Name]):
         while count < _EACH or run.peers.agreed(time.monotonic() < until):
             lost, start = preemptions(), time.monotonic()
             step = run.step()
-            most = (time.monotonic() - start) / _UNDISTURBED_S
+            most = (time.monotonic() - start) / UNDISTURBED_S
             often = run.peers.all(np.array([preemptions() - lost > most])).any()
             after = self._now(name)
             us = np.full(2 * len(after), math.inf) if often else np.array([*before, *after])

@@ -3,7 +3,10 @@
 The graph partitioner of ROC (Jia 2020, section 4.4): what each layer took on each part is added to
 a regression, from which follow cuts whose costliest part costs least. Besides, both simple ways to
 cut are run once, since two partitions tell features apart that one does not, and cuts stay in the
-end where the steps that were measured were shortest: learning is then no worse than either.
+end where the steps that were measured were shortest: learning is then no worse than either. What
+else a computer does only makes tasks longer, so the least of several times counts, of steps in
+which no processor was taken away if there are some; and a partition of which the prediction is far
+off is run again.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ from soapstone.search.partition.features import Features
 Array = np.ndarray[Any, np.dtype[Any]]
 
 METHODS = ("learned", "vertex", "edge")
-_WARM, _EACH = 1, 3  # steps after a cut that are not looked at; steps whose median counts
-_MOVES = 10  # times that cuts move at most
+_WARM = 1  # steps after a cut that are not looked at
+_EACH, _MOST = 4, 16  # undisturbed steps of which the least times count; of all, if there are fewer
+_ROUNDS = 12  # of steps at one partition, at most
 _GAIN = 0.02  # of a step: what cuts are moved for
+_MISS = 0.1  # of what was measured: predictions that miss by more are not believed
 _SHARES = (0.5, 0.8, 0.95, 1.0)  # by which one layer's costs count for more than the others'
 
 
@@ -65,30 +70,37 @@ class Partitioner:
         if costs is not None:
             costs.check(len(features.widths))
         self.features, self.parts, self.method = features, parts, method
-        self.costs = costs or Costs.of(len(features.widths))
+        self.costs = self._known = costs or Costs.of(len(features.widths))
         self.measured: dict[Cuts, Array] = {}
         self.settled = method != "learned" or parts == 1
         simple = equal_vertices(features.vertices, parts), equal_edges(features.edges, parts)
         self._simple = () if self.costs.count else simple
         learned = method == "learned" and self.costs.count > 0
         self.cuts: Cuts = self._best() if learned else simple[method == "edge"]
-        self._steps: list[Array] = []
+        self._steps: list[tuple[bool, Array]] = []
+        self._rounds = 0
 
-    def observe(self, ns: Array) -> bool:
+    def observe(self, ns: Array, disturbed: bool = False) -> bool:
         """Take what a step took, and return whether the cuts have moved.
 
-        ns: (layers, parts), nanoseconds of each layer on each part.
+        ns: (layers, parts), nanoseconds of each layer on each part. disturbed: whether others took
+            processors away in the step.
         """
         if self.settled:
             return False
-        self._steps.append(np.asarray(ns, np.float64))
-        if len(self._steps) < _WARM + _EACH:
+        self._steps.append((disturbed, np.asarray(ns, np.float64)))
+        taken = self._steps[_WARM:]
+        quiet = [ns for disturbed, ns in taken if not disturbed]
+        if len(quiet) < _EACH and len(taken) < _MOST:
             return False
-        usual = np.median(self._steps[_WARM:], axis=0)
+        least = np.min(quiet if len(quiet) >= _EACH else [ns for _, ns in taken], axis=0)
         self._steps.clear()
+        self._rounds += 1
         before = self.cuts
-        self.measured[before] = usual
-        self.costs = self.costs.seen(self.features.parts(before), usual)
+        self.measured[before] = np.minimum(least, self.measured.get(before, np.inf))
+        self.costs = self._known
+        for cuts, ns in self.measured.items():
+            self.costs = self.costs.seen(self.features.parts(cuts), ns)
         self.cuts = self._next()
         return self.cuts != before
 
@@ -138,10 +150,19 @@ class Partitioner:
             return untried[0]
         learned = self._best()
         gain = 1 - slowest(self.predicted(learned)) / slowest(self.measured[fastest])
-        if learned in self.measured or gain < _GAIN or len(self.measured) > _MOVES:
-            self.settled = True
-            return fastest
-        return learned
+        missed = {cuts: self._miss(cuts) for cuts in self.measured}
+        furthest = max(missed, key=lambda cuts: missed[cuts])
+        if self._rounds < _ROUNDS and learned not in self.measured and gain >= _GAIN:
+            return learned
+        if self._rounds < _ROUNDS and missed[furthest] > _MISS:
+            return furthest
+        self.settled = True
+        return fastest
+
+    def _miss(self, cuts: Cuts) -> float:
+        """Return by how much predictions of parts that were run miss at most, as a share."""
+        measured = self.measured[cuts].sum(axis=0)
+        return float(np.abs(self.predicted(cuts).sum(axis=0) / measured - 1).max())
 
 
 def slowest(ns: Array) -> float:

@@ -355,7 +355,7 @@ def test_steps_with_few_preemptions_are_compared(
     strategy = strategy_of(model, randomly(model, 0))
     counted = iter(range(0, 1 << 40, lost))
     monkeypatch.setattr(step_times, "preemptions", lambda: next(counted))
-    monkeypatch.setattr(step_times, "_UNDISTURBED_S", 1e-6)  # steps here are very short
+    monkeypatch.setattr(step_times, "UNDISTURBED_S", 1e-6)  # steps here are very short
     with closing(Run(model, strategy, tasks=False)) as run:
         assert (Turns({"": run}).take(3, 0.0).us > 0) == kept
 

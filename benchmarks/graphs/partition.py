@@ -1,0 +1,229 @@
+"""Steps of a GCN over graphs in parts: cuts that are learned, against equal vertices and edges.
+
+    python benchmarks/graphs/partition.py [--vertices N] [--edges N] [--rounds N]
+
+Two workers, and two ranks of MPI, are timed: the same network at each of the three cuts, in turns,
+so that what else runs on the machine slows all alike. 8 and 16 parts are simulated: two workers
+compute all of them, each part by itself, and a step is as long as its slowest parts, layer by layer
+(messages count nothing); this is what the columns of tasks say, by the times that were learned
+from. The last rows are of cuts by what was learned of another graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import tabulate
+
+from soapstone import Adam, Model
+from soapstone.apps import gcn
+from soapstone.engine.peers import Peers
+from soapstone.frontend.graphs.adjacency import Adjacency
+from soapstone.frontend.graphs.dataset import GraphData
+from soapstone.frontend.graphs.generate import Shape, block_model, rmat
+from soapstone.frontend.graphs.partitioned import Partitioned
+from soapstone.ir.tensor import Array
+from soapstone.mappers.ranges import RangesMapper
+from soapstone.runtime.machines.start import rank_of
+from soapstone.search.partition.cuts import Cuts, equal_edges, equal_vertices
+from soapstone.search.partition.partitioner import Partitioner, slowest
+
+FEATURES, HIDDEN, CLASSES = 128, 64, 8
+STEPS, EPOCHS = 12, 205  # of a turn, of which the least counts; of learning, at most
+GRAPHS = ("R-MAT", "R-MAT, shuffled", "blocks by class", "blocks, hubs first", "blocks, shuffled")
+RATIOS = ("vertex / learned", "edge / learned", "better / learned")
+TASKS = ("tasks: vertex / learned", "tasks: edge / learned")
+
+
+def graph(name: str, vertices: int, edges: int, seed: int = 0) -> GraphData:
+    """Return a graph by name, with features and labels."""
+    random = np.random.default_rng(seed)
+    if name.startswith("R-MAT"):
+        made = rmat(vertices, edges, seed=seed)
+        features = random.standard_normal((vertices, FEATURES), np.float32)
+        labels = random.integers(0, CLASSES, vertices).astype(np.int32)
+        every = np.arange(vertices)
+        data = GraphData(name, made, features, labels, {"train": every, "test": every})
+        order = random.permutation(vertices) if "shuffled" in name else every
+    else:
+        data = block_model(Shape(vertices, edges, FEATURES, CLASSES), skew=1.8, seed=seed)
+        assert data.labels is not None
+        order = np.arange(vertices)
+        if "class" in name:
+            order = np.argsort(data.labels, kind="stable")
+        elif "hubs" in name:
+            order = np.argsort(-data.adjacency.in_degrees, kind="stable")
+    return renumbered(data, order)
+
+
+def renumbered(data: GraphData, order: Array) -> GraphData:
+    """Return a data set whose vertex i was vertex order[i]."""
+    place, edges = np.argsort(order), data.adjacency
+    moved = Adjacency.from_edges(place[edges.indices], place[edges.targets], len(order))
+    assert data.features is not None and data.labels is not None
+    parts = {part: np.sort(place[ids]) for part, ids in data.parts.items()}
+    features, labels = data.features[order], data.labels[order]
+    return replace(data, adjacency=moved, features=features, labels=labels, parts=parts)
+
+
+def network(data: GraphData) -> Model:
+    return gcn.build(data.adjacency.vertices, data, hidden=HIDDEN)
+
+
+def train(model: Model, data: GraphData, epochs: int, **how: Any) -> None:
+    splits, callbacks = data.splits(), how.pop("callbacks", ())
+    model.compile(Adam(0.01), "masked_cross_entropy", **how)
+    given = {"epochs": epochs, "shuffle": False, "progress": False, "callbacks": callbacks}
+    model.fit(splits.train_x, splits.train_y, **given)
+
+
+def learned(data: GraphData, parts: int, executor: str, costs: str | None = None) -> Partitioner:
+    """Return what is learned while a network trains: by two workers or ranks."""
+    with network(data) as model:
+        split = Partitioned(model, data.adjacency, parts, costs=costs)
+        cpus = 1 if executor == "mpi" else 2
+        how = {"mapper": split.mapper, "executor": executor, "cpus": cpus}
+        train(model, data, EPOCHS, callbacks=[split], **how)
+        split.save()
+    return split.partitioner
+
+
+def tasks(partitioner: Partitioner) -> dict[str, Any]:
+    """Return what the least times of tasks say: of the slowest parts, layer by layer."""
+    features, parts = partitioner.features, partitioner.parts
+    steps = {cuts: slowest(ns) for cuts, ns in partitioner.measured.items()}
+    baselines = equal_vertices(features.vertices, parts), equal_edges(features.edges, parts)
+    measured = partitioner.measured[partitioner.cuts].sum(axis=0)
+    missed = np.abs(partitioner.predicted().sum(axis=0) / measured - 1)
+    return {
+        "tasks: vertex / learned": steps[baselines[0]] / steps[partitioner.cuts],
+        "tasks: edge / learned": steps[baselines[1]] / steps[partitioner.cuts],
+        "mean error": float(missed.mean()),
+        "largest error": float(missed.max()),
+        "partitions": len(steps),
+    }
+
+
+def timed(
+    data: GraphData, cuts: Mapping[str, Cuts], executor: str, rounds: int
+) -> dict[str, list[float]]:
+    """Return milliseconds of a step at each of some cuts, the least of each round."""
+    peers, models = Peers(executor), dict[Cuts, Model]()
+    for each in cuts.values():
+        if each not in models:
+            models[each] = network(data)
+            cpus = 1 if executor == "mpi" else 2
+            train(models[each], data, 1, mapper=RangesMapper(each), executor=executor, cpus=cpus)
+    found: dict[Cuts, list[float]] = {each: [] for each in models}
+    for number in range(rounds):
+        for each in list(models)[:: 1 if number % 2 else -1]:
+            trainer, spent = models[each].trainer, list[float]()
+            bound = trainer.bound("train", data.adjacency.vertices)
+            for _ in range(STEPS):
+                peers.meet()
+                start = time.perf_counter()
+                trainer.session.run(bound)
+                spent.append(float(peers.all(np.array(time.perf_counter() - start)).max()))
+            found[each].append(min(spent) * 1e3)
+    for model in models.values():
+        model.close()
+    return {name: found[each] for name, each in cuts.items()}
+
+
+def steps(data: GraphData, learned_cuts: Cuts, executor: str, rounds: int) -> dict[str, Any]:
+    """Return the median over rounds of each baseline's step over that at learned cuts."""
+    count, indptr = data.adjacency.vertices, data.adjacency.indptr
+    cuts = {"vertex": equal_vertices(count, 2), "edge": equal_edges(indptr, 2)}
+    times = timed(data, {**cuts, "learned": learned_cuts}, executor, rounds)
+    pairs = {name: zip(times[name], times["learned"]) for name in cuts}
+    found = {f"{k} / learned": statistics.median(a / b for a, b in v) for k, v in pairs.items()}
+    ms = statistics.median(times["learned"])
+    return {"learned ms": ms, **found, "better / learned": min(found.values())}
+
+
+def run(data: GraphData, executor: str, rounds: int) -> dict[str, Any]:
+    """Return a row of what two workers or ranks did."""
+    partitioner = learned(data, 2, executor)
+    how = f"2 {'ranks' if executor == 'mpi' else 'workers'}"
+    return {
+        "parts": how,
+        **steps(data, partitioner.cuts, executor, rounds),
+        **tasks(partitioner),
+    }
+
+
+def unseen(data: GraphData, other: GraphData, rounds: int) -> dict[str, Any]:
+    """Return a row of two workers at cuts by what was learned of another graph."""
+    with tempfile.TemporaryDirectory() as folder:
+        costs = f"{folder}/costs.json"
+        learned(data, 2, "local", costs)
+        with network(other) as model:
+            cuts = Partitioned(model, other.adjacency, 2, costs=costs).partitioner.cuts
+    return {"parts": "2 workers, never run", **steps(other, cuts, "local", rounds)}
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """Print one row."""
+    data = graph(arguments.graph, arguments.vertices, arguments.edges)
+    if arguments.child == "unseen":
+        sizes = arguments.vertices * 3 // 2, arguments.edges
+        row = unseen(data, graph(arguments.graph, *sizes, seed=7), arguments.rounds)
+    elif arguments.child.isdigit():
+        parts = int(arguments.child)
+        row = {"parts": f"{parts}, simulated", **tasks(learned(data, parts, "local"))}
+    else:
+        row = run(data, arguments.child, arguments.rounds)
+    if rank_of("mpi" if arguments.child == "mpi" else "local") == 0:
+        print(json.dumps(row), flush=True)
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the rows, each of a process of its own."""
+    for kind in ("local", "mpi", "8", "16", "unseen"):
+        for name in GRAPHS:
+            if kind == "unseen" and not name.startswith("R-MAT"):
+                continue
+            launcher = (
+                [Path(sys.executable).with_name("mpiexec"), "-n", "2"] if kind == "mpi" else []
+            )
+            sizes = ["--vertices", arguments.vertices, "--edges", arguments.edges]
+            command = [*launcher, sys.executable, __file__, *sizes, "--rounds", arguments.rounds]
+            command += ["--child", kind, "--graph", name]
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            yield {"graph": name, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vertices", type=int, default=4_000)
+    parser.add_argument("--edges", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--graph", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments)
+        return
+    title = "A GCN over graphs in parts: learned cuts against equal vertices and equal edges"
+    command = f"python benchmarks/graphs/partition.py --vertices {arguments.vertices}"
+    command += f" --edges {arguments.edges} --rounds {arguments.rounds}"
+    tabulate("partition", title, command, rows(arguments), [*RATIOS, *TASKS])
+
+
+if __name__ == "__main__":
+    main()
