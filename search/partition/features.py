@@ -4,7 +4,8 @@ The features of a vertex are those of table 4.2 of Jia (2020): the vertex, its n
 blocks of consecutive ids that these form, and the memory accesses that load their ids and their
 rows. A warp of a GPU loads 32 consecutive words at once; here a core loads a cache line, of 16.
 They are there twice, since a training step also runs along the edges backward, where the vertices
-that a vertex leads to are its neighbours.
+that a vertex leads to are its neighbours. A part is a feature too: its tasks take some time
+whatever they compute.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LINE = 16  # words of 4 bytes that are loaded together
 _ALONG = ("neighbours", "blocks", "lines of ids", "lines of rows")
-FEATURES = ("vertices", *_ALONG, *(f"{name} backward" for name in _ALONG))
+FEATURES = ("vertices", *_ALONG, *(f"{name} backward" for name in _ALONG), "parts")
 _AT_ONCE = 1 << 22  # edges whose blocks are looked at together
 
 
@@ -54,8 +55,9 @@ class Features:
         there = _along(*forward, kinds)
         back = there if backward[1] is forward[1] else _along(*backward, kinds)
         count = np.arange(len(forward[0]), dtype=np.float64)
+        none = np.zeros_like(count)  # no part has a share of another
         sums = {
-            width: np.stack([count, *there[:3], there[3 + i], *back[:3], back[3 + i]], axis=1)
+            width: np.stack([count, *there[:3], there[3 + i], *back[:3], back[3 + i], none], axis=1)
             for i, width in enumerate(kinds)
         }
         return cls(tuple(sums[width] for width in widths), tuple(widths), forward[0])
@@ -68,7 +70,9 @@ class Features:
     def parts(self, cuts: Sequence[int]) -> Array:
         """Return the features of the ranges between cuts: (layers, parts, features)."""
         bounds = np.asarray(cuts)
-        return np.stack([np.diff(sums[bounds], axis=0) for sums in self.sums])
+        found = np.stack([np.diff(sums[bounds], axis=0) for sums in self.sums])
+        found[:, :, -1] = 1
+        return found
 
 
 def _along(indptr: Array, indices: Array, widths: Sequence[int]) -> Array:

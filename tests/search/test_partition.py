@@ -64,7 +64,8 @@ def by_hand(graph: Adjacency, first: int, past: int, width: int) -> Array:
         found = [1]
         for indptr, indices in sides:
             found += of_vertex(indices[indptr[vertex] : indptr[vertex + 1]].tolist(), width)
-        total += found
+        total[:-1] += found
+    total[-1] = 1
     return total
 
 
@@ -94,6 +95,7 @@ def test_a_graph_without_edges_has_vertices() -> None:
     none = features_of(Adjacency.from_edges([], [], 5), 3)
     np.testing.assert_array_equal(none.parts((0, 2, 5))[0, :, 0], [2, 3])
     assert none.sums[0][:, 1:].max() == 0
+    assert none.parts((0, 2, 5))[0, :, -1].tolist() == [1, 1]
     assert Partitioner(none, 5, "edge").cuts == (0, 1, 2, 3, 4, 5)
 
 
@@ -185,7 +187,7 @@ def learned(graph: Adjacency, true: Array, width: int) -> tuple[Regression, Arra
 @pytest.mark.parametrize("width", [5, 32])  # whole lines: rows of lines are 2 of neighbours
 @pytest.mark.parametrize("shuffle", [False, True])  # no neighbours are consecutive
 def test_collinear_features_predict_other_graphs(width: int, shuffle: bool) -> None:
-    true = np.array([900.0, 20, 40, 0, 3, 15, 0, 0, 2])
+    true = np.array([900.0, 20, 40, 0, 3, 15, 0, 0, 2, 0])
     graphs = rmat(3000, 60_000), rmat(5000, 40_000, seed=5)
     one, other = (shuffled(graph) if shuffle else graph for graph in graphs)
     regression, sums = learned(one, true, width)
@@ -208,7 +210,9 @@ def test_full_rank_is_least_squares() -> None:
 
 # -- learning
 
-_TRUE = np.array([[200.0, 9, 14, 1, 6, 5, 3, 0, 2], [150.0, 3, 4, 0, 1, 2, 3, 0, 1]])  # two layers
+_TRUE = np.array(
+    [[200.0, 9, 14, 1, 6, 5, 3, 0, 2, 4e4], [150.0, 3, 4, 0, 1, 2, 3, 0, 1, 3e4]]
+)  # two layers
 
 
 def run(partitioner: Partitioner, noise: float = 0.0) -> int:
@@ -267,8 +271,8 @@ def test_what_was_learned_cuts_another_graph_at_once(tmp_path: Path) -> None:
     [
         (lambda d: d.update(layers=[]), "'layers'"),
         (lambda d: d.update(features=["vertices"]), "'features'"),
-        (lambda d: d["layers"][0].update(products=[1.0]), r"layers\[0\].*'products'.*9 finite"),
-        (lambda d: d["layers"][0]["squares"].__setitem__(0, [1.0] * 9), "symmetric"),
+        (lambda d: d["layers"][0].update(products=[1.0]), r"layers\[0\].*'products'.*10 finite"),
+        (lambda d: d["layers"][0]["squares"].__setitem__(0, [1.0] * 10), "symmetric"),
         (lambda d: d["layers"][1].pop("count"), "'count' is missing"),
         (lambda d: d.update(version=9), "'version'"),
     ],
