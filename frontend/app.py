@@ -30,6 +30,8 @@ from soapstone.runtime.machines.start import launched, machine_of, rank_of
 from soapstone.system import usable_cores
 
 if TYPE_CHECKING:
+    from soapstone.frontend.dynamic.program import Program
+    from soapstone.frontend.dynamic.session import DynamicSession
     from soapstone.frontend.model import Model
 
 PACKAGE = "soapstone.apps"
@@ -68,6 +70,8 @@ class App:
         data: the data set; None where the script has none and `--data` must name it.
         options: optimizer, loss, metrics, epochs, batch_size and shuffle.
         over: the same app over another graph than its own, for apps that learn from one.
+        program: of a dynamic session, for apps whose graph changes from sample to sample; they have
+            no `build` (docs/dynamic.md).
     """
 
     name: str
@@ -76,6 +80,7 @@ class App:
     data: Callable[[], Splits] | None = None
     options: Mapping[str, Any] = field(default_factory=lambda: DEFAULTS)
     over: Callable[[GraphData], App] | None = None
+    program: Callable[[DynamicSession], Program] | None = None
 
     @property
     def summary(self) -> str:
@@ -174,7 +179,9 @@ def _load_script(path: Path) -> ModuleType:
 
 def _app(module: ModuleType, name: str) -> App:
     build, data = getattr(module, "build", None), getattr(module, "data", None)
-    given = getattr(module, "OPTIONS", {})
+    given, program = getattr(module, "OPTIONS", {}), getattr(module, "program", None)
+    if callable(program):
+        build = partial(_changing, name)
     if not callable(build):
         raise AppError(f"app {name!r}: build: {build!r} found, a function of the batch size needed")
     if data is not None and not callable(data):
@@ -187,7 +194,7 @@ def _app(module: ModuleType, name: str) -> App:
             f"app {name!r}: OPTIONS: {unknown[0]!r} found, some of {', '.join(DEFAULTS)} needed"
         )
     checked = None if data is None else _checked(name, data)
-    app = App(name, module.__doc__ or "", build, checked, {**DEFAULTS, **given})
+    app = App(name, module.__doc__ or "", build, checked, {**DEFAULTS, **given}, program=program)
     if data is None or not all("graph" in signature(each).parameters for each in (build, data)):
         return app
 
@@ -208,6 +215,12 @@ def _options_of(graph: GraphData) -> dict[str, Any]:
     if graph.several:
         options |= {"loss": "masked_bce", "metrics": ["micro_f1"]}
     return options
+
+
+def _changing(name: str, *sizes: Any, **more: Any) -> Model:
+    raise AppError(
+        f"app {name!r}: its graph changes from sample to sample; one whose graph does not needed"
+    )
 
 
 def _checked(name: str, data: Callable[[], Any]) -> Callable[[], Splits]:
@@ -238,6 +251,7 @@ def train_app(
     parts: int | None = None,
     partitioner: str = "learned",
     partition_costs: str | Path | None = None,
+    reuse: str | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -263,6 +277,8 @@ def train_app(
         parts: into how many ranges its vertices are cut; by default the mapper decides.
         partitioner: how: learned, vertex or edge. partition_costs: a file of what was learned
             before, which is written anew in the end (`soapstone.frontend.graphs.partitioned`).
+        reuse: of apps whose graph changes from sample to sample: off, patterns, batch or all, which
+            is the default (docs/dynamic.md). What they cannot do is refused.
         checkpoint: a file to save to after each epoch; resume: one to go on from.
         profile: a file for the timeline of some ten steps.
         say: called with the program, the strategy and the data set, as text.
@@ -270,8 +286,13 @@ def train_app(
     Raises:
         AppError: an app or options that do not fit, besides what `Model` raises.
     """
+    arguments = dict(locals())
     if not isinstance(app, App):
         app = load_app(app)
+    if app.program is not None:
+        return _train_program(app, app.program, arguments)
+    if reuse is not None:
+        raise AppError(f"app {app.name!r}: reuse {reuse!r} found with a graph that does not change")
     edges = None
     if graph is not None:
         if app.over is None or data is not None:
@@ -371,6 +392,65 @@ def train_app(
             cuts=None if split is None else split.partitioner.cuts,
             train_micro_f1=history.last("micro_f1"),
             test_micro_f1=scores.get("micro_f1"),
+        )
+
+
+_OF_PROGRAMS = ("app", "epochs", "batch_size", "cpus", "threads", "reuse", "seed", "learning_rate")
+
+
+def _train_program(
+    app: App, made: Callable[[DynamicSession], Program], arguments: Mapping[str, Any]
+) -> TrainResult:
+    """Train an app whose graph changes; `arguments` are those of `train_app`."""
+    from soapstone.frontend.dynamic.program import accuracy, fit
+    from soapstone.frontend.dynamic.session import DynamicSession
+
+    known = (*_OF_PROGRAMS, "callbacks", "progress", "say")
+    for name, parameter in signature(train_app).parameters.items():
+        if name not in known and arguments[name] != parameter.default:
+            raise AppError(
+                f"app {app.name!r}: {name} {arguments[name]!r} found; its graph changes from sample"
+                f" to sample, and {', '.join(_OF_PROGRAMS[1:])} are what it has"
+            )
+    options = {**app.options, **{k: v for k, v in arguments.items() if v is not None}}
+    for name, least in (("batch_size", 1), ("epochs", 0)):
+        count(f"app {app.name!r}: {name}", options[name], least, AppError)
+    optimizer = as_optimizer(options["optimizer"])
+    if arguments["learning_rate"] is not None:
+        optimizer = replace(optimizer, learning_rate=arguments["learning_rate"])
+    with DynamicSession(
+        app.name,
+        optimizer,
+        seed=options["seed"],
+        cpus=arguments["cpus"],
+        threads=options["threads"],
+        reuse=options.get("reuse", "all"),
+    ) as session:
+        program = made(session)
+        options["say"](program.data)
+        history = fit(
+            session,
+            program,
+            epochs=options["epochs"],
+            batch_size=options["batch_size"],
+            shuffle=bool(options["shuffle"]),
+            callbacks=options["callbacks"],
+            progress=options["progress"],
+        )
+        right = accuracy(session, program, program.test)
+        options["say"](str(session.report()))
+        return TrainResult(
+            loss=history.last("loss"),
+            train_accuracy=history.last("accuracy"),
+            test_accuracy=right,
+            epochs=len(history.epochs),
+            step_us=history.step_us,
+            samples_per_s=history.samples_per_s,
+            peak_bytes=session.session.peak_bytes,
+            executor="local",
+            mapper=session.session.mapper.name,
+            strategy=None,
+            seed=options["seed"],
         )
 
 

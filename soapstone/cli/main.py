@@ -84,6 +84,10 @@ def train(
     partition_costs: Annotated[
         Path | None, typer.Option(help="What was learned before; written in the end.")
     ] = None,
+    reuse: Annotated[
+        str | None,
+        typer.Option(help="Of graphs that change: off, patterns, batch or all, the default."),
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Save here after each epoch: .safetensors or .npz.")
     ] = None,
@@ -118,6 +122,7 @@ def train(
             optimize=optimize,
             step=step,
             choices=choices,
+            reuse=reuse,
             seed=seed,
             data=data,
             graph=graph,

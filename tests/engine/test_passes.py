@@ -89,7 +89,8 @@ def test_lowered_graphs_do_not_depend_on_the_order_of_sets() -> None:
         for seed in ("1", "2")
     ]
     first, second = (process.communicate()[0].splitlines() for process in running)
-    assert first == second and [line.split()[0] for line in first] == list(app_names())
+    graphs = [name for name in app_names() if load_app(name).program is None]
+    assert first == second and [line.split()[0] for line in first] == graphs
 
 
 @pytest.mark.parametrize("first", range(0, 80, 40))

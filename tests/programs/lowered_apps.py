@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from soapstone.engine.prepare import prepare
-from soapstone.frontend.app import app_names
+from soapstone.frontend.app import app_names, load_app
 from soapstone.frontend.strategies.finding import graph_of
 from soapstone.mappers import load
 from soapstone.runtime import Machine
@@ -23,6 +23,8 @@ SMALL: dict[str, dict[str, Any]] = {  # less deep than they are
 
 def main() -> None:
     for name in app_names():
+        if load_app(name).program is not None:
+            continue  # it has no graph of its own
         graph = graph_of(name, 2, sizes=SMALL.get(name))
         prepared = prepare(graph, load("data_parallel").strategy(graph, Machine.local(cpus=2)))
         launches = (f"{launch.node} {launch.configuration}" for launch in prepared.launches)
