@@ -58,6 +58,8 @@ KEYS = [
     "strategy",
     "seed",
     "cuts",
+    "train_micro_f1",
+    "test_micro_f1",
 ]
 MEASURED = ("step_us", "samples_per_s")  # the only fields that two equal runs may differ in
 
