@@ -12,35 +12,31 @@ from typing import Any
 import numpy as np
 
 from soapstone.ir.ops.graphs.spmm import entries
+from soapstone.kernels.cpu.graphs.tiles import WIDTH, weighted_sum
 from soapstone.kernels.cpu.indexing.slices import outside
 from soapstone.kernels.cpu.substrate.layout import is_float32, rows_contiguous
 from soapstone.kernels.entry import Array, Call, Entry
 from soapstone.kernels.registry import variant
 from soapstone.native.blocks import Fields
-from soapstone.native.entries import helper, native, noop, parallel_for, useful_threads
+from soapstone.native.entries import helper, native, noop, parallel_for, sequence, useful_threads
 from soapstone.native.intrinsics import f32p, i32p, i64p
 from soapstone.native.lanes import prefetch
-from soapstone.native.memory import Block
-from soapstone.native.simd import (
-    load,
-    load_first,
-    splat,
-    store,
-    store_first,
-    sum_lanes,
-    vectorised,
-)
+from soapstone.native.memory import Block, aligned_array
+from soapstone.native.simd import load_first, splat, sum_lanes, vectorised
 
 # A tile of `rows` rows of the matrix, of which there are `parts` parts: their offsets, and of all
-# its `entries` the columns and weights; the rows of x, n floats each, are `columns`. degrees: the
-# offsets of a matrix whose rows are these, by whose number of entries each is divided.
+# its `entries` the columns and weights; the rows of x, n floats each, are `columns`. An entry's
+# weight is found by its number times by_entry and its column times by_column.
 _MATRIX = Fields(
-    "indptr indices weights degrees rows entries columns parts x x_step y y_step n mean"
+    "indptr indices weights by_entry by_column rows entries columns parts x x_step y y_step n mean"
     " chosen chosen_step base"
 )
 _matrix_of = _MATRIX.at
+_SHARES = Fields("indptr shares")
+_shares_of = _SHARES.at
 
 
+_ONE = np.ones(1, np.float32)  # the weight of every entry of a matrix that has none
 AHEAD = 8  # entries whose rows of x are asked for before they are added
 LINE = 64  # bytes
 request = vectorised(prefetch)
@@ -78,22 +74,10 @@ def bad_row(w: Any, row: int) -> bool:
     return bad
 
 
-@helper
-def _weight(w: Any, entry: int, column: Any) -> Any:
-    if w.weights != 0:
-        return f32p(w.weights)[entry]
-    if w.degrees != 0:
-        counts = i64p(w.degrees)
-        return np.float32(1) / np.float32(counts[column + 1] - counts[column])
-    return np.float32(1)
-
-
 @native("body")
 def _spmm(block: Any, begin: int, end: int) -> int:
     w = _matrix_of(block)
-    p, column = i64p(w.indptr), i32p(w.indices)
-    n, x, step = w.n, w.x, w.x_step
-    last = np.int64(w.entries - 1)
+    p, last = i64p(w.indptr), np.int64(w.entries - 1)
     for row in range(first_row(w, begin), first_row(w, end)):
         if bad_row(w, row):
             return 1
@@ -101,53 +85,32 @@ def _spmm(block: Any, begin: int, end: int) -> int:
         scale = np.float32(1)
         if w.mean != 0 and past > first:
             scale = np.float32(1) / np.float32(past - first)
-        to = w.y + row * w.y_step
-        at = np.int64(0)
-        while at + 128 <= n:
-            a = splat(np.float32(0))
-            b, c, d, e, f, g, h = a, a, a, a, a, a, a
-            for entry in range(first, past):
-                s = np.int64(column[entry])
-                of = x + s * step
-                later = x + 4 * at + np.int64(column[min(entry + AHEAD, last)]) * step
-                for line in range(0, 128 * 4, LINE):
-                    request(later + line)
-                v = _weight(w, entry, s)
-                a = a + load(of, at) * v
-                b = b + load(of, at + 16) * v
-                c = c + load(of, at + 32) * v
-                d = d + load(of, at + 48) * v
-                e = e + load(of, at + 64) * v
-                f = f + load(of, at + 80) * v
-                g = g + load(of, at + 96) * v
-                h = h + load(of, at + 112) * v
-            store(to, at, a * scale)
-            store(to, at + 16, b * scale)
-            store(to, at + 32, c * scale)
-            store(to, at + 48, d * scale)
-            store(to, at + 64, e * scale)
-            store(to, at + 80, f * scale)
-            store(to, at + 96, g * scale)
-            store(to, at + 112, h * scale)
-            at += 128
-        while at + 32 <= n:
-            a = splat(np.float32(0))
-            b = a
-            for entry in range(first, past):
-                s = np.int64(column[entry])
-                v = _weight(w, entry, s)
-                a = a + load(x + s * step, at) * v
-                b = b + load(x + s * step, at + 16) * v
-            store(to, at, a * scale)
-            store(to, at + 16, b * scale)
-            at += 32
-        while at < n:
-            a = splat(np.float32(0))
-            for entry in range(first, past):
-                s = np.int64(column[entry])
-                a = a + load_first(x + s * step, at, n - at) * _weight(w, entry, s)
-            store_first(to, at, a * scale, n - at)
-            at += 16
+        for at in range(0, 4 * w.n, 4 * WIDTH):
+            weighted_sum(
+                w.y + row * w.y_step + at,
+                w.x + at,
+                min(w.n - at // 4, np.int64(WIDTH)),
+                w.x_step,
+                w.indices,
+                first,
+                past,
+                last,
+                w.weights,
+                w.by_entry,
+                w.by_column,
+                scale,
+            )
+    return 0
+
+
+@native("body")
+def _shares(block: Any, begin: int, end: int) -> int:
+    """What a weight of each row is, for `spmm_mean_grad`: one over its number of entries."""
+    w = _shares_of(block)
+    p, to = i64p(w.indptr), f32p(w.shares)
+    for row in range(begin, end):
+        count = p[row + 1] - p[row]
+        to[row] = np.float32(1) / np.float32(max(count, np.int64(1)))
     return 0
 
 
@@ -231,7 +194,8 @@ def _matrix(
     threads = useful_threads(call.threads, 4 * indices.size * n + 4 * rows * n)
     parts = max(1, min(threads, rows))
     values: dict[str, Any] = {
-        **dict.fromkeys(("weights", "degrees", "mean", "chosen", "chosen_step", "base"), 0),
+        **dict.fromkeys(("mean", "chosen", "chosen_step", "base", "by_entry", "by_column"), 0),
+        "weights": _ONE,
         "indptr": indptr,
         "indices": indices,
         "rows": rows,
@@ -267,7 +231,7 @@ def spmm(call: Call) -> Entry | None:
     if y.size == 0:
         return noop()
     mean = call.attributes["reduction"] == "mean"
-    more = {"weights": weights[0]} if weights else {}
+    more = {"weights": weights[0], "by_entry": 1} if weights else {}
     matrix = _matrix(call, indptr, indices, x, y, mean=mean, **more)
     return _entry(call, _spmm, matrix, indptr, indices, len(x))
 
@@ -281,8 +245,11 @@ def spmm_mean_grad(call: Call) -> Entry | None:
         return None
     if dx.size == 0:
         return noop()
-    matrix = _matrix(call, indptr, indices, dy, dx, degrees=degrees)
-    return _entry(call, _spmm, matrix, indptr, indices, len(dy))
+    shares = aligned_array((len(dy),), np.float32)
+    block = _SHARES.pack(indptr=degrees, shares=shares)
+    filled = parallel_for(_shares, block, len(dy), 1)
+    matrix = _matrix(call, indptr, indices, dy, dx, weights=shares, by_column=1)
+    return sequence((filled, _entry(call, _spmm, matrix, indptr, indices, len(dy))))
 
 
 @variant("sddmm", "numba")
