@@ -15,9 +15,11 @@ import numpy as np
 from soapstone.engine.expand import NodeLaunch
 from soapstone.engine.lower import channels_last
 from soapstone.engine.parallelism import legal
+from soapstone.engine.prepare import Prepared
 from soapstone.ir.dims import Kind
 from soapstone.ir.errors import GraphError, StrategyError
 from soapstone.ir.graph import Graph, Node
+from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import DEFAULT, Configuration, Strategy
 from soapstone.ir.strategy.configuration import Keep
 from soapstone.runtime import DefaultMapper, Launch, Machine, MapperError, Processor, Region
@@ -70,6 +72,16 @@ class GraphMapper(DefaultMapper):
         kept = strategy.tensors.items()
         self._offloaded = frozenset(value for value, keep in kept if keep is Keep.OFFLOAD)
         self._behind = check_backing(self.machine, self._offloaded)
+
+    def planned(self, prepared: Prepared) -> MemoryPlan | None:
+        """Return the memory plan that the launches which come next follow; None: they follow none.
+
+        prepared: the graph whose launches come next; they run in the order of the plan.
+
+        Raises:
+            GraphError: there is no plan for it.
+        """
+        return None
 
     def memory(self, launch: Launch, argument: int, processor: Processor) -> str:
         """The backing memory for what is offloaded, else the processor's own."""

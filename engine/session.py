@@ -21,6 +21,7 @@ from soapstone.engine.mapper import GraphMapper
 from soapstone.engine.prepare import Prepared, prepare
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
+from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
@@ -39,7 +40,8 @@ class Bound:
     """A graph bound to regions and compiled to a trace.
 
     `feeds` and `results` are the live arrays of its step inputs and outputs; `inputs` the regions
-    of the former; `prepared` is the graph as it is launched.
+    of the former; `prepared` is the graph as it is launched, and `plan` the memory plan that this
+    follows, if any.
     """
 
     graph: Graph
@@ -49,6 +51,7 @@ class Bound:
     feeds: Mapping[str, Array]
     results: Mapping[str, Array]
     inputs: Mapping[str, Region]
+    plan: MemoryPlan | None = None
 
     @cached_property
     def batch(self) -> tuple[str, ...]:
@@ -109,6 +112,7 @@ class Session:
         Raises:
             StrategyError: the strategy is not legal for the graph.
             MemoryExhausted: the working set exceeds a memory; names what was needed.
+            GraphError: the mapper's memory plan is of something else.
         """
         with self.lock:
             prepared = prepare(graph, strategy, constants.keys(), fuse=fuse)
@@ -122,6 +126,7 @@ class Session:
                 if name not in constants and name not in regions:
                     regions[name] = _region(lowered, name)
             self.mapper.adopt(prepared.strategy)
+            plan = self.mapper.planned(prepared)
             results = {
                 name: constants[low] if low in constants else self.runtime.array(regions[low])
                 for name, low in zip(names or graph.outputs, lowered.outputs)
@@ -131,7 +136,7 @@ class Session:
             mine = self.runtime.executor.processors
             images = imaged(prepared.launches, constants, self.machine, mine)
             for _ in range(_AGREEING):
-                program = program_of(prepared, regions, constants, self.choices, images)
+                program = program_of(prepared, regions, constants, self.choices, images, plan)
                 with self.runtime.capture(graph.name) as recording:
                     program.launch(self.runtime)
                 # Each process measures what it runs itself; one that chose otherwise binds again.
@@ -139,7 +144,8 @@ class Session:
                     break
             program.release()
             inputs = {name: regions[name] for name in fed}
-            bound = Bound(graph, prepared, program, recording.trace, feeds, results, inputs)
+            trace = recording.trace
+            bound = Bound(graph, prepared, program, trace, feeds, results, inputs, plan)
             self._bounds.append(bound)
             return bound
 
@@ -321,11 +327,13 @@ def program_of(
     constants: Mapping[str, Array],
     choices: Choices,
     images: Images | None = None,
+    plan: MemoryPlan | None = None,
 ) -> Program:
     """Return the launches of a graph with a region for each value.
 
     persistent: regions that outlive a step, by value: the graph's inputs and outputs. images: the
-    launches where some gather from images.
+    launches where some gather from images. plan: whose order the launches have; by default the
+    graph's.
     """
     graph = prepared.graph
     regions = dict(persistent)
@@ -335,9 +343,12 @@ def program_of(
         if name not in regions and name not in constants and name not in prepared.seen:
             spec = prepared.region(name)
             regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-    if images is None:
-        return Program(prepared.launches, regions, constants, choices=choices)
-    for name, spec in images.regions.items():
-        regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
-    known = {**constants, **images.constants}
-    return Program(images.launches, regions, known, choices=choices)
+    launches, known = prepared.launches, constants
+    if images is not None:
+        for name, spec in images.regions.items():
+            regions[name] = Region(spec.shape, spec.dtype, name, transient=True)
+        launches, known = images.launches, {**constants, **images.constants}
+    if plan is not None:
+        by_name = {item.node.name: item for item in launches}
+        launches = tuple(by_name[step.name] for step in plan.steps if step.action is Action.RUN)
+    return Program(launches, regions, known, choices=choices)

@@ -54,6 +54,8 @@ SUMMARY_ROWS = (
     ("step_us", "median step", "{:,.0f} us"),
     ("samples_per_s", "samples a second", "{:,.0f}"),
     ("peak_bytes", "memory", "{:,} bytes"),
+    ("planned_bytes", "planned copies", "{:,} bytes a step"),
+    ("copied_bytes", "counted copies", "{:,} bytes a step"),
 )
 
 
@@ -99,6 +101,7 @@ class TrainResult:
         epochs: epochs that training has done in all, those before a resume among them.
         step_us, samples_per_s: of the median step.
         peak_bytes: parameters, states, inputs and the arena of temporary tensors.
+        planned_bytes, copied_bytes: between a fast memory and the one behind it in a step.
         strategy: the file that was given; None where the mapper made it.
         cuts: where the vertices of a graph are cut into parts in the end; None where not asked for.
     """
@@ -117,10 +120,13 @@ class TrainResult:
     cuts: tuple[int, ...] | None = None
     train_micro_f1: float | None = None
     test_micro_f1: float | None = None
+    planned_bytes: int | None = None
+    copied_bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON can say them."""
-        return asdict(self)
+        """Return the fields as JSON can say them; those of a fast memory where there is one."""
+        found, optional = asdict(self), ("planned_bytes", "copied_bytes")
+        return {k: v for k, v in found.items() if v is not None or k not in optional}
 
     def __str__(self) -> str:
         values = asdict(self)
@@ -252,6 +258,8 @@ def train_app(
     partitioner: str = "learned",
     partition_costs: str | Path | None = None,
     reuse: str | None = None,
+    fast_memory: int | None = None,
+    plan: str | Path | None = None,
     seed: int = 0,
     learning_rate: float | None = None,
     data: str | Path | None = None,
@@ -272,6 +280,8 @@ def train_app(
         memory_bytes: the size of a memory that the processors work in, besides the computer's.
         optimize: whether to search for a faster step first; step: the file of one that was found.
         choices: a file of kernel choices to repeat, or to write where there is none.
+        fast_memory, plan: a memory of so many bytes that values are streamed through, and how that
+            is planned: dp, lru, stream, belady, or the file of a plan.
         data: a folder to take the data from in place of the app's own (see `read_splits`).
         graph: a graph to learn from in place of the app's own (see `read_graph`).
         parts: into how many ranges its vertices are cut; by default the mapper decides.
@@ -319,6 +329,11 @@ def train_app(
         check_exists(resume)
     check_targets(choices, partition_costs)
     machine = None
+    if memory_bytes is not None and (fast_memory, plan) != (None, None):
+        raise AppError(
+            f"app {app.name!r}: memory_bytes {memory_bytes} found beside a fast memory or its plan;"
+            " one of them needed"
+        )
     if memory_bytes is not None:
         machine = machine_of(executor, cpus, threads).bounded(memory_bytes)
     optimizer = as_optimizer(options["optimizer"])
@@ -354,6 +369,8 @@ def train_app(
             step=step,
             choices=choices if repeat else None,
             seed=seed,
+            fast_memory=fast_memory,
+            plan=plan,
         )
         say(str(model.training_graph))
         say(str(model.strategy))
@@ -392,6 +409,7 @@ def train_app(
             cuts=None if split is None else split.partitioner.cuts,
             train_micro_f1=history.last("micro_f1"),
             test_micro_f1=scores.get("micro_f1"),
+            **dict(zip(("planned_bytes", "copied_bytes"), model.trainer.moved_bytes or ())),
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from soapstone.frontend.recording import Emit, Recording, Tensor
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
+from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 
@@ -70,6 +71,8 @@ class Model(Recording):
         step: Graph | str | Path | None = None,
         choices: str | Path | None = None,
         seed: int | None = None,
+        fast_memory: int | None = None,
+        plan: MemoryPlan | str | Path | None = None,
     ) -> None:
         """Choose loss, optimizer, machine and mapper; nothing is allocated until the first step.
 
@@ -98,6 +101,11 @@ class Model(Recording):
             choices: a file of kernel choices (`save_choices`) to repeat: with them, the same seed,
                 strategy and threads give the same bits. Calls that it does not name are measured.
             seed: in place of the model's.
+            fast_memory: bytes of a memory that the processors work in, with the computer's behind
+                it: values are copied between the two as a memory plan says (docs/memory.md).
+            plan: how that is planned: "dp" (the default), "lru", "stream" or "belady", or a plan
+                or the path of its file, which is checked when the training step is bound; its
+                capacity is that of the fast memory where none is given.
 
         Raises:
             ChoiceError: when bound, a choice that cannot be repeated here.
@@ -121,6 +129,8 @@ class Model(Recording):
             optimize=optimize,
             step=step,
             choices=choices,
+            fast_memory=fast_memory,
+            plan=plan,
         )
         if self._trainer is not None:
             self.values.update(trainer.adopt(self._trainer))
@@ -381,7 +391,8 @@ class Model(Recording):
 
         `steps`, `step_us` (the median), `samples_per_s`, `peak_bytes`, `peak_bytes_per_device` (of
         the memory of each processor of this process), `variants` (by launch) and `runtime`
-        (`Statistics`: launches, copies, …).
+        (`Statistics`: launches, copies, …). With a fast memory also `planned_bytes` and
+        `copied_bytes`, between the memories, of a training step.
 
         Raises:
             GraphError: the model is not compiled.

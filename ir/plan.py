@@ -8,14 +8,15 @@ once it was replayed against its capacity.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from soapstone.ir.errors import GraphError
 from soapstone.ir.files import json_fields
+from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
 
 FORMAT, VERSION = "soapstone-memory-plan", 1
@@ -33,25 +34,36 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step: of a tensor at [offset, offset + nbytes), or of a node (both numbers 0)."""
+    """One step: of a tensor at [offset, offset + nbytes), or of a node, whose workspace that is.
+
+    clean: bytes of a tensor that a copy leaves out, since they have no contents yet, or the same in
+    the backing memory.
+    """
 
     action: Action
     name: str
     nbytes: int = 0
     offset: int = 0
+    clean: int = field(default=0, metadata={"optional": True})
+
+    @property
+    def copied(self) -> int:
+        """The bytes copied from or to the backing memory."""
+        return self.nbytes - self.clean if self.action in (Action.FETCH, Action.EVICT) else 0
 
     def __str__(self) -> str:
-        if self.action is Action.RUN:
+        if self.action is Action.RUN and not self.nbytes:
             return f"run {self.name!r}"
         return f"{self.action} {self.name!r} [{self.offset}, {self.offset + self.nbytes})"
 
 
 @dataclass(frozen=True)
 class Uses:
-    """The tensors that a node reads, and those that it writes."""
+    """The tensors that a node reads, those that it writes, and the bytes of its workspace."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    workspace: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,35 +84,60 @@ class MemoryPlan:
     @property
     def moved_bytes(self) -> int:
         """The bytes copied from and to the backing memory."""
-        moves = (Action.FETCH, Action.EVICT)
-        return sum(step.nbytes for step in self.steps if step.action in moves)
+        return sum(step.copied for step in self.steps)
 
-    def replay(self, sizes: Mapping[str, int], uses: Mapping[str, Uses] | None = None) -> None:
+    def replay(
+        self,
+        sizes: Mapping[str, int],
+        uses: Mapping[str, Uses] | None = None,
+        given: Set[str] | None = None,
+    ) -> None:
         """Check the plan step by step.
 
         Args:
             sizes: the bytes of each tensor.
             uses: what each node reads and writes; None: what nodes touch is not checked.
+            given: what is in the backing memory at first; by default what no node writes.
 
         Raises:
             GraphError: a step beyond the capacity, over live bytes, with another size, or of a
                 tensor that is not there; names the step.
         """
-        _Replay(self.capacity_bytes, sizes, uses).run(self.steps)
+        _Replay(self.capacity_bytes, sizes, uses, given).run(self.steps)
 
-    def check(self, graph: Graph) -> None:
+    def check(self, graph: Graph | Footprint) -> None:
         """Check the plan for a graph: it replays, and runs every node after what it reads.
 
         Raises:
-            GraphError: a fault of `replay`, or a node that never runs or does not exist.
+            GraphError: a fault of `replay`, or a node that never runs, does not exist, or touches
+                what has not been written as often as it was to be.
         """
-        sizes = {name: spec.nbytes for name, spec in graph.tensors.items()}
-        uses = {node.name: Uses(node.inputs, node.outputs) for node in graph.nodes}
-        self.replay(sizes, uses)
-        ran = {step.name for step in self.steps if step.action is Action.RUN}
-        for node in graph.nodes:
+        footprint = Footprint.of(graph)
+        uses = {
+            node.name: Uses(
+                tuple(touch.value for touch in node.touches if touch.reads),
+                tuple(touch.value for touch in node.touches if touch.written or not touch.reads),
+                node.workspace,
+            )
+            for node in footprint.nodes
+        }
+        self.replay(footprint.sizes, uses, footprint.given)
+        runs = [step.name for step in self.steps if step.action is Action.RUN]
+        ran = set(runs)
+        for node in footprint.nodes:
             if node.name not in ran:
                 raise GraphError(f"memory plan: {node.label} never runs; once or more needed")
+        by_name = {node.name: node for node in footprint.nodes}
+        if len(ran) == len(runs):
+            numbers = {name: number for number, name in enumerate(by_name)}
+            found = footprint.ordered([numbers[name] for name in runs]).versions
+            for (name, value), needed in footprint.versions.items():
+                here = found[name, value]
+                if here != needed:
+                    raise GraphError(
+                        f"memory plan: {by_name[name].label} touches {value!r} after {here} writes,"
+                        f" {needed} needed"
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-ready data."""
@@ -118,11 +155,16 @@ class MemoryPlan:
         plan = reader.record(MemoryPlan)
         for number, step in enumerate(plan.steps):
             for name, value in (("nbytes", step.nbytes), ("offset", step.offset)):
-                if step.action is Action.RUN and value:
+                if step.action is Action.RUN and value and not step.nbytes:
                     raise GraphError(
                         f"memory plan: steps[{number}]: field {name!r}: {value} found,"
-                        " 0 for a run needed"
+                        " 0 for a run without workspace needed"
                     )
+            if step.clean > step.nbytes:
+                raise GraphError(
+                    f"memory plan: steps[{number}]: field 'clean': {step.clean} found, at most its"
+                    f" {step.nbytes} bytes needed"
+                )
         return plan
 
     def save(self, path: str | Path) -> None:
@@ -149,15 +191,18 @@ class _Replay:
     """The state of a memory while a plan is checked."""
 
     def __init__(
-        self, capacity: int, sizes: Mapping[str, int], uses: Mapping[str, Uses] | None
+        self,
+        capacity: int,
+        sizes: Mapping[str, int],
+        uses: Mapping[str, Uses] | None,
+        given: Set[str] | None,
     ) -> None:
         self.capacity, self.sizes, self.uses = capacity, sizes, uses
         self.resident: dict[str, Step] = {}
         self.defined: set[str] = set()  # resident tensors that have contents
         self.ranges: list[tuple[int, int, str]] = []  # live bytes, by offset; none of them empty
-        # Whatever no node writes is in the backing memory from the start.
         written = {name for use in (uses or {}).values() for name in use.writes}
-        self.backed = set(sizes) - written
+        self.backed = set(sizes) - written if given is None else set(given)
 
     def run(self, steps: Sequence[Step]) -> None:
         for number, step in enumerate(steps):
@@ -168,7 +213,7 @@ class _Replay:
     def _fault(self, step: Step) -> str | None:
         """Take one step, or return what is wrong with it."""
         if step.action is Action.RUN:
-            return self._run(step.name)
+            return self._run(step)
         if step.name not in self.sizes:
             return "tensor does not exist"
         if step.nbytes != self.sizes[step.name]:
@@ -192,6 +237,20 @@ class _Replay:
     def _take(self, step: Step) -> str | None:
         if step.name in self.resident:
             return "tensor is resident already"
+        fault = self._taken(step)
+        if fault is not None:
+            return fault
+        if step.nbytes:
+            insort(self.ranges, (step.offset, step.offset + step.nbytes, step.name))
+        if step.action is Action.FETCH:
+            if step.name not in self.backed:
+                return "tensor is not in the backing memory"
+            self.defined.add(step.name)
+        self.resident[step.name] = step
+        return None
+
+    def _taken(self, step: Step) -> str | None:
+        """Return why bytes cannot be taken, or None."""
         begin, end = step.offset, step.offset + step.nbytes
         if begin < 0 or end > self.capacity:
             return f"bytes up to {end} found, {self.capacity} there are"
@@ -200,20 +259,17 @@ class _Replay:
             for low, high, name in self.ranges[max(place - 1, 0) : place + 1]:
                 if low < end and begin < high:
                     return f"overlaps {name!r} [{low}, {high}), which is live"
-            insort(self.ranges, (begin, end, step.name))
-        if step.action is Action.FETCH:
-            if step.name not in self.backed:
-                return "tensor is not in the backing memory"
-            self.defined.add(step.name)
-        self.resident[step.name] = step
         return None
 
-    def _run(self, name: str) -> str | None:
-        if self.uses is None:
-            return None
-        if name not in self.uses:
+    def _run(self, step: Step) -> str | None:
+        fault = self._taken(step)
+        if fault is not None or self.uses is None:
+            return fault
+        if step.name not in self.uses:
             return "node does not exist"
-        use = self.uses[name]
+        use = self.uses[step.name]
+        if step.nbytes < use.workspace:
+            return f"workspace of {step.nbytes} bytes found, {use.workspace} needed"
         for tensor in (*use.reads, *use.writes):
             if tensor not in self.resident:
                 return f"uses {tensor!r}, which is not resident"

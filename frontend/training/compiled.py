@@ -9,10 +9,11 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from soapstone.engine.mapper import strategy_of
+from soapstone.engine.mapper import GraphMapper, strategy_of
 from soapstone.engine.session import CARRIED, Bound, Session
 from soapstone.frontend.data.feeding import Feeding
 from soapstone.frontend.optimization.training import Ground, Steps
+from soapstone.frontend.planned import Plans
 from soapstone.frontend.training import checkpoint, saved
 from soapstone.frontend.training.losses import LABELS, MASKED
 from soapstone.frontend.training.optimizers import Optimizer
@@ -20,10 +21,12 @@ from soapstone.frontend.training.optimizers import optimizer as as_optimizer
 from soapstone.frontend.training.step_graph import evaluation_graph, training_graph
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
+from soapstone.ir.plan import MemoryPlan
 from soapstone.ir.strategy import Strategy
 from soapstone.ir.tensor import Array, Role
 from soapstone.kernels.choices import Choices
 from soapstone.mappers import load as load_mapper
+from soapstone.mappers.bounded import BoundedMemoryMapper
 from soapstone.runtime import Machine
 from soapstone.runtime.analysis.policy import attach
 from soapstone.runtime.machines.start import machine_of, rank_of
@@ -88,6 +91,8 @@ class Compiled:
         optimize: bool,
         step: Graph | str | Path | None,
         choices: str | Path | None,
+        fast_memory: int | None = None,
+        plan: MemoryPlan | str | Path | None = None,
     ) -> None:
         self.model = model
         self.optimizer = as_optimizer(optimizer)
@@ -95,6 +100,9 @@ class Compiled:
         self.metrics = metrics
         self.executor = executor
         self.first = rank_of(executor) == 0
+        self._plans: Plans | None = None
+        if fast_memory is not None or plan is not None:
+            self._plans = self._planned(mapper, fast_memory, plan)
         if machine is None and cpus is not None and cpus * threads > usable_cores():
             warnings.warn(
                 f"cpus: {cpus} processors of {threads} threads found; the {usable_cores()} cores of"
@@ -104,7 +112,11 @@ class Compiled:
         self.machine = machine or machine_of(executor, cpus, threads)
         if strategy is not None and not isinstance(strategy, Strategy):
             strategy = Strategy.load(Path(strategy))
-        self.mapper = load_mapper(mapper, strategy)
+        if self._plans is not None:
+            self.machine = self.machine.bounded(self._plans.capacity_bytes)
+            self.mapper: GraphMapper = BoundedMemoryMapper(self._plans)
+        else:
+            self.mapper = load_mapper(mapper, strategy)
         attach(self.mapper, self.machine)
         if optimize and executor != "local":
             raise GraphError(
@@ -140,6 +152,25 @@ class Compiled:
             self._given: Strategy | None = strategy
         else:
             self._given = None
+
+    def _planned(
+        self, mapper: object, fast_memory: int | None, plan: MemoryPlan | str | Path | None
+    ) -> Plans:
+        """Return who plans for a fast memory.
+
+        Raises:
+            GraphError: an executor or a mapper that follows no plan, or a plan that cannot be had.
+        """
+        if self.executor != "local":
+            raise GraphError(
+                f"fast memory: found with executor {self.executor!r}; 'local' needed, since a plan"
+                " is of one memory, in which all processors work"
+            )
+        if mapper not in ("data_parallel", BoundedMemoryMapper.name):
+            raise GraphError(
+                f"fast memory: found with mapper {mapper!r}; the default one, or a strategy, needed"
+            )
+        return Plans("dp" if plan is None else plan, fast_memory)
 
     # Graphs and their bound forms
 
@@ -195,9 +226,22 @@ class Compiled:
                 graph = self.model.build(batch_size)
                 if kind == "evaluate":
                     graph = evaluation_graph(graph, self.loss, self.metrics)
+            if self._plans is not None:
+                self._plans.step = key == ("train", self.model.batch_size)
             constants = {name: self.model.constants[name] for name in graph.inputs(Role.CONSTANT)}
             self._bounds[key] = self.session.bind(graph, self._strategy(graph), constants)
         return self._bounds[key]
+
+    @property
+    def moved_bytes(self) -> tuple[int, int] | None:
+        """What a training step copies between memories, by its memory plan and as it is compiled.
+
+        None where no step of the model's batch size is bound, or none follows a plan.
+        """
+        bound = self._bounds.get(("train", self.model.batch_size))
+        if bound is None or bound.plan is None:
+            return None
+        return bound.plan.moved_bytes, bound.trace.copied_bytes
 
     # Checkpoints
 

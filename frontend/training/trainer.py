@@ -300,4 +300,5 @@ class Trainer(Compiled):
             if self._bounds
             else {},
             "runtime": dict(vars(runtime)),
+            **dict(zip(("planned_bytes", "copied_bytes"), self.moved_bytes or ())),
         }

@@ -116,7 +116,7 @@ class Coherence:
     ) -> tuple[bool, Layout | None]:
         """Whether an argument's instance in a memory is whole, and the layout it asks for."""
         if region in self._buffers:
-            return self.policy.one_memory, None
+            return len(set(self.policy.homes)) == 1, None
         found = self.policy.layout(*asked, region, memory)
         return (
             self.policy.whole(region, memory, asked[0]) if found is None else found.whole
@@ -161,7 +161,7 @@ class Coherence:
         if memory in self.spaces:
             if not region.transient:
                 eviction.home(self, region, memory)  # what nobody has written is zero there
-            eviction.place(self, storage)
+            eviction.place(self, region, storage)
         self.sink.allocate(storage)
         return storage
 
@@ -186,6 +186,8 @@ class Coherence:
         layouts = {memory: self._layout(asked, region, memory) for memory in sorted(set(memories))}
         if len(layouts) == 1 and layouts[memories[0]][0]:
             instance = self._pin(self.instance(region, memories[0], None, layouts[memories[0]][1]))
+            if instance.storage.chosen and (access & READ or not tiling.complete):
+                self.complete(region, instance, state.elsewhere(instance))
             if access & READ:
                 self._acquire(state, region, instance, tiling, mine, asked[0])
             pieces.append(Piece(state, instance, tiling, chosen, access))

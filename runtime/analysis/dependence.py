@@ -90,6 +90,8 @@ class Analysis(Coherence):
         except RuntimeCoreError as error:
             error.halfway = True
             raise
+        if self.spaces:
+            eviction.after(self, launch)
         self.policy.forget()
         if self.log is not None:
             self.log.launched()

@@ -6,6 +6,9 @@ no gap the mapper chooses which one leaves; what is valid nowhere else is copied
 memory, and the instance is forgotten. Its next use makes a new one and copies the contents in
 again. Nothing waits for that: whoever writes to reused bytes first follows those who used them.
 
+A mapper may know all this ahead, from a plan. It then says where an instance begins (`arrive`), and
+after each launch which ones leave (`leave`).
+
 All processes of a run decide alike: room is counted from the instances that the analysis knows, and
 where there are several processes no region is forgotten before its instances have left (`holder`).
 """
@@ -18,21 +21,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from soapstone.runtime.analysis.instance import Cells, Instance, InstanceKey, Storage, minus, union
+from soapstone.runtime.analysis.instance import Instance, InstanceKey, Storage, minus
 from soapstone.runtime.errors import MemoryExhausted
+from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.region import Region
 
 if TYPE_CHECKING:
     from soapstone.runtime.analysis.coherence import Coherence
 
 
-def place(analysis: Coherence, storage: Storage) -> None:
+def place(analysis: Coherence, region: Region, storage: Storage) -> None:
     """Give a storage an offset in a memory with a backing one; others leave until it fits.
 
     Raises: MemoryExhausted when none may leave; MapperError.
     """
-    space = analysis.spaces[storage.memory]
-    found = space.take(storage.nbytes)
+    space, policy = analysis.spaces[storage.memory], analysis.policy
+    at = policy.arrive(analysis.launching, region, storage.memory, storage.nbytes)
+    found = space.take(storage.nbytes, at)
+    if at is not None:
+        if found is None:
+            raise policy.misplaced(analysis.launching, region, storage.memory, storage.nbytes, at)
+        storage.chosen = True
     if found is None:
         _forget_dead(analysis)
     while (found := found or space.take(storage.nbytes)) is None:
@@ -79,6 +88,28 @@ def _evict(analysis: Coherence, storage: Storage) -> None:
     analysis.statistics.evictions += 1
 
 
+def after(analysis: Coherence, launch: Launch) -> None:
+    """Let what a mapper has done with leave, after a launch.
+
+    Raises: MapperError.
+    """
+    if not analysis.policy.asks_leave:
+        return
+    for memory in analysis.spaces:
+        found = [
+            (region, key)
+            for holder, instance in analysis.placed
+            if instance.storage.memory == memory and (region := holder()) is not None
+            for key, other in analysis.state(region).by_key.items()
+            if other is instance
+        ]
+        states = ((region, analysis.state(region).by_key[key]) for region, key in found)
+        held = tuple(analysis.policy.held(region, instance) for region, instance in states)
+        for chosen in analysis.policy.leave(launch, memory, held):
+            drop(analysis, *found[chosen])
+            analysis.statistics.evictions += 1
+
+
 def _candidates(analysis: Coherence, memory: int) -> list[tuple[Region, InstanceKey, Instance]]:
     """The instances the launch being analysed does not use, least recently used first."""
     found = [
@@ -94,11 +125,7 @@ def drop(analysis: Coherence, region: Region, key: InstanceKey) -> None:
     """Forget an instance, after copying what is valid nowhere else to its backing memory."""
     state = analysis.state(region)
     instance = state.by_key[key]
-    others: Cells = False
-    for other in state:
-        if other is not instance:
-            others = union(others, other.valid)
-    only = minus(instance.valid, others)
+    only = minus(instance.valid, state.elsewhere(instance))
     if only is not False:
         analysis.complete(region, home(analysis, region, instance.storage.memory), only)
     del state.by_key[key]
@@ -107,11 +134,18 @@ def drop(analysis: Coherence, region: Region, key: InstanceKey) -> None:
 
 
 def release(analysis: Coherence, instance: Instance) -> None:
-    """Give back the bytes of an instance that nothing will use any more."""
+    """Give back the bytes of an instance that nothing will use any more.
+
+    Each of its writers follows all who used the bytes before: where there is one, they need not be
+    known any longer.
+    """
     storage = instance.storage
     users = [user.ids for user in (*instance.readers, *instance.writers)]
+    before = [] if any(user.ids.size for user in instance.writers) else [storage.after]
     analysis.spaces[storage.memory].give(
-        storage.offset or 0, storage.nbytes, np.concatenate([storage.after, *users])
+        storage.offset or 0,
+        storage.nbytes,
+        np.concatenate([np.zeros(0, dtype=np.int64), *before, *users]),
     )
 
 

@@ -28,7 +28,8 @@ class Storage:
 
     `array` has the box's logical shape (a permuted view for an order other than C); it is None
     for a transient instance of a trace until the arena is planned. In a memory that instances leave
-    `offset` is its place, and `after` are the operations that may be using its bytes still.
+    `offset` is its place, and `after` are the operations that may be using its bytes still;
+    `chosen` is whether the mapper said the place: then it comes with all contents that there are.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Storage:
         "after",
         "array",
         "box",
+        "chosen",
         "dtype",
         "memory",
         "name",
@@ -58,6 +60,7 @@ class Storage:
         self.name = region.name
         self.transient = region.transient
         self.offset: int | None = None
+        self.chosen = False
         self.after: Array = np.zeros(0, dtype=np.int64)
         self.array: Array | None = None
 
@@ -372,6 +375,14 @@ class Instances:
         if instance.valid is True:
             return False
         return minus(self.mask(tiling), instance.valid)
+
+    def elsewhere(self, instance: Instance) -> Cells:
+        """The cells that are valid in other instances."""
+        found: Cells = False
+        for other in self:
+            if other is not instance:
+                found = union(found, other.valid)
+        return found
 
     def wrote(self, instance: Instance, tiling: Tiling) -> None:
         """Record that the union of a tiling was written in one instance: others are stale there."""

@@ -21,6 +21,7 @@ from soapstone.runtime.machines.world import World
 from soapstone.runtime.model.launch import Launch
 from soapstone.runtime.model.mapper import DefaultMapper, Held, Layout, Mapper, Order, by_point
 from soapstone.runtime.model.region import Region
+from soapstone.runtime.tracing.arena import ALIGNMENT
 from soapstone.runtime.tracing.step import Request
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class Policy:
         self._asks_priority = asks("priority")
         self._asks_source = asks("copy_source")
         self._asks_trace = asks("trace")
+        self._asks_arrive = asks("arrive")
+        self.asks_leave = asks("leave")
         self._asks_how = asks("priority", "variant", "stealable")
         self._asks_where = self._asks_memory or self._asks_layout
         self._by_point = by_point(mapper)
@@ -372,6 +375,45 @@ class Policy:
         answer = self._ask(launch, "evict", launch, name, nbytes, held)
         asked = f"{self._who(launch)}: evict from memory {name!r}"
         return _index(answer, held, asked, "an index of")
+
+    def arrive(self, launch: Launch | None, region: Region, memory: int, nbytes: int) -> int | None:
+        """Where a new instance begins in a memory with a backing one; None: in the first gap."""
+        if not self._asks_arrive:
+            return None
+        name = self.machine.memories[memory].name
+        answer = self._ask(launch, "arrive", launch, region, name, nbytes)
+        if answer is None:
+            return None
+        number = isinstance(answer, int | np.integer) and not isinstance(answer, bool)
+        if not number or answer < 0 or answer % ALIGNMENT:
+            raise MapperError(
+                f"{self._who(launch)}: arrive of region {region.name!r} in memory {name!r} is"
+                f" {_shown(answer)}, needed None or a multiple of {ALIGNMENT}"
+            )
+        return int(answer)
+
+    def misplaced(
+        self, launch: Launch | None, region: Region, memory: int, nbytes: int, at: int
+    ) -> MapperError:
+        """The error of an instance whose place is taken, or beyond the end of its memory."""
+        place = self.machine.memories[memory]
+        return MapperError(
+            f"{self._who(launch)}: arrive of region {region.name!r} in memory {place.name!r} is"
+            f" {at}, needed {nbytes} free bytes from there, of {place.capacity_bytes} in all"
+        )
+
+    def leave(self, launch: Launch, memory: int, held: tuple[Held, ...]) -> list[int]:
+        """The indices of the instances that leave a memory after a launch, each once."""
+        name = self.machine.memories[memory].name
+        answer = self._ask(launch, "leave", launch, name, held)
+        asked = f"{self._who(launch)}: leave of memory {name!r}"
+        if not isinstance(answer, Sequence | np.ndarray):
+            raise MapperError(f"{asked} is {_shown(answer)}, needed a sequence of indices")
+        found = [
+            _index(number, held, f"{asked}, item {i}", "an index of")
+            for i, number in enumerate(answer)
+        ]
+        return list(dict.fromkeys(found))
 
     def held(self, region: Region, instance: Instance) -> Held:
         """What a mapper sees of an instance."""

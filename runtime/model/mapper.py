@@ -188,6 +188,21 @@ class DefaultMapper:
         """
         return 0
 
+    def arrive(self, launch: Launch | None, region: Region, memory: str, nbytes: int) -> int | None:
+        """Where a new instance begins in a memory that has a backing one; None: in the first gap.
+
+        A multiple of 64, from where `nbytes` must be free. An instance that a mapper places so
+        comes with all contents that its region has, unless the launch writes over all of it.
+        """
+        return None
+
+    def leave(self, launch: Launch, memory: str, held: tuple[Held, ...]) -> Sequence[int]:
+        """Which instances leave a memory that has a backing one, after a launch (indices of held).
+
+        held: all that are there. What is valid nowhere else is copied to the backing memory.
+        """
+        return ()
+
     # What is compiled
 
     def trace(self, sequence: Sequence[Request], seen: int) -> bool:

@@ -11,7 +11,8 @@ class Statistics:
 
     launches: index launches analysed (copies and folds not counted). points: their point tasks.
     edges: dependences found. interference_tests: pairs of tilings compared (each once).
-    copies, bytes_copied: between instances, and what they moved. folds: of partial results.
+    copies, bytes_copied: between instances, and what they moved. bytes_replayed: what copies of
+    replayed steps moved between memories. folds: of partial results.
     allocations, bytes_allocated: instances and arenas. captures: steps captured. steps_replayed:
     completed trace replays. fixup_copies: those before a replay, of what the trace needs elsewhere.
     launches_traced: launches and fills that automatic tracing replayed. evictions: instances that
@@ -32,6 +33,7 @@ class Statistics:
     fixup_copies: int = 0
     launches_traced: int = 0
     evictions: int = 0
+    bytes_replayed: int = 0
 
     def describe(self) -> dict[str, int]:
         """The counters as a dictionary, in a stable order."""

@@ -51,8 +51,9 @@ class _Arena:
 class Trace:
     """A compiled step of a runtime; a capture makes it, of an analysis and the sink it filled.
 
-    operations: everything a replay runs, by id. edges: int64 (edges, 2), the dependences of the
-    analysis and of reused bytes, each once. order: ids in the order in which workers run theirs.
+    operations: everything a replay runs, by id. copied_bytes: what it copies between memories.
+    edges: int64 (edges, 2), the dependences of the analysis and of reused bytes, each once. order:
+    ids in the order in which workers run theirs.
     """
 
     def __init__(self, runtime: Runtime, name: str, analysis: CaptureAnalysis, sink: Recorder):
@@ -71,6 +72,7 @@ class Trace:
         pairs = np.concatenate([part.edges, self.layout.edges])
         self.edges: Array = np.unique(pairs, axis=0) if pairs.size else pairs
         self._arenas = self._allocate()
+        self.copied_bytes = sum(_between(operation) for operation in self.operations)
         self._program = self._assemble()
         for state in analysis.regions.values():
             for instance in state:
@@ -238,6 +240,7 @@ class Trace:
                     runtime.interrupted(error)
                 raise
             runtime.statistics.steps_replayed += 1
+            runtime.statistics.bytes_replayed += self.copied_bytes
             return timeline
 
     def fits(self) -> bool:
@@ -375,6 +378,7 @@ class Trace:
                 for name, plan in zip(names, self.layout.plans)
             },
             "peak_bytes": self.peak_bytes,
+            "copied_bytes": self.copied_bytes,
         }
 
     def __repr__(self) -> str:
@@ -382,6 +386,16 @@ class Trace:
             f"Trace({self.name!r}: {len(self.operations)} operations on "
             f"{len(self._program.workers)} workers, arena {self.peak_bytes} bytes)"
         )
+
+
+def _between(operation: Operation) -> int:
+    """The bytes that an operation copies from one memory to another."""
+    if operation.kind != "copy":
+        return 0
+    source, target = (use.storage for use in operation.uses)
+    if source is None or target is None or source.memory == target.memory:
+        return 0
+    return operation.touched_bytes // 2
 
 
 def _pass() -> None:

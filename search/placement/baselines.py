@@ -8,19 +8,22 @@ the baselines of optimal plans (ROC, section 4.4 of Jia's thesis).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from itertools import pairwise
 
+from soapstone.ir.footprint import Footprint
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import MemoryPlan
 from soapstone.search.placement.packing import packed
 from soapstone.search.placement.timeline import Gap, Span, Timeline, timeline
 
 
-def stream(graph: Graph, capacity_bytes: int) -> MemoryPlan:
+def stream(graph: Graph | Footprint, capacity_bytes: int) -> MemoryPlan:
     """Return the plan that keeps nothing between two nodes; it is checked.
 
-    graph: what is run, node after node. capacity_bytes: of the memory that nodes work in.
+    graph: what is run, node after node, or its footprint. capacity_bytes: of the memory that nodes
+    work in.
 
     Raises:
         GraphError: a node that uses more than the capacity; names it.
@@ -28,7 +31,9 @@ def stream(graph: Graph, capacity_bytes: int) -> MemoryPlan:
     return packed(timeline(graph, capacity_bytes), streamed).plan
 
 
-def least_recently_used(graph: Graph, capacity_bytes: int, *, liveness: bool = True) -> MemoryPlan:
+def least_recently_used(
+    graph: Graph | Footprint, capacity_bytes: int, *, liveness: bool = True
+) -> MemoryPlan:
     """Return the plan that sends away what was not used for longest; it is checked.
 
     graph and capacity_bytes are as of `stream`. liveness: whether values that nothing reads any
@@ -41,7 +46,7 @@ def least_recently_used(graph: Graph, capacity_bytes: int, *, liveness: bool = T
     return packed(timeline(graph, capacity_bytes), choose, liveness=liveness).plan
 
 
-def furthest_use(graph: Graph, capacity_bytes: int) -> MemoryPlan:
+def furthest_use(graph: Graph | Footprint, capacity_bytes: int) -> MemoryPlan:
     """Return the plan that sends away what is used again latest (Belady); it is checked.
 
     graph and capacity_bytes are as of `stream`.
@@ -87,14 +92,11 @@ def kept_by(known: Timeline, rank: Callable[[int, int], int]) -> set[Gap]:
 
     rank: of a value last used at one step, and next at another.
     """
-    spans = _cached(known, rank, liveness=True)
-    bridged = set()
-    by_value: dict[str, list[Span]] = {}
-    for span in spans:
-        by_value.setdefault(span.value, []).append(span)
-    for gap in known.gaps:
-        if any(s.first <= gap.first and s.last >= gap.last for s in by_value[gap.value]):
-            bridged.add(gap)
+    bridged: set[Gap] = set()
+    for span in _cached(known, rank, liveness=True):
+        steps = known.touches[span.value]
+        first, last = bisect_left(steps, span.first), bisect_right(steps, span.last)
+        bridged.update(Gap(span.value, *ends) for ends in pairwise(steps[first:last]))
     return bridged
 
 
@@ -103,27 +105,32 @@ def _cached(known: Timeline, rank: Callable[[int, int], int], liveness: bool) ->
     spans: list[Span] = []
     held: dict[str, int] = {}  # since which step
     used: dict[str, int] = {}
+    following: dict[str, int] = {}  # the next touch after the last
     never = len(known.order)
-
-    def following(value: str, step: int) -> int:
-        steps = known.touches[value]
-        place = bisect_right(steps, step)
-        return steps[place] if place < len(steps) else never
+    number = dict.fromkeys(known.touches, 0)
+    taken = 0
 
     for step, names in enumerate(known.operands):
         room = known.capacity_bytes - int(known.needs[step])
-        room -= sum(known.padded[value] for value in held if value not in names)
-        leaving = [value for value in held if value not in names]
-        leaving.sort(key=lambda value: (rank(used[value], following(value, step)), value))
-        for value in leaving:
-            if room >= 0:
-                break
-            room += known.padded[value]
-            spans.append(Span(value, held.pop(value), step - 1))
+        room -= taken - sum(known.padded[value] for value in names if value in held)
+        if room < 0:
+            leaving = [value for value in held if value not in names]
+            leaving.sort(key=lambda value: (rank(used[value], following[value]), value))
+            for value in leaving:
+                if room >= 0:
+                    break
+                room += known.padded[value]
+                taken -= known.padded[value]
+                spans.append(Span(value, held.pop(value), step - 1))
         for value in names:
-            held.setdefault(value, step)
+            if value not in held:
+                held[value] = step
+                taken += known.padded[value]
             used[value] = step
-        if liveness:
-            for value in [v for v in names if following(v, step) == never]:
+            number[value] += 1
+            steps = known.touches[value]
+            following[value] = steps[number[value]] if number[value] < len(steps) else never
+            if liveness and following[value] == never:
                 spans.append(Span(value, held.pop(value), step))
+                taken -= known.padded[value]
     return spans + [Span(value, first, never - 1) for value, first in held.items()]

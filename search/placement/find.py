@@ -14,7 +14,8 @@ from typing import Any
 
 from soapstone.deadline import Deadline
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Node
+from soapstone.ir.footprint import Footprint, Touches
+from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
 from soapstone.search.placement import baselines
 from soapstone.search.placement.optimal import WIDTHS, Kept, Progress, fewest_bytes
@@ -103,7 +104,7 @@ def table(plan: MemoryPlan) -> str:
     before: list[str] = []
     resident = 0
     for step in plan.steps:
-        copied = "!" if step.action in (Action.FETCH, Action.EVICT) else ""
+        copied = "!" if step.copied else ""
         if step.action is Action.RUN:
             rows.append((str(len(rows)), step.name, " ".join(before), "", f"{resident:,}"))
             before = []
@@ -120,7 +121,7 @@ def table(plan: MemoryPlan) -> str:
 
 
 def memory_plan(
-    graph: Graph,
+    graph: Graph | Footprint,
     capacity_bytes: int,
     method: str = "dp",
     *,
@@ -132,7 +133,7 @@ def memory_plan(
     """Return a checked memory plan of a graph.
 
     Args:
-        graph: what is run; values that no node makes are in the backing memory at first.
+        graph: what is run, or its footprint; what no node makes is in the backing memory at first.
         capacity_bytes: of the fast memory.
         method: dp: the fewest bytes; lru, stream or belady: without a search.
         workspace: bytes that nodes need beside their operands, by name; 0 where none is given.
@@ -151,7 +152,7 @@ def memory_plan(
     lru, streamed = packed(given, baselines.recent), packed(given, baselines.streamed)
     reordered = False
     if method == "dp":
-        early = timeline(graph, capacity_bytes, order=frees_early(graph), workspace=workspace)
+        early = Timeline(given.footprint.ordered(frees_early(given.footprint)), capacity_bytes)
         tried = [given] if _names(early.order) == _names(given.order) else [given, early]
         parts = [deadline, deadline] if len(tried) == 1 else [deadline.part(0.5), deadline]
         both = [_fewest(each, widths, part, progress) for each, part in zip(tried, parts)]
@@ -173,7 +174,7 @@ def memory_plan(
     )
 
 
-def _names(nodes: Sequence[Node]) -> list[str]:
+def _names(nodes: Sequence[Touches]) -> list[str]:
     return [node.name for node in nodes]
 
 

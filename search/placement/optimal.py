@@ -11,7 +11,7 @@ search a beam, and the bounds of those left out tell its gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Any
@@ -60,7 +60,7 @@ def fewest_bytes(
         progress: told how far it is.
     """
     deadline = deadline or Deadline()
-    problem = _Problem(known)
+    problem = Problem(known)
     best = known.moved_bytes(start), frozenset(start)
     lower = known.least_bytes
     try:
@@ -68,7 +68,7 @@ def fewest_bytes(
             lower = max(lower, min(best[0], problem.rounded(bound)))
             if lower >= best[0] or deadline.over:
                 break
-            found, missed = _search(problem, prices, bound, best[0], width, deadline, progress)
+            found, missed = search(problem, prices, bound, best[0], width, deadline, progress)
             if found is not None:
                 best = known.moved_bytes(found), frozenset(found)
             lower = max(lower, problem.rounded(min(missed, best[0])))
@@ -78,7 +78,7 @@ def fewest_bytes(
 
 
 def _attempts(
-    problem: _Problem, widths: Sequence[int], best: int, deadline: Deadline
+    problem: Problem, widths: Sequence[int], best: int, deadline: Deadline
 ) -> Iterator[tuple[int, tuple[Array, float]]]:
     """Yield the widths and the prices of searches, with the bounds that the prices prove.
 
@@ -93,25 +93,38 @@ def _attempts(
             yield width, known[number]
 
 
-class _Problem:
+class Problem:
     """The gaps that compete for space, as columns of numbers, and the steps where they do.
 
     Gaps over steps whose room suffices for everything alive are bridged, and not among `gaps`.
     A gap k takes size[k] bytes of the steps low[k] <= step < high[k], and costs fetch[k] if it is
-    not bridged; write[k] beside, if it is the first one of its value that is not.
+    not bridged. The last one of its writing that is not bridged costs dirty[k] beside.
+
+    known: the nodes, and the capacity. among: the gaps to decide on, by default all; of the others
+    `kept` are bridged.
     """
 
-    def __init__(self, known: Timeline) -> None:
-        self.known = known
+    def __init__(
+        self, known: Timeline, among: Set[Gap] | None = None, kept: Set[Gap] = frozenset()
+    ) -> None:
         room = (known.capacity_bytes - known.needs).astype(np.int64)
-        load = np.zeros(room.size + 1, dtype=np.int64)
-        for gap in known.gaps:
-            load[gap.first + 1] += known.padded[gap.value]
-            load[gap.last] -= known.padded[gap.value]
-        tight = np.nonzero(np.cumsum(load)[:-1] > room)[0]
+        chosen = known.gaps if among is None else [gap for gap in known.gaps if gap in among]
+        out: dict[tuple[str, int], int] = {}  # bytes that are copied out whatever is decided
+        self.least = known.least_bytes
+        if among is not None:
+            rest = [gap for gap in known.gaps if gap not in among]
+            room -= _load(known, [gap for gap in rest if gap in kept])
+            for gap in rest:
+                if gap not in kept:
+                    price = known.prices[gap]
+                    key = gap.value, price.version
+                    self.least += price.fetch
+                    out[key] = max(out.get(key, 0), price.dirty)
+            self.least += sum(out.values())
+        tight = np.nonzero(_load(known, chosen) > room)[0]
         ends = [
             (int(low), int(high), gap)
-            for gap in known.gaps
+            for gap in chosen
             for low, high in [np.searchsorted(tight, (gap.first + 1, gap.last))]
         ]
         self.free = {gap for low, high, gap in ends if low == high}
@@ -125,19 +138,20 @@ class _Problem:
         self.low = np.array([low for low, _, _ in rows], dtype=np.int64)
         self.high = np.array([high for _, high, _ in rows], dtype=np.int64)
         self.gaps = [gap for _, _, gap in rows]
-        self.size = self._per_gap(known.padded)
-        self.fetch = self._per_gap(known.nbytes)
-        self.write = np.array(
-            [known.nbytes[g.value] if known.dirty(g.value) else 0 for g in self.gaps],
-            dtype=np.int64,
+        prices = [known.prices[gap] for gap in self.gaps]
+        written = [(gap.value, price.version) for gap, price in zip(self.gaps, prices)]
+        self.size = np.array([known.padded[gap.value] for gap in self.gaps], dtype=np.int64)
+        self.fetch = np.array([price.fetch for price in prices], dtype=np.int64)
+        self.dirty = np.array(
+            [max(0, p.dirty - out.get(key, 0)) for p, key in zip(prices, written)], dtype=np.int64
         )
-        numbers = {value: n for n, value in enumerate(dict.fromkeys(g.value for g in self.gaps))}
-        self.value = np.array([numbers[gap.value] for gap in self.gaps], dtype=np.int64)
-        self.values = len(numbers)
-        self.unit = gcd(*(known.nbytes[value] for value in known.touches)) or 1
-
-    def _per_gap(self, sizes: dict[str, int]) -> Array:
-        return np.array([sizes[gap.value] for gap in self.gaps], dtype=np.int64)
+        numbers = {key: n for n, key in enumerate(dict.fromkeys(written))}
+        self.group = np.array([numbers[key] for key in written], dtype=np.int64)
+        self.groups = len(numbers)
+        self.lead = np.full(self.groups, np.inf)
+        np.minimum.at(self.lead, self.group, self.dirty)
+        unit = gcd(*(n for p in known.prices.values() for n in (p.fetch, p.dirty)), self.least)
+        self.unit = unit or 1
 
     def rounded(self, bound: float) -> int:
         """Return the least number of bytes that a plan may move by a bound: all are multiples."""
@@ -150,34 +164,34 @@ class _Problem:
         return paid
 
     def _costs(self, prices: Array) -> tuple[Array, Array, Array]:
-        """Return what gaps pay, and what values do: some gaps not bridged, and all bridged."""
+        """Return what gaps pay, and what writings do: some gaps not bridged, and all bridged."""
         paid = self.per_gap(prices)
-        write = np.zeros(self.values)
-        write[self.value] = self.write
-        alone = np.bincount(self.value, np.minimum(paid, self.fetch), self.values) + write
-        return paid, alone, np.bincount(self.value, paid, self.values)
+        alone = np.bincount(self.group, np.minimum(paid, self.fetch), self.groups) + self.lead
+        return paid, alone, np.bincount(self.group, paid, self.groups)
 
     def bound(self, prices: Array) -> float:
         """Return the bound that prices prove."""
         _, alone, whole = self._costs(prices)
-        return float(self.known.least_bytes + np.minimum(alone, whole).sum() - prices @ self.room)
+        return float(self.least + np.minimum(alone, whole).sum() - prices @ self.room)
 
-    def prices(self, best: int, patience: int, deadline: Deadline) -> tuple[Array, float]:
+    def prices(
+        self, best: int, patience: int, deadline: Deadline, rounds: int = _ROUNDS
+    ) -> tuple[Array, float]:
         """Return prices of a byte at each step, and the bound that they prove (subgradients)."""
         prices = np.zeros(self.room.size)
-        found, scale, since = (prices, float(self.known.least_bytes)), 1.0, 0
-        for number in range(_ROUNDS):
+        found, scale, since = (prices, float(self.least)), 1.0, 0
+        for number in range(rounds):
             paid, alone, whole = self._costs(prices)
-            bound = self.bound(prices)
+            bound = float(self.least + np.minimum(alone, whole).sum() - prices @ self.room)
             since += 1
             if bound > found[1]:
-                found, since = (prices, float(bound)), 0
+                found, since = (prices, bound), 0
             if since >= patience:
                 scale, since = scale / 2, 0
-            bridged = (whole <= alone)[self.value] | (paid <= self.fetch)
-            load = np.zeros(self.room.size + 1)
-            np.add.at(load, self.low, self.size * bridged)
-            np.add.at(load, self.high, -self.size * bridged)
+            bridged = (whole <= alone)[self.group] | (paid <= self.fetch)
+            taken = self.size * bridged
+            steps = self.room.size + 1
+            load = np.bincount(self.low, taken, steps) - np.bincount(self.high, taken, steps)
             excess = np.cumsum(load)[:-1] - self.room
             excess[(prices == 0) & (excess < 0)] = 0
             norm = float(excess @ excess)
@@ -189,12 +203,23 @@ class _Problem:
         return found
 
 
+def _load(known: Timeline, gaps: Iterable[Gap]) -> Array:
+    """Return the bytes that gaps take between their touches. Returns int64 (steps,)."""
+    load = np.zeros(len(known.order) + 1, dtype=np.int64)
+    for gap in gaps:
+        load[gap.first + 1] += known.padded[gap.value]
+        load[gap.last] -= known.padded[gap.value]
+    total: Array = np.cumsum(load)[:-1]
+    return total
+
+
 def _needed(ends: Sequence[tuple[int, int]], room: list[int]) -> list[int]:
     """Return the steps that matter: all but those where a neighbour holds more in less room."""
     kept = list(range(len(room)))
+    lows, highs = (sorted(set(side)) for side in (zip(*ends) if ends else ((), ())))
     while True:
-        starts = {int(np.searchsorted(kept, low)) for low, _ in ends}
-        stops = {int(np.searchsorted(kept, high)) for _, high in ends}
+        starts = set(np.searchsorted(kept, lows).tolist())
+        stops = set(np.searchsorted(kept, highs).tolist())
         implied: list[int] = []
         for place in range(1, len(kept)):
             if implied and implied[-1] == place - 1:
@@ -210,14 +235,14 @@ def _needed(ends: Sequence[tuple[int, int]], room: list[int]) -> list[int]:
         kept = [step for place, step in enumerate(kept) if place not in gone]
 
 
-def _search(
-    problem: _Problem,
+def search(
+    problem: Problem,
     prices: Array,
     bound: float,
     best: int,
     width: int,
     deadline: Deadline,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> tuple[set[Gap] | None, float]:
     """Return gaps that move less than `best`, None where none were found, and a lower bound.
 
@@ -225,44 +250,53 @@ def _search(
     """
     count, limit = len(problem.gaps), best - problem.unit + 0.01 + 1e-11 * best
     paid = problem.per_gap(prices)
-    rest_fresh, rest_written, following = _rests(problem, paid)
+    whole, apart, following = _rests(problem, paid)
+    columns, levels = _columns(problem, following)
     # Two states are the same if random sums of what they have free are: by 64 bits, wrapping.
     random = np.random.default_rng(0)
     weights = random.integers(-(2**62), 2**62, problem.room.size)
-    marks = random.integers(-(2**62), 2**62, problem.values)
+    marks = random.integers(-(2**62), 2**62, problem.groups)
     sums = np.concatenate([[0], np.cumsum(weights)])
     taken = problem.size * (sums[problem.high] - sums[problem.low])
-    free = problem.room[None, :].copy()
-    written = np.zeros((1, problem.values), dtype=bool)
+    first = reach = 0  # of the steps where states differ, which are the columns of `free`
+    free = np.zeros((1, 0), dtype=np.int64)
+    written = np.zeros((1, max(columns, default=-1) + 1), dtype=np.uint16)  # levels
     key = np.zeros(1, dtype=np.int64)
     bounds = np.array([bound])
-    passed, missed = 0, np.inf
+    missed = np.inf
     history: list[tuple[Array, Array]] = []
     for k in range(count):
         if deadline.over:
             return None, min(missed, float(bounds.min(initial=np.inf)))
-        low, high, value = int(problem.low[k]), int(problem.high[k]), int(problem.value[k])
-        if low > passed:  # what is free at steps behind serves nobody any more
-            bounds = bounds + free[:, passed:low] @ prices[passed:low]
-            key = key - free[:, passed:low] @ weights[passed:low]
-            free[:, passed:low] = 0
-            passed = low
-        out = written[:, value]
-        now = bounds - np.where(out, rest_written[k], rest_fresh[k])
-        after = following[k]
-        later_fresh, later_written = (
-            (rest_fresh[after], rest_written[after]) if after >= 0 else (0.0, 0.0)
-        )
-        bridged = now + paid[k] + np.where(out, later_written, later_fresh)
-        left = now + problem.fetch[k] + np.where(out, 0, problem.write[k]) + later_written
-        fits = free[:, low:high].min(axis=1) >= problem.size[k]
+        low, high, group = int(problem.low[k]), int(problem.high[k]), int(problem.group[k])
+        if high > reach:
+            more = np.broadcast_to(problem.room[reach:high], (len(free), high - reach))
+            free, reach = np.hstack([free, more]), high
+        if low > first:  # what is free at steps behind serves nobody any more
+            bounds = bounds + free[:, : low - first] @ prices[first:low]
+            key = key - free[:, : low - first] @ weights[first:low]
+            free, first = free[:, low - first :], low
+        column, after = columns[k], following[k]
+        dirty, fetch = float(problem.dirty[k]), float(problem.fetch[k])
+        level = written[:, column] if column >= 0 else np.zeros(len(free), np.uint16)
+        known = levels[k]
+        out = known[level]  # bytes copied out before
+
+        def rest(k: int, out: Any) -> Any:
+            """Bound what a writing costs from a gap on, when so much of it was copied out."""
+            return np.minimum(whole[k], apart[k] + np.maximum(0, problem.dirty[k] - out))
+
+        now = bounds - rest(k, out)
+        bridged = now + paid[k] + (rest(after, out) if after >= 0 else 0.0)
+        left = now + fetch + (dirty - out) + (rest(after, dirty) if after >= 0 else 0.0)
+        fits = free[:, : high - low].min(axis=1) >= problem.size[k]
         stay, leave = np.nonzero(fits & (bridged <= limit))[0], np.nonzero(left <= limit)[0]
-        more = after >= 0 and problem.write[k] > 0  # whether it matters later that it was written
-        key_stay = key[stay] - taken[k : k + 1]
-        key_leave = key[leave] + np.where(out[leave] | (not more), 0, marks[value])
-        if problem.write[k] > 0 and not more:
-            key_stay = key_stay - np.where(out[stay], marks[value], 0)
-            key_leave = key_leave - np.where(out[leave], marks[value], 0)
+        reached = int(np.searchsorted(known, problem.dirty[k]))
+        key_stay, key_leave = key[stay] - taken[k : k + 1], key[leave]
+        if column >= 0:  # whether something was copied out is forgotten where it is no more asked
+            key_leave = key_leave + marks[group] * ((reached if after >= 0 else 0) - level[leave])
+            if after < 0:
+                key_stay = key_stay - marks[group] * level[stay].astype(np.int64)
         parents = np.concatenate([stay, leave])
         bounds = np.concatenate([bridged[stay], left[leave]])
         key = np.concatenate([key_stay, key_leave])
@@ -277,13 +311,16 @@ def _search(
         parents, bounds, key = parents[chosen], bounds[chosen], key[chosen]
         bridging = chosen < stay.size
         free, written = free[parents], written[parents]
-        free[bridging, low:high] -= problem.size[k]
-        if problem.write[k] > 0:
-            written[:, value] = (written[:, value] | ~bridging) if more else False
+        free[bridging, : high - low] -= problem.size[k]
+        if column >= 0:
+            if after < 0:
+                written[:, column] = 0
+            else:
+                written[~bridging, column] = reached
         history.append((parents.astype(np.int32), bridging))
         if progress is not None:
             progress(k + 1, count, best)
-    state = int(np.argmin(bounds + free @ prices)) if count else 0
+    state = int(np.argmin(bounds + free @ prices[first:reach])) if count else 0
     kept = set(problem.free)
     for k in range(count - 1, -1, -1):
         parents, bridging = history[k]
@@ -293,21 +330,51 @@ def _search(
     return kept, missed
 
 
-def _rests(problem: _Problem, paid: Array) -> tuple[Array, Array, list[int]]:
-    """Return, for each gap, the bound of its value's cost from there on, and the value's next gap.
+def _rests(problem: Problem, paid: Array) -> tuple[Array, Array, list[int]]:
+    """Return, for each gap, two bounds of its writing's cost from there on, and its next gap.
 
-    The first bound is of a value that was never copied out, the second of one that was.
+    The first is of all bridged, the second of some not, without what is copied out.
     """
     count = len(problem.gaps)
-    fresh, written, following = np.zeros(count), np.zeros(count), [-1] * count
+    whole, apart, following = np.zeros(count), np.zeros(count), [-1] * count
     latest: dict[int, int] = {}
-    whole: dict[int, float] = {}
     for k in range(count - 1, -1, -1):
-        value = int(problem.value[k])
-        after = latest.get(value, -1)
+        group = int(problem.group[k])
+        after = latest.get(group, -1)
         following[k] = after
-        written[k] = min(paid[k], problem.fetch[k]) + (written[after] if after >= 0 else 0.0)
-        whole[value] = whole.get(value, 0.0) + paid[k]
-        fresh[k] = min(whole[value], problem.write[k] + written[k])
-        latest[value] = k
-    return fresh, written, following
+        apart[k] = min(paid[k], problem.fetch[k]) + (apart[after] if after >= 0 else 0.0)
+        whole[k] = paid[k] + (whole[after] if after >= 0 else 0.0)
+        latest[group] = k
+    return whole, apart, following
+
+
+def _columns(problem: Problem, following: Sequence[int]) -> tuple[list[int], list[Array]]:
+    """Return, for each gap, where states note how much of its writing was copied out; -1: nowhere.
+
+    A place serves one writing after the other. Also the bytes that its levels mean.
+    """
+    count = len(problem.gaps)
+    places, levels = [-1] * count, [np.zeros(1)] * count
+    unused: list[int] = []
+    made = 0
+    steps: dict[int, Array] = {}
+    begun: dict[int, int] = {}
+    by_group: dict[int, list[int]] = {}
+    for k in range(count):
+        by_group.setdefault(int(problem.group[k]), []).append(k)
+    for group, members in by_group.items():
+        steps[group] = np.unique([0, *problem.dirty[members].tolist()])
+    for k in range(count):
+        group = int(problem.group[k])
+        levels[k] = steps[group]
+        if len(by_group[group]) < 2 or steps[group].size < 2:
+            continue
+        if group not in begun:
+            if not unused:
+                unused.append(made)
+                made += 1
+            begun[group] = unused.pop()
+        places[k] = begun[group]
+        if following[k] < 0:
+            unused.append(begun[group])
+    return places, levels

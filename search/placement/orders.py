@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from soapstone.ir.graph import Graph, Node
+from soapstone.ir.footprint import Footprint, Touches
 
 
-def frees_early(graph: Graph) -> tuple[Node, ...]:
-    """Return the nodes in an order where those that free memory run as soon as they can.
+def frees_early(footprint: Footprint) -> tuple[int, ...]:
+    """Return the nodes' numbers in an order where those that free memory run as soon as they can.
 
     Of the nodes that are ready, the one runs that leaves fewest bytes alive, if that is fewer than
     now; else the first in the given order. Results count as gone: they may leave at once.
     """
-    sizes = {name: spec.nbytes for name, spec in graph.tensors.items()}
-    made, results = graph.producers, graph.results
-    readers = {name: len(nodes) for name, nodes in graph.consumers.items()}
-    waits = {n.name: sum(v in made for v in dict.fromkeys(n.inputs)) for n in graph.nodes}
-    place = {node.name: number for number, node in enumerate(graph.nodes)}
-    ready = {node.name for node in graph.nodes if not waits[node.name]}
+    sizes, given, results = footprint.sizes, footprint.given, footprint.results
+    remaining: dict[str, int] = {}
+    for node in footprint.nodes:
+        for value in node.values:
+            remaining[value] = remaining.get(value, 0) + 1
+    followers: list[list[int]] = [[] for _ in footprint.nodes]
+    for number, before in enumerate(footprint.after):
+        for earlier in before:
+            followers[earlier].append(number)
+    waits = [len(before) for before in footprint.after]
+    ready = {number for number, count in enumerate(waits) if not count}
     touched: set[str] = set()
 
-    def growth(node: Node) -> int:
-        new = sum(sizes[v] for v in node.outputs if readers[v] and v not in results)
-        old = sum(
-            sizes[v]
-            for v in dict.fromkeys(node.inputs)
-            if readers[v] == 1 and (v in touched or (v in made and v not in results))
-        )
+    def growth(node: Touches) -> int:
+        new = old = 0
+        for value in node.values:
+            last, known = remaining[value] == 1, value in touched
+            if value in results and value not in given:
+                continue
+            if not known and not last and value not in given:
+                new += sizes[value]
+            elif known and last:
+                old += sizes[value]
         return new - old
 
-    order: list[Node] = []
+    order: list[int] = []
     while ready:
-        chosen = min(ready, key=lambda name: (min(0, growth(graph.by_name[name])), place[name]))
+        chosen = min(ready, key=lambda n: (min(0, growth(footprint.nodes[n])), n))
         ready.remove(chosen)
-        node = graph.by_name[chosen]
-        order.append(node)
-        for name in dict.fromkeys(node.inputs):
-            readers[name] -= 1
-            if name not in made:
-                touched.add(name)
-        for name in node.outputs:
-            for reader in graph.consumers[name]:
-                waits[reader.name] -= 1
-                if not waits[reader.name]:
-                    ready.add(reader.name)
+        order.append(chosen)
+        for value in footprint.nodes[chosen].values:
+            remaining[value] -= 1
+            touched.add(value)
+        for follower in followers[chosen]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                ready.add(follower)
     return tuple(order)

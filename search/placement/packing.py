@@ -44,7 +44,7 @@ def packed(
             break
         planned = max(least, planned - max(peak - capacity, capacity // 64))
     plan = MemoryPlan(capacity, steps)
-    plan.check(timeline.graph)
+    plan.check(timeline.footprint)
     return Packed(plan, capacity - planned)
 
 
@@ -59,39 +59,40 @@ def _steps(
     """Return the steps of a plan, and the end of its highest bytes."""
     sizes = timeline.nbytes
     blocks = [arena.Block(timeline.padded[value], first, last) for value, first, last in spans]
-    blocks += [
-        arena.Block(timeline.workspace.get(node.name, 0), step, step)
-        for step, node in enumerate(timeline.order)
-    ]
+    blocks += [arena.Block(node.workspace, step, step) for step, node in enumerate(timeline.order)]
     found = arena.plan(blocks)
     begin: list[list[int]] = [[] for _ in timeline.order]
     end: list[list[int]] = [[] for _ in timeline.order]
     for number, (_, first, last) in enumerate(spans):
         begin[first].append(number)
         end[last].append(number)
-    made, results = timeline.graph.producers, timeline.graph.results
-    dirty: set[str] = set()
-    seen: set[str] = set()
+    results = timeline.footprint.results
+    filled = {value: sizes[value] for value in timeline.footprint.given}
+    dirty: dict[str, int] = {}  # bytes that the backing memory does not have
     steps: list[Step] = []
 
-    def add(action: Action, number: int) -> None:
+    def add(action: Action, number: int, copied: int = 0) -> None:
         value = spans[number].value
-        steps.append(Step(action, value, sizes[value], int(found.offsets[number])))
+        moves = action in (Action.FETCH, Action.EVICT)
+        clean = sizes[value] - copied if moves else 0
+        steps.append(Step(action, value, sizes[value], int(found.offsets[number]), clean))
 
     for step, node in enumerate(timeline.order):
+        uses = {touch.value: touch for touch in node.touches}
         for number in begin[step]:
             value = spans[number].value
-            fresh = value in made and value not in seen
-            add(Action.ALLOCATE if fresh else Action.FETCH, number)
-            seen.add(value)
-            if fresh:
-                dirty.add(value)
-        steps.append(Step(Action.RUN, node.name))
+            copied = timeline.arrives(value, uses[value], filled.get(value, 0))
+            add(Action.FETCH if copied else Action.ALLOCATE, number, copied)
+        place = int(found.offsets[len(spans) + step]) if node.workspace else 0
+        steps.append(Step(Action.RUN, node.name, node.workspace, place))
+        for value, touch in uses.items():
+            if touch.written:
+                filled[value] = min(sizes[value], filled.get(value, 0) + touch.written)
+                dirty[value] = min(sizes[value], dirty.get(value, 0) + touch.written)
         for number in end[step]:
             value = spans[number].value
             needed = value in results or timeline.touches[value][-1] > step
             needed = needed or (not liveness and step < len(timeline.order) - 1)
-            add(Action.EVICT if value in dirty and needed else Action.FREE, number)
-            if needed:
-                dirty.discard(value)
+            copied = dirty.pop(value, 0) if needed else 0
+            add(Action.EVICT if copied else Action.FREE, number, copied)
     return tuple(steps), found.peak_bytes

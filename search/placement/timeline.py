@@ -9,7 +9,7 @@ blocks of the arena planner, and copies in bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soapstone.ir.errors import GraphError
-from soapstone.ir.graph import Graph, Node
+from soapstone.ir.footprint import Footprint, Touch, Touches
+from soapstone.ir.graph import Graph
 from soapstone.runtime.tracing.arena import ALIGNMENT
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,23 +40,29 @@ class Span(NamedTuple):
     last: int
 
 
+class Price(NamedTuple):
+    """What it costs to let a value leave over a gap.
+
+    fetch: bytes that are copied back. dirty: those that copies out have moved by then, since the
+    value was last written as a whole, if it leaves now and whether or not it did before. version:
+    which of these writings that was.
+    """
+
+    fetch: int
+    dirty: int
+    version: int
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The nodes of a graph in the order in which they run, in a memory of a capacity.
-
-    Attributes:
-        graph: whose values these are. order: its nodes, each after those that it reads from.
-        capacity_bytes: of the fast memory.
-        workspace: bytes that a node needs beside its operands while it runs; 0 where none is named.
 
     Raises:
         GraphError: a node that needs more than the capacity; names it, and how much is missing.
     """
 
-    graph: Graph
-    order: tuple[Node, ...]
+    footprint: Footprint
     capacity_bytes: int
-    workspace: Mapping[str, int]
 
     def __post_init__(self) -> None:
         for node, need in zip(self.order, self.needs.tolist()):
@@ -65,14 +72,19 @@ class Timeline:
                     f"memory: {need - self.capacity_bytes} more needed"
                 )
 
+    @property
+    def order(self) -> tuple[Touches, ...]:
+        """The nodes, each after those that it reads from."""
+        return self.footprint.nodes
+
     def within(self, capacity_bytes: int) -> Timeline:
         """Return the same nodes in a memory of another size."""
-        return Timeline(self.graph, self.order, capacity_bytes, self.workspace)
+        return replace(self, capacity_bytes=capacity_bytes)
 
-    @cached_property
-    def nbytes(self) -> dict[str, int]:
+    @property
+    def nbytes(self) -> Mapping[str, int]:
         """The bytes of each value."""
-        return {name: spec.nbytes for name, spec in self.graph.tensors.items()}
+        return self.footprint.sizes
 
     @cached_property
     def padded(self) -> dict[str, int]:
@@ -82,15 +94,15 @@ class Timeline:
     @cached_property
     def operands(self) -> tuple[tuple[str, ...], ...]:
         """The values that each step touches, each once."""
-        return tuple(tuple(dict.fromkeys((*n.inputs, *n.outputs))) for n in self.order)
+        return tuple(node.values for node in self.order)
 
     @cached_property
     def needs(self) -> Array:
         """What must be free for each node. Returns int64 (nodes,) bytes."""
         return np.array(
             [
-                sum(self.padded[name] for name in names) + aligned(self.workspace.get(node.name, 0))
-                for node, names in zip(self.order, self.operands)
+                sum(self.padded[name] for name in node.values) + aligned(node.workspace)
+                for node in self.order
             ],
             dtype=np.int64,
         )
@@ -105,25 +117,61 @@ class Timeline:
         return found
 
     @cached_property
+    def uses(self) -> dict[str, list[Touch]]:
+        """How each value is touched, at those steps."""
+        found: dict[str, list[Touch]] = {}
+        for node in self.order:
+            for touch in node.touches:
+                found.setdefault(touch.value, []).append(touch)
+        return found
+
+    @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """All gaps, by the step that they begin at."""
         found = [Gap(v, *ends) for v, steps in self.touches.items() for ends in pairwise(steps)]
         return tuple(sorted(found, key=lambda gap: (gap.first, gap.last)))
 
-    def dirty(self, value: str) -> bool:
-        """Whether a value must be copied out when it leaves for the first time, and only then.
+    def arrives(self, value: str, touch: Touch, filled: int) -> int:
+        """Return what is copied in for a touch of a value that is not there.
 
-        What no node makes is in the backing memory; results are copied there once in any plan.
+        That is all of it that has contents, unless the node writes over all of it.
         """
-        return value in self.graph.producers and value not in self.graph.results
+        over = touch.written >= self.nbytes[value] and not touch.reads
+        return 0 if over else filled
 
     @cached_property
+    def _life(self) -> tuple[dict[Gap, Price], int]:
+        """The price of each gap, and what every plan moves."""
+        found: dict[Gap, Price] = {}
+        least = 0
+        for value, steps in self.touches.items():
+            uses, size = self.uses[value], self.nbytes[value]
+            filled = size if value in self.footprint.given else 0
+            least += self.arrives(value, uses[0], filled)
+            dirty = version = 0
+            prices = []
+            for touch, following in zip(uses, [*uses[1:], None]):
+                if touch.written >= size and touch.written:
+                    filled, dirty, version = size, size, version + 1
+                elif touch.written:
+                    filled, dirty = min(size, filled + touch.written), dirty + touch.written
+                if following is not None:
+                    prices.append(Price(self.arrives(value, following, filled), dirty, version))
+            if value in self.footprint.results:
+                least += min(dirty, size)  # whenever that is; the last writing is no choice
+                prices = [p._replace(dirty=0) if p.version == version else p for p in prices]
+            found.update(zip((Gap(value, *ends) for ends in pairwise(steps)), prices))
+        return found, least
+
+    @property
+    def prices(self) -> Mapping[Gap, Price]:
+        """What it costs not to bridge each gap; results that are copied out anyway cost no more."""
+        return self._life[0]
+
+    @property
     def least_bytes(self) -> int:
         """What every plan moves: each input that is read, once, and each result that is made."""
-        made, kept = self.graph.producers, self.graph.results
-        return sum(n for v, n in self.nbytes.items() if v in self.touches and v not in made) + sum(
-            self.nbytes[value] for value in kept if value in made
-        )
+        return self._life[1]
 
     @cached_property
     def working_set_bytes(self) -> int:
@@ -148,22 +196,29 @@ class Timeline:
 
     def moved_bytes(self, kept: set[Gap]) -> int:
         """Return what is copied when values stay over these gaps."""
-        written = {gap.value for gap in self.gaps if gap not in kept and self.dirty(gap.value)}
-        fetched = sum(self.nbytes[gap.value] for gap in self.gaps if gap not in kept)
-        return self.least_bytes + fetched + sum(self.nbytes[value] for value in written)
+        fetched = 0
+        written: dict[tuple[str, int], int] = {}
+        for gap, price in self.prices.items():
+            if gap not in kept:
+                fetched += price.fetch
+                key = gap.value, price.version
+                written[key] = max(written.get(key, 0), price.dirty)
+        return self.least_bytes + fetched + sum(written.values())
 
 
 def timeline(
-    graph: Graph,
+    graph: Graph | Footprint,
     capacity_bytes: int,
     *,
-    order: Sequence[Node] | None = None,
+    order: Sequence[int] | None = None,
     workspace: Mapping[str, int] | None = None,
 ) -> Timeline:
-    """Return the timeline of a graph, in the order of its nodes or in another."""
-    return Timeline(
-        graph, graph.nodes if order is None else tuple(order), capacity_bytes, workspace or {}
-    )
+    """Return the timeline of a graph, or of what is launched of it, in its order or another.
+
+    order: numbers of the nodes. workspace: bytes that nodes need beside their operands, by name.
+    """
+    footprint = Footprint.of(graph, workspace)
+    return Timeline(footprint if order is None else footprint.ordered(order), capacity_bytes)
 
 
 def aligned(nbytes: int) -> int:

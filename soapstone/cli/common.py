@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ Dims = Annotated[
     list[str] | None, typer.Option("--dim", help="A symbolic dim's extent: NAME=NUMBER; repeat.")
 ]
 
+UNITS = {"": 1, "b": 1} | {
+    f"{letter}{end}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for end, base in (("b", 1000), ("ib", 1024))
+}
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -98,6 +104,24 @@ def tell(text: object, value: dict[str, Any], as_json: bool) -> None:
     typer.echo(str(text), err=as_json)
     if as_json:
         print_json(value)
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Return the bytes that a text such as `200MB`, `1.5GiB` or `4096` says.
+
+    Raises:
+        GraphError: another form, or less than a byte; names the option.
+    """
+    from soapstone.ir.errors import GraphError
+
+    number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        found = int(float(number) * UNITS[unit.lower()])
+    except (KeyError, ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise GraphError(f"{option} {text!r} found; bytes such as 200MB, 1.5GiB or 4096 needed")
+    return found
 
 
 def dims_of(texts: list[str] | None) -> dict[str, int]:

@@ -14,7 +14,7 @@ import typer
 
 import soapstone
 from soapstone.cli import bench, graph, memory, onnx, profile, rules, strategy
-from soapstone.cli.common import Json, answer, command, tell
+from soapstone.cli.common import Json, answer, bytes_of, command, tell
 from soapstone.cli.optimize import optimize
 from soapstone.cli.show import show
 
@@ -67,6 +67,12 @@ def train(
     choices: Annotated[
         Path | None,
         typer.Option(help="Kernel choices to repeat, for the same bits; written if not there."),
+    ] = None,
+    fast_memory: Annotated[
+        str | None, typer.Option(help="Stream values through a memory of that size: 200MB.")
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="How: dp (fewest bytes), lru, stream, belady, or a file.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, dropout and order.")] = 0,
     data: Annotated[
@@ -123,6 +129,8 @@ def train(
             step=step,
             choices=choices,
             reuse=reuse,
+            fast_memory=None if fast_memory is None else bytes_of("--fast-memory", fast_memory),
+            plan=plan,
             seed=seed,
             data=data,
             graph=graph,

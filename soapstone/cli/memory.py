@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from soapstone.cli.common import Dims, Json, command, dims_of, tell
+from soapstone.cli.common import Dims, Json, bytes_of, command, dims_of, tell
 from soapstone.cli.strategy import BatchSize, ModelName, Sizes
 
 app = typer.Typer(help="Models larger than a memory: plan.", no_args_is_help=True)
@@ -16,13 +16,15 @@ app = typer.Typer(help="Models larger than a memory: plan.", no_args_is_help=Tru
 @command(app, "plan")
 def plan(
     model: ModelName,
-    capacity: Annotated[int, typer.Option(min=1, help="Bytes of the fast memory.")],
+    capacity: Annotated[str, typer.Option(help="Of the fast memory: 200MB, or bytes.")],
     batch_size: BatchSize = None,
     size: Sizes = None,
     dim: Dims = None,
     training: Annotated[
         bool, typer.Option("--training/--inference", help="An app's step, or its forward graph.")
     ] = True,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Processors; default all cores.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each processor.")] = 1,
     method: Annotated[
         str, typer.Option(help="dp: fewest bytes; lru, stream or belady: no search.")
     ] = "dp",
@@ -34,10 +36,12 @@ def plan(
 ) -> None:
     """Say what is copied between a fast memory and a backing one, and when, to run a model.
 
-    An interrupt ends the search; the best plan until then is shown and written.
+    `soapstone train MODEL --plan FILE` follows the plan that is written. An interrupt ends the
+    search; the best plan until then is shown and written.
     """
     from soapstone.deadline import Deadline
     from soapstone.files import check_targets
+    from soapstone.frontend.planned import launched
     from soapstone.frontend.progress import planning
     from soapstone.frontend.strategies.finding import graph_of, parse_sizes
     from soapstone.search.placement.find import memory_plan
@@ -46,7 +50,13 @@ def plan(
     sizes, dims = parse_sizes(size), dims_of(dim)
     graph = graph_of(model, batch_size, training=training, sizes=sizes, dims=dims)
     with planning() as progress:
-        found = memory_plan(graph, capacity, method, deadline=Deadline(budget), progress=progress)
+        found = memory_plan(
+            launched(graph, cpus, threads),
+            bytes_of("--capacity", capacity),
+            method,
+            deadline=Deadline(budget),
+            progress=progress,
+        )
     if output is not None:
         found.plan.save(output)
     tell(found, {**found.as_dict(), "output": None if output is None else str(output)}, as_json)

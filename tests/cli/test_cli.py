@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,6 +187,26 @@ def test_a_memory_that_is_too_small_is_told_of_streaming(tiny: Path) -> None:
     result = invoke("train", str(tiny), "--memory-bytes", "2000", "--cpus", "2")
     assert result.exit_code == 1
     assert "'bounded_memory' streams through it" in result.output
+
+
+def test_a_plan_is_written_and_followed(tiny: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    made = invoke(
+        *("memory", "plan", tiny, "--capacity", "20kB", "--cpus", "2", "-o", plan, "--json")
+    )
+    assert made.exit_code == 0, made.output
+    planned = json.loads(made.stdout)["transfer_bytes"]
+    result = invoke("train", tiny, "--plan", plan, "--cpus", "2")
+    assert result.exit_code == 0, result.output
+    for label in ("planned copies", "counted copies"):
+        assert re.search(rf"{label}: +{planned:,} bytes a step", result.output)
+    other = invoke("train", "lenet", "--plan", plan, "--cpus", "2", "--epochs", "1")
+    assert other.exit_code == 1 and "is not what the plan is of" in other.stderr
+    assert "200MB, 1.5GiB or 4096 needed" in error_of("train", tiny, "--fast-memory", "2 potatoes")
+    small = error_of("train", tiny, "--fast-memory", "100")
+    assert re.search(r"'\w.*': uses \d+ bytes at once, 100 found in the memory: \d+ more", small)
+    both = ("--memory-bytes", "9000", "--fast-memory", "20KiB")
+    assert "one of them needed" in error_of("train", tiny, *both)
 
 
 HALVES = """

@@ -9,7 +9,6 @@ import pytest
 from helpers.ir_examples import training
 
 from soapstone import SGD, Model
-from soapstone.engine.lower import lower
 from soapstone.ir.errors import GraphError
 from soapstone.ir.graph import Graph
 from soapstone.ir.plan import Action, MemoryPlan
@@ -116,14 +115,10 @@ def _equal(found: Run, wanted: Run) -> None:
 def test_following_a_plan_moves_fewer_bytes_than_evicting_blindly() -> None:
     machine = Machine.local(cpus=2)
     wanted = _trained(machine, "data_parallel")
-    mapper = BoundedMemoryMapper()
-    mapper.attach(machine)
-    lowered = lower(wanted.graph, mapper.strategy(wanted.graph, machine))
     capacity = int(_total(wanted.graph) * 0.5)
-    plan = least_recently_used(lowered, capacity)
     moved = []
-    for chosen in (None, plan):
-        found = _trained(machine.bounded(capacity), BoundedMemoryMapper(chosen))
+    for planner in (None, least_recently_used):
+        found = _trained(machine.bounded(capacity), BoundedMemoryMapper(planner))
         _equal(found, wanted)
         moved.append(found.bytes_copied)
     assert moved[1] < moved[0]

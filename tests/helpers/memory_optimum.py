@@ -100,21 +100,21 @@ def mixed_integer_bytes(known: Timeline) -> int | None:
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError:
         return None
-    gaps = known.gaps
-    written = sorted({gap.value for gap in gaps if known.dirty(gap.value)})
+    gaps, prices = known.gaps, known.prices
+    written = sorted({gap.value for gap in gaps if prices[gap].dirty})
     count, steps = len(gaps), len(known.order)
     if not gaps:
         return known.least_bytes
-    cost = [-known.nbytes[gap.value] for gap in gaps] + [known.nbytes[v] for v in written]
+    cost = [-prices[gap].fetch for gap in gaps] + [known.nbytes[v] for v in written]
     room = np.zeros((steps, len(cost)))
     links = []
     for number, gap in enumerate(gaps):
         room[gap.first + 1 : gap.last, number] = known.padded[gap.value]
-        if known.dirty(gap.value):  # bridged + copied out >= 1
+        if prices[gap].dirty:  # bridged + copied out >= 1
             links.append(np.zeros(len(cost)))
             links[-1][[number, count + written.index(gap.value)]] = 1
     limits = [LinearConstraint(room, ub=known.capacity_bytes - known.needs)]
     if links:
         limits.append(LinearConstraint(np.array(links), lb=1))
     found = milp(cost, constraints=limits, integrality=np.ones(len(cost)), bounds=Bounds(0, 1))
-    return known.least_bytes + sum(known.nbytes[gap.value] for gap in gaps) + round(found.fun)
+    return known.least_bytes + sum(prices[gap].fetch for gap in gaps) + round(found.fun)

@@ -101,6 +101,23 @@ def test_impossible_answers_name_the_task_and_the_request(
             r"backing of memory 'system.bounded' is 'system.bounded', needed None or one of",
         ),
         ({"backing": "system", "evict": 7}, r"task 'double': evict from .* is 7, needed an index"),
+        (
+            {"backing": "system", "arrive": 65},
+            r"task 'double': arrive of region 'x' in .* is 65, needed None or a multiple of 64",
+        ),
+        (
+            {"backing": "system", "arrive": 0},
+            r"task 'double': arrive of region 'y' in .* is 0, needed 800 free bytes from there, of",
+        ),
+        (
+            {"backing": "system", "arrive": 1664},
+            r"arrive of region 'x' in .* is 1664, needed 800 free bytes from there, of 1700 in all",
+        ),
+        ({"backing": "system", "leave": 1}, r"task 'double': leave of .* is 1, needed a sequence"),
+        (
+            {"backing": "system", "leave": (0, 2)},
+            r"task 'double': leave of .*, item 1 is 2, needed an index of 0: 'x'",
+        ),
     ],
 )
 def test_impossible_evictions_are_refused(answers: dict[str, Any], message: str) -> None:

@@ -31,7 +31,9 @@ def test_the_bytes_are_the_optimum_of_single_copies(seed: int) -> None:
     known = tight(seed, (0.0, 0.15, 0.4)[seed % 3], workspace=64 * (seed % 2))
     found = fewest_bytes(known, set())
     assert found.exact
-    wanted = optimum(known.graph, known.capacity_bytes, known.workspace, any_order=False)
+    graph = random_graph(seed)
+    beside = {graph.nodes[0].name: 64 * (seed % 2)}
+    wanted = optimum(graph, known.capacity_bytes, beside, any_order=False)
     assert found.moved_bytes == wanted
 
 
@@ -76,10 +78,10 @@ def test_a_search_without_time_returns_the_best_known() -> None:
 def test_results_and_values_copied_out_before_are_written_once() -> None:
     for seed in range(10):
         known = tight(seed, 0.0)
-        plan = memory_plan(known.graph, known.capacity_bytes).plan
+        plan = memory_plan(known.footprint, known.capacity_bytes).plan
         out = [step.name for step in plan.steps if step.action is Action.EVICT]
         assert len(out) == len(set(out))
-        assert known.graph.results & known.graph.producers.keys() <= set(out)
+        assert known.footprint.results <= set(out)
 
 
 def test_too_little_memory_and_unknown_methods_are_named() -> None:
@@ -98,7 +100,7 @@ def test_lru_without_liveness_copies_out_what_is_dead() -> None:
         known = tight(seed, 0.1)
         for liveness in moved:
             plan = baselines.least_recently_used(
-                known.graph, known.capacity_bytes, liveness=liveness
+                known.footprint, known.capacity_bytes, liveness=liveness
             )
             moved[liveness] += plan.moved_bytes
     assert moved[True] < moved[False]
