@@ -19,9 +19,6 @@ from soapstone.errors import fault
 from soapstone.files import check_targets
 from soapstone.frontend.arguments import count
 from soapstone.frontend.data.sets import Splits, read_splits
-from soapstone.frontend.graphs.dataset import GraphData
-from soapstone.frontend.graphs.files import read_graph
-from soapstone.frontend.graphs.partitioned import Partitioned
 from soapstone.frontend.training.callbacks import Callback, Checkpoint, ProfileSteps
 from soapstone.frontend.training.checkpoint import check_exists
 from soapstone.frontend.training.optimizers import optimizer as as_optimizer
@@ -32,6 +29,7 @@ from soapstone.system import usable_cores
 if TYPE_CHECKING:
     from soapstone.frontend.dynamic.program import Program
     from soapstone.frontend.dynamic.session import DynamicSession
+    from soapstone.frontend.graphs.dataset import GraphData
     from soapstone.frontend.model import Model
 
 PACKAGE = "soapstone.apps"
@@ -308,6 +306,8 @@ def train_app(
         if app.over is None or data is not None:
             found = "--data, which has no graph" if data is not None else "which learns from none"
             raise AppError(f"app {app.name!r}: graph {str(graph)!r} found with {found}")
+        from soapstone.frontend.graphs.files import read_graph
+
         given = read_graph(graph)
         app, edges = app.over(given), given.adjacency
     if parts is not None:
@@ -353,6 +353,8 @@ def train_app(
     with app.build(size) as model, _advised(memory_bytes, mapper):
         split = None
         if parts is not None and edges is not None:
+            from soapstone.frontend.graphs.partitioned import Partitioned
+
             split = Partitioned(model, edges, parts, partitioner, costs=partition_costs)
             hooks.append(split)
         model.compile(
